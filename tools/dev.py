@@ -1,0 +1,328 @@
+"""The one command of this repository: ``python3 tools/dev.py test``, ``demo``, ``bench``, ``lint``, ``build``, ...
+
+It needs Python 3.10 or newer and pip, nothing else. It puts hatch into ``.tools/`` and hands over to hatch, which makes
+the environments that ``pyproject.toml`` describes. Delete ``.tools/`` to start afresh; nothing else is written outside
+the checkout but the download caches of pip, uv and the build hook of pytriton-server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TOOLS = ROOT / ".tools"
+HATCH_REQUIREMENT = "hatch>=1.18,<2"
+MINIMUM_PYTHON = (3, 10)
+MATRIX_PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+MATRIX_NUMPYS = ("1", "2")
+LONE_DISTS = ("client", "decorators", "proxy-backend")
+
+# Options of pip that decide where packages come from, and what uv calls them. hatch installs with uv, which reads no
+# pip configuration, so a machine that reaches its packages through a mirror would otherwise be left without them.
+PIP_TO_UV = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "find-links": "UV_FIND_LINKS",
+    "cert": "SSL_CERT_FILE",
+}
+
+# Runs hatch from its folder without putting that folder on PYTHONPATH, where every environment would inherit it.
+RUN_HATCH = "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.argv[0] = 'hatch'; from hatch.cli import main; main()"
+
+
+class DevError(Exception):
+    """Something that the person at the terminal has to put right; its text says what."""
+
+
+# --- hatch ---------------------------------------------------------------------------------------------------------
+
+
+def bootstrap_hatch() -> Path:
+    """Install hatch into ``.tools/`` where it is not there yet.
+
+    Returns:
+        The folder that holds it. There is one per Python version: some of its dependencies are compiled.
+
+    Raises:
+        DevError: If pip is missing or the installation fails.
+    """
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    target = TOOLS / f"hatch-py{version}"
+    if target.is_dir():
+        return target
+    say(f"Installing hatch into {target.relative_to(ROOT)} (once)")
+    TOOLS.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=TOOLS) as scratch:
+        fresh = Path(scratch) / "hatch"
+        command = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
+        done = subprocess.run([*command, "--target", str(fresh), HATCH_REQUIREMENT], check=False)
+        if done.returncode != 0:
+            raise DevError(
+                f"Could not install {HATCH_REQUIREMENT} with {sys.executable} -m pip (exit code {done.returncode}). "
+                "Check that this interpreter has pip and that pip reaches a package index."
+            )
+        try:
+            fresh.rename(target)
+        except OSError:
+            # Somebody else's run finished first; theirs is as good as ours.
+            if not target.is_dir():
+                raise
+    return target
+
+
+def pip_settings() -> dict[str, str]:
+    """Translate the places that pip takes packages from into uv's variables; explicit uv settings win."""
+    listed = subprocess.run(
+        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+    found: dict[str, str] = {}
+    for line in listed.stdout.splitlines():
+        key, _, value = line.partition("=")
+        option = key.rpartition(".")[2].replace("_", "-").lower()
+        if option in PIP_TO_UV:
+            # pip prints values as Python literals, and reads several of them apart at white space.
+            found[PIP_TO_UV[option]] = value.strip("'\"").replace("\\n", " ").strip()
+    if "UV_FIND_LINKS" in found:
+        found["UV_FIND_LINKS"] = ",".join(found["UV_FIND_LINKS"].split())
+    if "UV_INDEX" in found:
+        # pip takes the best version of all indexes, and passes over a file:// index that lacks a package.
+        urls = [url for url in found["UV_INDEX"].split() if not url.startswith("file:")]
+        found["UV_INDEX"] = " ".join(urls)
+        found["UV_INDEX_STRATEGY"] = "unsafe-best-match"
+    return {name: value for name, value in found.items() if value and name not in os.environ}
+
+
+def hatch_environment(target: Path) -> dict[str, str]:
+    """Make the environment variables for hatch: everything it keeps lies under ``.tools/``."""
+    config = TOOLS / "hatch.toml"
+    if not config.exists():
+        config.touch()
+    return {
+        **os.environ,
+        **pip_settings(),
+        "HATCH_CONFIG": str(config),
+        "HATCH_DATA_DIR": str(TOOLS / "data"),
+        "HATCH_CACHE_DIR": str(TOOLS / "cache"),
+        "HATCH_PYTHON": sys.executable,
+        # Under --target the executables of packages are in bin/, where hatch does not look for uv.
+        "HATCH_ENV_TYPE_VIRTUAL_UV_PATH": str(target / "bin" / "uv"),
+    }
+
+
+class Runner:
+    """Runs commands in hatch environments and keeps a record of each step for the closing summary."""
+
+    def __init__(self) -> None:
+        """Install hatch if need be and settle its environment variables."""
+        self.target = bootstrap_hatch()
+        self.environment = hatch_environment(self.target)
+        self.steps: list[tuple[str, int, float]] = []
+
+    def hatch(self, *arguments: str, extra: Mapping[str, str] | None = None) -> int:
+        """Run hatch and return its exit code."""
+        command = [sys.executable, "-c", RUN_HATCH, str(self.target), *arguments]
+        environment = {**self.environment, **(extra or {})}
+        return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+
+    def step(self, title: str, *arguments: str, extra: Mapping[str, str] | None = None) -> int:
+        """Run hatch as one named step, with a heading and its time in the summary."""
+        say(title)
+        began = time.monotonic()
+        code = self.hatch(*arguments, extra=extra)
+        self.steps.append((title, code, time.monotonic() - began))
+        return code
+
+    def run(self, *command: str) -> int:
+        """Run a command in the default environment."""
+        return self.hatch("run", "--", *command)
+
+    def finish(self) -> int:
+        """Print the summary and return the exit code of the whole."""
+        say("Summary")
+        for title, code, seconds in self.steps:
+            print(f"{'ok' if code == 0 else f'FAILED ({code})':>12}  {seconds:6.1f} s  {title}")
+        return 1 if any(code != 0 for _, code, _ in self.steps) else 0
+
+
+# --- commands ------------------------------------------------------------------------------------------------------
+
+
+def prepare(runner: Runner) -> int:
+    """Bring what the build hooks put into the source tree up to date; nothing to do is nearly free."""
+    for dist in ("proxy-backend", "server"):
+        code = runner.run("python", f"packages/pytriton-{dist}/hatch_build.py")
+        if code != 0:
+            return code
+    return 0
+
+
+def test(runner: Runner, arguments: Sequence[str]) -> int:
+    """Run every check there is; with arguments, only pytest with these arguments."""
+    code = prepare(runner)
+    if code != 0 or arguments:
+        return code or runner.hatch("run", "--", "pytest", *arguments)
+    check_sources(runner)
+    runner.step("All tests", "run", "test")
+    for dist in LONE_DISTS:
+        runner.step(f"pytriton-{dist} with no sibling", "run", f"+dist={dist}", "alone:test")
+    return runner.finish()
+
+
+def matrix(runner: Runner, arguments: Sequence[str]) -> int:
+    """Run the tests on every interpreter of this machine with each generation of numpy."""
+    skipped: list[str] = []
+    folders: list[str] = []
+    for version in MATRIX_PYTHONS:
+        interpreter = find_python(version)
+        if interpreter is None:
+            skipped.append(f"Python {version}: no interpreter found on PATH or in ~/.pyenv/versions")
+            continue
+        folders.append(str(interpreter.parent))
+        for numpy in MATRIX_NUMPYS:
+            reason = numpy_missing(interpreter, numpy)
+            if reason:
+                skipped.append(f"Python {version} with numpy {numpy}: {reason}")
+                continue
+            path = os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
+            selection = ("run", f"+py={version}", f"+numpy={numpy}", "matrix:test", *arguments)
+            runner.step(f"Python {version} with numpy {numpy}", *selection, extra={"PATH": path})
+    code = runner.finish()
+    for line in skipped:
+        print(f"{'skipped':>12}            {line}")
+    return code
+
+
+def build(runner: Runner, arguments: Sequence[str]) -> int:
+    """Build the wheel and the sdist of every distribution into ``dist/``."""
+    return runner.hatch("build", "--all", *arguments)
+
+
+def demo(runner: Runner, arguments: Sequence[str]) -> int:
+    """Serve a real classifier and question it from many threads."""
+    return prepare(runner) or runner.run("python", "tools/demo.py", *arguments)
+
+
+def bench(runner: Runner, arguments: Sequence[str]) -> int:
+    """Compare with other ways to serve the same function."""
+    return prepare(runner) or runner.run("python", "benchmarks/run.py", *arguments)
+
+
+def soak(runner: Runner, arguments: Sequence[str]) -> int:
+    """Run the tests that take minutes."""
+    return prepare(runner) or runner.run("pytest", "-m", "soak", *arguments)
+
+
+def lint(runner: Runner, _arguments: Sequence[str]) -> int:
+    """Check style and types."""
+    check_sources(runner)
+    return runner.finish()
+
+
+def check_sources(runner: Runner) -> None:
+    """Run ruff and mypy; the one runs even where the other has found something."""
+    runner.step("Style", "run", "style")
+    runner.step("Types", "run", "types")
+
+
+def format_sources(runner: Runner, _arguments: Sequence[str]) -> int:
+    """Mend what ruff can mend by itself."""
+    return runner.hatch("run", "format")
+
+
+def native(runner: Runner, _arguments: Sequence[str]) -> int:
+    """Compile the native proxy if its sources changed, and fetch tritonserver if it is not there."""
+    return prepare(runner)
+
+
+def run(runner: Runner, arguments: Sequence[str]) -> int:
+    """Run any command in the default environment."""
+    if not arguments:
+        raise DevError("Say what to run: python3 tools/dev.py run python -c 'import pytriton.client'")
+    return runner.run(*arguments)
+
+
+COMMANDS: dict[str, Callable[[Runner, Sequence[str]], int]] = {
+    "test": test,
+    "demo": demo,
+    "bench": bench,
+    "lint": lint,
+    "format": format_sources,
+    "native": native,
+    "build": build,
+    "matrix": matrix,
+    "soak": soak,
+    "run": run,
+}
+
+
+# --- interpreters --------------------------------------------------------------------------------------------------
+
+
+def find_python(version: str) -> Path | None:
+    """Find an interpreter of one version, for example ``"3.12"``, that starts."""
+    candidates = [Path(found) for found in [shutil.which(f"python{version}")] if found]
+    candidates += sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"), reverse=True)
+    for candidate in candidates:
+        # A pyenv shim is on PATH for versions that are not selected, too, and then only prints an error.
+        asked = subprocess.run([str(candidate), "-c", "import sys, venv"], capture_output=True, check=False)
+        if asked.returncode == 0:
+            return candidate
+    return None
+
+
+def numpy_missing(interpreter: Path, generation: str) -> str | None:
+    """Ask pip whether there is a numpy wheel of this generation; return the reason if there is none."""
+    version = f"{interpreter.name.removeprefix('python')}"
+    requirement = {"1": "numpy>=1.26,<2", "2": "numpy>=2,<3"}[generation]
+    with tempfile.TemporaryDirectory() as scratch:
+        command = [sys.executable, "-m", "pip", "install", "--quiet", "--dry-run", "--no-deps", "--target", scratch]
+        command += ["--only-binary", ":all:", "--python-version", version, requirement]
+        asked = subprocess.run(command, capture_output=True, text=True, check=False)
+    return None if asked.returncode == 0 else f"there is no wheel of {requirement} for it"
+
+
+# --- command line --------------------------------------------------------------------------------------------------
+
+
+def say(text: str) -> None:
+    """Print a heading, in step with what the commands print themselves."""
+    print(f"\n--- {text}", flush=True)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Parse the command line and run one command.
+
+    Returns:
+        The exit code: zero if everything asked for succeeded.
+    """
+    if sys.version_info < MINIMUM_PYTHON:
+        print(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}.", file=sys.stderr)
+        return 2
+    summary = "\n".join(f"  {name:<8} {function.__doc__}" for name, function in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        prog="python3 tools/dev.py",
+        epilog=f"commands:\n{summary}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="command", help="one of the commands below")
+    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed on to what the command runs")
+    parsed = parser.parse_args(arguments)
+    try:
+        return COMMANDS[parsed.command](Runner(), parsed.arguments)
+    except DevError as error:
+        print(error, file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
