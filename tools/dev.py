@@ -1,7 +1,7 @@
-"""The one command of this repository: ``python3 tools/dev.py test``, ``demo``, ``bench``, ``lint``, ``build``, ...
+"""The one command of this repository: `python3 tools/dev.py test`, `demo`, `bench`, `lint`, `build`, ...
 
-It needs Python 3.10 or newer and pip, nothing else. It puts hatch into ``.tools/`` and hands over to hatch, which makes
-the environments that ``pyproject.toml`` describes. Delete ``.tools/`` to start afresh; nothing else is written outside
+It needs Python 3.10 or newer and pip, nothing else. It puts hatch into `.tools/` and hands over to hatch, which makes
+the environments that `pyproject.toml` describes. Delete `.tools/` to start afresh; nothing else is written outside
 the checkout but the download caches of pip, uv and the build hook of pytriton-server.
 """
 
@@ -46,7 +46,7 @@ class DevError(Exception):
 
 
 def bootstrap_hatch() -> Path:
-    """Install hatch into ``.tools/`` where it is not there yet.
+    """Install hatch into `.tools/` where it is not there yet.
 
     Returns:
         The folder that holds it. There is one per Python version: some of its dependencies are compiled.
@@ -101,7 +101,7 @@ def pip_settings() -> dict[str, str]:
 
 
 def hatch_environment(target: Path) -> dict[str, str]:
-    """Make the environment variables for hatch: everything it keeps lies under ``.tools/``."""
+    """Make the environment variables for hatch: everything it keeps lies under `.tools/`."""
     config = TOOLS / "hatch.toml"
     if not config.exists():
         config.touch()
@@ -201,7 +201,7 @@ def matrix(runner: Runner, arguments: Sequence[str]) -> int:
 
 
 def build(runner: Runner, arguments: Sequence[str]) -> int:
-    """Build the wheel and the sdist of every distribution into ``dist/``."""
+    """Build the wheel and the sdist of every distribution into `dist/`."""
     return runner.hatch("build", "--all", *arguments)
 
 
@@ -267,7 +267,7 @@ COMMANDS: dict[str, Callable[[Runner, Sequence[str]], int]] = {
 
 
 def find_python(version: str) -> Path | None:
-    """Find an interpreter of one version, for example ``"3.12"``, that starts."""
+    """Find an interpreter of one version, for example `"3.12"`, that starts."""
     candidates = [Path(found) for found in [shutil.which(f"python{version}")] if found]
     candidates += sorted(Path.home().glob(f".pyenv/versions/{version}.*/bin/python{version}"), reverse=True)
     for candidate in candidates:
