@@ -1,0 +1,217 @@
+"""Compiles the native proxy: into the wheel, or into a git-ignored folder of an editable install.
+
+The compiler is `$CXX`, else the first of `c++`, `g++`, `clang++` on PATH, else the one in the package `ziglang`, which
+is asked for as a build requirement only then. Environment variables:
+
+    PYTRITON_BUILD_WITH_ZIG=1   use ziglang even where there is a compiler: for wheels that run on every glibc from 2.17
+    PYTRITON_BUILD_ARCH         `x86_64` or `aarch64`; another one than this machine's is built with ziglang
+
+`python hatch_build.py` compiles again for an editable install if a source changed; `--force` always does.
+Standard library only, since it runs in build environments of every supported Python.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+try:
+    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+except ModuleNotFoundError:  # run as a script, in an environment that builds nothing
+    BuildHookInterface = object  # type: ignore[assignment,misc]
+
+ROOT = Path(__file__).resolve().parent
+LIBRARY_NAME = "libtriton_pytriton.so"
+PACKAGE_PATH = "pytriton/proxy_backend/_lib"
+EDITABLE_FOLDER = ROOT / "src" / PACKAGE_PATH
+
+ZIG_REQUIREMENT = "ziglang>=0.13,<0.16"
+ZIG_GLIBC = "2.17"
+ZIG_TARGET = "{arch}-linux-gnu." + ZIG_GLIBC
+ARCHITECTURES = ("x86_64", "aarch64")
+COMPILERS = ("c++", "g++", "clang++")
+COMPILE_TIMEOUT_S = 600
+
+# The functions of Triton stay undefined: the server that loads the library has them, under a file name that differs
+# from server to server. Everything else must be there at load time and not at the first call, hence `-z now`.
+FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wl,-z,now")
+# The server brings a libstdc++ of its own version, so ours goes into the library. zig does that by itself.
+STATIC_RUNTIME = ("-static-libstdc++", "-static-libgcc")
+
+
+class CompileError(RuntimeError):
+    """The native proxy cannot be compiled; the text says why and what to do."""
+
+
+# --- what to compile with ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler.
+
+    Attributes:
+        command: How to start it.
+        flags: Options that it needs beyond those common to all.
+        platform: Platform part of the tag of a wheel with what it compiles.
+    """
+
+    command: tuple[str, ...]
+    flags: tuple[str, ...]
+    platform: str
+
+
+def target_arch() -> str:
+    """Return the architecture to compile for: that of `PYTRITON_BUILD_ARCH`, else that of this machine.
+
+    Raises:
+        CompileError: If the proxy was never tried on it.
+    """
+    arch = os.environ.get("PYTRITON_BUILD_ARCH") or platform.machine()
+    if not sys.platform.startswith("linux") or arch not in ARCHITECTURES:
+        raise CompileError(
+            f"The native proxy is for Linux on {' and '.join(ARCHITECTURES)}, not for {sys.platform} on {arch}. "
+            "Set PYTRITON_BUILD_ARCH to build for another machine than this one."
+        )
+    return arch
+
+
+def machine_compiler() -> tuple[str, ...] | None:
+    """Return the command of this machine's compiler, or `None` where there is none that may be used."""
+    wanted = os.environ.get("PYTRITON_BUILD_WITH_ZIG", "").strip().lower()
+    if wanted in ("1", "true", "yes", "on") or target_arch() != platform.machine():
+        return None
+    given = os.environ.get("CXX")
+    if given:
+        return tuple(shlex.split(given))
+    return next(((path,) for name in COMPILERS if (path := shutil.which(name))), None)
+
+
+def find_compiler() -> Compiler:
+    """Choose the compiler.
+
+    A wheel from this machine's compiler is tagged `linux`, since it needs a glibc about as new as this machine's:
+    good for this machine, refused by package indexes. For others, build with zig.
+    """
+    arch = target_arch()
+    command = machine_compiler()
+    if command is not None:
+        return Compiler(command, STATIC_RUNTIME, f"linux_{arch}")
+    zig = (sys.executable, "-m", "ziglang", "c++", "-target", ZIG_TARGET.format(arch=arch))
+    return Compiler(zig, ("-s",), f"manylinux_{ZIG_GLIBC.replace('.', '_')}_{arch}")
+
+
+# --- compiling -----------------------------------------------------------------------------------------------------
+
+
+def sources() -> list[Path]:
+    """Return the source files in a fixed order.
+
+    Raises:
+        CompileError: If there is none.
+    """
+    found = sorted((ROOT / "native" / "src").glob("*.cc"))
+    if not found:
+        raise CompileError(f"There are no C++ sources in {ROOT / 'native' / 'src'}; is the source tree complete?")
+    return found
+
+
+def compile_library(target: Path) -> Compiler:
+    """Compile the native proxy into the file `target`, which is replaced in one step: a server may have it loaded.
+
+    Returns:
+        The compiler that did it.
+
+    Raises:
+        CompileError: If the compiler is missing, fails or does not end.
+    """
+    compiler = find_compiler()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".compile-", dir=target.parent) as scratch:
+        fresh = Path(scratch) / LIBRARY_NAME
+        command = [*compiler.command, *FLAGS, *compiler.flags, f"-I{ROOT / 'native' / 'include'}"]
+        command += [*map(str, sources()), "-o", str(fresh)]
+        advice = "Set CXX to another C++17 compiler, or PYTRITON_BUILD_WITH_ZIG=1 to use the package ziglang."
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT_S)
+        except FileNotFoundError as error:
+            raise CompileError(f"There is no C++ compiler {compiler.command[0]}. {advice}") from error
+        except subprocess.TimeoutExpired as error:
+            raise CompileError(f"{shlex.join(command)}\ntook over {COMPILE_TIMEOUT_S} s. {advice}") from error
+        if done.returncode != 0:
+            raise CompileError(f"{shlex.join(command)}\nfailed ({done.returncode}):\n{done.stderr.strip()}\n{advice}")
+        if done.stderr.strip():
+            print(done.stderr.strip(), file=sys.stderr)
+        os.replace(fresh, target)
+    return compiler
+
+
+def is_stale(library: Path) -> bool:
+    """Tell whether a source, a header or this hook is newer than the library."""
+    if not library.is_file():
+        return True
+    inputs = [Path(__file__), *(ROOT / "native").rglob("*.cc"), *(ROOT / "native").rglob("*.h")]
+    return library.stat().st_mtime < max(path.stat().st_mtime for path in inputs)
+
+
+def refresh_editable(*, force: bool = False) -> bool:
+    """Compile the library of an editable install if it is stale, or always with `force`; tell whether it was."""
+    library = EDITABLE_FOLDER / LIBRARY_NAME
+    if not force and not is_stale(library):
+        return False
+    compile_library(library)
+    return True
+
+
+# --- the hook ------------------------------------------------------------------------------------------------------
+
+
+class NativeProxyBuildHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Adds the native proxy to a wheel, or to the source tree of an editable install."""
+
+    PLUGIN_NAME = "custom"
+
+    def dependencies(self) -> list[str]:
+        """Ask for a compiler from the package index where this machine has none."""
+        try:
+            return [] if machine_compiler() else [ZIG_REQUIREMENT]
+        except CompileError:
+            return []  # initialize() reports it, where an error is shown properly
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, and say for which platform the wheel is."""
+        self._scratch: tempfile.TemporaryDirectory[str] | None = None
+        try:
+            if version == "editable":
+                refresh_editable()
+                return
+            self._scratch = tempfile.TemporaryDirectory(prefix="pytriton-proxy-backend-")
+            library = Path(self._scratch.name) / LIBRARY_NAME
+            compiler = compile_library(library)
+        except CompileError as error:
+            self.app.abort(str(error))
+        build_data["pure_python"] = False
+        build_data["tag"] = f"py3-none-{compiler.platform}"
+        build_data["force_include"][str(library)] = f"{PACKAGE_PATH}/{LIBRARY_NAME}"
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        """Remove what was only needed while the wheel was written."""
+        del version, build_data, artifact_path
+        if self._scratch is not None:
+            self._scratch.cleanup()
+
+
+if __name__ == "__main__":
+    try:
+        if refresh_editable(force="--force" in sys.argv[1:]):
+            print(f"compiled {EDITABLE_FOLDER / LIBRARY_NAME}")
+    except CompileError as error:
+        sys.exit(str(error))
