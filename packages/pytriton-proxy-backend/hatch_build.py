@@ -45,6 +45,9 @@ COMPILE_TIMEOUT_S = 600
 FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wl,-z,now")
 # The server brings a libstdc++ of its own version, so ours goes into the library. zig does that by itself.
 STATIC_RUNTIME = ("-static-libstdc++", "-static-libgcc")
+# Without this the library would export the C++ runtime that it contains, and the loader would tie half of our calls to
+# it to the server's runtime instead.
+VERSION_SCRIPT = "{ global: TRITONBACKEND_*; local: *; };\n"
 
 
 class CompileError(RuntimeError):
@@ -137,8 +140,10 @@ def compile_library(target: Path) -> Compiler:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".compile-", dir=target.parent) as scratch:
         fresh = Path(scratch) / LIBRARY_NAME
+        exports = Path(scratch) / "exports.map"
+        exports.write_text(VERSION_SCRIPT)
         command = [*compiler.command, *FLAGS, *compiler.flags, f"-I{ROOT / 'native' / 'include'}"]
-        command += [*map(str, sources()), "-o", str(fresh)]
+        command += [f"-Wl,--version-script={exports}", *map(str, sources()), "-o", str(fresh)]
         advice = "Set CXX to another C++17 compiler, or PYTRITON_BUILD_WITH_ZIG=1 to use the package ziglang."
         try:
             done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT_S)
