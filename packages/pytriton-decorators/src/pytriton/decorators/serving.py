@@ -1,0 +1,38 @@
+"""How the server tells the decorators which model a callable serves.
+
+Not for inference callables: this is the seam between pytriton-server and this distribution, public so that another
+runner of callables can use it, too. The model is a context variable, so the caller chooses where it holds:
+
+```python
+context = contextvars.copy_context()
+context.run(set_served_model, infer_func, model_config, triton_context)
+context.run(infer_func, requests)
+```
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+from pytriton.decorators._context import SERVED_MODEL, ModelConfigDict, ServedModel, TritonContext
+from pytriton.model_config.triton_model_config import TritonModelConfig
+
+__all__ = ["set_served_model"]
+
+
+def set_served_model(
+    infer_func: Callable[..., Any], model_config: TritonModelConfig, triton_context: TritonContext | None = None
+) -> None:
+    """Makes `model_config` the model that is being served, in the current `contextvars.Context`.
+
+    Nothing is written on `infer_func` or into `triton_context`.
+
+    Args:
+        infer_func: The callable that serves the model.
+        model_config: The configuration of the model.
+        triton_context: The context of the whole server, whose entries a callable sees next to that of its own model.
+            They may be added later; for `infer_func` itself `model_config` is what is seen, even if the function serves
+            other models as well.
+    """
+    configs = ModelConfigDict(base=None if triton_context is None else triton_context.model_configs)
+    configs[infer_func] = model_config
+    SERVED_MODEL.set(ServedModel(model_config, TritonContext(configs)))

@@ -1,0 +1,49 @@
+"""The description of one input or output of a model."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from numbers import Integral
+from typing import Any
+
+from pytriton.model_config._checks import rejected
+from pytriton.model_config._dtypes import canonical_type
+
+__all__ = ["Tensor"]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One input or output of a model.
+
+    Raises:
+        PyTritonBadParameterError: A value breaks its rule; for `dtype` the error lists what is accepted.
+    """
+
+    shape: tuple[int, ...]
+    """Sizes of one row, without the batch axis where the model has one; -1 is a size that may vary. Any iterable of
+    integers is taken and kept as a tuple."""
+    dtype: Any
+    """Element type: a numpy dtype, a numpy scalar type, a name such as `"float32"`, `ml_dtypes.bfloat16`, or Python's
+    `bool` (kept as `numpy.bool_`), `int` (`numpy.int64`), `float` (`numpy.float64`), `bytes` and `str` (both kept as
+    `bytes`: strings). Kept as the scalar type, so `Tensor((1,), "float32").dtype is numpy.float32`."""
+    name: str | None = None
+    """Name in requests and results; None makes it `INPUT_<n>` or `OUTPUT_<n>` by its place, counted from 1."""
+    optional: bool | None = False
+    """Whether requests may leave this input out. Outputs are never optional."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "shape", _checked_shape(self.shape))
+        object.__setattr__(self, "dtype", canonical_type(self.dtype, parameter="Tensor.dtype"))
+        if self.name is not None and (not isinstance(self.name, str) or not self.name):
+            raise rejected("Tensor.name", self.name, "a non-empty string, or None for a name by its place")
+
+
+def _checked_shape(shape: Any) -> tuple[int, ...]:
+    rule = "an iterable of integers, each at least 1, or -1 for a size that may vary"
+    if not isinstance(shape, Iterable) or isinstance(shape, (str, bytes)):
+        raise rejected("Tensor.shape", shape, rule, "One axis is written as (size,), with the comma.")
+    sizes = tuple(shape)
+    for size in sizes:
+        if isinstance(size, bool) or not isinstance(size, Integral) or size < -1 or size == 0:
+            raise rejected("Tensor.shape", sizes, rule, f"{size!r} is none of them.")
+    return tuple(int(size) for size in sizes)
