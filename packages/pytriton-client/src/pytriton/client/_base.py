@@ -1,0 +1,147 @@
+"""What all clients share: their settings, and a copy of them for another client."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING, TypeVar
+
+from ._deadline import check_timeout
+from ._spec import ModelSpec, to_model_spec
+from ._startup import Target
+from ._url import TritonUrl
+from .exceptions import PyTritonClientInferenceServerError, PyTritonClientValueError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["DEFAULT_INFERENCE_TIMEOUT_S", "DEFAULT_INIT_TIMEOUT_S", "LATEST_MODEL_VERSION", "BaseModelClient"]
+
+DEFAULT_INIT_TIMEOUT_S = 300.0
+DEFAULT_INFERENCE_TIMEOUT_S = 60.0
+LATEST_MODEL_VERSION = "<latest>"
+
+Client = TypeVar("Client", bound="BaseModelClient")
+
+
+class BaseModelClient:
+    """The settings of a client for one model. Use one of its subclasses.
+
+    Args:
+        url: ``[scheme://]host[:port]`` of the server. The scheme is ``http`` (the default), ``https``, ``grpc`` or
+            ``grpcs``; the default ports are 8000 for HTTP and 8001 for gRPC.
+        model_name: The model.
+        model_version: The version; ``None`` is the latest one.
+        lazy_init: Whether to contact the server no earlier than needed; else it is done at once.
+        init_timeout_s: How long to wait for the server and the model before the first inference, in seconds; ``None``
+            is 300.
+        inference_timeout_s: How long an inference may take, from the first byte sent to the last one received, in
+            seconds; ``None`` is 60.
+        model_config: What ``model_config`` of a client returned, or an object with the same attributes: then the server
+            is not asked for it.
+        ensure_model_is_ready: Whether to ask, before the first inference, if the model is ready, and to wait for it.
+        access_token: Sent with every request; ``None`` for a server that asks for none.
+
+    Raises:
+        PyTritonClientInvalidUrlError: The address cannot be understood.
+        PyTritonClientValueError: Another argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model_name: str,
+        model_version: str | None = None,
+        *,
+        lazy_init: bool = True,
+        init_timeout_s: float | None = None,
+        inference_timeout_s: float | None = None,
+        model_config: object | None = None,
+        ensure_model_is_ready: bool = True,
+        access_token: str | None = None,
+    ) -> None:
+        self._url = TritonUrl.from_url(url)
+        self._target = Target(self._url.with_scheme, _check_name(model_name), _check_version(model_version))
+        self._lazy_init = lazy_init
+        self._init_timeout_s = check_timeout(
+            DEFAULT_INIT_TIMEOUT_S if init_timeout_s is None else init_timeout_s, "init_timeout_s"
+        )
+        self._inference_timeout_s = check_timeout(
+            DEFAULT_INFERENCE_TIMEOUT_S if inference_timeout_s is None else inference_timeout_s, "inference_timeout_s"
+        )
+        self._given_spec = None if model_config is None else to_model_spec(model_config)
+        self._ensure_model_is_ready = ensure_model_is_ready
+        self._access_token = _check_token(access_token)
+        # What is learnt later on.
+        self._spec: ModelSpec | None = self._given_spec
+        self._model_was_ready = False
+        self._request_ids = itertools.count()
+
+    @classmethod
+    def from_existing_client(cls, existing_client: BaseModelClient) -> Self:
+        """Make a client with the settings of another one, of this or any other class.
+
+        It has connections of its own. What the other one knows about the model is not asked again.
+
+        Args:
+            existing_client: Stays as it is.
+        """
+        return cls(
+            existing_client._target.url,
+            existing_client._target.model_name,
+            existing_client._target.model_version,
+            lazy_init=existing_client._lazy_init,
+            init_timeout_s=existing_client._init_timeout_s,
+            inference_timeout_s=existing_client._inference_timeout_s,
+            model_config=existing_client._spec,
+            ensure_model_is_ready=existing_client._ensure_model_is_ready and not existing_client._model_was_ready,
+            access_token=existing_client._access_token,
+        )
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} for {self._target.model} at {self._target.url}>"
+
+    def _check_is_coupled(self, spec: ModelSpec) -> None:
+        if spec.decoupled:
+            raise PyTritonClientInferenceServerError(
+                f"Model config is decoupled. Use DecoupledModelClient instead. Model {self._target.model} may send any "
+                "number of responses to a request, and this client reads exactly one.",
+                url=self._target.url,
+                model_name=self._target.model_name,
+                model_version=self._target.model_version,
+            )
+
+
+def _check_name(model_name: str) -> str:
+    if not isinstance(model_name, str) or not model_name:
+        raise PyTritonClientValueError(
+            f"Expected the name of a model; received {model_name!r}.",
+            input_name="model_name",
+            received=repr(model_name),
+        )
+    return model_name
+
+
+def _check_version(model_version: str | int | None) -> str | None:
+    if model_version is None or model_version in ("", LATEST_MODEL_VERSION):
+        return None
+    text = str(model_version)
+    if isinstance(model_version, bool) or not (text.isascii() and text.isdecimal()):
+        raise PyTritonClientValueError(
+            f"Expected model_version to be a whole number as text, or None for the latest; received {model_version!r}.",
+            input_name="model_version",
+            received=repr(model_version),
+        )
+    return text
+
+
+def _check_token(access_token: str | None) -> str | None:
+    if access_token is None:
+        return None
+    if not isinstance(access_token, str) or not (
+        access_token.isascii() and access_token.isprintable() and access_token
+    ):
+        # The text of the error ends up in logs, so it does not show the token.
+        raise PyTritonClientValueError(
+            "Expected access_token to be printable ASCII, or None for a server without one.", input_name="access_token"
+        )
+    return access_token

@@ -1,0 +1,241 @@
+"""Keep-alive HTTP connections that several threads share, each exchange under one deadline.
+
+``tritonclient.http`` sends through gevent, whose sockets belong to the thread that made them. One client per thread
+would be the way then, but a thread that has used gevent leaves the two file descriptors of its event loop open when it
+ends. It has no limit for a whole call either, only one for each read. So the bytes of tritonclient's requests travel
+through the standard library instead.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import os
+import socket
+import ssl
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ._deadline import Deadline
+from ._url import TritonUrl
+
+if TYPE_CHECKING:
+    from _typeshed import WriteableBuffer
+
+__all__ = ["Answer", "ConnectionPool", "PoolClosedError"]
+
+# Below this a copy costs less than a second system call.
+_JOIN_BELOW_BYTES = 1 << 16
+_MOST_IDLE = 128
+
+
+class PoolClosedError(Exception):
+    """The pool has been closed."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An HTTP response.
+
+    Attributes:
+        status: The status code.
+        headers: The headers; names in any case.
+        body: The whole body.
+    """
+
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytearray
+
+
+class ConnectionPool:
+    """Connections to one server: as many as there are exchanges at one time, kept for the next ones.
+
+    Args:
+        url: The server.
+    """
+
+    def __init__(self, url: TritonUrl) -> None:
+        self._url = url
+        self._tls = ssl.create_default_context() if url.is_encrypted else None
+        self._lock = threading.Lock()
+        self._idle: list[_Connection] = []
+        self._pid = os.getpid()
+        self._is_closed = False
+
+    def exchange(self, method: str, path: str, headers: Mapping[str, str], body: bytes, deadline: Deadline) -> Answer:
+        """Send a request and read the response to its end.
+
+        Args:
+            method: ``GET`` or ``POST``.
+            path: From the first slash on, quoted.
+            headers: Without line breaks.
+            body: May be empty.
+            deadline: For connecting, sending and reading together. The look-up of a host name alone may take longer, as
+                the operating system has no limit to give to it.
+
+        Raises:
+            PoolClosedError: The pool has been closed.
+            TimeoutError: The deadline is over.
+            OSError: The connection cannot be made, or broke.
+            http.client.HTTPException: The answer is no HTTP, or ended early.
+        """
+        connection = self._take_idle() or _Connection(self._url, self._tls, deadline)
+        try:
+            answer, can_be_kept = connection.exchange(method, path, headers, body, deadline)
+        except BaseException:
+            # Whatever was left unread would be taken for the answer to the next request.
+            connection.close()
+            raise
+        if can_be_kept:
+            self._give_back(connection)
+        else:
+            connection.close()
+        return answer
+
+    def close(self) -> None:
+        """Close the idle connections; those in use are closed at the end of their exchange."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _take_idle(self) -> _Connection | None:
+        while True:
+            with self._lock:
+                if self._is_closed:
+                    raise PoolClosedError
+                if self._pid != os.getpid():
+                    # After a fork both processes would read from the same sockets.
+                    inherited, self._idle, self._pid = self._idle, [], os.getpid()
+                    for connection in inherited:
+                        connection.close()
+                if not self._idle:
+                    return None
+                connection = self._idle.pop()
+            if connection.is_alive():
+                return connection
+            connection.close()
+
+    def _give_back(self, connection: _Connection) -> None:
+        with self._lock:
+            if not self._is_closed and self._pid == os.getpid() and len(self._idle) < _MOST_IDLE:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+
+class _Connection:
+    def __init__(self, url: TritonUrl, tls: ssl.SSLContext | None, deadline: Deadline) -> None:
+        self._host = url.without_scheme
+        self._socket = _connect(url, deadline)
+        try:
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if tls is not None:
+                self._socket = tls.wrap_socket(self._socket, server_hostname=url.hostname)
+        except BaseException:
+            self._socket.close()
+            raise
+
+    def exchange(
+        self, method: str, path: str, headers: Mapping[str, str], body: bytes, deadline: Deadline
+    ) -> tuple[Answer, bool]:
+        lines = [f"{method} {path} HTTP/1.1", f"Host: {self._host}", f"Content-Length: {len(body)}"]
+        lines += [f"{name}: {value}" for name, value in headers.items()]
+        head = "\r\n".join([*lines, "\r\n"]).encode("latin-1")
+        if len(body) < _JOIN_BELOW_BYTES:
+            self._send(head + body, deadline)
+        else:
+            self._send(head, deadline)
+            self._send(body, deadline)
+        # HTTPResponse asks its socket for nothing but makefile().
+        response = http.client.HTTPResponse(_Reader(self._socket, deadline), method=method)  # type: ignore[arg-type]
+        try:
+            response.begin()
+            answer = Answer(response.status, response.headers, _read_body(response))
+            return answer, not response.will_close
+        finally:
+            response.close()
+
+    def is_alive(self) -> bool:
+        """Whether an idle connection can be used: the server has neither closed it nor sent what nobody asked for."""
+        try:
+            self._socket.settimeout(0)
+            # An SSLSocket refuses to peek; the socket below it does not.
+            pending = socket.socket.recv(self._socket, 1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return True
+        except OSError:
+            return False
+        # TLS sends tickets of its own accord.
+        return bool(pending) and isinstance(self._socket, ssl.SSLSocket)
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _send(self, data: bytes, deadline: Deadline) -> None:
+        view = memoryview(data)
+        while view:
+            self._socket.settimeout(_seconds(deadline))
+            view = view[self._socket.send(view) :]
+
+
+class _Reader(io.RawIOBase):
+    """The reading side of a socket, every read of which ends at the deadline."""
+
+    def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
+        super().__init__()
+        self._socket = connected
+        self._deadline = deadline
+
+    def makefile(self, mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self, 1 << 16)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: WriteableBuffer, /) -> int:
+        self._socket.settimeout(_seconds(self._deadline))
+        return self._socket.recv_into(buffer)
+
+
+def _read_body(response: http.client.HTTPResponse) -> bytearray:
+    if response.length is None:
+        return bytearray(response.read())
+    expected = response.length
+    body = bytearray(expected)
+    view, received = memoryview(body), 0
+    while received < expected:
+        count = response.readinto(view[received:])
+        if not count:
+            raise http.client.IncompleteRead(bytes(view[:received]), expected - received)
+        received += count
+    return body
+
+
+def _connect(url: TritonUrl, deadline: Deadline) -> socket.socket:
+    failure: OSError | None = None
+    for family, kind, protocol, _, address in socket.getaddrinfo(url.hostname, url.port, type=socket.SOCK_STREAM):
+        connecting = socket.socket(family, kind, protocol)
+        try:
+            connecting.settimeout(_seconds(deadline))
+            connecting.connect(address)
+            return connecting
+        except OSError as error:
+            connecting.close()
+            failure = error
+        except BaseException:
+            connecting.close()
+            raise
+    raise failure or OSError(f"the host name {url.hostname!r} has no address")
+
+
+def _seconds(deadline: Deadline) -> float:
+    seconds = deadline.remaining_s()
+    if seconds <= 0:
+        # A timeout of 0 would make the socket non-blocking.
+        raise TimeoutError("the deadline is over")
+    return seconds

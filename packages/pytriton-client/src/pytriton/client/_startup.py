@@ -1,0 +1,180 @@
+"""How a client waits for its server and model, without the waiting: generators that ask and a driver that answers.
+
+A plan yields an ``Ask``, which its driver answers with the transport (or throws the transport's error into it), and a
+``Pause``, for which the driver sleeps. The synchronous and the asyncio client drive the same plans.
+
+A client that finds its model ready needs two questions: is it ready, and what is its configuration.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ._deadline import Deadline
+from ._spec import ModelSpec, parse_model_config
+from .exceptions import (
+    PyTritonClientConnectionError,
+    PyTritonClientError,
+    PyTritonClientModelNotReadyError,
+    PyTritonClientTimeoutError,
+)
+
+__all__ = ["Ask", "Pause", "PlanStep", "Question", "Target", "prepare", "wait_for_model", "wait_for_server"]
+
+# One question may take this long; a server that takes longer is asked again on a fresh connection.
+_QUESTION_TIMEOUT_S = 10.0
+_FIRST_PAUSE_S = 0.01
+_LONGEST_PAUSE_S = 0.5
+
+
+class Question(enum.Enum):
+    """What a plan asks the server."""
+
+    SERVER_READY = "server ready"
+    MODEL_READY = "model ready"
+    ANY_VERSION_READY = "model ready in any version"
+    MODEL_CONFIG = "model configuration"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Answer the question within ``timeout_s`` seconds, or throw why that is impossible."""
+
+    question: Question
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Sleep for ``seconds``."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whom a client talks to, for the texts of errors.
+
+    Attributes:
+        url: The server.
+        model_name: The model.
+        model_version: The version; ``None`` is the latest.
+    """
+
+    url: str
+    model_name: str
+    model_version: str | None
+
+    @property
+    def model(self) -> str:
+        """The model and its version, in words."""
+        return f"{self.model_name}/{self.model_version or '<latest>'}"
+
+
+PlanStep = Ask | Pause
+
+
+def prepare(
+    target: Target, deadline: Deadline, *, wait: bool, spec: ModelSpec | None
+) -> Generator[PlanStep, Any, ModelSpec]:
+    """Get a client ready for its first inference.
+
+    Args:
+        target: The model.
+        deadline: For all of it together.
+        wait: Whether to ask for readiness, again and again, before all else.
+        spec: What is known about the model already; then its configuration is not asked for.
+
+    Raises:
+        PyTritonClientModelNotReadyError: The model was not ready in time.
+    """
+    if wait:
+        yield from wait_for_model(target, deadline)
+    if spec is None:
+        config = yield Ask(Question.MODEL_CONFIG, deadline.remaining_s())
+        spec = parse_model_config(config, target.model_version)
+    return spec
+
+
+def wait_for_server(target: Target, deadline: Deadline) -> Generator[PlanStep, Any, None]:
+    """Wait until the server says that it is ready.
+
+    Raises:
+        PyTritonClientTimeoutError: It did not in time.
+    """
+    reason: PyTritonClientError | None = None
+    for pause_s in _pauses():
+        try:
+            if (yield _ask(Question.SERVER_READY, deadline)):
+                return
+            reason = None
+        except (PyTritonClientConnectionError, PyTritonClientTimeoutError) as error:
+            reason = error
+        yield Pause(min(pause_s, deadline.remaining_s()))
+        if deadline.is_over:
+            break
+    raise PyTritonClientTimeoutError(
+        f"Waiting for server to be ready timed out. Waited {deadline.timeout_s:g} s for {target.url}; "
+        + ("it answers that it is not ready." if reason is None else _why_no_answer(reason)),
+        url=target.url,
+        timeout_s=deadline.timeout_s,
+        waited_for="server ready",
+        missing="server",
+    ) from reason
+
+
+def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, Any, None]:
+    """Wait until the server says that the model is ready.
+
+    Raises:
+        PyTritonClientModelNotReadyError: It did not in time. The error says whether the server, the model or only this
+            version of it was missing.
+    """
+    missing: Literal["server", "model", "version"] = "server"
+    reason: PyTritonClientError | None = None
+    for pause_s in _pauses():
+        try:
+            if (yield _ask(Question.MODEL_READY, deadline)):
+                return
+            missing, reason = "model", None
+            if target.model_version is not None and (yield _ask(Question.ANY_VERSION_READY, deadline)):
+                missing = "version"
+        except (PyTritonClientConnectionError, PyTritonClientTimeoutError) as error:
+            # A question cut short by the deadline says nothing new about a server that has answered before.
+            if isinstance(error, PyTritonClientConnectionError) or missing == "server" or not deadline.is_over:
+                missing, reason = "server", error
+        yield Pause(min(pause_s, deadline.remaining_s()))
+        if deadline.is_over:
+            break
+    raise PyTritonClientModelNotReadyError(
+        f"Waiting for model {target.model} to be ready timed out. Waited {deadline.timeout_s:g} s at {target.url}; "
+        + {
+            "server": f"the server is missing: {_why_no_answer(reason)}",
+            "model": "the server answers, but the model is missing or not ready: check its name and the server's log.",
+            "version": f"the model is ready, but its version {target.model_version} is missing.",
+        }[missing],
+        url=target.url,
+        model_name=target.model_name,
+        model_version=target.model_version,
+        timeout_s=deadline.timeout_s,
+        waited_for="model ready",
+        missing=missing,
+    ) from reason
+
+
+def _ask(question: Question, deadline: Deadline) -> Ask:
+    return Ask(question, min(_QUESTION_TIMEOUT_S, deadline.remaining_s()))
+
+
+def _pauses() -> Iterator[float]:
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _why_no_answer(reason: PyTritonClientError | None) -> str:
+    return "it does not answer." if reason is None else reason.message

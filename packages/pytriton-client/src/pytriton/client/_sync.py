@@ -1,0 +1,301 @@
+"""The synchronous client: it drives the core and waits."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Generator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy.typing as npt
+
+from ._base import BaseModelClient
+from ._deadline import Deadline, check_timeout
+from ._requests import build_request, check_call, decode_response
+from ._spec import ModelSpec
+from ._startup import Pause, PlanStep, Question, prepare, wait_for_model, wait_for_server
+from ._translate import closed_error
+from ._transport import make_transport
+from .exceptions import PyTritonClientError, PyTritonClientTimeoutError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["ModelClient"]
+
+Result = TypeVar("Result")
+
+
+class ModelClient(BaseModelClient):
+    """A client for one model that waits for each answer.
+
+    Several threads may use one client at a time. Close it when it is no longer needed, or use ``with``::
+
+        with ModelClient("localhost", "AddSub") as client:
+            result = client.infer_sample(np.array([1.0], np.float32), np.array([2.0], np.float32))
+
+    The arguments are those of ``BaseModelClient``.
+
+    Raises:
+        PyTritonClientInvalidUrlError: The address cannot be understood.
+        PyTritonClientValueError: Another argument cannot be used.
+        PyTritonClientModelNotReadyError: With ``lazy_init=False``: the model was not ready in time.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model_name: str,
+        model_version: str | None = None,
+        *,
+        lazy_init: bool = True,
+        init_timeout_s: float | None = None,
+        inference_timeout_s: float | None = None,
+        model_config: object | None = None,
+        ensure_model_is_ready: bool = True,
+        access_token: str | None = None,
+    ) -> None:
+        super().__init__(
+            url,
+            model_name,
+            model_version,
+            lazy_init=lazy_init,
+            init_timeout_s=init_timeout_s,
+            inference_timeout_s=inference_timeout_s,
+            model_config=model_config,
+            ensure_model_is_ready=ensure_model_is_ready,
+            access_token=access_token,
+        )
+        self._closed = threading.Event()
+        self._prepare_lock = threading.Lock()
+        self._is_prepared = False
+        self._transport = make_transport(self._url, self._access_token)
+        if not lazy_init:
+            try:
+                self._get_spec()
+            except BaseException:
+                self.close()
+                raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections. A wait in another thread ends with an error. A second call does nothing."""
+        self._closed.set()
+        self._transport.close()
+
+    def infer_sample(
+        self,
+        *inputs: object,
+        parameters: Mapping[str, str | int | float | bool] | None = None,
+        headers: Mapping[str, str | int | bool] | None = None,
+        **named_inputs: object,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Infer one sample.
+
+        Args:
+            inputs: Each of the shape ``shape`` of its input, without a batch axis, in the order of the model. An array
+                of the declared type, or of one that converts to it safely, a list, a scalar, text or bytes.
+            parameters: Custom request parameters. ``priority``, ``timeout`` (in microseconds, for the server's queue),
+                ``sequence_id``, ``sequence_start`` and ``sequence_end`` have the meaning that Triton gives to them.
+            headers: HTTP headers or gRPC metadata.
+            named_inputs: The same by name, in place of ``inputs``. Optional inputs may be left out.
+
+        Returns:
+            An array of ``shape`` for every output, by name. Strings are object arrays of ``bytes``.
+
+        Raises:
+            PyTritonClientValueError: The inputs, parameters or headers cannot be sent; nothing was.
+            PyTritonClientModelNotReadyError: Before the first inference: the model was not ready within
+                ``init_timeout_s``.
+            PyTritonClientTimeoutError: The answer was not there within ``inference_timeout_s``.
+            PyTritonClientInferenceServerError: The server, or the model in it, answered with an error.
+            PyTritonClientConnectionError: The server cannot be reached, or the connection broke.
+            PyTritonClientClosedError: The client is closed.
+        """
+        return self._infer(inputs, named_inputs, parameters, headers, is_batch=False)
+
+    def infer_batch(
+        self,
+        *inputs: object,
+        parameters: Mapping[str, str | int | float | bool] | None = None,
+        headers: Mapping[str, str | int | bool] | None = None,
+        **named_inputs: object,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Infer a batch of samples.
+
+        Args:
+            inputs: Each of the shape ``(batch, *shape)``, in the order of the model; else as in ``infer_sample``.
+            parameters: As in ``infer_sample``.
+            headers: As in ``infer_sample``.
+            named_inputs: The same by name, in place of ``inputs``.
+
+        Returns:
+            An array of the shape ``(batch, *shape)`` for every output, by name.
+
+        Raises:
+            PyTritonClientModelDoesntSupportBatchingError: The model takes one sample at a time.
+            PyTritonClientError: As in ``infer_sample``.
+        """
+        return self._infer(inputs, named_inputs, parameters, headers, is_batch=True)
+
+    @property
+    def model_config(self) -> ModelSpec:
+        """What the server says about the model. Asked for once; waits for the model like a first inference.
+
+        Raises:
+            PyTritonClientModelNotReadyError: The model was not ready within ``init_timeout_s``.
+            PyTritonClientClosedError: The client is closed.
+        """
+        return self._get_spec()
+
+    @property
+    def is_batching_supported(self) -> bool:
+        """Whether ``infer_batch`` can be used with the model. Raises as ``model_config`` does."""
+        return self.model_config.batching
+
+    def wait_for_server(self, timeout_s: float) -> None:
+        """Wait until the server is ready.
+
+        Args:
+            timeout_s: How long, in seconds.
+
+        Raises:
+            PyTritonClientTimeoutError: It was not ready in time.
+            PyTritonClientClosedError: The client is closed.
+        """
+        self._drive(wait_for_server(self._target, Deadline(check_timeout(timeout_s, "timeout_s"))))
+
+    def wait_for_model(self, timeout_s: float) -> None:
+        """Wait until the model is ready.
+
+        Args:
+            timeout_s: How long, in seconds.
+
+        Raises:
+            PyTritonClientModelNotReadyError: It was not ready in time: a ``PyTritonClientTimeoutError`` and a
+                ``PyTritonClientModelUnavailableError`` that says whether the server, the model or the version is
+                missing.
+            PyTritonClientClosedError: The client is closed.
+        """
+        self._drive(wait_for_model(self._target, Deadline(check_timeout(timeout_s, "timeout_s"))))
+        self._model_was_ready = True
+
+    def load_model(self, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Ask the server to load the model, or to load it anew. May take ``init_timeout_s`` seconds.
+
+        Args:
+            config: A model configuration as JSON, in place of the one in the server's repository.
+            files: The files of the model, by names such as ``"file:1/model.py"``; needs ``config``.
+
+        Raises:
+            PyTritonClientInferenceServerError: The server cannot load it, or runs in another model control mode.
+            PyTritonClientTimeoutError: It was not loaded in time.
+            PyTritonClientClosedError: The client is closed.
+        """
+        self._check_open()
+        self._transport.load_model(self._target.model_name, config, files, self._init_timeout_s)
+        self._forget()
+
+    def unload_model(self) -> None:
+        """Ask the server to unload the model. Raises as ``load_model`` does."""
+        self._check_open()
+        self._transport.unload_model(self._target.model_name, self._init_timeout_s)
+        self._forget()
+
+    def _infer(
+        self,
+        inputs: tuple[object, ...],
+        named_inputs: Mapping[str, object],
+        parameters: Mapping[str, str | int | float | bool] | None,
+        headers: Mapping[str, str | int | bool] | None,
+        *,
+        is_batch: bool,
+    ) -> dict[str, npt.NDArray[Any]]:
+        call = check_call(inputs, named_inputs, parameters, headers)
+        spec = self._get_spec()
+        self._check_is_coupled(spec)
+        request = build_request(
+            spec,
+            call,
+            model_name=self._target.model_name,
+            model_version=self._target.model_version,
+            request_id=str(next(self._request_ids)),
+            is_batch=is_batch,
+        )
+        response = self._transport.infer(request, self._inference_timeout_s)
+        return decode_response(spec, response, is_batch=is_batch)
+
+    def _get_spec(self) -> ModelSpec:
+        self._check_open()
+        spec = self._spec
+        if self._is_prepared and spec is not None:
+            return spec
+        deadline = Deadline(self._init_timeout_s)
+        # Threads that come while one asks wait for its answer, no longer than they would have asked themselves.
+        if not self._prepare_lock.acquire(timeout=deadline.timeout_s):
+            raise PyTritonClientTimeoutError(
+                f"Waited {deadline.timeout_s:g} s at {self._target.url} for another thread that waits for the model "
+                f"{self._target.model}.",
+                url=self._target.url,
+                model_name=self._target.model_name,
+                timeout_s=deadline.timeout_s,
+                waited_for="model ready",
+            )
+        try:
+            if self._is_prepared and self._spec is not None:
+                return self._spec
+            wait = self._ensure_model_is_ready and not self._model_was_ready
+            spec = self._spec = self._drive(prepare(self._target, deadline, wait=wait, spec=self._spec))
+            self._model_was_ready = self._model_was_ready or wait
+            self._is_prepared = True
+            return spec
+        finally:
+            self._prepare_lock.release()
+
+    def _forget(self) -> None:
+        """A model that was loaded anew may have another configuration."""
+        self._is_prepared = False
+        self._model_was_ready = False
+        self._spec = self._given_spec
+
+    def _drive(self, plan: Generator[PlanStep, Any, Result]) -> Result:
+        """Answer what a plan asks until it ends."""
+        resume: Callable[[Any], PlanStep] = plan.send
+        answer: Any = None
+        try:
+            while True:
+                step = resume(answer)
+                self._check_open()
+                try:
+                    answer, resume = self._answer(step), plan.send
+                except PyTritonClientError as error:
+                    answer, resume = error, plan.throw
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        finally:
+            plan.close()
+
+    def _answer(self, step: PlanStep) -> Any:
+        if isinstance(step, Pause):
+            self._closed.wait(step.seconds)
+            return None
+        name, version = self._target.model_name, self._target.model_version
+        if step.question is Question.SERVER_READY:
+            return self._transport.is_server_ready(step.timeout_s)
+        if step.question is Question.MODEL_READY:
+            return self._transport.is_model_ready(name, version, step.timeout_s)
+        if step.question is Question.ANY_VERSION_READY:
+            return self._transport.is_model_ready(name, None, step.timeout_s)
+        return self._transport.get_model_config(name, version, step.timeout_s)
+
+    def _check_open(self) -> None:
+        if self._closed.is_set():
+            raise closed_error(self._target.model_name, self._target.url)

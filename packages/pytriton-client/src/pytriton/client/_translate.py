@@ -1,0 +1,128 @@
+"""The one place where what goes wrong below becomes an error of ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from .exceptions import (
+    PyTritonClientClosedError,
+    PyTritonClientConnectionError,
+    PyTritonClientError,
+    PyTritonClientInferenceServerError,
+    PyTritonClientTimeoutError,
+)
+
+__all__ = ["Operation", "closed_error", "connection_error", "grpc_error", "is_denial", "server_error", "timeout_error"]
+
+# gRPC has one code for "the server says it is unavailable" and for "there is no server"; only the text tells.
+_CONNECTION_TEXTS = (
+    "failed to connect to all addresses",
+    "connection refused",
+    "connection reset",
+    "socket closed",
+    "broken pipe",
+    "goaway",
+    "dns resolution failed",
+    "name resolution failure",
+    "endpoint closing",
+    "transport closed",
+    "connection attempt timed out",
+    "handshake failed",
+    "handshaker shutdown",
+)
+_RESTRICTED_TEXT = "restricted, expecting header"
+_DENIED_STATUSES = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is being done, for the texts and attributes of errors.
+
+    Attributes:
+        doing: In words, to follow "during".
+        url: The server.
+        timeout_s: How long it may take, in seconds.
+        model_name: The model; ``None`` where it is about the server alone.
+        model_version: The version; ``None`` is the latest.
+    """
+
+    doing: str
+    url: str
+    timeout_s: float
+    model_name: str | None = None
+    model_version: str | None = None
+
+
+def timeout_error(operation: Operation) -> PyTritonClientTimeoutError:
+    """The answer was not there in time."""
+    return PyTritonClientTimeoutError(
+        f"Timeout occurred during {operation.doing}. Waited {operation.timeout_s:.3g} s for {operation.url}; the server "
+        "may be stopped or busy, or the request slow: then give more time (inference_timeout_s, init_timeout_s).",
+        url=operation.url,
+        model_name=operation.model_name,
+        model_version=operation.model_version,
+        timeout_s=operation.timeout_s,
+        waited_for=operation.doing,
+    )
+
+
+def connection_error(operation: Operation, reason: str) -> PyTritonClientConnectionError:
+    """There is no connection, or it broke."""
+    return PyTritonClientConnectionError(
+        f"Connection failed during {operation.doing}. Expected a Triton server at {operation.url}; {reason}. "
+        "Check that it runs and that the address, the protocol and the port are right.",
+        url=operation.url,
+        model_name=operation.model_name,
+        model_version=operation.model_version,
+    )
+
+
+def closed_error(model_name: str | None, url: str) -> PyTritonClientClosedError:
+    """The client has been closed."""
+    return PyTritonClientClosedError(
+        f"The client for the model {model_name!r} at {url} is closed. Make a new one.", url=url, model_name=model_name
+    )
+
+
+def server_error(operation: Operation, status: str, text: str) -> PyTritonClientInferenceServerError:
+    """The server answered with an error.
+
+    Args:
+        operation: What was asked.
+        status: Triton's status, as text.
+        text: What the server says.
+    """
+    advice = ""
+    if _RESTRICTED_TEXT in text:
+        advice = " Give the client the server's access token: access_token=..."
+    return PyTritonClientInferenceServerError(
+        f"Error occurred during {operation.doing}. Message: {text}{advice}",
+        url=operation.url,
+        model_name=operation.model_name,
+        model_version=operation.model_version,
+        status=status,
+        server_message=text,
+    )
+
+
+def is_denial(status: str, text: str) -> bool:
+    """Whether a server refuses the caller, for which waiting is no remedy."""
+    return status in _DENIED_STATUSES or _RESTRICTED_TEXT in text
+
+
+def grpc_error(operation: Operation, status: str, text: str) -> PyTritonClientError:
+    """Choose the error for a gRPC status.
+
+    Args:
+        operation: What was asked.
+        status: The name of the code, such as ``"UNAVAILABLE"``.
+        text: The details.
+    """
+    lower = text.lower()
+    if status == "DEADLINE_EXCEEDED":
+        return timeout_error(operation)
+    if status == "UNAVAILABLE" and any(known in lower for known in _CONNECTION_TEXTS):
+        return connection_error(operation, text)
+    if status == "CANCELLED" and "channel closed" in lower:
+        return closed_error(operation.model_name, operation.url)
+    return server_error(operation, status, text)

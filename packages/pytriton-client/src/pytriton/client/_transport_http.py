@@ -1,0 +1,163 @@
+"""KServe v2 over HTTP. The only module that imports ``tritonclient.http``, which brings gevent."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import quote
+
+from tritonclient.http import InferenceServerClient, InferInput
+
+from ._codec import make_inputs, read_output
+from ._deadline import Deadline
+from ._http_pool import Answer, ConnectionPool, PoolClosedError
+from ._requests import InferRequest, InferResponse
+from ._translate import Operation, closed_error, connection_error, is_denial, server_error, timeout_error
+from ._url import TritonUrl
+from .exceptions import PyTritonClientInferenceServerError
+
+__all__ = ["HttpTransport", "make_tritonclient"]
+
+_HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+def make_tritonclient(url: TritonUrl, network_timeout_s: float) -> InferenceServerClient:
+    """Return a client of tritonclient itself, for code that wants one."""
+    return InferenceServerClient(
+        url.without_scheme,
+        ssl=url.is_encrypted,
+        connection_timeout=network_timeout_s,
+        network_timeout=network_timeout_s,
+    )
+
+
+class HttpTransport:
+    """The ``Transport`` for HTTP: tritonclient makes and reads the bodies, a pool of connections carries them.
+
+    Args:
+        url: The server.
+        headers: Sent with every request.
+    """
+
+    def __init__(self, url: TritonUrl, headers: Mapping[str, str]) -> None:
+        self._url = url.with_scheme
+        self._headers = dict(headers)
+        self._pool = ConnectionPool(url)
+
+    def is_server_ready(self, timeout_s: float) -> bool:
+        """Ask whether the server is ready."""
+        return self._is_ready("/v2/health/ready", Operation("server readiness request", self._url, timeout_s))
+
+    def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
+        """Ask whether a model is ready; a model that is not known is not ready."""
+        operation = Operation("model readiness request", self._url, timeout_s, model_name, model_version)
+        return self._is_ready(f"{_model_path(model_name, model_version)}/ready", operation)
+
+    def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
+        """Return the model configuration."""
+        operation = Operation("model configuration request", self._url, timeout_s, model_name, model_version)
+        answer = self._exchange("GET", f"{_model_path(model_name, model_version)}/config", operation)
+        try:
+            config: Mapping[str, Any] = json.loads(answer.body)
+        except ValueError as error:
+            raise _not_understood(operation, error) from error
+        return config
+
+    def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
+        """Carry one inference request."""
+        operation = Operation("inference request", self._url, timeout_s, request.model_name, request.model_version)
+        body, json_length = InferenceServerClient.generate_request_body(
+            make_inputs(InferInput, request),
+            request_id=request.request_id,
+            parameters=dict(request.call.parameters),
+            **request.call.options,
+        )
+        headers = dict(request.call.headers)
+        if json_length is not None:
+            headers[_HEADER_LENGTH] = str(json_length)
+        path = f"{_model_path(request.model_name, request.model_version)}/infer"
+        answer = self._exchange("POST", path, operation, headers, body)
+        try:
+            header_length = answer.headers.get(_HEADER_LENGTH)
+            result = InferenceServerClient.parse_response_body(
+                answer.body,
+                header_length=None if header_length is None else int(header_length),
+                content_encoding=answer.headers.get("Content-Encoding"),
+            )
+            outputs = result.get_response().get("outputs", [])
+            return InferResponse(
+                {item["name"]: read_output(result, item["name"], item["datatype"]) for item in outputs}
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise _not_understood(operation, error) from error
+
+    def load_model(
+        self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
+    ) -> None:
+        """Load a model, or load it anew."""
+        operation = Operation("loading of the model", self._url, timeout_s, model_name)
+        parameters = {path: base64.b64encode(content).decode("ascii") for path, content in (files or {}).items()}
+        if config is not None:
+            parameters["config"] = config
+        body = json.dumps({"parameters": parameters} if parameters else {}).encode()
+        self._exchange("POST", f"/v2/repository/models/{quote(model_name, safe='')}/load", operation, body=body)
+
+    def unload_model(self, model_name: str, timeout_s: float) -> None:
+        """Unload a model."""
+        operation = Operation("unloading of the model", self._url, timeout_s, model_name)
+        self._exchange("POST", f"/v2/repository/models/{quote(model_name, safe='')}/unload", operation, body=b"{}")
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._pool.close()
+
+    def _is_ready(self, path: str, operation: Operation) -> bool:
+        try:
+            self._exchange("GET", path, operation)
+        except PyTritonClientInferenceServerError as error:
+            # Triton says "not ready" with an error status, and most often without a text.
+            if is_denial(error.status or "", error.server_message or ""):
+                raise
+            return False
+        return True
+
+    def _exchange(
+        self,
+        method: str,
+        path: str,
+        operation: Operation,
+        headers: Mapping[str, str] | None = None,
+        body: bytes = b"",
+    ) -> Answer:
+        all_headers = {**self._headers, **headers} if headers else self._headers
+        try:
+            answer = self._pool.exchange(method, path, all_headers, body, Deadline(operation.timeout_s))
+        except PoolClosedError as error:
+            raise closed_error(operation.model_name, self._url) from error
+        except TimeoutError as error:
+            raise timeout_error(operation) from error
+        except (OSError, http.client.HTTPException) as error:
+            raise connection_error(operation, f"{type(error).__name__}: {error}") from error
+        if answer.status != 200:
+            raise server_error(operation, str(answer.status), _error_text(answer))
+        return answer
+
+
+def _model_path(model_name: str, model_version: str | None) -> str:
+    path = f"/v2/models/{quote(model_name, safe='')}"
+    return path if model_version is None else f"{path}/versions/{model_version}"
+
+
+def _error_text(answer: Answer) -> str:
+    text = answer.body.decode("utf-8", errors="replace")
+    try:
+        return str(json.loads(text)["error"])
+    except (KeyError, TypeError, ValueError):
+        return text or f"(HTTP status {answer.status} without a text)"
+
+
+def _not_understood(operation: Operation, error: Exception) -> PyTritonClientInferenceServerError:
+    return server_error(operation, "200", f"the answer cannot be read ({type(error).__name__}: {error}).")

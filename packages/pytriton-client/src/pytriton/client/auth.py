@@ -1,0 +1,50 @@
+"""How an access token travels: the names of the headers live here and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+__all__ = ["create_auth_headers", "extract_access_token_from_headers"]
+
+_HEADER_OF_PROTOCOL = {
+    "http": "triton-access-token",
+    # Triton expects the prefix in gRPC metadata, and only there.
+    "grpc": "triton-grpc-protocol-triton-access-token",
+}
+
+
+def create_auth_headers(access_token: str, protocol: str) -> dict[str, str]:
+    """Return the header that carries an access token.
+
+    Args:
+        access_token: The token, as ``Triton.get_access_token()`` returns it.
+        protocol: ``"http"`` or ``"grpc"``, in any case.
+
+    Raises:
+        ValueError: The token is empty or ``None``, or the protocol is another one.
+    """
+    if not access_token:
+        raise ValueError(
+            "Expected a non-empty access token; received none. Leave access_token out where none is needed."
+        )
+    name = _HEADER_OF_PROTOCOL.get(str(protocol).lower())
+    if name is None:
+        raise ValueError(f"Expected the protocol 'http' or 'grpc'; received {protocol!r}.")
+    return {name: access_token}
+
+
+def extract_access_token_from_headers(headers: Mapping[str, str]) -> str | None:
+    """Return the access token that headers carry in the form of either protocol, or ``None``.
+
+    Args:
+        headers: Names (in any case) and values.
+
+    Raises:
+        ValueError: Both forms are there, with different tokens.
+    """
+    lower = {str(name).lower(): value for name, value in headers.items()}
+    tokens = {lower[name] for name in _HEADER_OF_PROTOCOL.values() if lower.get(name)}
+    if len(tokens) > 1:
+        names = " and ".join(repr(name) for name in _HEADER_OF_PROTOCOL.values())
+        raise ValueError(f"Conflicting authentication headers: {names} hold different tokens. Send one of them.")
+    return tokens.pop() if tokens else None

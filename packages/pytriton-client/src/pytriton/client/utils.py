@@ -1,0 +1,203 @@
+"""Helpers for code that uses tritonclient's own clients, under the names that PyTriton gave to them.
+
+The functions take a ``tritonclient.http`` or ``tritonclient.grpc`` ``InferenceServerClient``, such as
+``create_client_from_url`` returns. ``ModelClient`` has methods of its own for all of this and needs none of them.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from ._base import DEFAULT_INIT_TIMEOUT_S, LATEST_MODEL_VERSION
+from ._deadline import Deadline, check_timeout
+from ._spec import ModelSpec, parse_model_config
+from ._url import TritonUrl
+from .exceptions import PyTritonClientModelNotReadyError, PyTritonClientTimeoutError
+
+__all__ = [
+    "LATEST_MODEL_VERSION",
+    "ModelState",
+    "TritonUrl",
+    "create_client_from_url",
+    "get_model_config",
+    "get_model_state",
+    "wait_for_model_ready",
+    "wait_for_server_ready",
+]
+
+_DEFAULT_NETWORK_TIMEOUT_S = 60.0
+_DEFAULT_WAIT_FOR_SERVER_READY_TIMEOUT_S = 60.0
+_DEFAULT_WAIT_FOR_MODEL_TIMEOUT_S = DEFAULT_INIT_TIMEOUT_S
+_POLL_S = 0.1
+
+
+class ModelState(enum.Enum):
+    """The state of a model in Triton's repository index."""
+
+    LOADING = "LOADING"
+    UNLOADING = "UNLOADING"
+    UNAVAILABLE = "UNAVAILABLE"
+    READY = "READY"
+
+
+def create_client_from_url(url: str, network_timeout_s: float | None = None) -> Any:
+    """Return a client of tritonclient for an address; nothing is sent yet.
+
+    Args:
+        url: As for ``ModelClient``.
+        network_timeout_s: For connecting and for each read over HTTP, in seconds; ``None`` is 60. gRPC takes its limit
+            with each call.
+
+    Raises:
+        PyTritonClientInvalidUrlError: The address cannot be understood.
+    """
+    parsed = TritonUrl.from_url(url)
+    if parsed.protocol == "grpc":
+        from . import _transport_grpc
+
+        return _transport_grpc.make_tritonclient(parsed)
+    from . import _transport_http
+
+    timeout_s = _DEFAULT_NETWORK_TIMEOUT_S if network_timeout_s is None else network_timeout_s
+    return _transport_http.make_tritonclient(parsed, check_timeout(timeout_s, "network_timeout_s"))
+
+
+def wait_for_server_ready(
+    client: Any, timeout_s: float | None = None, headers: Mapping[str, str] | None = None
+) -> None:
+    """Wait until the server is ready.
+
+    Args:
+        client: A client of tritonclient.
+        timeout_s: How long, in seconds; ``None`` is 60. The client's own network timeout comes on top.
+        headers: Sent with every request.
+
+    Raises:
+        PyTritonClientTimeoutError: It was not ready in time.
+    """
+    deadline = _deadline(timeout_s, _DEFAULT_WAIT_FOR_SERVER_READY_TIMEOUT_S)
+    if not _poll(lambda: bool(client.is_server_ready(headers=headers)), deadline):
+        raise PyTritonClientTimeoutError(
+            f"Waiting for server to be ready timed out. Waited {deadline.timeout_s:g} s.",
+            timeout_s=deadline.timeout_s,
+            waited_for="server ready",
+            missing="server",
+        )
+
+
+def wait_for_model_ready(
+    client: Any,
+    model_name: str,
+    model_version: str | None = None,
+    timeout_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> None:
+    """Wait until a model is ready.
+
+    Args:
+        client: A client of tritonclient.
+        model_name: The model.
+        model_version: The version; ``None`` is the latest.
+        timeout_s: How long, in seconds; ``None`` is 300. The client's own network timeout comes on top.
+        headers: Sent with every request.
+
+    Raises:
+        PyTritonClientModelNotReadyError: It was not ready in time.
+    """
+    deadline = _deadline(timeout_s, _DEFAULT_WAIT_FOR_MODEL_TIMEOUT_S)
+    version = _version(model_version)
+    if not _poll(lambda: bool(client.is_model_ready(model_name, version, headers=headers)), deadline):
+        raise PyTritonClientModelNotReadyError(
+            f"Waiting for model {model_name}/{version or LATEST_MODEL_VERSION} to be ready timed out. Waited "
+            f"{deadline.timeout_s:g} s.",
+            model_name=model_name,
+            model_version=version or None,
+            timeout_s=deadline.timeout_s,
+            waited_for="model ready",
+        )
+
+
+def get_model_state(
+    client: Any, model_name: str, model_version: str | None = None, headers: Mapping[str, str] | None = None
+) -> ModelState:
+    """Return the state of a model in the server's repository index; of its highest version where none is given.
+
+    Args:
+        client: A client of tritonclient.
+        model_name: The model. One that the index does not know is ``UNAVAILABLE``.
+        model_version: The version; ``None`` is the latest.
+        headers: Sent with the request.
+    """
+    index = client.get_model_repository_index(headers=headers)
+    states: dict[int, str] = {}
+    for model in index if isinstance(index, list) else index.models:
+        name, version, state = (
+            (model["name"], model.get("version"), model.get("state"))
+            if isinstance(model, dict)
+            else (model.name, model.version, model.state)
+        )
+        # A model that was never loaded has neither version nor state.
+        if name == model_name and state:
+            states[int(version or 0)] = state
+    wanted = _version(model_version)
+    state = states.get(int(wanted)) if wanted else states.get(max(states, default=0))
+    return ModelState(state) if state else ModelState.UNAVAILABLE
+
+
+def get_model_config(
+    client: Any,
+    model_name: str,
+    model_version: str | None = None,
+    timeout_s: float | None = None,
+    headers: Mapping[str, str] | None = None,
+) -> ModelSpec:
+    """Wait until a model is ready and return what the server says about it.
+
+    Args:
+        client: A client of tritonclient.
+        model_name: The model.
+        model_version: The version; ``None`` is the latest.
+        timeout_s: How long to wait, in seconds; ``None`` is 300.
+        headers: Sent with every request.
+
+    Raises:
+        PyTritonClientModelNotReadyError: It was not ready in time.
+    """
+    wait_for_model_ready(client, model_name, model_version, timeout_s, headers)
+    version = _version(model_version)
+    config = client.get_model_config(model_name, version, headers=headers)
+    if not isinstance(config, dict):
+        config = client.get_model_config(model_name, version, headers=headers, as_json=True)["config"]
+    return parse_model_config(config, version or None)
+
+
+def _deadline(timeout_s: float | None, default_s: float) -> Deadline:
+    return Deadline(check_timeout(default_s if timeout_s is None else timeout_s, "timeout_s"))
+
+
+def _version(model_version: str | None) -> str:
+    return "" if model_version in (None, LATEST_MODEL_VERSION) else str(model_version)
+
+
+def _poll(is_ready: Any, deadline: Deadline) -> bool:
+    while True:
+        try:
+            if is_ready():
+                return True
+        except Exception as error:
+            if not _is_no_answer(error):
+                raise
+        if deadline.is_over:
+            return False
+        time.sleep(min(_POLL_S, deadline.remaining_s()))
+
+
+def _is_no_answer(error: Exception) -> bool:
+    """Whether an error of tritonclient means that the server is not there yet."""
+    if isinstance(error, OSError):
+        return True
+    status = getattr(error, "status", None)
+    return callable(status) and status() in ("StatusCode.UNAVAILABLE", "StatusCode.NOT_FOUND")
