@@ -51,18 +51,21 @@ SOURCE_FILE = "SOURCE"
 DOWNLOAD_TIMEOUT_S = 900
 
 # Triton starts the one executable of this name, whatever Python the user runs. A stub works with one version only and
-# looks for its libraries where they were in NVIDIA's wheel, so this chooses the stub and says where the libraries are.
+# looks for its libraries where they were in NVIDIA's wheel, so this chooses the stub and says where the libraries are,
+# libpython included. Only the stub is told: for the server itself, a folder like conda's lib/ holds too many others.
 STUB_CHOOSER = """\
 #!/bin/sh
 here=$(cd "$(dirname "$0")" && pwd) || exit 1
-version=$(python3 -c 'import sys; print("%d.%d" % sys.version_info[:2])') || exit 1
+ask='import sys, sysconfig; print("%d.%d" % sys.version_info[:2], sysconfig.get_config_var("LIBDIR"))'
+answer=$(python3 -c "$ask") || exit 1
+version=${answer%% *}
 stub="$here/stubs/$version/triton_python_backend_stub"
 if [ ! -x "$stub" ]; then
     echo "tritonserver's Python backend has no stub for Python $version (python3 on PATH is $(command -v python3));" \\
         "there are stubs for: $(ls "$here/stubs" | tr '\\n' ' ')" >&2
     exit 1
 fi
-LD_LIBRARY_PATH="$here/../../lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
+LD_LIBRARY_PATH="$here/../../lib:${answer#* }${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
 export LD_LIBRARY_PATH
 exec "$stub" "$@"
 """
@@ -82,7 +85,7 @@ class Source:
     Attributes:
         root: Folder with `bin/`, `backends/` and `caches/`.
         licenses: Files with licence texts.
-        identity: One line that tells this source from others; the same identity means the same files.
+        identity: One line that tells this source from others, and this hook's layout of it from that of other versions.
         platform: Platform part of the tag of a wheel that holds these files.
     """
 
@@ -104,6 +107,15 @@ def target_arch() -> str:
 
 def wanted_identity() -> str:
     """Return the identity of the source that the environment asks for, without fetching anything."""
+    return f"{wanted_source()} arranged by {sha256(Path(__file__))[:12]}"
+
+
+def wanted_source() -> str:
+    """Name the source that the environment asks for.
+
+    Raises:
+        BundleError: If it names a folder without a server, or if there is none for this platform.
+    """
     given = os.environ.get("PYTRITON_TRITONSERVER_DIR")
     if given:
         executable = Path(given).expanduser() / "bin" / "tritonserver"
