@@ -19,9 +19,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -57,8 +56,7 @@ class CompileError(RuntimeError):
 # --- what to compile with ------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Compiler:
+class Compiler(NamedTuple):
     """A C++ compiler.
 
     Attributes:

@@ -25,9 +25,8 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 try:
     from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -78,8 +77,7 @@ class BundleError(RuntimeError):
 # --- where the server comes from -----------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """An unpacked tritonserver.
 
     Attributes:
