@@ -1,0 +1,1 @@
+"""The servers of the comparison: small scripts, each run by the interpreter of its own environment."""
