@@ -105,8 +105,8 @@ def sample(infer_func: Any) -> Any:
 
     Raises:
         PyTritonBadParameterError: `infer_func` is not callable.
-        PyTritonValidationError: When called: not exactly one request (the model needs `ModelConfig(batching=False)`), or a result of
-            a kind that is not supported.
+        PyTritonValidationError: When called: not exactly one request (the model needs
+            `ModelConfig(batching=False)`), or a result of a kind that is not supported.
     """
     return _sample(infer_func)
 

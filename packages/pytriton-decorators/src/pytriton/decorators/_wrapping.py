@@ -11,11 +11,14 @@ every kind of callable. What comes back from the callable below decides how its 
 | an iterator (generator function) | a generator; `plan.finish` of every step |
 | an asynchronous iterator | an asynchronous generator; `plan.finish` of every step |
 
-`prepare` itself always runs when the decorated callable is called, so a request that does not fit is refused there,
-even where the callable is a coroutine or generator function.
+For a coroutine function everything happens when the coroutine is awaited. For all others `prepare` and the calls happen
+when the decorated callable is called, so a request that does not fit is refused there, not in the first step of a
+generator.
 """
 
+import importlib
 import inspect
+import operator
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +35,6 @@ _PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)
 # Only wrapt 2 brings types, and they know less of these classes than what is used here.
 _FunctionWrapper: Any = wrapt.FunctionWrapper
 _BoundFunctionWrapper: Any = wrapt.BoundFunctionWrapper
-_ObjectProxy: Any = wrapt.ObjectProxy
 _VALUES = frozenset({dict, list, tuple})
 
 
@@ -71,13 +73,18 @@ def decorator(prepare: Prepare, *, name: str, outward: Outward | None = None) ->
     def invoke(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _carry_out(wrapped, prepare(wrapped, instance, args, kwargs))
 
+    async def invoke_coroutine(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return await _carry_out_awaiting(wrapped, prepare(wrapped, instance, args, kwargs))
+
     def apply(func: Any) -> Any:
         if not callable(func) and not isinstance(func, (classmethod, staticmethod)):
             raise PyTritonBadParameterError(
                 f"@{name} decorates a callable, not {func!r}.", parameter=name, value=func, rule="a callable"
             )
         kind = _Decorated if _code_of_object(func) is None else _DecoratedObject
-        return kind(func, invoke, outward)
+        decorated = kind(func, invoke, outward)
+        function = func.__func__ if isinstance(func, (classmethod, staticmethod)) else decorated
+        return kind(func, invoke_coroutine, outward) if inspect.iscoroutinefunction(function) else decorated
 
     return apply
 
@@ -100,8 +107,7 @@ def undecorated(func: Any) -> Any:
 
 def _carry_out(wrapped: Any, plan: Plan) -> Any:
     results: list[Any] = []
-    scope = plan.requests
-    token = None if scope is None else CURRENT_REQUESTS.set(scope)
+    token = _enter(plan)
     try:
         for args, kwargs in plan.calls:
             results.append(wrapped(*args, **kwargs))
@@ -109,8 +115,7 @@ def _carry_out(wrapped: Any, plan: Plan) -> Any:
         _discard(results)
         raise
     finally:
-        if token is not None:
-            CURRENT_REQUESTS.reset(token)
+        _leave(token)
     return _deliver(results, plan)
 
 
@@ -127,18 +132,29 @@ def _deliver(results: list[Any], plan: Plan) -> Any:
     return plan.finish(results)
 
 
+async def _carry_out_awaiting(wrapped: Any, plan: Plan) -> Any:
+    results: list[Any] = []
+    token = _enter(plan)
+    try:
+        for args, kwargs in plan.calls:
+            # One after the other: where a call fails, the coroutines of the later ones do not exist yet.
+            results.append(await wrapped(*args, **kwargs))
+    finally:
+        _leave(token)
+    return _deliver(results, plan)
+
+
 async def _deliver_awaited(awaitables: list[Awaitable[Any]], plan: Plan) -> Any:
     results: list[Any] = []
+    token = _enter(plan)
     try:
         for awaitable in awaitables:
-            token = _enter(plan)
-            try:
-                results.append(await awaitable)
-            finally:
-                _leave(token)
+            results.append(await awaitable)
     except BaseException:
         _discard(awaitables[len(results) + 1 :])
         raise
+    finally:
+        _leave(token)
     return _deliver(results, plan)
 
 
@@ -226,30 +242,15 @@ class _Bound(_BoundFunctionWrapper):  # type: ignore[misc]
         return _signature(self.__wrapped__, self._self_parent._self_outward, leading=misses_object)
 
     @property
-    def __func__(self) -> "_Unbound":
+    def __func__(self) -> "_Decorated":
         # inspect asks a bound method for its function, and takes the signature of that less its first parameter.
-        return _Unbound(self.__wrapped__.__func__, self._self_parent)
+        return _Decorated(self.__wrapped__.__func__, self._self_wrapper, self._self_parent._self_outward, leading=True)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        owner = self.__self__ if inspect.ismethod(self.__wrapped__) else self._self_owner
-        return getattr, (owner, self.__name__)
-
-
-class _Unbound(_ObjectProxy):  # type: ignore[misc]
-    """The function below a bound decorated method: called with the object, it is the decorated method."""
-
-    def __init__(self, function: Any, parent: Any) -> None:
-        super().__init__(function)
-        self._self_parent = parent
-
-    @property
-    def __signature__(self) -> inspect.Signature:
-        return _signature(self.__wrapped__, self._self_parent._self_outward, leading=True)
-
-    def __call__(self, owner: Any, /, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(undecorated(self._self_parent), classmethod):
-            return self._self_parent.__get__(None, owner)(*args, **kwargs)
-        return self._self_parent.__get__(owner, type(owner))(*args, **kwargs)
+        if inspect.ismethod(self.__wrapped__):
+            return getattr, (self.__self__, self.__name__)
+        # Not by name alone, as functions are: every access makes another object, which pickle would not accept.
+        return _named, (self.__module__, self.__qualname__)
 
 
 class _Decorated(_FunctionWrapper):  # type: ignore[misc]
@@ -257,13 +258,21 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
 
     __bound_function_wrapper__ = _Bound
 
-    def __init__(self, wrapped: Any, invoke: Callable[..., Any], outward: Outward | None) -> None:
+    def __init__(
+        self, wrapped: Any, invoke: Callable[..., Any], outward: Outward | None, *, leading: bool | None = None
+    ) -> None:
         super().__init__(wrapped, invoke)
         self._self_outward = outward
+        self._self_leading = leading
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return _signature(self.__wrapped__, self._self_outward, leading=False)
+        return _signature(self.__wrapped__, self._self_outward, leading=self._self_leading)
+
+    @property
+    def __func__(self) -> "_Decorated":
+        # For a bound method that was decorated afterwards; anything else has none.
+        return _Decorated(self.__wrapped__.__func__, self._self_wrapper, self._self_outward, leading=True)
 
     def __reduce_ex__(self, protocol: Any) -> str:
         # By name, as functions are; the name leads to the decorated callable.
@@ -302,6 +311,10 @@ class _DecoratedObject(_Decorated):
         )
 
 
+def _named(module: str, qualified_name: str) -> Any:
+    return operator.attrgetter(qualified_name)(importlib.import_module(module))
+
+
 def _code_of_object(func: Any) -> Any:
     """Code of the `__call__` of an object; None for functions, methods, classes and objects without it."""
     if isinstance(func, (type, classmethod, staticmethod)) or hasattr(func, "__code__"):
@@ -309,7 +322,15 @@ def _code_of_object(func: Any) -> Any:
     return getattr(undecorated(type(func).__call__), "__code__", None)
 
 
-def _signature(inner: Any, outward: Outward | None, *, leading: bool) -> inspect.Signature:
+def _signature(inner: Any, outward: Outward | None, *, leading: bool | None) -> inspect.Signature:
+    """Signature of a decorated callable.
+
+    Args:
+        inner: The callable below.
+        outward: What the decorator makes of its signature.
+        leading: Whether the first parameter is the object or class and stays. None: if it is called `self` or `cls`;
+            since Python 3.13 a function that is still to become a class method cannot be told apart otherwise.
+    """
     if outward is None:
         return inspect.signature(inner)
     try:
@@ -318,6 +339,8 @@ def _signature(inner: Any, outward: Outward | None, *, leading: bool) -> inspect
         # A callable written in C may have none.
         return outward(inspect.Signature())
     parameters = list(signature.parameters.values())
+    if leading is None:
+        leading = bool(parameters) and parameters[0].name in ("self", "cls")
     if not leading or not parameters:
         return outward(signature)
     own = parameters[0].replace(kind=inspect.Parameter.POSITIONAL_ONLY, annotation=inspect.Parameter.empty)

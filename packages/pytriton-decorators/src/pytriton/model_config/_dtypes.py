@@ -44,6 +44,18 @@ _BY_KIND: Final[dict[tuple[str, int], type[np.generic]]] = {
 }
 _BY_WIRE_NAME: Final = {name: scalar for scalar, name in _NUMERIC.items()}
 _STRINGS: Final[tuple[type[Any], ...]] = (bytes, np.bytes_, object, np.object_)
+_ABSTRACT: Final[tuple[type[np.generic], ...]] = (
+    np.generic,
+    np.number,
+    np.integer,
+    np.signedinteger,
+    np.unsignedinteger,
+    np.inexact,
+    np.floating,
+    np.complexfloating,
+    np.flexible,
+    np.character,
+)
 _BUILTINS: Final[dict[type[Any], type[Any]]] = {
     bool: np.bool_,
     # numpy 1 makes int32 of `int` on Windows; a model's interface must not depend on where it is written.
@@ -77,8 +89,8 @@ def canonical_type(declared: Any, *, parameter: str = "dtype") -> type[Any]:
     if isinstance(declared, type):
         if declared in _BUILTINS:
             return _BUILTINS[declared]
-        if not issubclass(declared, np.generic):
-            # np.dtype() would take any other class for `object`.
+        if not issubclass(declared, np.generic) or declared in _ABSTRACT:
+            # np.dtype() would take any other class for `object`, and choose a width for an abstract type.
             raise _rejected(declared, parameter)
     if declared is None:
         # np.dtype(None) is float64.
@@ -87,9 +99,6 @@ def canonical_type(declared: Any, *, parameter: str = "dtype") -> type[Any]:
         dtype = np.dtype(declared)
     except (TypeError, ValueError, SyntaxError) as error:
         raise _rejected(declared, parameter) from error
-    if isinstance(declared, type) and dtype.type is not declared:
-        # Abstract types such as np.floating, for which numpy picks a concrete one.
-        raise _rejected(declared, parameter)
     if dtype.kind in "SU":
         return np.bytes_
     if dtype.kind == "O":

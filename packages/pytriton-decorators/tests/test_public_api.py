@@ -1,0 +1,73 @@
+import importlib
+from types import ModuleType
+
+import pytest
+
+PUBLIC = {
+    "pytriton.decorators": {
+        "InferCallable",
+        "InferenceRequest",
+        "InferenceRequests",
+        "InferenceResult",
+        "InferenceResults",
+        "InputNames",
+        "ModelConfigDict",
+        "RequestLike",
+        "TritonContext",
+        "batch",
+        "convert_output",
+        "get_inference_request_batch_size",
+        "get_model_config",
+        "get_requests",
+        "get_triton_context",
+        "sample",
+    },
+    "pytriton.decorators.serving": {"set_served_model"},
+    "pytriton.exceptions": {
+        "PyTritonBadParameterError",
+        "PyTritonBatchSizeError",
+        "PyTritonError",
+        "PyTritonInvalidOperationError",
+        "PyTritonModelConfigError",
+        "PyTritonRuntimeError",
+        "PyTritonUnrecoverableError",
+        "PyTritonValidationError",
+    },
+    "pytriton.model_config": {
+        "DeviceKind",
+        "DynamicBatcher",
+        "ModelConfig",
+        "QueuePolicy",
+        "Tensor",
+        "TimeoutAction",
+    },
+    "pytriton.model_config.common": {
+        "DeviceKind",
+        "DynamicBatcher",
+        "ModelWarmup",
+        "QueuePolicy",
+        "TimeoutAction",
+        "WarmupInput",
+    },
+    "pytriton.model_config.model_config": {"ModelConfig"},
+    "pytriton.model_config.tensor": {"Tensor"},
+    "pytriton.model_config.triton_model_config": {"ResponseCache", "TensorSpec", "TritonModelConfig"},
+}
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_what_is_promised_is_what_is_there(name: str) -> None:
+    module = importlib.import_module(name)
+    assert set(module.__all__) == PUBLIC[name]
+    assert list(module.__all__) == sorted(module.__all__, key=lambda public: (public[0].islower(), public))
+
+
+@pytest.mark.parametrize("name", ["pytriton.decorators", "pytriton.exceptions", "pytriton.model_config"])
+def test_packages_have_nothing_else_without_underscore(name: str) -> None:
+    module = importlib.import_module(name)
+    others = {
+        member
+        for member, value in vars(module).items()
+        if not member.startswith("_") and member not in PUBLIC[name] and not isinstance(value, ModuleType)
+    }
+    assert others <= {"Any"}
