@@ -1,0 +1,1 @@
+"""What inference callables touch: the types of requests and responses."""

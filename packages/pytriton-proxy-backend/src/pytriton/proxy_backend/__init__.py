@@ -1,0 +1,46 @@
+"""A Triton backend that hands inference to a worker process over shared memory.
+
+The proxy backend listens on a unix socket per model version inside tritonserver; a `Worker` attaches to it and serves
+the model with a Python callable. `docs/protocol.md` describes what passes between them.
+"""
+
+from ._layout import MAJOR as _MAJOR
+from ._layout import MINOR as _MINOR
+from ._native import BACKEND_NAME, LIBRARY_NAME, library_path
+from .errors import (
+    ArenaFullError,
+    AttachError,
+    ConnectionLostError,
+    EndpointError,
+    LibraryNotFoundError,
+    OutputError,
+    ProtocolError,
+    ProxyBackendError,
+    VersionMismatchError,
+)
+from .model import SIDE_FILE_NAME, ModelSpec, ProxySettings, TensorSpec, endpoint_path
+from .worker import Worker
+
+PROTOCOL_VERSION: tuple[int, int] = (_MAJOR, _MINOR)
+
+__all__ = [
+    "BACKEND_NAME",
+    "LIBRARY_NAME",
+    "PROTOCOL_VERSION",
+    "SIDE_FILE_NAME",
+    "ArenaFullError",
+    "AttachError",
+    "ConnectionLostError",
+    "EndpointError",
+    "LibraryNotFoundError",
+    "ModelSpec",
+    "OutputError",
+    "ProtocolError",
+    "ProxyBackendError",
+    "ProxySettings",
+    "TensorSpec",
+    "VersionMismatchError",
+    "Worker",
+    "endpoint_path",
+    "library_path",
+]

@@ -1,0 +1,181 @@
+#include "arena.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "protocol.h"
+
+// glibc got these later than the 2.17 that release wheels are built for.
+#ifndef MFD_CLOEXEC
+#define MFD_CLOEXEC 0x0001U
+#define MFD_ALLOW_SEALING 0x0002U
+#endif
+#ifndef F_ADD_SEALS
+#define F_ADD_SEALS 1033
+#define F_GET_SEALS 1034
+#define F_SEAL_SEAL 0x0001
+#define F_SEAL_SHRINK 0x0002
+#define F_SEAL_GROW 0x0004
+#endif
+
+namespace pytriton {
+
+namespace {
+
+constexpr uint64_t kFirstSegment = 1u << 20;
+
+uint64_t AlignUp(uint64_t value, uint64_t alignment) { return (value + alignment - 1) & ~(alignment - 1); }
+
+std::string Errno(const char* call) { return std::string(call) + ": " + std::strerror(errno); }
+
+}  // namespace
+
+std::unique_ptr<Segment> Segment::Create(uint32_t id, uint64_t size, std::string* error) {
+  const int fd = static_cast<int>(syscall(SYS_memfd_create, "pytriton-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (fd < 0) {
+    *error = Errno("memfd_create");
+    return nullptr;
+  }
+  if (ftruncate(fd, static_cast<off_t>(size)) != 0 ||
+      fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    *error = Errno("ftruncate or F_ADD_SEALS") + " for " + std::to_string(size) + " bytes";
+    close(fd);
+    return nullptr;
+  }
+  void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) {
+    *error = Errno("mmap") + " of " + std::to_string(size) + " bytes";
+    close(fd);
+    return nullptr;
+  }
+  return std::unique_ptr<Segment>(new Segment(id, fd, static_cast<uint8_t*>(data), size));
+}
+
+std::unique_ptr<Segment> Segment::Attach(uint32_t id, int fd, uint64_t size, std::string* error) {
+  struct stat status;
+  const int seals = fcntl(fd, F_GET_SEALS);
+  if (size == 0 || seals < 0 || (seals & F_SEAL_SHRINK) == 0 || fstat(fd, &status) != 0 ||
+      static_cast<uint64_t>(status.st_size) < size) {
+    *error = "segment " + std::to_string(id) + " is not a memfd of at least " + std::to_string(size) +
+             " bytes that is sealed against shrinking";
+    close(fd);
+    return nullptr;
+  }
+  void* data = mmap(nullptr, size, PROT_READ, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) {
+    *error = Errno("mmap") + " of " + std::to_string(size) + " bytes";
+    close(fd);
+    return nullptr;
+  }
+  auto segment = std::unique_ptr<Segment>(new Segment(id, fd, static_cast<uint8_t*>(data), size));
+  segment->CloseFd();
+  return segment;
+}
+
+Segment::~Segment() {
+  munmap(data_, size_);
+  CloseFd();
+}
+
+void Segment::CloseFd() {
+  if (fd_ >= 0) close(fd_);
+  fd_ = -1;
+}
+
+Arena::Result Arena::Allocate(uint64_t length, Block* block) {
+  if (length > budget_) return Result::kFull;
+  const uint64_t need = AlignUp(std::max<uint64_t>(length, 1), kAlignment);
+  for (auto& owned : segments_) {
+    for (auto it = owned.free.begin(); it != owned.free.end(); ++it) {
+      if (it->second < need) continue;
+      const uint64_t offset = it->first;
+      const uint64_t rest = it->second - need;
+      owned.free.erase(it);
+      if (rest != 0) owned.free.emplace(offset + need, rest);
+      owned.used.emplace(offset, need);
+      in_use_ += need;
+      *block = {owned.segment->id(), offset, length, owned.segment->data() + offset};
+      return Result::kOk;
+    }
+  }
+  return size_ + need <= budget_ ? Result::kNeedSegment : Result::kFull;
+}
+
+Segment* Arena::AddSegment(uint64_t length, std::string* error) {
+  uint64_t size = std::max(kFirstSegment, size_);
+  while (size < length && size < (uint64_t{1} << 62)) size *= 2;
+  size = AlignUp(std::max(std::min(size, budget_ - size_), length), kAlignment);
+  auto segment = Segment::Create(next_id_, size, error);
+  if (!segment) return nullptr;
+  ++next_id_;
+  size_ += size;
+  Owned owned;
+  owned.segment = std::move(segment);
+  owned.free.emplace(0, size);
+  segments_.push_back(std::move(owned));
+  return segments_.back().segment.get();
+}
+
+bool Arena::IsInUse(uint32_t segment, uint64_t offset) const {
+  for (const auto& owned : segments_) {
+    if (owned.segment->id() == segment) return owned.used.count(offset) != 0;
+  }
+  return false;
+}
+
+bool Arena::Release(uint32_t segment, uint64_t offset) {
+  for (auto& owned : segments_) {
+    if (owned.segment->id() != segment) continue;
+    auto used = owned.used.find(offset);
+    if (used == owned.used.end()) return false;
+    uint64_t begin = offset;
+    uint64_t length = used->second;
+    in_use_ -= length;
+    owned.used.erase(used);
+    auto after = owned.free.lower_bound(begin);
+    if (after != owned.free.begin()) {
+      auto before = std::prev(after);
+      if (before->first + before->second == begin) {
+        begin = before->first;
+        length += before->second;
+        owned.free.erase(before);
+      }
+    }
+    if (after != owned.free.end() && begin + length == after->first) {
+      length += after->second;
+      owned.free.erase(after);
+    }
+    owned.free.emplace(begin, length);
+    if (owned.used.empty()) owned.idle_since_ns = 0;
+    return true;
+  }
+  return false;
+}
+
+std::vector<uint32_t> Arena::Trim(uint64_t now_ns, uint64_t idle_ns) {
+  std::vector<uint32_t> gone;
+  for (auto it = segments_.begin(); it != segments_.end();) {
+    const bool first = it->segment->size() <= kFirstSegment && it == segments_.begin();
+    if (first || !it->used.empty()) {
+      it->idle_since_ns = 0;
+    } else if (it->idle_since_ns == 0) {
+      it->idle_since_ns = now_ns;
+    } else if (now_ns - it->idle_since_ns >= idle_ns) {
+      gone.push_back(it->segment->id());
+      size_ -= it->segment->size();
+      it = segments_.erase(it);
+      continue;
+    }
+    ++it;
+  }
+  return gone;
+}
+
+}  // namespace pytriton

@@ -1,0 +1,116 @@
+// The entry points that Triton calls: one Endpoint per model version, created when the model is loaded.
+#include <fstream>
+#include <memory>
+#include <sstream>
+#include <string>
+
+#include "batch.h"
+#include "endpoint.h"
+#include "settings.h"
+#include "triton_util.h"
+
+#define PYTRITON_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace {
+
+using pytriton::MakeError;
+using pytriton::TakeMessage;
+
+// Nothing thrown below a C entry point may leave it.
+template <typename Function>
+TRITONSERVER_Error* Guarded(const char* what, Function function) {
+  try {
+    return function();
+  } catch (const std::exception& exception) {
+    return MakeError(TRITONSERVER_ERROR_INTERNAL, std::string("pytriton: ") + what + ": " + exception.what());
+  }
+}
+
+#define PYTRITON_RETURN_IF_ERROR(call)                     \
+  do {                                                     \
+    TRITONSERVER_Error* pytriton_error = (call);           \
+    if (pytriton_error != nullptr) return pytriton_error;  \
+  } while (false)
+
+TRITONSERVER_Error* ReadSettings(const std::string& path, pytriton::Settings* settings) {
+  std::ifstream file(path);
+  if (!file) {
+    return MakeError(
+        TRITONSERVER_ERROR_INVALID_ARG,
+        "the side file '" + path + "' cannot be read; pytriton-proxy-backend writes it beside the model");
+  }
+  std::ostringstream text;
+  text << file.rdbuf();
+  std::string error;
+  if (!pytriton::ParseSettings(text.str(), settings, &error)) {
+    return MakeError(TRITONSERVER_ERROR_INVALID_ARG, "'" + path + "': " + error);
+  }
+  return nullptr;
+}
+
+}  // namespace
+
+PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend*) {
+  uint32_t major = 0;
+  uint32_t minor = 0;
+  PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ApiVersion(&major, &minor));
+  if (major != kBackendApiMajor || minor < kBackendApiMinor) {
+    return MakeError(
+        TRITONSERVER_ERROR_UNSUPPORTED,
+        "this server has backend API " + std::to_string(major) + "." + std::to_string(minor) +
+            ", libtriton_pytriton.so needs " + std::to_string(kBackendApiMajor) + "." +
+            std::to_string(kBackendApiMinor) + " or a later minor: use a newer tritonserver");
+  }
+  return nullptr;
+}
+
+PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_Model* model) {
+  return Guarded("loading the model", [&]() -> TRITONSERVER_Error* {
+    const char* name = nullptr;
+    uint64_t version = 0;
+    TRITONBACKEND_ArtifactType artifact;
+    const char* repository = nullptr;
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelName(model, &name));
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelVersion(model, &version));
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelRepository(model, &artifact, &repository));
+    pytriton::Settings settings;
+    PYTRITON_RETURN_IF_ERROR(ReadSettings(
+        std::string(repository) + "/" + std::to_string(version) + "/" + pytriton::kSideFileName, &settings));
+    auto endpoint = std::make_unique<pytriton::Endpoint>(pytriton::ModelIdentity{name, version}, settings);
+    std::string error;
+    if (!endpoint->Listen(&error)) {
+      return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "model '" + std::string(name) + "': " + error);
+    }
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelSetState(model, endpoint.get()));
+    endpoint.release();
+    return nullptr;
+  });
+}
+
+PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model* model) {
+  return Guarded("unloading the model", [&]() -> TRITONSERVER_Error* {
+    void* state = nullptr;
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelState(model, &state));
+    delete static_cast<pytriton::Endpoint*>(state);
+    return nullptr;
+  });
+}
+
+PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
+    TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, const uint32_t request_count) {
+  // An error returned here leaves the requests with Triton, so it may come only before the batch takes them over.
+  TRITONBACKEND_Model* model = nullptr;
+  void* state = nullptr;
+  PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceModel(instance, &model));
+  PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelState(model, &state));
+  auto* endpoint = static_cast<pytriton::Endpoint*>(state);
+  try {
+    endpoint->Execute(std::make_unique<pytriton::Batch>(
+        endpoint->NextBatchId(), instance, requests, request_count, endpoint->settings().batching,
+        endpoint->settings().decoupled));
+  } catch (const std::exception& exception) {
+    // The batch has answered its requests when it was destroyed on the way here.
+    PYTRITON_LOG(ERROR, std::string("executing a batch: ") + exception.what());
+  }
+  return nullptr;
+}

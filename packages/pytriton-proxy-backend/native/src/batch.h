@@ -1,0 +1,71 @@
+// The requests of one call of Triton, from the gathering of their inputs to the last response.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "arena.h"
+#include "record.h"
+#include "triton_api.h"
+
+namespace pytriton {
+
+class Batch {
+ public:
+  // Takes over the requests: each is answered and released exactly once, at the latest by the destructor.
+  Batch(
+      uint64_t id, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, uint32_t count,
+      bool batching, bool decoupled);
+  ~Batch();
+  Batch(const Batch&) = delete;
+  Batch& operator=(const Batch&) = delete;
+
+  uint64_t id() const { return id_; }
+  uint32_t size() const { return static_cast<uint32_t>(items_.size()); }
+  uint64_t started_ns() const { return started_ns_; }
+  bool finished() const { return open_ == 0; }
+
+  // Fills `source` with views on the memory of the requests. False with the reason.
+  bool Collect(BatchSource* source, std::string* error);
+  void MarkSent();
+
+  // Answers the requests that the record answers. Whatever is wrong with one answer becomes that request's error.
+  void Respond(const ResponseRecord& record);
+  // Answers every request that is still open with an error.
+  void Fail(TRITONSERVER_Error_Code code, const std::string& text);
+  // Calls `cancelled(request)` once for each open request that its caller has given up.
+  void PollCancelled(const std::function<void(uint32_t)>& cancelled);
+
+  Block input;  // the input block of this batch, until the worker gives it back
+  bool input_in_use = false;
+
+ private:
+  struct Item {
+    TRITONBACKEND_Request* request;
+    TRITONBACKEND_ResponseFactory* factory;
+    uint32_t rows;
+    bool open;
+    bool success;
+    bool cancelled;
+  };
+
+  bool CollectRequest(uint32_t index, BatchSource* source, std::string* error);
+  bool CollectTensors(BatchSource* source, std::string* error);
+  TRITONBACKEND_Response* NewResponse(Item& item, std::string* error);
+  void SendError(Item& item, TRITONSERVER_Error_Code code, const std::string& text);
+  void Finish(uint64_t compute_end_ns);
+
+  uint64_t id_;
+  TRITONBACKEND_ModelInstance* instance_;
+  bool batching_;
+  bool decoupled_;
+  std::vector<Item> items_;
+  uint32_t open_;
+  uint64_t started_ns_;
+  uint64_t sent_ns_ = 0;
+  bool reported_ = false;
+};
+
+}  // namespace pytriton

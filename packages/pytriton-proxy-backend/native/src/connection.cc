@@ -1,0 +1,475 @@
+#include "connection.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "triton_util.h"
+
+namespace pytriton {
+
+namespace {
+
+constexpr int kSendTimeoutMs = 5000;
+// A response above this is acknowledged at once, a smaller one with the next batch.
+constexpr uint64_t kEagerAcknowledge = 64 << 10;
+constexpr uint64_t kCancelPollNs = 20 * 1000 * 1000;
+constexpr uint32_t kMaxInFlight = 1024;
+// Blocks of one worker's arenas are whole segments' slices: more segments than this only a broken peer announces.
+constexpr size_t kMaxSegments = 4096;
+
+std::string VersionText(uint16_t major, uint16_t minor) {
+  return std::to_string(major) + "." + std::to_string(minor);
+}
+
+}  // namespace
+
+Connection::Connection(int fd, const ModelIdentity& model, const Settings& settings)
+    : fd_(fd), model_(model), settings_(settings), accepted_ns_(NowNs()), inputs_(settings.arena_budget_bytes) {
+  label_ = "a peer that has not said its name";
+}
+
+Connection::~Connection() {
+  Close("the model is unloaded", true);
+  close(fd_);
+}
+
+bool Connection::WriteLocked(
+    Message* message, const void* body, size_t body_length, int fd, std::string* error) {
+  message->size = static_cast<uint32_t>(sizeof(Message) + body_length);
+  iovec parts[2] = {{message, sizeof(Message)}, {const_cast<void*>(body), body_length}};
+  msghdr header{};
+  header.msg_iov = parts;
+  header.msg_iovlen = body_length == 0 ? 1 : 2;
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
+  if (fd >= 0) {
+    header.msg_control = control;
+    header.msg_controllen = sizeof(control);
+    cmsghdr* cmsg = CMSG_FIRSTHDR(&header);
+    cmsg->cmsg_level = SOL_SOCKET;
+    cmsg->cmsg_type = SCM_RIGHTS;
+    cmsg->cmsg_len = CMSG_LEN(sizeof(int));
+    std::memcpy(CMSG_DATA(cmsg), &fd, sizeof(int));
+  }
+  const uint64_t deadline_ns = NowNs() + uint64_t{kSendTimeoutMs} * 1000000u;
+  for (;;) {
+    if (sendmsg(fd_, &header, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return true;
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN && errno != EWOULDBLOCK) {
+      *error = std::string("sending to it failed: ") + std::strerror(errno);
+      return false;
+    }
+    const uint64_t now_ns = NowNs();
+    if (now_ns >= deadline_ns) {
+      *error = "it read nothing from its socket for " + std::to_string(kSendTimeoutMs / 1000) + " s";
+      return false;
+    }
+    pollfd wait{fd_, POLLOUT, 0};
+    poll(&wait, 1, static_cast<int>((deadline_ns - now_ns) / 1000000u) + 1);
+  }
+}
+
+bool Connection::SendGreetingLocked(MessageType type, const std::string& text) {
+  Message message{};
+  message.type = static_cast<uint16_t>(type);
+  uint8_t body[sizeof(Greeting) + kMaxText];
+  Greeting greeting{};
+  std::memcpy(greeting.magic, kMagic, sizeof(kMagic));
+  greeting.major = kMajor;
+  greeting.minor = kMinor;
+  greeting.pid = static_cast<uint32_t>(getpid());
+  greeting.uid = static_cast<uint32_t>(geteuid());
+  greeting.max_in_flight = max_in_flight_;
+  greeting.capabilities = capabilities_;
+  greeting.model_flags = (settings_.batching ? kModelBatching : 0) | (settings_.decoupled ? kModelDecoupled : 0);
+  greeting.text_length = static_cast<uint32_t>(std::min<size_t>(text.size(), kMaxText));
+  greeting.model_version = model_.version;
+  greeting.arena_budget = settings_.arena_budget_bytes;
+  greeting.arena_idle_ms = settings_.arena_idle_ms;
+  std::memcpy(body, &greeting, sizeof(greeting));
+  std::memcpy(body + sizeof(greeting), text.data(), greeting.text_length);
+  std::string error;
+  return WriteLocked(&message, body, sizeof(greeting) + greeting.text_length, -1, &error);
+}
+
+bool Connection::HelloLocked(const uint8_t* body, uint32_t body_length, std::string* error) {
+  Greeting greeting{};
+  std::memcpy(&greeting, body, std::min<size_t>(body_length, sizeof(greeting)));
+  constexpr size_t kVersionEnd = offsetof(Greeting, pid);
+  if (body_length < kVersionEnd || std::memcmp(greeting.magic, kMagic, sizeof(kMagic)) != 0) {
+    *error = "its first message is not the greeting of a pytriton worker";
+    return false;
+  }
+  const std::string theirs = VersionText(greeting.major, greeting.minor);
+  if (greeting.major != kMajor) {
+    *error = "the worker speaks protocol " + theirs + ", this proxy backend " + VersionText(kMajor, kMinor) +
+             ": the major versions must agree. Install the same version of pytriton-proxy-backend for the worker as "
+             "the one whose " + "libtriton_pytriton.so the server has loaded";
+    return false;
+  }
+  if (body_length < sizeof(greeting) || greeting.text_length > body_length - sizeof(greeting)) {
+    *error = "its greeting of " + std::to_string(body_length) + " bytes is cut off";
+    return false;
+  }
+  ucred peer{};
+  socklen_t length = sizeof(peer);
+  if (getsockopt(fd_, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
+    *error = std::string("SO_PEERCRED failed: ") + std::strerror(errno);
+    return false;
+  }
+  const std::string name(reinterpret_cast<const char*>(body) + sizeof(greeting), greeting.text_length);
+  label_ = "worker '" + name + "' (pid " + std::to_string(peer.pid) + ")";
+  if (peer.uid != geteuid()) {
+    *error = "it runs as user " + std::to_string(peer.uid) + ", the server as user " + std::to_string(geteuid()) +
+             ": both must be the same user";
+    return false;
+  }
+  capabilities_ = greeting.capabilities & kCapabilities;
+  if (settings_.decoupled && (capabilities_ & kCapDecoupled) == 0) {
+    *error = "the model is decoupled and the worker, protocol " + theirs + ", cannot answer so";
+    return false;
+  }
+  max_in_flight_ = std::min(std::max(greeting.max_in_flight, 1u), kMaxInFlight);
+  if (!SendGreetingLocked(MessageType::kWelcome, model_.name)) {
+    *error = "the answer to its greeting could not be sent";
+    return false;
+  }
+  // The first segment comes with the greeting, so that the first request does not wait for it.
+  if (!AddSegmentLocked(1, error)) return false;
+  state_.store(ConnectionState::kAttached, std::memory_order_release);
+  PYTRITON_LOG(INFO, "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + label_ +
+                         " attached, protocol " + theirs);
+  return true;
+}
+
+bool Connection::AddSegmentLocked(uint64_t length, std::string* error) {
+  Segment* segment = inputs_.AddSegment(length, error);
+  if (segment == nullptr) return false;
+  Message message{};
+  message.type = static_cast<uint16_t>(MessageType::kSegment);
+  message.segment = segment->id();
+  message.length = segment->size();
+  const bool sent = WriteLocked(&message, nullptr, 0, segment->fd(), error);
+  segment->CloseFd();
+  return sent;
+}
+
+bool Connection::SegmentLocked(const Message& message, int fd, std::string* error) {
+  if (fd < 0) {
+    *error = "it announced a segment without its descriptor";
+    return false;
+  }
+  if (outputs_.count(message.segment) != 0 || outputs_.size() >= kMaxSegments) {
+    *error = "it announced segment " + std::to_string(message.segment) + " twice, or too many segments";
+    close(fd);
+    return false;
+  }
+  auto segment = Segment::Attach(message.segment, fd, message.length, error);
+  if (!segment) return false;
+  outputs_[message.segment] = std::move(segment);
+  return true;
+}
+
+void Connection::ReleaseInputLocked(Batch* batch) {
+  if (!batch->input_in_use) return;
+  inputs_.Release(batch->input.segment, batch->input.offset);
+  batch->input_in_use = false;
+}
+
+void Connection::BatchDoneLocked(uint64_t batch) {
+  in_flight_.erase(batch);
+  load_.fetch_sub(1, std::memory_order_acq_rel);
+}
+
+bool Connection::ResponseLocked(const Message& message, std::string* error) {
+  ++consumed_;
+  auto found = in_flight_.find(message.batch);
+  if (found == in_flight_.end()) {
+    *error = "it answered batch " + std::to_string(message.batch) + ", which it does not have";
+    return false;
+  }
+  auto segment = outputs_.find(message.segment);
+  if (segment == outputs_.end() || message.offset > segment->second->size() ||
+      message.length > segment->second->size() - message.offset || message.offset % 8 != 0) {
+    *error = "its response lies at " + std::to_string(message.offset) + ", length " + std::to_string(message.length) +
+             ", of segment " + std::to_string(message.segment) + ", outside of its arena";
+    return false;
+  }
+  Batch* batch = found->second.get();
+  if (!record_.Parse(
+          segment->second->data() + message.offset, message.length, message.batch, batch->size(),
+          settings_.decoupled, error)) {
+    *error = "its response record is malformed: " + *error;
+    return false;
+  }
+  if ((message.flags & kFlagInputReleased) != 0) ReleaseInputLocked(batch);
+  batch->Respond(record_);
+  if ((message.flags & kFlagBatchDone) != 0) {
+    if (!batch->finished()) {
+      batch->Fail(TRITONSERVER_ERROR_INTERNAL, label_ + " ended the batch without an answer to this request");
+    }
+    BatchDoneLocked(message.batch);
+  }
+  if (message.length > kEagerAcknowledge || settings_.decoupled) {
+    Message release{};
+    release.type = static_cast<uint16_t>(MessageType::kRelease);
+    release.consumed = acknowledged_ = consumed_;
+    return WriteLocked(&release, nullptr, 0, -1, error);
+  }
+  return true;
+}
+
+bool Connection::FailLocked(
+    const Message& message, const uint8_t* body, uint32_t body_length, std::string* error) {
+  auto found = in_flight_.find(message.batch);
+  if (found == in_flight_.end()) {
+    *error = "it failed batch " + std::to_string(message.batch) + ", which it does not have";
+    return false;
+  }
+  if ((message.flags & kFlagInputReleased) != 0) ReleaseInputLocked(found->second.get());
+  const auto code = message.index <= TRITONSERVER_ERROR_CANCELLED
+                        ? static_cast<TRITONSERVER_Error_Code>(message.index)
+                        : TRITONSERVER_ERROR_INTERNAL;
+  found->second->Fail(code, std::string(reinterpret_cast<const char*>(body), body_length));
+  BatchDoneLocked(message.batch);
+  return true;
+}
+
+bool Connection::ReleaseLocked(const Message& message, std::string* error) {
+  for (auto& entry : in_flight_) {
+    Batch* batch = entry.second.get();
+    if (batch->input_in_use && batch->input.segment == message.segment && batch->input.offset == message.offset) {
+      ReleaseInputLocked(batch);
+      return true;
+    }
+  }
+  if (!inputs_.Release(message.segment, message.offset)) {
+    *error = "it released the block at " + std::to_string(message.offset) + " of segment " +
+             std::to_string(message.segment) + ", which is not in use";
+    return false;
+  }
+  return true;
+}
+
+bool Connection::HandleLocked(
+    const Message& message, const uint8_t* body, uint32_t body_length, int fd, std::string* error) {
+  const auto type = static_cast<MessageType>(message.type);
+  if (fd >= 0 && type != MessageType::kSegment) {
+    close(fd);
+    *error = "it sent a descriptor with a message that carries none";
+    return false;
+  }
+  if (state() == ConnectionState::kGreeting) {
+    if (type == MessageType::kHello) {
+      if (HelloLocked(body, body_length, error)) return true;
+      SendGreetingLocked(MessageType::kRefuse, *error);
+      return false;
+    }
+    if (fd >= 0) close(fd);
+    *error = "it sent message " + std::to_string(message.type) + " before its greeting";
+    return false;
+  }
+  switch (type) {
+    case MessageType::kSegment:
+      return SegmentLocked(message, fd, error);
+    case MessageType::kSegmentClose:
+      outputs_.erase(message.segment);
+      return true;
+    case MessageType::kResponse:
+      return ResponseLocked(message, error);
+    case MessageType::kFail:
+      return FailLocked(message, body, body_length, error);
+    case MessageType::kRelease:
+      return ReleaseLocked(message, error);
+    case MessageType::kDetach:
+      state_.store(ConnectionState::kDetaching, std::memory_order_release);
+      return true;
+    default:
+      *error = "it sent message " + std::to_string(message.type) + ", which a worker does not send";
+      return false;
+  }
+}
+
+void Connection::Process() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  alignas(8) uint8_t packet[kMaxPacket];
+  while (state() != ConnectionState::kClosed) {
+    iovec part{packet, sizeof(packet)};
+    msghdr header{};
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 4)];
+    header.msg_iov = &part;
+    header.msg_iovlen = 1;
+    header.msg_control = control;
+    header.msg_controllen = sizeof(control);
+    const ssize_t received = recvmsg(fd_, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (received < 0) {
+      if (errno == EINTR) continue;
+      if (errno == EAGAIN || errno == EWOULDBLOCK) break;
+      CloseLocked(std::string("reading from it failed: ") + std::strerror(errno), false);
+      break;
+    }
+    int fd = -1;
+    for (cmsghdr* cmsg = CMSG_FIRSTHDR(&header); cmsg != nullptr; cmsg = CMSG_NXTHDR(&header, cmsg)) {
+      if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS) continue;
+      const size_t count = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+      for (size_t i = 0; i < count; ++i) {
+        int descriptor;
+        std::memcpy(&descriptor, CMSG_DATA(cmsg) + i * sizeof(int), sizeof(int));
+        if (fd < 0) {
+          fd = descriptor;
+        } else {
+          close(descriptor);
+        }
+      }
+    }
+    if (received == 0) {
+      if (fd >= 0) close(fd);
+      const bool expected = state() == ConnectionState::kDetaching && in_flight_.empty();
+      CloseLocked("it closed its connection", expected);
+      break;
+    }
+    Message message{};
+    std::string error;
+    if (static_cast<size_t>(received) < sizeof(message) || (header.msg_flags & MSG_TRUNC) != 0) {
+      error = "it sent a packet of " + std::to_string(received) + " bytes, a message has " +
+              std::to_string(sizeof(message)) + " to " + std::to_string(kMaxPacket);
+      if (fd >= 0) close(fd);
+    } else {
+      std::memcpy(&message, packet, sizeof(message));
+      if (message.size != static_cast<uint32_t>(received)) {
+        error = "its message says " + std::to_string(message.size) + " bytes, " + std::to_string(received) + " came";
+        if (fd >= 0) close(fd);
+      } else {
+        HandleLocked(
+            message, packet + sizeof(message), static_cast<uint32_t>(received - sizeof(message)), fd, &error);
+      }
+    }
+    if (!error.empty()) {
+      CloseLocked(error, false);
+      break;
+    }
+  }
+  if (state() == ConnectionState::kDetaching && in_flight_.empty() && load() == 0) {
+    CloseLocked("it detached", true);
+  }
+}
+
+Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSource* scratch, std::string* error) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto give_back = [this](SendResult result) {
+    load_.fetch_sub(1, std::memory_order_acq_rel);
+    return result;
+  };
+  if (state() == ConnectionState::kClosed) return give_back(SendResult::kClosed);
+  BatchLayout layout;
+  if (!(*batch)->Collect(scratch, error) || !LayoutBatch(*scratch, &layout, error)) {
+    return give_back(SendResult::kRefused);
+  }
+  Block block;
+  Arena::Result allocated = inputs_.Allocate(layout.record_length, &block);
+  if (allocated == Arena::Result::kNeedSegment) {
+    if (!AddSegmentLocked(layout.record_length, error)) {
+      *error = "memory for the inputs of the batch could not be had: " + *error;
+      return give_back(SendResult::kRefused);
+    }
+    allocated = inputs_.Allocate(layout.record_length, &block);
+  }
+  if (allocated != Arena::Result::kOk) {
+    if (layout.record_length <= inputs_.budget() && !in_flight_.empty()) return give_back(SendResult::kBusy);
+    *error = "the inputs of the batch take " + std::to_string(layout.record_length) +
+             " bytes; the arena of this worker may have " + std::to_string(inputs_.budget()) + " bytes, of which " +
+             std::to_string(inputs_.in_use()) +
+             " are in use (by inputs that the callable keeps). Raise arena_budget_bytes of the model, or send "
+             "smaller batches";
+    return give_back(SendResult::kRefused);
+  }
+  WriteBatch(*scratch, layout, (*batch)->id(), block.data);
+  (*batch)->input = block;
+  (*batch)->input_in_use = true;
+  Message message{};
+  message.type = static_cast<uint16_t>(MessageType::kBatch);
+  message.batch = (*batch)->id();
+  message.consumed = acknowledged_ = consumed_;
+  message.segment = block.segment;
+  message.offset = block.offset;
+  message.length = layout.record_length;
+  (*batch)->MarkSent();
+  if (!WriteLocked(&message, nullptr, 0, -1, error)) {
+    inputs_.Release(block.segment, block.offset);
+    (*batch)->input_in_use = false;
+    CloseLocked(*error, false);
+    return give_back(SendResult::kClosed);
+  }
+  in_flight_[message.batch] = std::move(*batch);
+  return SendResult::kSent;
+}
+
+void Connection::Tick(uint64_t now_ns) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  if (state() == ConnectionState::kClosed || state() == ConnectionState::kGreeting) return;
+  std::string error;
+  for (auto& entry : in_flight_) {
+    Batch* batch = entry.second.get();
+    if (now_ns - batch->started_ns() < kCancelPollNs) continue;
+    batch->PollCancelled([&](uint32_t request) {
+      if (batch->input_in_use) batch->input.data[CancelledOffset(request)] = 1;
+      if ((capabilities_ & kCapCancel) == 0 || !error.empty()) return;
+      Message message{};
+      message.type = static_cast<uint16_t>(MessageType::kCancel);
+      message.batch = batch->id();
+      message.index = request;
+      WriteLocked(&message, nullptr, 0, -1, &error);
+    });
+    if (!error.empty()) break;
+  }
+  if (error.empty()) {
+    for (const uint32_t id : inputs_.Trim(now_ns, settings_.arena_idle_ms * 1000000u)) {
+      Message message{};
+      message.type = static_cast<uint16_t>(MessageType::kSegmentClose);
+      message.segment = id;
+      if (!WriteLocked(&message, nullptr, 0, -1, &error)) break;
+    }
+  }
+  if (error.empty() && acknowledged_ != consumed_ && in_flight_.empty()) {
+    Message release{};
+    release.type = static_cast<uint16_t>(MessageType::kRelease);
+    release.consumed = acknowledged_ = consumed_;
+    WriteLocked(&release, nullptr, 0, -1, &error);
+  }
+  if (!error.empty()) CloseLocked(error, false);
+}
+
+void Connection::Close(const std::string& reason, bool expected) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  CloseLocked(reason, expected);
+}
+
+void Connection::CloseLocked(const std::string& reason, bool expected) {
+  if (state() == ConnectionState::kClosed) return;
+  const bool attached = state() != ConnectionState::kGreeting;
+  state_.store(ConnectionState::kClosed, std::memory_order_release);
+  shutdown(fd_, SHUT_RDWR);
+  const std::string where = "model '" + model_.name + "' version " + std::to_string(model_.version) + ": ";
+  if (expected) {
+    if (attached) PYTRITON_LOG(INFO, where + label_ + " detached: " + reason);
+  } else {
+    PYTRITON_LOG(ERROR, where + label_ + " is gone: " + reason);
+  }
+  for (auto& entry : in_flight_) {
+    entry.second->Fail(
+        TRITONSERVER_ERROR_UNAVAILABLE,
+        where + label_ + " was lost while it worked on this request: " + reason +
+            ". The request may have been carried out; look into the worker's log for the cause, and send it again if "
+            "that is safe");
+  }
+  load_.fetch_sub(static_cast<uint32_t>(in_flight_.size()), std::memory_order_acq_rel);
+  in_flight_.clear();
+  outputs_.clear();
+}
+
+}  // namespace pytriton

@@ -1,0 +1,100 @@
+// One worker: its socket, its two arenas and the batches that it has not answered yet.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "arena.h"
+#include "batch.h"
+#include "protocol.h"
+#include "record.h"
+#include "settings.h"
+
+namespace pytriton {
+
+// What a greeting says about the model, and what errors name.
+struct ModelIdentity {
+  std::string name;
+  uint64_t version = 0;
+};
+
+// States: kGreeting -> kAttached -> kDetaching -> kClosed, and from each straight to kClosed.
+//   kGreeting   the socket is accepted, HELLO has not come
+//   kAttached   takes batches
+//   kDetaching  the worker asked to leave: finishes what it has, gets nothing new
+//   kClosed     shut down; every batch it had is answered. The descriptor lives as long as the object, so that its
+//               number cannot come to mean another worker while somebody still holds this one
+enum class ConnectionState { kGreeting, kAttached, kDetaching, kClosed };
+
+class Connection {
+ public:
+  // Takes over `fd`, a connected SOCK_SEQPACKET socket, non-blocking.
+  Connection(int fd, const ModelIdentity& model, const Settings& settings);
+  ~Connection();
+  Connection(const Connection&) = delete;
+  Connection& operator=(const Connection&) = delete;
+
+  int fd() const { return fd_; }
+  uint64_t accepted_ns() const { return accepted_ns_; }
+  ConnectionState state() const { return state_.load(std::memory_order_acquire); }
+  // Batches claimed for this worker and not finished.
+  uint32_t load() const { return load_.load(std::memory_order_acquire); }
+  bool idle() const { return state() == ConnectionState::kAttached && load() < max_in_flight_; }
+  // Whether the background thread reads this socket; guarded by the endpoint's mutex.
+  bool armed = true;
+  void Claim() { load_.fetch_add(1, std::memory_order_acq_rel); }
+  const std::string& label() const { return label_; }
+
+  // Reads and handles every message that is there. Anything wrong closes the connection with a logged reason.
+  void Process();
+
+  enum class SendResult { kSent, kRefused, kBusy, kClosed };
+  // Hands a batch to the worker, which has been claimed before. kSent: the connection owns it now. kRefused: it can
+  // never fit; `error` says why. kBusy: no room until the worker gives some back. kClosed: the worker is gone.
+  // In every case but kSent the claim is given back and `batch` stays with the caller.
+  SendResult Send(std::unique_ptr<Batch>* batch, BatchSource* scratch, std::string* error);
+
+  // What is due without a message: cancellations of requests in flight, memory that nobody used for a while.
+  void Tick(uint64_t now_ns);
+
+  // Closes the connection and fails what is in flight.
+  void Close(const std::string& reason, bool expected);
+
+ private:
+  void CloseLocked(const std::string& reason, bool expected);
+  bool HandleLocked(const Message& message, const uint8_t* body, uint32_t body_length, int fd, std::string* error);
+  bool HelloLocked(const uint8_t* body, uint32_t body_length, std::string* error);
+  bool SegmentLocked(const Message& message, int fd, std::string* error);
+  bool ResponseLocked(const Message& message, std::string* error);
+  bool FailLocked(const Message& message, const uint8_t* body, uint32_t body_length, std::string* error);
+  bool ReleaseLocked(const Message& message, std::string* error);
+  void BatchDoneLocked(uint64_t batch);
+  void ReleaseInputLocked(Batch* batch);
+  bool AddSegmentLocked(uint64_t length, std::string* error);
+  bool SendGreetingLocked(MessageType type, const std::string& text);
+  bool WriteLocked(Message* message, const void* body, size_t body_length, int fd, std::string* error);
+
+  const int fd_;
+  const ModelIdentity& model_;
+  const Settings& settings_;
+  const uint64_t accepted_ns_;
+  std::atomic<ConnectionState> state_{ConnectionState::kGreeting};
+  std::atomic<uint32_t> load_{0};
+  std::atomic<uint32_t> max_in_flight_{1};
+
+  std::mutex mutex_;  // guards everything below
+  std::string label_;
+  uint64_t capabilities_ = 0;
+  Arena inputs_;                                          // ours: the worker reads it
+  std::map<uint32_t, std::unique_ptr<Segment>> outputs_;  // the worker's
+  std::map<uint64_t, std::unique_ptr<Batch>> in_flight_;
+  uint64_t consumed_ = 0;      // RESPONSE messages read
+  uint64_t acknowledged_ = 0;  // of these, those that the worker has been told of
+  ResponseRecord record_;
+};
+
+}  // namespace pytriton

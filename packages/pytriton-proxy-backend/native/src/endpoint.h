@@ -1,0 +1,71 @@
+// The socket of one model version and the workers behind it: who gets which batch, and who waits for what.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "connection.h"
+#include "settings.h"
+
+namespace pytriton {
+
+class Endpoint {
+ public:
+  Endpoint(ModelIdentity model, Settings settings);
+  ~Endpoint();
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  // Binds the socket and starts to accept workers. False with the reason.
+  bool Listen(std::string* error);
+  const Settings& settings() const { return settings_; }
+
+  // One call of Triton: hands the batch to an idle worker, and returns when another batch could be handed over, so
+  // that Triton's batcher goes on collecting until then. Answers the batch with an error where no worker takes it.
+  void Execute(std::unique_ptr<Batch> batch);
+
+  uint64_t NextBatchId() { return next_batch_.fetch_add(1, std::memory_order_relaxed); }
+
+ private:
+  using Connections = std::vector<std::shared_ptr<Connection>>;
+
+  bool Bind(std::string* error);
+  void Run();  // the background thread: accepts, and reads whatever no Execute reads
+  void Accept();
+  void Sweep(uint64_t now_ns);
+  void ArmLocked(Connection* connection, bool armed);
+  void Signal(int event_fd);
+  std::shared_ptr<Connection> ClaimIdleLocked();
+  bool AnyIdleLocked() const;
+  // Reads the sockets of busy workers until `done` (called with mutex_ held) or the deadline. One thread at a time
+  // polls, the others wait for what it finds.
+  bool WaitFor(const std::function<bool()>& done, uint64_t deadline_ns);
+
+  const ModelIdentity model_;
+  const Settings settings_;
+  std::atomic<uint64_t> next_batch_{1};
+  int listen_fd_ = -1;
+  int epoll_fd_ = -1;
+  int kick_fd_ = -1;  // wakes the background thread
+  int wake_fd_ = -1;  // ends the poll of the Execute that waits
+  bool bound_ = false;
+  std::atomic<bool> stopping_{false};
+  // The background thread comes round every few milliseconds by itself.
+  std::atomic<bool> sweeping_{false};
+  std::thread thread_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool polling_ = false;
+  Connections connections_;
+  size_t next_ = 0;  // where the search for an idle worker begins
+};
+
+}  // namespace pytriton

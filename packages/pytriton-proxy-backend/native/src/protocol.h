@@ -1,0 +1,164 @@
+// Protocol 1 in C++: every number that crosses the process border. docs/protocol.md is the normative text,
+// _layout.py its twin in Python; the golden vectors in tests/golden are read by both.
+#pragma once
+
+#include <cstdint>
+
+namespace pytriton {
+
+constexpr char kMagic[8] = {'P', 'Y', 'T', 'R', 'I', 'T', 'O', 'N'};
+constexpr uint16_t kMajor = 1;
+constexpr uint16_t kMinor = 0;
+
+// What a peer can do beyond the base of the protocol. A pair uses what both have.
+enum Capability : uint64_t {
+  kCapDecoupled = 1u << 0,  // the worker may answer one request with any number of responses
+  kCapCancel = 1u << 1,     // the worker reads CANCEL messages
+};
+constexpr uint64_t kCapabilities = kCapDecoupled | kCapCancel;
+
+enum class MessageType : uint16_t {
+  kHello = 1,         // worker -> proxy: greeting
+  kWelcome = 2,       // proxy -> worker: greeting
+  kRefuse = 3,        // proxy -> worker: greeting whose text is the reason; the connection ends
+  kSegment = 4,       // owner -> peer, with the memfd: a new segment of the sender's arena
+  kSegmentClose = 5,  // owner -> peer: the segment will not be used again
+  kBatch = 6,         // proxy -> worker: a batch record lies at (segment, offset, length)
+  kResponse = 7,      // worker -> proxy: a response record lies at (segment, offset, length)
+  kFail = 8,          // worker -> proxy: the whole batch failed; the reason is in the message
+  kRelease = 9,       // peer -> owner: the block at (segment, offset) is free again
+  kCancel = 10,       // proxy -> worker: request `index` of the batch is not wanted any more
+  kDetach = 11,       // worker -> proxy: no more batches, please; the proxy closes once nothing is in flight
+};
+
+constexpr uint16_t kFlagInputReleased = 1u << 0;  // RESPONSE, FAIL: the batch's input block is free again
+constexpr uint16_t kFlagBatchDone = 1u << 1;      // RESPONSE, FAIL: nothing more comes for this batch
+
+struct Message {
+  uint16_t type;
+  uint16_t flags;
+  uint32_t size;      // bytes of the whole packet
+  uint64_t batch;
+  uint64_t consumed;  // BATCH and RELEASE of the proxy: RESPONSE messages fully read so far on this connection
+  uint32_t segment;
+  uint32_t index;     // CANCEL: request; FAIL: Triton's error code
+  uint64_t offset;
+  uint64_t length;
+};
+static_assert(sizeof(Message) == 48);
+
+// Follows the header of HELLO, WELCOME and REFUSE; then `text_length` bytes of UTF-8. The first twelve bytes keep
+// their meaning in every future version, and a longer greeting is read as far as it is known.
+struct Greeting {
+  char magic[8];
+  uint16_t major;
+  uint16_t minor;
+  uint32_t pid;
+  uint32_t uid;
+  uint32_t max_in_flight;  // HELLO: batches that the worker takes at once; WELCOME: what the proxy will use
+  uint64_t capabilities;
+  uint32_t model_flags;    // WELCOME: kModelBatching | kModelDecoupled
+  uint32_t text_length;    // HELLO: the worker's name; WELCOME: the model's name; REFUSE: the reason
+  uint64_t model_version;  // WELCOME
+  uint64_t arena_budget;   // WELCOME: bytes per direction
+  uint64_t arena_idle_ms;  // WELCOME: unused segments go back after so long
+};
+static_assert(sizeof(Greeting) == 64);
+
+constexpr uint32_t kModelBatching = 1u << 0;
+constexpr uint32_t kModelDecoupled = 1u << 1;
+
+constexpr uint32_t kMaxPacket = 4096;  // no packet is larger
+constexpr uint32_t kMaxText = kMaxPacket - sizeof(Message) - sizeof(Greeting);
+
+// ---- records in an arena -------------------------------------------------------------------------------------
+
+constexpr uint64_t kAlignment = 64;               // of blocks and of payloads in them
+constexpr uint64_t kMaxMetadata = 1u << 30;       // bytes of a record before its payloads
+constexpr uint32_t kBatchMagic = 0x31425450;      // "PTB1"
+constexpr uint32_t kResponseMagic = 0x31525450;   // "PTR1"
+constexpr uint32_t kWholeBatch = 0xFFFFFFFF;      // TensorEntry::owner
+
+struct RecordHeader {
+  uint32_t magic;
+  uint32_t entry_count;      // requests or responses
+  uint32_t tensor_count;
+  uint32_t reserved;
+  uint64_t batch;
+  uint64_t metadata_length;  // this header, the entries, shapes, strings: all before the first payload
+  uint64_t record_length;    // metadata and payloads
+  uint32_t entries_offset;   // all offsets count from the start of the record
+  uint32_t tensors_offset;
+  uint64_t reserved2[2];
+};
+static_assert(sizeof(RecordHeader) == 64);
+
+struct StringRef {
+  uint32_t offset;
+  uint32_t length;
+};
+
+constexpr uint32_t kRequestSequenceStart = 1u << 0;
+constexpr uint32_t kRequestSequenceEnd = 1u << 1;
+
+struct RequestEntry {
+  uint32_t rows;   // of the batch axis; 1 where the model does not batch
+  uint32_t flags;  // kRequestSequence*
+  uint64_t priority;
+  uint64_t timeout_us;
+  uint64_t correlation_id;
+  StringRef id;
+  StringRef correlation_string;
+  StringRef trace_context;
+  uint32_t parameters_offset;
+  uint32_t parameters_count;
+  uint32_t outputs_offset;  // StringRef[outputs_count]: the names that the caller asked for
+  uint32_t outputs_count;
+  uint8_t cancelled;        // the proxy sets it while the batch is in flight; everything else is constant
+  uint8_t reserved[7];
+};
+static_assert(sizeof(RequestEntry) == 80);
+
+constexpr uint32_t kResponseFinal = 1u << 0;  // nothing more comes for this request
+constexpr uint32_t kResponseError = 1u << 1;
+constexpr uint32_t kResponseEmpty = 1u << 2;  // no outputs: only ends the request (decoupled)
+
+struct ResponseEntry {
+  uint32_t request;  // its place in the batch
+  uint32_t flags;    // kResponse*
+  uint32_t rows;     // of the whole-batch tensors of this record
+  uint32_t error_code;
+  StringRef error;
+  uint32_t parameters_offset;
+  uint32_t parameters_count;
+  uint64_t reserved[2];
+};
+static_assert(sizeof(ResponseEntry) == 48);
+
+struct TensorEntry {
+  StringRef name;
+  uint32_t dtype;  // Triton's TRITONSERVER_DataType
+  uint32_t dims_count;
+  uint32_t owner;  // the request (or response of this record) that it belongs to, or kWholeBatch
+  uint32_t dims_offset;  // int64[dims_count]
+  uint64_t payload_offset;
+  uint64_t payload_length;
+  uint64_t reserved;
+};
+static_assert(sizeof(TensorEntry) == 48);
+
+struct ParameterEntry {
+  StringRef key;
+  uint32_t type;    // Triton's TRITONSERVER_ParameterType
+  uint32_t length;  // of a string value
+  uint64_t value;   // a string's offset; the bits of an int64 or double; 0 or 1
+};
+static_assert(sizeof(ParameterEntry) == 24);
+
+// Bytes of one element, 0 for a type that is not fixed in size or not known.
+inline uint32_t FixedElementSize(uint32_t dtype) {
+  constexpr uint8_t kSizes[] = {0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8, 0, 2};
+  return dtype < sizeof(kSizes) ? kSizes[dtype] : 0;
+}
+
+}  // namespace pytriton

@@ -1,0 +1,326 @@
+#include "record.h"
+
+#include <cstring>
+
+namespace pytriton {
+
+namespace {
+
+constexpr uint64_t AlignUp(uint64_t value, uint64_t alignment) { return (value + alignment - 1) & ~(alignment - 1); }
+
+// Puts strings and tables behind each other in the metadata of a record.
+class Cursor {
+ public:
+  Cursor(uint8_t* base, uint64_t start) : base_(base), at_(start) {}
+
+  template <typename T>
+  uint32_t Table(uint64_t count, T** table) {
+    at_ = AlignUp(at_, 8);
+    const uint64_t offset = at_;
+    *table = reinterpret_cast<T*>(base_ + offset);
+    at_ += count * sizeof(T);
+    return static_cast<uint32_t>(offset);
+  }
+
+  StringRef String(std::string_view text) {
+    const StringRef ref{static_cast<uint32_t>(at_), static_cast<uint32_t>(text.size())};
+    std::memcpy(base_ + at_, text.data(), text.size());
+    base_[at_ + text.size()] = 0;
+    at_ += text.size() + 1;
+    return ref;
+  }
+
+ private:
+  uint8_t* base_;
+  uint64_t at_;
+};
+
+}  // namespace
+
+void BatchSource::Clear() {
+  requests.clear();
+  tensors.clear();
+  dims.clear();
+  pieces.clear();
+  parameters.clear();
+  outputs.clear();
+}
+
+bool LayoutBatch(const BatchSource& source, BatchLayout* layout, std::string* error) {
+  uint64_t metadata = sizeof(RecordHeader) + source.requests.size() * sizeof(RequestEntry) +
+                      source.tensors.size() * sizeof(TensorEntry) + source.dims.size() * sizeof(int64_t) +
+                      source.parameters.size() * sizeof(ParameterEntry) + source.outputs.size() * sizeof(StringRef);
+  for (const auto& request : source.requests) {
+    metadata += request.id.size() + request.correlation_string.size() + request.trace_context.size() + 3;
+  }
+  for (const auto& tensor : source.tensors) metadata += tensor.name.size() + 1;
+  for (const auto& parameter : source.parameters) metadata += parameter.key.size() + parameter.text.size() + 2;
+  for (const auto& output : source.outputs) metadata += output.size() + 1;
+  metadata = AlignUp(metadata, kAlignment);
+  if (metadata > kMaxMetadata) {
+    *error = "the metadata of the batch (ids, parameters, names) take " + std::to_string(metadata) +
+             " bytes, the protocol allows " + std::to_string(kMaxMetadata);
+    return false;
+  }
+  uint64_t total = metadata;
+  for (const auto& tensor : source.tensors) {
+    uint64_t next;
+    if (__builtin_add_overflow(total, tensor.length, &next) || next > UINT64_MAX - kAlignment) {
+      *error = "the tensors of the batch are larger than 64 bits can count";
+      return false;
+    }
+    total = AlignUp(next, kAlignment);
+  }
+  layout->metadata_length = metadata;
+  layout->record_length = total;
+  return true;
+}
+
+void WriteBatch(const BatchSource& source, const BatchLayout& layout, uint64_t batch, uint8_t* out) {
+  Cursor cursor(out, sizeof(RecordHeader));
+  auto* header = reinterpret_cast<RecordHeader*>(out);
+  RequestEntry* requests;
+  TensorEntry* tensors;
+  int64_t* dims;
+  ParameterEntry* parameters;
+  StringRef* outputs;
+  const uint32_t requests_offset = cursor.Table(source.requests.size(), &requests);
+  const uint32_t tensors_offset = cursor.Table(source.tensors.size(), &tensors);
+  const uint32_t dims_offset = cursor.Table(source.dims.size(), &dims);
+  const uint32_t parameters_offset = cursor.Table(source.parameters.size(), &parameters);
+  const uint32_t outputs_offset = cursor.Table(source.outputs.size(), &outputs);
+
+  *header = RecordHeader{};
+  header->magic = kBatchMagic;
+  header->entry_count = static_cast<uint32_t>(source.requests.size());
+  header->tensor_count = static_cast<uint32_t>(source.tensors.size());
+  header->batch = batch;
+  header->metadata_length = layout.metadata_length;
+  header->record_length = layout.record_length;
+  header->entries_offset = requests_offset;
+  header->tensors_offset = tensors_offset;
+
+  if (!source.dims.empty()) std::memcpy(dims, source.dims.data(), source.dims.size() * sizeof(int64_t));
+  for (size_t i = 0; i < source.outputs.size(); ++i) outputs[i] = cursor.String(source.outputs[i]);
+  for (size_t i = 0; i < source.parameters.size(); ++i) {
+    const auto& from = source.parameters[i];
+    auto& to = parameters[i];
+    to.key = cursor.String(from.key);
+    const StringRef text = cursor.String(from.text);
+    to.type = from.type;
+    to.length = text.length;
+    to.value = from.type == 0 ? text.offset : from.value;
+  }
+  for (size_t i = 0; i < source.requests.size(); ++i) {
+    const auto& from = source.requests[i];
+    auto& to = requests[i];
+    to = RequestEntry{};
+    to.rows = from.rows;
+    to.flags = from.flags;
+    to.priority = from.priority;
+    to.timeout_us = from.timeout_us;
+    to.correlation_id = from.correlation_id;
+    to.id = cursor.String(from.id);
+    to.correlation_string = cursor.String(from.correlation_string);
+    to.trace_context = cursor.String(from.trace_context);
+    to.parameters_offset = parameters_offset + from.first_parameter * sizeof(ParameterEntry);
+    to.parameters_count = from.parameter_count;
+    to.outputs_offset = outputs_offset + from.first_output * sizeof(StringRef);
+    to.outputs_count = from.output_count;
+  }
+  uint64_t payload = layout.metadata_length;
+  for (size_t i = 0; i < source.tensors.size(); ++i) {
+    const auto& from = source.tensors[i];
+    auto& to = tensors[i];
+    to = TensorEntry{};
+    to.name = cursor.String(from.name);
+    to.dtype = from.dtype;
+    to.dims_count = from.dims_count;
+    to.owner = from.owner;
+    to.dims_offset = dims_offset + from.first_dim * sizeof(int64_t);
+    to.payload_offset = payload;
+    to.payload_length = from.length;
+    uint8_t* at = out + payload;
+    for (uint32_t p = from.first_piece; p < from.first_piece + from.piece_count; ++p) {
+      if (source.pieces[p].size != 0) std::memcpy(at, source.pieces[p].data, source.pieces[p].size);
+      at += source.pieces[p].size;
+    }
+    payload = AlignUp(payload + from.length, kAlignment);
+  }
+}
+
+// ---- responses ---------------------------------------------------------------------------------------------------
+
+bool ResponseRecord::CheckString(StringRef ref, const char* what, std::string* error) const {
+  const uint64_t end = uint64_t{ref.offset} + ref.length;
+  if (ref.offset < sizeof(RecordHeader) || end >= metadata_.size() || metadata_[end] != 0 ||
+      std::memchr(metadata_.data() + ref.offset, 0, ref.length) != nullptr) {
+    *error = std::string(what) + " at offset " + std::to_string(ref.offset) + ", length " +
+             std::to_string(ref.length) + ", is not a zero-terminated string inside the " +
+             std::to_string(metadata_.size()) + " bytes of metadata";
+    return false;
+  }
+  return true;
+}
+
+template <typename T>
+bool ResponseRecord::CheckTable(uint64_t offset, uint64_t count, const char* what, std::string* error) const {
+  if (count == 0) return true;
+  if (offset % 8 != 0 || offset < sizeof(RecordHeader) || offset > metadata_.size() ||
+      count > (metadata_.size() - offset) / sizeof(T)) {
+    *error = std::string("the table of ") + what + " at offset " + std::to_string(offset) + " with " +
+             std::to_string(count) + " entries does not lie inside the " + std::to_string(metadata_.size()) +
+             " bytes of metadata";
+    return false;
+  }
+  return true;
+}
+
+bool ResponseRecord::Parse(
+    const uint8_t* block, uint64_t length, uint64_t batch, uint32_t request_count, bool decoupled,
+    std::string* error) {
+  entries_.clear();
+  tensors_.clear();
+  RecordHeader header;
+  if (length < sizeof(header)) {
+    *error = "a response record of " + std::to_string(length) + " bytes is shorter than its header";
+    return false;
+  }
+  std::memcpy(&header, block, sizeof(header));
+  if (header.magic != kResponseMagic || header.batch != batch) {
+    *error = "the record does not answer batch " + std::to_string(batch) + ": magic " + std::to_string(header.magic) +
+             ", batch " + std::to_string(header.batch);
+    return false;
+  }
+  if (header.metadata_length < sizeof(header) || header.metadata_length > kMaxMetadata ||
+      header.metadata_length > header.record_length || header.record_length > length) {
+    *error = "lengths do not nest: metadata " + std::to_string(header.metadata_length) + ", record " +
+             std::to_string(header.record_length) + ", block " + std::to_string(length);
+    return false;
+  }
+  metadata_.resize(header.metadata_length);
+  std::memcpy(metadata_.data(), block, header.metadata_length);
+  if (!CheckTable<ResponseEntry>(header.entries_offset, header.entry_count, "responses", error) ||
+      !CheckTable<TensorEntry>(header.tensors_offset, header.tensor_count, "tensors", error)) {
+    return false;
+  }
+  const uint8_t* base = metadata_.data();
+  entries_.resize(header.entry_count);
+  if (header.entry_count != 0) {
+    std::memcpy(entries_.data(), base + header.entries_offset, header.entry_count * sizeof(ResponseEntry));
+  }
+  uint64_t rows = 0;
+  std::vector<bool> seen(request_count);
+  for (const auto& entry : entries_) {
+    if (entry.request >= request_count) {
+      *error = "response to request " + std::to_string(entry.request) + " of a batch of " +
+               std::to_string(request_count);
+      return false;
+    }
+    if (!decoupled && seen[entry.request]) {
+      *error = "two responses to request " + std::to_string(entry.request) + " of a model that is not decoupled";
+      return false;
+    }
+    seen[entry.request] = true;
+    if ((entry.flags & (kResponseError | kResponseEmpty)) == 0) rows += entry.rows;
+    if ((entry.flags & kResponseError) != 0 && !CheckString(entry.error, "an error text", error)) return false;
+    if (!CheckTable<ParameterEntry>(entry.parameters_offset, entry.parameters_count, "parameters", error)) return false;
+    for (uint32_t i = 0; i < entry.parameters_count; ++i) {
+      ParameterEntry parameter;
+      std::memcpy(&parameter, base + entry.parameters_offset + i * sizeof(parameter), sizeof(parameter));
+      if (!CheckString(parameter.key, "a parameter's name", error)) return false;
+      if (parameter.type == 0) {
+        if (parameter.value > UINT32_MAX ||
+            !CheckString({static_cast<uint32_t>(parameter.value), parameter.length}, "a parameter's value", error)) {
+          if (error->empty()) *error = "a parameter's value lies outside the metadata";
+          return false;
+        }
+      } else if (parameter.type > 3) {
+        *error = "unknown parameter type " + std::to_string(parameter.type);
+        return false;
+      }
+    }
+  }
+  tensors_.reserve(header.tensor_count);
+  for (uint32_t i = 0; i < header.tensor_count; ++i) {
+    TensorEntry entry;
+    std::memcpy(&entry, base + header.tensors_offset + i * sizeof(entry), sizeof(entry));
+    if (!CheckString(entry.name, "a tensor's name", error)) return false;
+    const auto where = [&] { return std::string("output '") + Text(entry.name) + "': "; };
+    if (entry.owner != kWholeBatch && entry.owner >= entries_.size()) {
+      *error = where() + "belongs to response " + std::to_string(entry.owner) + " of " + std::to_string(entries_.size());
+      return false;
+    }
+    const bool strings = entry.dtype == 13;
+    const uint32_t element = FixedElementSize(entry.dtype);
+    if (!strings && element == 0) {
+      *error = where() + "unknown data type " + std::to_string(entry.dtype);
+      return false;
+    }
+    if (!CheckTable<int64_t>(entry.dims_offset, entry.dims_count, "dimensions", error)) return false;
+    const auto* dims = reinterpret_cast<const int64_t*>(base + entry.dims_offset);
+    uint64_t elements = 1;
+    for (uint32_t d = 0; d < entry.dims_count; ++d) {
+      if (dims[d] < 0 || __builtin_mul_overflow(elements, static_cast<uint64_t>(dims[d]), &elements)) {
+        *error = where() + "dimension " + std::to_string(dims[d]) + " is negative or too large";
+        return false;
+      }
+    }
+    uint64_t bytes = 0;
+    if (!strings && (__builtin_mul_overflow(elements, uint64_t{element}, &bytes) || bytes != entry.payload_length)) {
+      *error = where() + "its shape and type take " + std::to_string(bytes) + " bytes, its payload has " +
+               std::to_string(entry.payload_length);
+      return false;
+    }
+    if (entry.payload_offset < header.metadata_length || entry.payload_offset > header.record_length ||
+        entry.payload_length > header.record_length - entry.payload_offset) {
+      *error = where() + "its payload of " + std::to_string(entry.payload_length) + " bytes at " +
+               std::to_string(entry.payload_offset) + " does not lie between the metadata and the end of the record, " +
+               std::to_string(header.record_length);
+      return false;
+    }
+    if (entry.owner == kWholeBatch && (entry.dims_count == 0 || static_cast<uint64_t>(dims[0]) != rows)) {
+      *error = where() + "has " + (entry.dims_count == 0 ? std::string("no") : std::to_string(dims[0])) +
+               " rows for the whole batch, its responses have " + std::to_string(rows);
+      return false;
+    }
+    tensors_.push_back({Text(entry.name), entry.dtype, entry.owner, dims, entry.dims_count,
+                        block + entry.payload_offset, entry.payload_length});
+  }
+  return true;
+}
+
+std::string_view ResponseRecord::ErrorText(const ResponseEntry& entry) const {
+  return {Text(entry.error), entry.error.length};
+}
+
+void ResponseRecord::Parameters(const ResponseEntry& entry, std::vector<ResponseParameter>* out) const {
+  out->clear();
+  for (uint32_t i = 0; i < entry.parameters_count; ++i) {
+    ParameterEntry parameter;
+    std::memcpy(
+        &parameter, metadata_.data() + entry.parameters_offset + i * sizeof(parameter), sizeof(parameter));
+    const char* text = parameter.type == 0 ? Text({static_cast<uint32_t>(parameter.value), 0}) : "";
+    out->push_back({Text(parameter.key), parameter.type, text, parameter.value});
+  }
+}
+
+bool SplitStrings(
+    const uint8_t* payload, uint64_t length, const std::vector<uint64_t>& counts, std::vector<uint64_t>* ends) {
+  ends->clear();
+  uint64_t at = 0;
+  for (uint64_t count : counts) {
+    for (uint64_t i = 0; i < count; ++i) {
+      uint32_t size;
+      if (length - at < sizeof(size)) return false;
+      std::memcpy(&size, payload + at, sizeof(size));
+      at += sizeof(size);
+      if (length - at < size) return false;
+      at += size;
+    }
+    ends->push_back(at);
+  }
+  return at == length;
+}
+
+}  // namespace pytriton

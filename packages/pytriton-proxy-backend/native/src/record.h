@@ -1,0 +1,130 @@
+// Batch records out, response records in. Knows bytes, not Triton: tests and the fuzzer run it without a server.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "protocol.h"
+
+namespace pytriton {
+
+// ---- what goes into a batch record: views on the caller's memory, collected first, written once ---------------
+
+struct Piece {
+  const void* data;
+  uint64_t size;
+};
+
+struct TensorSource {
+  std::string_view name;
+  uint32_t dtype;
+  uint32_t owner;
+  uint32_t first_dim;  // in BatchSource::dims
+  uint32_t dims_count;
+  uint32_t first_piece;  // in BatchSource::pieces
+  uint32_t piece_count;
+  uint64_t length;  // of all its pieces
+};
+
+struct ParameterSource {
+  std::string_view key;
+  uint32_t type;
+  std::string_view text;  // of a string value
+  uint64_t value;         // of any other
+};
+
+struct RequestSource {
+  uint32_t rows = 1;
+  uint32_t flags = 0;
+  uint64_t priority = 0;
+  uint64_t timeout_us = 0;
+  uint64_t correlation_id = 0;
+  std::string_view id;
+  std::string_view correlation_string;
+  std::string_view trace_context;
+  uint32_t first_parameter = 0;  // in BatchSource::parameters
+  uint32_t parameter_count = 0;
+  uint32_t first_output = 0;  // in BatchSource::outputs
+  uint32_t output_count = 0;
+};
+
+struct BatchSource {
+  std::vector<RequestSource> requests;
+  std::vector<TensorSource> tensors;
+  std::vector<int64_t> dims;
+  std::vector<Piece> pieces;
+  std::vector<ParameterSource> parameters;
+  std::vector<std::string_view> outputs;
+
+  void Clear();
+};
+
+struct BatchLayout {
+  uint64_t metadata_length = 0;
+  uint64_t record_length = 0;
+};
+
+// Returns false, with the reason, where the record would pass the limits of the protocol.
+bool LayoutBatch(const BatchSource& source, BatchLayout* layout, std::string* error);
+
+// Writes `layout.record_length` bytes to `out`, which is aligned to kAlignment.
+void WriteBatch(const BatchSource& source, const BatchLayout& layout, uint64_t batch, uint8_t* out);
+
+// Where the cancellation byte of a request lies in a record written by WriteBatch.
+inline uint64_t CancelledOffset(uint32_t request) {
+  return sizeof(RecordHeader) + uint64_t{request} * sizeof(RequestEntry) + offsetof(RequestEntry, cancelled);
+}
+
+// ---- what comes out of a response record -----------------------------------------------------------------------
+
+struct ResponseTensor {
+  const char* name;  // ends with a zero byte
+  uint32_t dtype;
+  uint32_t owner;
+  const int64_t* dims;
+  uint32_t dims_count;
+  const uint8_t* payload;
+  uint64_t payload_length;
+};
+
+struct ResponseParameter {
+  const char* key;
+  uint32_t type;
+  const char* text;  // ends with a zero byte
+  uint64_t value;
+};
+
+// The peer may write to its arena at any time: metadata are copied before they are checked, payloads are only ever
+// copied, never trusted.
+class ResponseRecord {
+ public:
+  // `block` holds `length` readable bytes; `decoupled` allows several responses to one request.
+  bool Parse(
+      const uint8_t* block, uint64_t length, uint64_t batch, uint32_t request_count, bool decoupled,
+      std::string* error);
+
+  const std::vector<ResponseEntry>& entries() const { return entries_; }
+  const std::vector<ResponseTensor>& tensors() const { return tensors_; }
+  std::string_view ErrorText(const ResponseEntry& entry) const;
+  void Parameters(const ResponseEntry& entry, std::vector<ResponseParameter>* out) const;
+
+ private:
+  bool CheckString(StringRef ref, const char* what, std::string* error) const;
+  const char* Text(StringRef ref) const { return reinterpret_cast<const char*>(metadata_.data()) + ref.offset; }
+  template <typename T>
+  bool CheckTable(uint64_t offset, uint64_t count, const char* what, std::string* error) const;
+
+  std::vector<uint8_t> metadata_;
+  std::vector<ResponseEntry> entries_;
+  std::vector<ResponseTensor> tensors_;
+};
+
+// Splits the elements of a BYTES payload (length, then data) after every `counts[i]` elements. `ends[i]` gets the
+// offset behind part i. False where the payload does not hold exactly the elements.
+bool SplitStrings(
+    const uint8_t* payload, uint64_t length, const std::vector<uint64_t>& counts, std::vector<uint64_t>* ends);
+
+}  // namespace pytriton

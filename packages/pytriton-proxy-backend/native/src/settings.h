@@ -1,0 +1,23 @@
+// The side file `pytriton.conf` in a model's version folder: what the proxy must know and Triton's API does not tell.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace pytriton {
+
+constexpr char kSideFileName[] = "pytriton.conf";
+
+struct Settings {
+  std::string endpoint;  // path of the unix socket to listen on
+  bool batching = true;
+  bool decoupled = false;
+  uint64_t attach_timeout_ms = 10000;
+  uint64_t arena_budget_bytes = uint64_t{4} << 30;
+  uint64_t arena_idle_ms = 10000;
+};
+
+// `text` is lines of `key = value`; `#` begins a comment line. False with the line and the reason.
+bool ParseSettings(const std::string& text, Settings* settings, std::string* error);
+
+}  // namespace pytriton

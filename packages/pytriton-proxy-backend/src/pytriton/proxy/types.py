@@ -1,0 +1,253 @@
+"""Requests that an inference callable gets and responses that it may return."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+__all__ = ["ParameterValue", "Request", "Requests", "Response", "Responses"]
+
+ParameterValue = str | int | bool | float
+
+
+class RequestDetails(Protocol):
+    """Where a request that came over the wire gets what it was asked for only now; not for users."""
+
+    def load_inputs(self, index: int) -> dict[str, np.ndarray[Any, Any]]: ...
+
+    def load_parameters(self, index: int) -> dict[str, ParameterValue]: ...
+
+    def load_fields(self, index: int) -> RequestFields: ...
+
+    def load_requested_outputs(self, index: int) -> list[str]: ...
+
+    def is_cancelled(self, index: int) -> bool: ...
+
+    def whole_batch(self, requests: Sequence[Any]) -> dict[str, np.ndarray[Any, Any]] | None: ...
+
+
+class RequestFields:
+    """The plain fields of a request."""
+
+    __slots__ = ("correlation_id", "flags", "priority", "request_id", "timeout_us", "trace_context")
+
+    def __init__(
+        self,
+        request_id: str = "",
+        priority: int = 0,
+        timeout_us: int = 0,
+        correlation_id: int | str = 0,
+        flags: int = 0,
+        trace_context: str = "",
+    ) -> None:
+        self.request_id = request_id
+        self.priority = priority
+        self.timeout_us = timeout_us
+        self.correlation_id = correlation_id
+        self.flags = flags
+        self.trace_context = trace_context
+
+
+class Request(MutableMapping[str, "np.ndarray[Any, Any]"]):
+    """One inference request: a mapping from input names to arrays, and what came along with them.
+
+    The arrays of a request that came from Triton are views on shared memory. They may be kept: the memory stays
+    theirs until the last view of it is gone. Inputs that the caller left out (`Tensor(optional=True)`) are absent.
+
+    Attributes:
+        span: A place for a tracing span; nothing here reads it.
+    """
+
+    __slots__ = ("__weakref__", "_data", "_details", "_fields", "_index", "_issued", "_outputs", "_parameters", "span")
+
+    def __init__(
+        self,
+        data: dict[str, np.ndarray[Any, Any]],
+        parameters: dict[str, ParameterValue] | None = None,
+        span: Any = None,
+        requested_output_names: list[str] | None = None,
+        *,
+        request_id: str = "",
+        priority: int = 0,
+        timeout_us: int = 0,
+        correlation_id: int | str = 0,
+    ) -> None:
+        """Makes a request by hand, as unit tests of a callable do.
+
+        Args:
+            data: The inputs, each of shape `(batch, *tensor.shape)` where the model batches, else `tensor.shape`.
+            parameters: Request parameters, and HTTP or gRPC headers that the server was told to forward.
+            span: See the attribute.
+            requested_output_names: The outputs that the caller wants; `None` where it is not known.
+            request_id: The caller's id of the request.
+            priority: Its priority, 0 is the model's default.
+            timeout_us: Its timeout in the queue in microseconds, 0 is none.
+            correlation_id: The sequence it belongs to, 0 is none.
+        """
+        self._details: RequestDetails | None = None
+        self._index = 0
+        self._data: dict[str, np.ndarray[Any, Any]] | None = data
+        self._issued: tuple[np.ndarray[Any, Any], ...] | None = None
+        self._parameters: dict[str, ParameterValue] | None = {} if parameters is None else parameters
+        self._outputs: list[str] | None = requested_output_names
+        self._fields: RequestFields | None = RequestFields(request_id, priority, timeout_us, correlation_id)
+        self.span = span
+
+    @property
+    def data(self) -> dict[str, np.ndarray[Any, Any]]:
+        """The inputs by name; a plain dictionary that may be changed."""
+        data = self._data
+        if data is None:
+            assert self._details is not None  # noqa: S101 - one of the two is always there
+            data = self._data = self._details.load_inputs(self._index)
+            self._issued = tuple(data.values())
+        return data
+
+    @data.setter
+    def data(self, data: dict[str, np.ndarray[Any, Any]]) -> None:
+        self._data = data
+        self._issued = None
+
+    @property
+    def parameters(self) -> dict[str, ParameterValue]:
+        """Request parameters and forwarded headers by name; a plain dictionary that may be changed."""
+        if self._parameters is None:
+            self._parameters = {} if self._details is None else self._details.load_parameters(self._index)
+        return self._parameters
+
+    @parameters.setter
+    def parameters(self, parameters: dict[str, ParameterValue] | None) -> None:
+        self._parameters = {} if parameters is None else parameters
+
+    @property
+    def requested_output_names(self) -> list[str] | None:
+        """The outputs that the caller wants; only these are sent back."""
+        if self._outputs is None and self._details is not None:
+            self._outputs = self._details.load_requested_outputs(self._index)
+        return self._outputs
+
+    @property
+    def request_id(self) -> str:
+        """The caller's id of the request, empty where there is none."""
+        return self._load_fields().request_id
+
+    @property
+    def priority(self) -> int:
+        """The priority that the caller gave, 0 where it gave none."""
+        return self._load_fields().priority
+
+    @property
+    def timeout_us(self) -> int:
+        """The timeout in Triton's queue in microseconds that the caller gave, 0 where it gave none."""
+        return self._load_fields().timeout_us
+
+    @property
+    def correlation_id(self) -> int | str:
+        """The sequence that the request belongs to, 0 where it belongs to none."""
+        return self._load_fields().correlation_id
+
+    @property
+    def sequence_start(self) -> bool:
+        """Whether this request begins its sequence."""
+        return bool(self._load_fields().flags & 1)
+
+    @property
+    def sequence_end(self) -> bool:
+        """Whether this request ends its sequence."""
+        return bool(self._load_fields().flags & 2)
+
+    @property
+    def trace_context(self) -> str:
+        """The W3C trace context that Triton's tracing carries, empty where it does not trace."""
+        return self._load_fields().trace_context
+
+    def is_cancelled(self) -> bool:
+        """Whether the caller has given the request up. Cheap enough to be asked inside a loop."""
+        return self._details is not None and self._details.is_cancelled(self._index)
+
+    def __pytriton_batch__(self, requests: Sequence[Any]) -> dict[str, np.ndarray[Any, Any]] | None:
+        """Every input as one array over all requests, without a copy, where `requests` is the batch as it came.
+
+        The decorator `batch` asks the first request for it.
+
+        Returns:
+            The arrays, each of shape `(rows of all requests, *tensor.shape)`, or `None` where the list is not the
+            whole batch in its order, or inputs were replaced or differ from request to request.
+        """
+        return None if self._details is None else self._details.whole_batch(requests)
+
+    def _load_fields(self) -> RequestFields:
+        fields = self._fields
+        if fields is None:
+            fields = self._fields = RequestFields() if self._details is None else self._details.load_fields(self._index)
+        return fields
+
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        return self.data[name]
+
+    def __setitem__(self, name: str, value: np.ndarray[Any, Any]) -> None:
+        self.data[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.data[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    # Arrays have no truth value, so comparing two mappings of them has no answer: requests are compared by identity.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        inputs = ", ".join(f"{name}: {value.dtype}{list(value.shape)}" for name, value in self.data.items())
+        return f"Request({inputs})"
+
+
+class Response(MutableMapping[str, "np.ndarray[Any, Any]"]):
+    """The answer to one request: a mapping from output names to arrays, and response parameters.
+
+    Attributes:
+        data: The outputs by name.
+        parameters: Response parameters: strings, integers of 64 bits, booleans and floats.
+    """
+
+    __slots__ = ("data", "parameters")
+
+    def __init__(
+        self, data: Mapping[str, np.ndarray[Any, Any]], parameters: Mapping[str, ParameterValue] | None = None
+    ) -> None:
+        """Makes a response.
+
+        Args:
+            data: The outputs by name, each of shape `(batch, *tensor.shape)` where the model batches.
+            parameters: Response parameters.
+        """
+        self.data: dict[str, np.ndarray[Any, Any]] = dict(data)
+        self.parameters: dict[str, ParameterValue] = dict(parameters or {})
+
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        return self.data[name]
+
+    def __setitem__(self, name: str, value: np.ndarray[Any, Any]) -> None:
+        self.data[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.data[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+Requests = list[Request]
+Responses = list[Response]

@@ -1,0 +1,236 @@
+"""Shared memory between a worker and the proxy backend: sealed memfd segments, each with one owner.
+
+The life of a block of the arena that a side owns::
+
+    free --allocate()--> in use, sent to the peer --the peer says so--> free
+
+and of a block that the peer owns::
+
+    mapped by the first view --the last view of it dies--> named in `PeerArena.released`, to be told to the peer
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import fcntl
+import mmap
+import os
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ._layout import ALIGNMENT, align
+from .errors import ArenaFullError, ProtocolError
+
+_FIRST_SEGMENT = 1 << 20
+# Names of Linux that Python's fcntl has on every version we support; the seals make a read of a peer's memory safe.
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+@dataclass(frozen=True)
+class OwnedBlock:
+    """A piece of our arena, with the mapping to write it through."""
+
+    segment: int
+    offset: int
+    memory: mmap.mmap
+
+
+@dataclass
+class _OwnedSegment:
+    number: int
+    size: int
+    memory: mmap.mmap
+    # (offset, length), sorted, never adjacent
+    free: list[tuple[int, int]] = field(default_factory=list)
+    used: dict[int, int] = field(default_factory=dict)
+    idle_since: float | None = None
+
+
+@dataclass(frozen=True)
+class NewSegment:
+    """A segment that the peer must be told of; `fd` is to be closed once it was sent."""
+
+    number: int
+    size: int
+    fd: int
+
+
+class OwnArena:
+    """The arena that this side writes and the peer reads. Not thread-safe."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.size = 0
+        self.in_use = 0
+        self._segments: list[_OwnedSegment] = []
+        self._next = 1
+
+    def allocate(self, length: int) -> OwnedBlock | None:
+        """Takes `length` bytes, aligned to 64; `None` where no segment has them free."""
+        need = align(max(length, 1))
+        for segment in self._segments:
+            free = segment.free
+            for index, (offset, room) in enumerate(free):
+                if room >= need:
+                    if room == need:
+                        del free[index]
+                    else:
+                        free[index] = (offset + need, room - need)
+                    segment.used[offset] = need
+                    self.in_use += need
+                    return OwnedBlock(segment.number, offset, segment.memory)
+        return None
+
+    def can_grow(self, length: int) -> bool:
+        """Whether the budget allows one more segment for `length` bytes."""
+        return self.size + align(max(length, 1)) <= self.budget
+
+    def add_segment(self, length: int) -> NewSegment:
+        """Adds a segment with room for `length` bytes.
+
+        Raises:
+            ArenaFullError: If the budget does not allow it.
+        """
+        if not self.can_grow(length):
+            raise ArenaFullError(
+                f"{length} bytes of outputs do not fit: the arena may have {self.budget} bytes and {self.in_use} of "
+                f"them are in use. Raise arena_budget_bytes of the model, or return smaller outputs",
+                needed=length,
+                budget=self.budget,
+                in_use=self.in_use,
+            )
+        size = max(_FIRST_SEGMENT, self.size)
+        while size < length:
+            size *= 2
+        # Never less than asked for; unused pages of a memfd take no memory.
+        size = align(max(min(size, self.budget - self.size), length))
+        fd = os.memfd_create("pytriton-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        try:
+            os.ftruncate(fd, size)
+            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+            memory = mmap.mmap(fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+        number = self._next
+        self._next += 1
+        self.size += size
+        self._segments.append(_OwnedSegment(number, size, memory, [(0, size)]))
+        return NewSegment(number, size, fd)
+
+    def release(self, block: OwnedBlock) -> None:
+        """Gives a block back."""
+        for segment in self._segments:
+            if segment.number == block.segment:
+                break
+        else:
+            return
+        begin = block.offset
+        length = segment.used.pop(begin)
+        self.in_use -= length
+        free = segment.free
+        index = bisect.bisect(free, (begin, 0))
+        if index < len(free) and begin + length == free[index][0]:
+            length += free.pop(index)[1]
+        if index > 0 and sum(free[index - 1]) == begin:
+            index -= 1
+            begin, before = free.pop(index)
+            length += before
+        free.insert(index, (begin, length))
+        segment.idle_since = None
+
+    def has_idle(self) -> bool:
+        """Whether `trim` may have something to give back later."""
+        return any(not segment.used for segment in self._segments[1:]) or (
+            bool(self._segments) and self._segments[0].size > _FIRST_SEGMENT
+        )
+
+    def trim(self, idle_s: float) -> list[int]:
+        """Drops segments that nobody used for `idle_s` seconds, all but a small first one; returns their numbers."""
+        now = time.monotonic()
+        gone: list[int] = []
+        for index, segment in enumerate(list(self._segments)):
+            if segment.used or (index == 0 and segment.size <= _FIRST_SEGMENT):
+                segment.idle_since = None
+            elif segment.idle_since is None:
+                segment.idle_since = now
+            elif now - segment.idle_since >= idle_s:
+                gone.append(segment.number)
+                self.size -= segment.size
+                self._segments.remove(segment)
+        return gone
+
+
+class InputBlock(np.ndarray[Any, Any]):
+    """A block of the peer's arena that lives as long as any numpy view of it.
+
+    A subclass, because numpy lets a view hold on to the owner of its memory and skips plain arrays in between; views
+    are made with `numpy.ndarray(buffer=block)` and are plain arrays themselves.
+    """
+
+    __slots__ = ("place", "released")
+
+    place: tuple[int, int]
+    released: collections.deque[tuple[int, int]]
+
+    def __del__(self) -> None:
+        # Runs in whatever thread drops the last view, also inside the garbage collector: only append here.
+        place = getattr(self, "place", None)
+        if place is not None:
+            self.released.append(place)
+
+
+class PeerArena:
+    """The arena that the peer owns: segments mapped by number, blocks handed out as numpy views."""
+
+    def __init__(self) -> None:
+        self.released: collections.deque[tuple[int, int]] = collections.deque()
+        self._segments: dict[int, mmap.mmap] = {}
+
+    def attach(self, number: int, fd: int, size: int) -> None:
+        """Maps a segment; takes `fd` over.
+
+        Raises:
+            ProtocolError: If the number is taken, or `fd` is no memfd of `size` bytes sealed against shrinking.
+        """
+        try:
+            if number in self._segments:
+                raise ProtocolError(f"segment {number} was announced twice")
+            try:
+                seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            except OSError as error:
+                raise ProtocolError(f"segment {number} is not a memfd: {error}") from error
+            actual = os.fstat(fd).st_size
+            if not seals & fcntl.F_SEAL_SHRINK or actual < size or size == 0:
+                raise ProtocolError(
+                    f"segment {number} must be sealed against shrinking and hold {size} bytes; its seals are "
+                    f"{seals:#x} and it holds {actual} bytes"
+                )
+            self._segments[number] = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+
+    def detach(self, number: int) -> None:
+        """Forgets a segment; its memory goes when the last view of it does."""
+        self._segments.pop(number, None)
+
+    def block(self, number: int, offset: int, length: int) -> InputBlock:
+        """A view of `length` bytes that reports the block as released when it and all views of it are gone.
+
+        Raises:
+            ProtocolError: If the place does not lie inside a known segment.
+        """
+        memory = self._segments.get(number)
+        if memory is None or offset % ALIGNMENT or offset + length > len(memory):
+            size = "unknown" if memory is None else str(len(memory))
+            raise ProtocolError(
+                f"a block of {length} bytes at {offset} of segment {number} does not lie inside it (its size: {size})"
+            )
+        block = InputBlock.__new__(InputBlock, (length,), np.uint8, memory, offset)
+        block.released = self.released
+        block.place = (number, offset)
+        return block

@@ -1,0 +1,362 @@
+"""The worker's end of one connection: greeting, messages, both arenas."""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import logging
+import os
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import _layout as layout
+from ._arena import NewSegment, OwnArena, OwnedBlock, PeerArena
+from ._layout import MessageFlag, MessageType
+from ._records import Batch
+from ._responses import Answer, ResponseWriter
+from .errors import AttachError, ArenaFullError, ConnectionLostError, ProtocolError, VersionMismatchError
+
+logger = logging.getLogger(__name__)
+
+_GREETING_TIMEOUT_S = 10.0
+_SEND_TIMEOUT_S = 30.0
+# How long a full output arena may wait for the proxy backend to read what is in it.
+_ARENA_TIMEOUT_S = 30.0
+# How late a block that nobody uses any more is given back while no request comes.
+TICK_S = 1.0
+_MAX_FDS = 4
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What the proxy backend says about the model when a worker attaches."""
+
+    model_name: str
+    model_version: int
+    batching: bool
+    decoupled: bool
+    capabilities: layout.Capability
+    arena_budget: int
+    arena_idle_s: float
+
+
+def _timeval(seconds: float) -> bytes:
+    whole = int(seconds)
+    return struct.pack("@ll", whole, int((seconds - whole) * 1e6))
+
+
+class Connection:
+    """An attached worker. Not thread-safe, apart from `detach` and `shutdown`."""
+
+    def __init__(self, endpoint: Path, name: str, *, max_in_flight: int = 1) -> None:
+        """Connects and greets.
+
+        Raises:
+            FileNotFoundError: If nobody listens there yet; `ConnectionRefusedError` likewise.
+            VersionMismatchError: If the proxy backend speaks another major version.
+            AttachError: If it refuses for another reason, or does not answer in time.
+        """
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._buffer = bytearray(layout.MAX_PACKET)
+        self._views = [memoryview(self._buffer)]
+        self._inputs = PeerArena()
+        self._unacknowledged: collections.deque[OwnedBlock] = collections.deque()
+        self._consumed = 0
+        self._pending: collections.deque[Batch] = collections.deque()
+        self._held: dict[int, tuple[int, int]] = {}  # place of each batch that is being worked on
+        self._writer = ResponseWriter()
+        self.on_cancel: Callable[[int, int], None] | None = None
+        try:
+            self._socket.settimeout(_GREETING_TIMEOUT_S)
+            self._socket.connect(os.fspath(endpoint))
+            self.welcome = self._greet(name, max_in_flight)
+            # The kernel's own timeouts: unlike Python's they cost no call of poll before each message.
+            self._socket.settimeout(None)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(TICK_S))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_TIMEOUT_S))
+        except TimeoutError as error:
+            self._socket.close()
+            raise AttachError(
+                f"the proxy backend at {endpoint} did not answer a greeting within {_GREETING_TIMEOUT_S:g} s"
+            ) from error
+        except BaseException:
+            self._socket.close()
+            raise
+        self._outputs = OwnArena(self.welcome.arena_budget)
+
+    # ---- greeting -------------------------------------------------------------------------------------------------
+
+    def _greet(self, name: str, max_in_flight: int) -> Welcome:
+        text = name.encode("utf-8")[: layout.MAX_TEXT]
+        greeting = layout.GREETING.pack(
+            layout.MAGIC, layout.MAJOR, layout.MINOR, os.getpid(), os.geteuid(), max_in_flight,
+            layout.CAPABILITIES, 0, len(text), 0, 0, 0,
+        )  # fmt: skip
+        size = layout.MESSAGE.size + len(greeting) + len(text)
+        self._socket.send(layout.MESSAGE.pack(MessageType.HELLO, 0, size, 0, 0, 0, 0, 0, 0) + greeting + text)
+        packet = self._socket.recv(layout.MAX_PACKET)
+        if not packet:
+            raise AttachError("the proxy backend closed the connection instead of answering the greeting")
+        return parse_greeting(packet)
+
+    # ---- receiving ------------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait for its readability."""
+        return self._socket.fileno()
+
+    def receive(self) -> Batch | None:
+        """Waits for the next batch, and sees to everything else that comes meanwhile.
+
+        Returns:
+            The batch, or `None` when the proxy backend has closed the connection.
+
+        Raises:
+            ProtocolError: If the connection cannot go on.
+        """
+        while True:
+            if self._pending:
+                return self._pending.popleft()
+            try:
+                if not self._read():
+                    return None
+            except BlockingIOError:
+                self.tick()
+
+    def poll(self) -> list[Batch] | None:
+        """Reads what is there without waiting; the batches among it, `None` when the connection is closed."""
+        try:
+            while self._read(socket.MSG_DONTWAIT):
+                pass
+        except BlockingIOError:
+            batches = list(self._pending)
+            self._pending.clear()
+            return batches
+        return None
+
+    def _read(self, flags: int = 0) -> bool:
+        try:
+            size, ancillary, message_flags, _ = self._socket.recvmsg_into(self._views, socket.CMSG_SPACE(4 * _MAX_FDS), flags)
+        except BlockingIOError:
+            raise
+        except OSError as error:
+            raise ConnectionLostError(f"the connection to the proxy backend broke: {error}") from error
+        fds = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        try:
+            if size == 0:
+                return False
+            if size < layout.MESSAGE.size or message_flags & socket.MSG_TRUNC:
+                raise ProtocolError(f"a packet of {size} bytes came, a message has {layout.MESSAGE.size} or more")
+            message = layout.MESSAGE.unpack_from(self._buffer)
+            if message[2] != size:
+                raise ProtocolError(f"a message says that it has {message[2]} bytes, {size} came")
+            self._handle(message, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _handle(self, message: tuple[int, ...], fds: array.array[int]) -> None:
+        kind, _, _, number, consumed, segment, index, offset, length = message
+        if kind == MessageType.BATCH:
+            self._acknowledge(consumed)
+            self._take_batch(number, segment, offset, length)
+        elif kind == MessageType.RELEASE:
+            self._acknowledge(consumed)
+        elif kind == MessageType.SEGMENT:
+            if len(fds) != 1:
+                raise ProtocolError(f"segment {segment} was announced with {len(fds)} descriptors, expected 1")
+            self._inputs.attach(segment, fds.pop(), length)
+        elif kind == MessageType.SEGMENT_CLOSE:
+            self._inputs.detach(segment)
+        elif kind == MessageType.CANCEL:
+            if self.on_cancel is not None:
+                self.on_cancel(number, index)
+        else:
+            raise ProtocolError(f"message {kind} came, which a proxy backend does not send to an attached worker")
+
+    def _take_batch(self, number: int, segment: int, offset: int, length: int) -> None:
+        block = self._inputs.block(segment, offset, length)
+        self._held[number] = block.place
+        try:
+            self._pending.append(Batch(block, number, self.welcome.batching))
+        except (ProtocolError, TypeError) as error:
+            # The doorbell was fine and the record is not: its requests get the reason, the connection goes on.
+            logger.warning("model %s: batch %d cannot be read: %s", self.welcome.model_name, number, error)
+            self.fail(number, f"the worker cannot read the batch: {error}", layout.ErrorCode.INVALID_ARG)
+
+    def _acknowledge(self, consumed: int) -> None:
+        while self._consumed < consumed and self._unacknowledged:
+            self._outputs.release(self._unacknowledged.popleft())
+            self._consumed += 1
+        if self._consumed < consumed:
+            raise ProtocolError(f"{consumed} responses acknowledged, {self._consumed} sent")
+
+    # ---- sending --------------------------------------------------------------------------------------------------
+
+    def respond(self, number: int, answers: Sequence[Answer], *, done: bool, drop: Callable[[], None]) -> None:
+        """Sends answers to a batch.
+
+        Args:
+            number: The batch.
+            answers: At least one.
+            done: Whether nothing more comes for the batch.
+            drop: Lets go of everything that refers to the batch's inputs; called when the outputs are written.
+
+        Raises:
+            ArenaFullError: If the outputs do not fit; nothing was sent then.
+        """
+        block, length = self._writer.write(number, answers, self._allocate)
+        drop()
+        self._unacknowledged.append(block)
+        flags = MessageFlag.BATCH_DONE if done else 0
+        self._send(MessageType.RESPONSE, flags | self._settle(number, done), number, block.segment, 0, block.offset, length)
+
+    def fail(self, number: int, text: str, code: layout.ErrorCode = layout.ErrorCode.INTERNAL) -> None:
+        """Ends a batch with an error for every request of it that has no answer yet; needs no arena."""
+        raw = text.encode("utf-8", "replace")[: layout.MAX_TEXT]
+        flags = MessageFlag.BATCH_DONE | self._settle(number, True)
+        self._send(MessageType.FAIL, flags, number, 0, code, 0, 0, raw.decode("utf-8", "ignore").encode())
+
+    def _settle(self, number: int, done: bool) -> int:
+        """Gives released blocks back; says whether the batch's own is among them."""
+        flags = 0
+        own = self._held.pop(number, None) if done else self._held.get(number)
+        released = self._inputs.released
+        while released:
+            place = released.popleft()
+            if place == own:
+                flags = MessageFlag.INPUT_RELEASED
+                own = None
+            else:
+                self._send(MessageType.RELEASE, 0, 0, place[0], 0, place[1], 0)
+        return flags
+
+    def tick(self) -> None:
+        """What is due while nothing comes: blocks that became free, memory that nobody uses."""
+        released = self._inputs.released
+        while released:
+            segment, offset = released.popleft()
+            self._send(MessageType.RELEASE, 0, 0, segment, 0, offset, 0)
+        if self._outputs.has_idle():
+            for number in self._outputs.trim(self.welcome.arena_idle_s):
+                self._send(MessageType.SEGMENT_CLOSE, 0, 0, number, 0, 0, 0)
+
+    def _allocate(self, length: int) -> OwnedBlock:
+        block = self._outputs.allocate(length)
+        waited = 0.0
+        while block is None:
+            if self._outputs.can_grow(length):
+                self._announce(self._outputs.add_segment(length))
+            elif length > self._outputs.budget or not self._unacknowledged or waited >= _ARENA_TIMEOUT_S:
+                self._outputs.add_segment(length)  # raises, with the numbers
+            else:
+                try:
+                    if not self._read():
+                        raise ConnectionLostError("the proxy backend closed the connection")
+                except BlockingIOError:
+                    waited += TICK_S
+            block = self._outputs.allocate(length)
+        return block
+
+    def _announce(self, segment: NewSegment) -> None:
+        try:
+            packet = layout.MESSAGE.pack(
+                MessageType.SEGMENT, 0, layout.MESSAGE.size, 0, 0, segment.number, 0, 0, segment.size
+            )
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [segment.fd]))
+            self._checked(lambda: self._socket.sendmsg([packet], [rights]))
+        finally:
+            os.close(segment.fd)
+
+    def _send(
+        self, kind: int, flags: int, number: int, segment: int, index: int, offset: int, length: int, body: bytes = b""
+    ) -> None:
+        packet = layout.MESSAGE.pack(
+            kind, flags, layout.MESSAGE.size + len(body), number, 0, segment, index, offset, length
+        )
+        try:
+            self._socket.send(packet + body if body else packet)
+        except OSError as error:
+            self._lost(error)
+
+    def _checked(self, send: Callable[[], object]) -> None:
+        try:
+            send()
+        except OSError as error:
+            self._lost(error)
+
+    def _lost(self, error: OSError) -> None:
+        if isinstance(error, BlockingIOError):
+            raise ConnectionLostError(
+                f"the proxy backend read nothing from its socket for {_SEND_TIMEOUT_S:g} s"
+            ) from error
+        raise ConnectionLostError(f"the connection to the proxy backend broke: {error}") from error
+
+    # ---- leaving --------------------------------------------------------------------------------------------------
+
+    def detach(self) -> None:
+        """Asks for no more batches; the proxy backend closes the connection when the last one is answered."""
+        packet = layout.MESSAGE.pack(MessageType.DETACH, 0, layout.MESSAGE.size, 0, 0, 0, 0, 0, 0)
+        self._checked(lambda: self._socket.send(packet))
+
+    def shutdown(self) -> None:
+        """Ends the connection at once; a `receive` in another thread returns."""
+        # Not connected any more is what was asked for.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self._socket.close()
+
+
+def parse_greeting(packet: bytes) -> Welcome:
+    """Reads the answer to a greeting.
+
+    Raises:
+        VersionMismatchError: If the proxy backend speaks another major version.
+        AttachError: If it refuses, or is no proxy backend.
+    """
+    start = layout.MESSAGE.size
+    if len(packet) < start + layout.GREETING_VERSION.size:
+        raise AttachError(f"an answer of {len(packet)} bytes came to the greeting, which is too short for one")
+    kind, _, size, *_ = layout.MESSAGE.unpack_from(packet)
+    magic, major, minor = layout.GREETING_VERSION.unpack_from(packet, start)
+    if magic != layout.MAGIC or size != len(packet):
+        raise AttachError("the peer on this socket is not a pytriton proxy backend")
+    if len(packet) < start + layout.GREETING.size:
+        raise AttachError(f"the answer to the greeting, protocol {major}.{minor}, is cut off after {len(packet)} bytes")
+    fields = layout.GREETING.unpack_from(packet, start)
+    capabilities, model_flags, text_length, model_version, arena_budget, arena_idle_ms = fields[6:]
+    text_start = start + layout.GREETING.size
+    text = packet[text_start : text_start + text_length].decode("utf-8", "replace")
+    if major != layout.MAJOR:
+        raise VersionMismatchError(
+            f"this worker speaks protocol {layout.MAJOR}.{layout.MINOR}, the proxy backend {major}.{minor}: the major "
+            f"versions must agree. Install the same version of pytriton-proxy-backend for both"
+            + (f" (it says: {text})" if text else ""),
+            ours=(layout.MAJOR, layout.MINOR),
+            theirs=(major, minor),
+        )
+    if kind == MessageType.REFUSE:
+        raise AttachError(f"the proxy backend refused this worker: {text}")
+    if kind != MessageType.WELCOME:
+        raise AttachError(f"message {kind} came instead of an answer to the greeting")
+    flags = layout.ModelFlag(model_flags & (layout.ModelFlag.BATCHING | layout.ModelFlag.DECOUPLED))
+    return Welcome(
+        model_name=text,
+        model_version=model_version,
+        batching=bool(flags & layout.ModelFlag.BATCHING),
+        decoupled=bool(flags & layout.ModelFlag.DECOUPLED),
+        capabilities=layout.Capability(capabilities & layout.CAPABILITIES),
+        arena_budget=arena_budget,
+        arena_idle_s=arena_idle_ms / 1000,
+    )

@@ -1,0 +1,72 @@
+"""Triton's data types and numpy's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+BYTES_CODE = 13
+BF16_CODE = 14
+
+_NUMPY_OF_CODE: dict[int, np.dtype[Any]] = {
+    code: np.dtype(name)
+    for code, name in {
+        1: "bool",
+        2: "uint8",
+        3: "uint16",
+        4: "uint32",
+        5: "uint64",
+        6: "int8",
+        7: "int16",
+        8: "int32",
+        9: "int64",
+        10: "float16",
+        11: "float32",
+        12: "float64",
+        BYTES_CODE: "object",
+    }.items()
+}
+_CODE_OF_NUMPY = {dtype: code for code, dtype in _NUMPY_OF_CODE.items()}
+
+
+def dtype_of(code: int) -> np.dtype[Any]:
+    """The numpy dtype of a Triton data type number; `object` (of `bytes`) for strings.
+
+    Raises:
+        TypeError: If numpy has no such type, or has it only with the `ml_dtypes` package, which is not installed.
+    """
+    dtype = _NUMPY_OF_CODE.get(code)
+    if dtype is not None:
+        return dtype
+    if code == BF16_CODE:
+        try:
+            import ml_dtypes  # noqa: PLC0415 - optional, and only where a model really uses BF16
+        except ImportError:
+            raise TypeError(
+                "a BF16 tensor needs the package 'ml_dtypes', which is not installed where the worker runs: "
+                "pip install ml_dtypes"
+            ) from None
+        dtype = np.dtype(ml_dtypes.bfloat16)
+        _NUMPY_OF_CODE[code] = dtype
+        return dtype
+    raise TypeError(f"Triton's data type number {code} has no numpy type")
+
+
+def code_of(dtype: np.dtype[Any]) -> int:
+    """The Triton data type number of a numpy dtype; strings of any kind (`O`, `S`, `U`) are BYTES.
+
+    Raises:
+        TypeError: If Triton has no such type.
+    """
+    code = _CODE_OF_NUMPY.get(dtype)
+    if code is not None:
+        return code
+    if dtype.kind in "SU":
+        return BYTES_CODE
+    if dtype.name == "bfloat16":
+        return BF16_CODE
+    native = dtype.newbyteorder("=")
+    if native != dtype and native in _CODE_OF_NUMPY:
+        return _CODE_OF_NUMPY[native]
+    raise TypeError(f"numpy's dtype {dtype} has no counterpart among Triton's data types")

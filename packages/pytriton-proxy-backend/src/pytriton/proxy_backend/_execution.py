@@ -1,0 +1,217 @@
+"""One batch through an inference callable: call it, check what it returns, send the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any
+
+from . import _layout as layout
+from ._connection import Connection
+from ._outputs import OutputChecker
+from ._records import Batch
+from ._responses import Answer
+from .errors import ArenaFullError, ConnectionLostError, OutputError, ProtocolError
+from .model import ModelSpec
+
+logger = logging.getLogger(__name__)
+
+InferenceCallable = Callable[..., Any]
+
+
+def is_async(infer_func: InferenceCallable) -> bool:
+    """Whether a callable is a coroutine function or an async generator function, or an object whose `__call__` is."""
+    while hasattr(infer_func, "func") and hasattr(infer_func, "keywords"):  # functools.partial
+        infer_func = infer_func.func
+    for candidate in (infer_func, getattr(infer_func, "__call__", None)):  # noqa: B004 - the method itself is wanted
+        if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):
+            return True
+    return False
+
+
+class Execution:
+    """What happens to one batch, from the call to the last answer.
+
+    It holds the only references to the requests that this library keeps; they are dropped when the outputs are
+    written, before the answer is sent, so that the proxy backend gets the memory of the inputs back with it.
+    """
+
+    def __init__(
+        self,
+        batch: Batch,
+        connection: Connection,
+        infer_func: InferenceCallable,
+        model: ModelSpec,
+        checker: OutputChecker,
+        unrecoverable: tuple[type[BaseException], ...],
+    ) -> None:
+        self.failure: BaseException | None = None  # set where it is of one of the `unrecoverable` types
+        self._number = batch.number
+        self._count = len(batch)
+        self._uniform = [*batch.load_requested_outputs(0)] if batch.uniform_outputs else None
+        self._batch: Batch | None = batch
+        self._requests: list[Any] | None = batch.requests()
+        self._result: Any = None
+        self._connection = connection
+        self._infer_func = infer_func
+        self._model = model
+        self._checker = checker
+        self._unrecoverable = unrecoverable
+        self._open = [True] * self._count
+
+    # ---- how callables are called -----------------------------------------------------------------------------------
+
+    def run(self, run_async: Callable[[Awaitable[Any]], Any]) -> None:
+        """Serves the batch with a synchronous callable; `run_async` drives what unexpectedly is a coroutine."""
+        try:
+            result = self._infer_func(self._requests)
+            if not isinstance(result, (list, tuple)):
+                if inspect.isgenerator(result):
+                    self._stream(result)
+                    return
+                if inspect.isawaitable(result) or inspect.isasyncgen(result):
+                    run_async(self._finish(result))
+                    return
+            self._result = result
+            result = None
+            self._answer(final=True)
+        except ConnectionLostError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever a callable raises is its caller's answer
+            self._fail(error)
+
+    async def run_async(self) -> None:
+        """Serves the batch with a callable that returns an awaitable or an async generator."""
+        try:
+            await self._finish(self._infer_func(self._requests))
+        except ConnectionLostError:
+            raise
+        except BaseException as error:  # noqa: BLE001 - whatever a callable raises is its caller's answer
+            self._fail(error)
+
+    async def _finish(self, result: Any) -> None:
+        if inspect.isasyncgen(result):
+            await self._stream_async(result)
+            return
+        if inspect.isawaitable(result):
+            result = await result
+        if inspect.isgenerator(result):
+            self._stream(result)
+            return
+        self._result = result
+        result = None
+        self._answer(final=True)
+
+    def _stream(self, results: Iterator[Any]) -> None:
+        if self._model.decoupled:
+            for self._result in results:
+                self._answer(final=False)
+            self._end()
+            return
+        try:
+            self._result = self._only(next(results, _NOTHING), next(results, _NOTHING))
+        finally:
+            results.close()  # type: ignore[attr-defined] # a generator: inspect said so
+        self._answer(final=True)
+
+    async def _stream_async(self, results: AsyncIterator[Any]) -> None:
+        if self._model.decoupled:
+            async for self._result in results:
+                self._answer(final=False)
+            self._end()
+            return
+        try:
+            self._result = self._only(await anext(results, _NOTHING), await anext(results, _NOTHING))
+        finally:
+            await results.aclose()  # type: ignore[attr-defined] # an async generator: inspect said so
+        self._answer(final=True)
+
+    def _only(self, first: Any, second: Any) -> Any:
+        if first is _NOTHING or second is not _NOTHING:
+            received = "none" if first is _NOTHING else "more than one"
+            raise OutputError(
+                f"model '{self._model.name}': a generator that serves a model which is not decoupled must yield "
+                f"exactly one result, it yielded {received}. Bind the model with ModelConfig(decoupled=True) to send "
+                f"any number of responses",
+                model_name=self._model.name,
+                expected="1 result",
+                received=received,
+            )
+        return first
+
+    # ---- answers ----------------------------------------------------------------------------------------------------
+
+    def _answer(self, *, final: bool) -> None:
+        """Sends what `_result` holds: one element per request."""
+        answers: list[Answer] = []
+        results = self._checker.results(self._result, self._count)
+        for index, result in enumerate(results):
+            if not self._open[index]:
+                continue
+            if isinstance(result, BaseException):
+                logger.warning(
+                    "model %s: the callable returned an error for request %d: %s", self._model.name, index, result
+                )
+                answers.append(Answer(index, error=self._text(result)))
+                self._open[index] = False
+                continue
+            if result is None and not final:
+                continue
+            wanted = self._uniform
+            if wanted is None and self._requests is not None:
+                wanted = self._requests[index].requested_output_names
+            outputs, parameters = self._checker.one(result, index, wanted)
+            answers.append(Answer(index, outputs, parameters, final=final))
+        result = results = outputs = None  # type: ignore[assignment] # nothing may refer to the inputs when they are sent
+        if answers:
+            self._send(answers, done=final)
+
+    def _end(self) -> None:
+        """Ends the stream of every request that is still open."""
+        answers = [Answer(index, final=True, empty=True) for index, is_open in enumerate(self._open) if is_open]
+        if answers:
+            self._send(answers, done=True)
+        else:
+            self._connection.fail(self._number, "")
+
+    def _send(self, answers: list[Answer], *, done: bool) -> None:
+        def drop() -> None:
+            answers.clear()
+            self._result = None
+            if done:
+                self._batch = self._requests = None
+
+        self._connection.respond(self._number, answers, done=done, drop=drop)
+
+    def _fail(self, error: BaseException) -> None:
+        code = layout.ErrorCode.INTERNAL
+        if isinstance(error, self._unrecoverable):
+            self.failure = error
+            logger.error("model %s: the callable cannot go on: %s", self._model.name, error)
+        elif isinstance(error, (OutputError, ArenaFullError, ProtocolError)):
+            logger.warning("%s", error)
+        elif isinstance(error, asyncio.CancelledError):
+            code = layout.ErrorCode.CANCELLED
+        else:
+            logger.warning("model %s: the inference callable failed", self._model.name, exc_info=error)
+        text = self._text(error)
+        # The frames of the traceback refer to the inputs, which go back with this answer.
+        error.__traceback__ = None
+        self._batch = self._requests = self._result = None
+        self._connection.fail(self._number, text, code)
+
+    def _text(self, error: BaseException) -> str:
+        if isinstance(error, (OutputError, ArenaFullError, ProtocolError)):
+            return str(error)
+        if isinstance(error, asyncio.CancelledError):
+            return f"model '{self._model.name}': the request was cancelled"
+        return f"model '{self._model.name}': the inference callable raised {type(error).__name__}: {error}"
+
+
+class _Nothing:
+    """Marks the end of a generator."""
+
+
+_NOTHING = _Nothing()

@@ -1,0 +1,136 @@
+"""Protocol 1 in Python: every number that crosses the process border.
+
+`docs/protocol.md` is the normative text and `native/src/protocol.h` the twin in C++; the golden vectors in
+`tests/golden` are read by both. All numbers are little-endian. A record in an arena looks like this::
+
+    0            64                     tensors_offset                        metadata_length
+    +------------+----------------------+--------------------+----------------+-----------+-----------+--
+    | header     | one entry per        | one entry per      | dims, names,   | payload 0 | payload 1 | ..
+    | (64 bytes) | request or response  | tensor             | ids, texts     |           |           |
+    +------------+----------------------+--------------------+----------------+-----------+-----------+--
+                                                                              aligned to 64 bytes each
+"""
+
+from __future__ import annotations
+
+import enum
+import struct
+
+MAGIC = b"PYTRITON"
+MAJOR = 1
+MINOR = 0
+
+
+class Capability(enum.IntFlag):
+    """What a peer can do beyond the base of the protocol; a pair uses what both have."""
+
+    DECOUPLED = 1 << 0
+    CANCEL = 1 << 1
+
+
+CAPABILITIES = Capability.DECOUPLED | Capability.CANCEL
+
+
+class MessageType(enum.IntEnum):
+    """The first field of every packet."""
+
+    HELLO = 1
+    WELCOME = 2
+    REFUSE = 3
+    SEGMENT = 4
+    SEGMENT_CLOSE = 5
+    BATCH = 6
+    RESPONSE = 7
+    FAIL = 8
+    RELEASE = 9
+    CANCEL = 10
+    DETACH = 11
+
+
+class MessageFlag(enum.IntFlag):
+    """Of RESPONSE and FAIL."""
+
+    INPUT_RELEASED = 1 << 0
+    BATCH_DONE = 1 << 1
+
+
+class ModelFlag(enum.IntFlag):
+    """Of WELCOME."""
+
+    BATCHING = 1 << 0
+    DECOUPLED = 1 << 1
+
+
+class RequestFlag(enum.IntFlag):
+    """Of a request entry."""
+
+    SEQUENCE_START = 1 << 0
+    SEQUENCE_END = 1 << 1
+
+
+class ResponseFlag(enum.IntFlag):
+    """Of a response entry."""
+
+    FINAL = 1 << 0
+    ERROR = 1 << 1
+    EMPTY = 1 << 2
+
+
+class ErrorCode(enum.IntEnum):
+    """Triton's `TRITONSERVER_Error_Code`."""
+
+    UNKNOWN = 0
+    INTERNAL = 1
+    NOT_FOUND = 2
+    INVALID_ARG = 3
+    UNAVAILABLE = 4
+    UNSUPPORTED = 5
+    ALREADY_EXISTS = 6
+    CANCELLED = 7
+
+
+class ParameterType(enum.IntEnum):
+    """Triton's `TRITONSERVER_ParameterType`."""
+
+    STRING = 0
+    INT = 1
+    BOOL = 2
+    DOUBLE = 3
+
+
+# type, flags, size, batch, consumed, segment, index, offset, length
+MESSAGE = struct.Struct("<HHIQQIIQQ")
+# magic, major, minor, pid, uid, max_in_flight, capabilities, model_flags, text_length, model_version, arena_budget,
+# arena_idle_ms; then the text
+GREETING = struct.Struct("<8sHHIIIQIIQQQ")
+GREETING_VERSION = struct.Struct("<8sHH")
+MAX_PACKET = 4096
+MAX_TEXT = MAX_PACKET - MESSAGE.size - GREETING.size
+
+ALIGNMENT = 64
+MAX_METADATA = 1 << 30
+BATCH_MAGIC = 0x31425450
+RESPONSE_MAGIC = 0x31525450
+WHOLE_BATCH = 0xFFFFFFFF
+
+# magic, entry_count, tensor_count, batch, metadata_length, record_length, entries_offset, tensors_offset
+RECORD = struct.Struct("<III4xQQQII16x")
+RECORD_BATCH_OFFSET = 16
+# rows, flags, priority, timeout_us, correlation_id, id, correlation_string, trace_context (offset and length each),
+# parameters_offset, parameters_count, outputs_offset, outputs_count, cancelled
+REQUEST = struct.Struct("<IIQQQIIIIIIIIIIB7x")
+# the fields of it that every batch needs: rows, outputs_offset, outputs_count
+REQUEST_BRIEF = struct.Struct("<I60xII8x")
+REQUEST_CANCELLED_OFFSET = 72
+# request, flags, rows, error_code, error (offset and length), parameters_offset, parameters_count
+RESPONSE = struct.Struct("<IIIIIIII16x")
+# name (offset and length), dtype, dims_count, owner, dims_offset, payload_offset, payload_length
+TENSOR = struct.Struct("<IIIIIIQQ8x")
+# key (offset and length), type, length, value
+PARAMETER = struct.Struct("<IIIIQ")
+STRING_REF = struct.Struct("<II")
+
+
+def align(value: int, alignment: int = ALIGNMENT) -> int:
+    """Rounds `value` up to a multiple of `alignment`, a power of two."""
+    return (value + alignment - 1) & -alignment

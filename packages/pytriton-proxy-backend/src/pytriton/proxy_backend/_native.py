@@ -1,0 +1,25 @@
+"""Where the native library of this installation is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .errors import LibraryNotFoundError
+
+LIBRARY_NAME = "libtriton_pytriton.so"
+BACKEND_NAME = "pytriton"
+
+
+def library_path() -> Path:
+    """The native library that tritonserver loads as the backend `pytriton`.
+
+    Raises:
+        LibraryNotFoundError: If this installation has none, as on a platform without a wheel.
+    """
+    path = Path(__file__).parent / "_lib" / LIBRARY_NAME
+    if not path.is_file():
+        raise LibraryNotFoundError(
+            f"expected the native proxy backend at {path}, there is none. Install a wheel of pytriton-proxy-backend for "
+            f"this platform, or install from source with a C++ compiler (or the package ziglang) at hand"
+        )
+    return path

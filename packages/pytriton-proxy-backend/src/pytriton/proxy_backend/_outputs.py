@@ -1,0 +1,223 @@
+"""What a callable returned -> checked arrays, one dictionary per request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..proxy.types import ParameterValue, Request, Response
+from .errors import OutputError
+from .model import ModelSpec, TensorSpec
+
+Array = np.ndarray[Any, Any]
+Outputs = dict[str, Array]
+
+_MAX_SHOWN = 200
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+class OutputChecker:
+    """Checks what the callable of one model returns.
+
+    Without `strict`, an array is cast to its declared dtype where that is possible, outputs that are not declared are
+    dropped and shapes are taken as they come. With `strict`, names, dtypes and shapes must be those of the model.
+    """
+
+    def __init__(self, model: ModelSpec) -> None:
+        self._model = model
+        self._specs = {spec.name: spec for spec in model.outputs}
+        self._names = [spec.name for spec in model.outputs]
+
+    def results(self, results: object, count: int) -> Sequence[object]:
+        """Checks the whole result of a callable: one element per request.
+
+        Raises:
+            OutputError: If it is no list (or tuple) of that length.
+        """
+        if isinstance(results, (list, tuple)):
+            if len(results) == count:
+                return results
+            received = f"a {type(results).__name__} of {len(results)}"
+        else:
+            received = f"{type(results).__name__}: {_shown(results)}"
+        raise self._error(
+            f"the inference callable must return a list with one element per request",
+            expected=f"a list of {count}",
+            received=received,
+        )
+
+    def one(
+        self, result: object, index: int, requested: Sequence[str] | None
+    ) -> tuple[Outputs, Mapping[str, ParameterValue]]:
+        """Checks the outputs of one request.
+
+        Args:
+            result: A mapping from names to arrays, a list or tuple of arrays in the order of the declared outputs,
+                a `Response`, or the request itself.
+            index: The request's place in the batch.
+            requested: The outputs that are wanted; all where it is `None`.
+
+        Returns:
+            The wanted outputs in their declared dtypes (strings in any of numpy's three forms), and the response
+            parameters.
+
+        Raises:
+            OutputError: If a name, dtype or shape is not as declared.
+        """
+        parameters: Mapping[str, ParameterValue] = {}
+        if type(result) is dict:
+            values: Mapping[str, object] = result
+        elif isinstance(result, Response):
+            values = result.data
+            parameters = self._parameters(result.parameters, index)
+        elif isinstance(result, Request):
+            values = result.data
+        elif isinstance(result, Mapping):
+            values = result
+        elif isinstance(result, (list, tuple)):
+            if len(result) != len(self._names):
+                raise self._error(
+                    "a list of outputs must have one array per declared output",
+                    index=index,
+                    expected=f"{len(self._names)} ({', '.join(self._names)})",
+                    received=str(len(result)),
+                )
+            values = dict(zip(self._names, result, strict=True))
+        else:
+            raise self._error(
+                "each element of the result must be a mapping from output names to numpy arrays",
+                index=index,
+                expected="a dictionary, a Response, or a list of arrays in the order of the declared outputs",
+                received=f"{type(result).__name__}: {_shown(result)}",
+            )
+        if self._model.strict:
+            self._check_names(values, index)
+        outputs: Outputs = {}
+        batching = self._model.batching
+        for name, spec in self._specs.items():
+            value = values.get(name)
+            if value is None:
+                if name in values:
+                    raise self._error("an output must be a numpy array", name, index, "a numpy array", "None")
+                continue
+            if requested is not None and name not in requested:
+                continue
+            if type(value) is not np.ndarray or value.dtype is not spec.dtype:
+                value = self._convert(value, spec, index)
+            if batching and value.ndim == 0:
+                raise self._error(
+                    "an output of a model that batches needs a batch axis in front",
+                    name,
+                    index,
+                    f"shape (batch, {', '.join(map(str, spec.shape))})",
+                    "shape ()",
+                )
+            if self._model.strict:
+                self._check_shape(value, spec, index)
+            outputs[name] = value
+        return outputs, parameters
+
+    def _check_names(self, values: Mapping[str, object], index: int) -> None:
+        unknown = [str(name) for name in values if name not in self._specs]
+        missing = [name for name in self._names if name not in values]
+        if unknown or missing:
+            raise self._error(
+                "the outputs must be the declared ones"
+                + (f"; not declared: {', '.join(unknown)}" if unknown else "")
+                + (f"; missing: {', '.join(missing)}" if missing else ""),
+                index=index,
+                expected=", ".join(self._names),
+                received=", ".join(map(str, values)),
+            )
+
+    def _convert(self, value: object, spec: TensorSpec, index: int) -> Array:
+        if not isinstance(value, (np.ndarray, np.generic)):
+            raise self._error(
+                "an output must be a numpy array (numpy.asarray makes one)",
+                spec.name,
+                index,
+                "a numpy array",
+                f"{type(value).__name__}: {_shown(value)}",
+            )
+        array = np.asarray(value)
+        kind = array.dtype.kind
+        if spec.dtype.kind == "O":
+            if kind in "OSU":
+                return array
+        elif array.dtype == spec.dtype:
+            return array if array.dtype.isnative else array.astype(spec.dtype)
+        elif not self._model.strict and (kind in "biufOSU" or array.dtype.name == "bfloat16"):
+            try:
+                return array.astype(spec.dtype)
+            except (TypeError, ValueError) as error:
+                raise self._error(
+                    f"its values cannot be cast: {error}",
+                    spec.name,
+                    index,
+                    f"dtype {spec.dtype}",
+                    f"dtype {array.dtype}",
+                ) from error
+        raise self._error(
+            "the dtype is not the declared one" if self._model.strict else "the dtype cannot be cast to the declared one",
+            spec.name,
+            index,
+            "strings (dtype object of bytes, S or U)" if spec.dtype.kind == "O" else f"dtype {spec.dtype}",
+            f"dtype {array.dtype}",
+        )
+
+    def _check_shape(self, value: Array, spec: TensorSpec, index: int) -> None:
+        shape = value.shape[1:] if self._model.batching else value.shape
+        if len(shape) == len(spec.shape) and all(
+            wanted in (-1, got) for wanted, got in zip(spec.shape, shape, strict=True)
+        ):
+            return
+        wanted = ", ".join(["batch"] * self._model.batching + [str(dim) for dim in spec.shape])
+        raise self._error(
+            "the shape is not the declared one", spec.name, index, f"shape ({wanted})", f"shape {value.shape}"
+        )
+
+    def _parameters(self, parameters: Mapping[str, object], index: int) -> Mapping[str, ParameterValue]:
+        for name, value in parameters.items():
+            if not isinstance(name, str) or not isinstance(value, (str, bool, int, float)):
+                raise self._error(
+                    f"response parameter {name!r} has a type that Triton cannot carry",
+                    index=index,
+                    expected="str, bool, int or float",
+                    received=type(value).__name__,
+                )
+            if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+                raise self._error(
+                    f"response parameter {name!r} is too large",
+                    index=index,
+                    expected="an integer of 64 bits",
+                    received=str(value),
+                )
+        return parameters  # type: ignore[return-value] # checked above
+
+    def _error(
+        self,
+        what: str,
+        name: str | None = None,
+        index: int | None = None,
+        expected: str = "",
+        received: str = "",
+    ) -> OutputError:
+        where = f"model '{self._model.name}'"
+        if name is not None:
+            where += f", output '{name}'"
+        if index is not None:
+            where += f", request {index} of the batch"
+        return OutputError(
+            f"{where}: {what}: expected {expected}, got {received}",
+            model_name=self._model.name,
+            output_name=name,
+            request_index=index,
+            expected=expected,
+            received=received,
+        )

@@ -1,0 +1,123 @@
+"""Batches from a connection through a callable: one at a time, or many at once on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from ._connection import TICK_S, Connection
+from ._execution import Execution
+from ._records import Batch
+
+MakeExecution = Callable[[Batch], Execution]
+OnFailure = Callable[[BaseException], None]
+
+
+class _LazyLoop:
+    """Runs what a synchronous callable returned as a coroutine; makes its event loop when that happens first."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def run(self, awaitable: Awaitable[Any]) -> Any:
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop.run_until_complete(awaitable)
+
+    def close(self) -> None:
+        if self._loop is not None:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
+
+
+def serve(connection: Connection, make: MakeExecution, on_failure: OnFailure) -> None:
+    """Serves a synchronous callable until the connection closes."""
+    loop = _LazyLoop()
+    try:
+        # No name here may hold on to a batch: the memory of its inputs goes back while its answer is sent.
+        while (execution := _next(connection, make)) is not None:
+            execution.run(loop.run)
+            if execution.failure is not None:
+                on_failure(execution.failure)
+    finally:
+        loop.close()
+
+
+def _next(connection: Connection, make: MakeExecution) -> Execution | None:
+    batch = connection.receive()
+    return None if batch is None else make(batch)
+
+
+async def serve_async(connection: Connection, make: MakeExecution, on_failure: OnFailure) -> None:
+    """Serves an asynchronous callable until the connection closes, with as many batches at once as come."""
+    loop = asyncio.get_running_loop()
+    closed: asyncio.Future[None] = loop.create_future()
+    tasks: dict[int, asyncio.Task[None]] = {}
+    waiting: dict[int, set[int]] = {}  # requests of a batch whose callers still wait
+
+    def end(error: BaseException | None) -> None:
+        if closed.done():
+            return
+        if error is None:
+            closed.set_result(None)
+        else:
+            closed.set_exception(error)
+
+    def read() -> None:
+        try:
+            batches = connection.poll()
+        except Exception as error:  # noqa: BLE001 - ends the serving below
+            end(error)
+            return
+        if batches is None:
+            end(None)
+            return
+        while batches:
+            batch = batches.pop(0)
+            number = batch.number
+            waiting[number] = set(range(len(batch)))
+            execution = make(batch)
+            tasks[number] = loop.create_task(run(execution, number))
+            del batch, execution
+
+    async def run(execution: Execution, number: int) -> None:
+        try:
+            await execution.run_async()
+            if execution.failure is not None:
+                on_failure(execution.failure)
+        except Exception as error:  # noqa: BLE001 - ends the serving below
+            end(error)
+        finally:
+            tasks.pop(number, None)
+            waiting.pop(number, None)
+        # Sending may have read messages while it waited for room.
+        read()
+
+    def cancel(number: int, request: int) -> None:
+        left = waiting.get(number)
+        if left is None:
+            return
+        left.discard(request)
+        # The other requests of the batch still want their answers.
+        if not left:
+            tasks[number].cancel()
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            connection.tick()
+
+    connection.on_cancel = cancel
+    loop.add_reader(connection.fileno(), read)
+    ticking = loop.create_task(tick())
+    try:
+        read()
+        await closed
+    finally:
+        loop.remove_reader(connection.fileno())
+        ticking.cancel()
+        running = list(tasks.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(ticking, *running, return_exceptions=True)

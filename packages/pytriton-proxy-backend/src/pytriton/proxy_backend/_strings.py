@@ -1,0 +1,76 @@
+"""Triton's wire form of string tensors: for every element, in C order, its length (32 bits) and its bytes."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import numpy as np
+
+_LENGTH = struct.Struct("<I")
+_MAX_ELEMENT = 0xFFFFFFFF
+
+
+def decode_strings(payload: bytes, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Decodes a BYTES tensor.
+
+    Args:
+        payload: The wire form.
+        shape: Shape of the tensor.
+
+    Returns:
+        An `object` array of `bytes` with that shape.
+
+    Raises:
+        ValueError: If the payload does not hold exactly the elements that the shape announces.
+    """
+    count = 1
+    for dim in shape:
+        count *= dim
+    if count * 4 > len(payload):
+        raise ValueError(f"{count} strings expected for the shape {shape}, {len(payload)} bytes cannot hold them")
+    elements: list[bytes] = []
+    append = elements.append
+    unpack = _LENGTH.unpack_from
+    at = 0
+    end = len(payload)
+    for _ in range(count):
+        if at + 4 > end:
+            raise ValueError(f"{count} strings expected for the shape {shape}, the payload ends after {len(elements)}")
+        stop = at + 4 + unpack(payload, at)[0]
+        if stop > end:
+            raise ValueError(f"string {len(elements)} of {count} reaches {stop - end} bytes past the payload's end")
+        append(payload[at + 4 : stop])
+        at = stop
+    if at != end:
+        raise ValueError(f"{end - at} bytes are left after the {count} strings of the shape {shape}")
+    array = np.empty(count, dtype=object)
+    # Element by element: numpy would look into a list of bytes for a string dtype first.
+    array[:] = elements
+    return array.reshape(shape)
+
+
+def encode_strings(array: np.ndarray[Any, Any]) -> bytes:
+    """Encodes a string array of kind `O` (elements `bytes` or `str`), `S` or `U`; text becomes UTF-8.
+
+    Trailing NUL bytes of `S` elements are lost, as numpy itself does not keep them.
+
+    Raises:
+        TypeError: If an element of an `object` array is neither `bytes` nor `str`; names the element.
+        ValueError: If an element has 4 GiB or more.
+    """
+    parts: list[bytes] = []
+    append = parts.append
+    pack = _LENGTH.pack
+    for index, element in enumerate(array.ravel(order="C").tolist()):
+        if type(element) is str:
+            element = element.encode("utf-8")
+        elif not isinstance(element, (bytes, bytearray)):
+            raise TypeError(
+                f"element {index} of an object array must be bytes or str, got {type(element).__name__}"
+            )
+        if len(element) > _MAX_ELEMENT:
+            raise ValueError(f"element {index} has {len(element)} bytes; a string element must stay below 4 GiB")
+        append(pack(len(element)))
+        append(element)
+    return b"".join(parts)

@@ -1,0 +1,123 @@
+"""What can go wrong between a worker and the proxy backend.
+
+::
+
+    ProxyBackendError
+    ├── LibraryNotFoundError    the native library is not in this installation
+    ├── EndpointError           the path of the socket cannot be used
+    ├── AttachError             the worker could not attach in time, or was refused
+    │   └── VersionMismatchError    worker and proxy backend speak different protocols
+    ├── ConnectionLostError     the server went away
+    ├── ProtocolError           a message or record that the protocol does not allow
+    ├── ArenaFullError          a tensor does not fit into the budget of shared memory
+    └── OutputError             the callable returned something that cannot be sent (also a ValueError)
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArenaFullError",
+    "AttachError",
+    "ConnectionLostError",
+    "EndpointError",
+    "LibraryNotFoundError",
+    "OutputError",
+    "ProtocolError",
+    "ProxyBackendError",
+    "VersionMismatchError",
+]
+
+
+class ProxyBackendError(Exception):
+    """Base of every error of this distribution."""
+
+
+class LibraryNotFoundError(ProxyBackendError):
+    """The native library `libtriton_pytriton.so` is not in this installation."""
+
+
+class EndpointError(ProxyBackendError, ValueError):
+    """The path of an endpoint cannot be used.
+
+    Attributes:
+        path: The path in question.
+        length: Its length in bytes.
+        limit: The largest length that Linux allows, in bytes.
+    """
+
+    def __init__(self, message: str, *, path: str, length: int, limit: int) -> None:
+        super().__init__(message)
+        self.path = path
+        self.length = length
+        self.limit = limit
+
+
+class AttachError(ProxyBackendError):
+    """The worker did not get through to the proxy backend."""
+
+
+class VersionMismatchError(AttachError):
+    """Worker and proxy backend speak different major versions of the protocol.
+
+    Attributes:
+        ours: (major, minor) of this side.
+        theirs: (major, minor) of the peer.
+    """
+
+    def __init__(self, message: str, *, ours: tuple[int, int], theirs: tuple[int, int]) -> None:
+        super().__init__(message)
+        self.ours = ours
+        self.theirs = theirs
+
+
+class ConnectionLostError(ProxyBackendError):
+    """The proxy backend closed the connection, or its server died."""
+
+
+class ProtocolError(ProxyBackendError):
+    """The peer sent something that the protocol does not allow."""
+
+
+class ArenaFullError(ProxyBackendError):
+    """A record does not fit into the shared memory that this model may use.
+
+    Attributes:
+        needed: Bytes of the record.
+        budget: Bytes that the arena may have.
+        in_use: Bytes of it that are in use.
+    """
+
+    def __init__(self, message: str, *, needed: int, budget: int, in_use: int) -> None:
+        super().__init__(message)
+        self.needed = needed
+        self.budget = budget
+        self.in_use = in_use
+
+
+class OutputError(ProxyBackendError, ValueError):
+    """The inference callable returned something that cannot be sent.
+
+    Attributes:
+        model_name: The model that was asked.
+        output_name: The output in question, `None` where the whole result is.
+        request_index: Its place in the batch, `None` where the whole result is in question.
+        expected: What would have been right.
+        received: What came.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        model_name: str,
+        output_name: str | None = None,
+        request_index: int | None = None,
+        expected: str = "",
+        received: str = "",
+    ) -> None:
+        super().__init__(message)
+        self.model_name = model_name
+        self.output_name = output_name
+        self.request_index = request_index
+        self.expected = expected
+        self.received = received
