@@ -1,0 +1,1 @@
+"""The parts that start, feed and stop tritonserver."""

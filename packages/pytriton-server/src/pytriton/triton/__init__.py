@@ -1,0 +1,65 @@
+"""Bind a Python function, get an NVIDIA Triton Inference Server endpoint."""
+
+from typing import TYPE_CHECKING, Any
+
+from pytriton.decorators import TritonContext
+from pytriton.model_config import ModelConfig, Tensor
+from pytriton.server.binary import TritonServerNotFoundError
+from pytriton.server.errors import (
+    PortInUseError,
+    TritonModelLoadError,
+    TritonServerError,
+    TritonServerExitedError,
+    TritonServerStartError,
+    TritonServerTimeoutError,
+    WorkspaceError,
+)
+from pytriton.server.lifecycle import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy, VertextAILifecyclePolicy
+from pytriton.server.security import (
+    DEFAULT_PROTECTED_ENDPOINTS,
+    TRITON_ACCESS_HEADER,
+    VALID_TRITON_ENDPOINTS,
+    TritonSecurityConfig,
+)
+from pytriton.server.settings import TritonConfig
+from pytriton.server.workspace import Workspace
+from pytriton.triton._triton import MONITORING_PERIOD_S, WAIT_FORM_MODEL_TIMEOUT_S, Triton
+
+if TYPE_CHECKING:
+    from pytriton.client import ModelClient
+
+__all__ = [
+    "DEFAULT_PROTECTED_ENDPOINTS",
+    "MONITORING_PERIOD_S",
+    "TRITON_ACCESS_HEADER",
+    "VALID_TRITON_ENDPOINTS",
+    "WAIT_FORM_MODEL_TIMEOUT_S",
+    "DefaultTritonLifecyclePolicy",
+    "ModelClient",
+    "ModelConfig",
+    "PortInUseError",
+    "Tensor",
+    "Triton",
+    "TritonConfig",
+    "TritonContext",
+    "TritonLifecyclePolicy",
+    "TritonModelLoadError",
+    "TritonSecurityConfig",
+    "TritonServerError",
+    "TritonServerExitedError",
+    "TritonServerNotFoundError",
+    "TritonServerStartError",
+    "TritonServerTimeoutError",
+    "VertextAILifecyclePolicy",
+    "Workspace",
+    "WorkspaceError",
+]
+
+
+def __getattr__(name: str) -> Any:
+    # Old scripts import ModelClient from here. It brings gevent and gRPC, which take longer than a server's start.
+    if name == "ModelClient":
+        from pytriton.client import ModelClient
+
+        return ModelClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

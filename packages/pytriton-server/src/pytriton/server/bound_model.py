@@ -1,0 +1,260 @@
+"""One bound model: what the user gave, checked; what Triton and the proxy are told; and the workers that serve it."""
+
+import contextvars
+import copy
+import logging
+import re
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytriton.decorators import TritonContext
+from pytriton.decorators.serving import set_served_model
+from pytriton.exceptions import PyTritonUnrecoverableError, PyTritonValidationError
+from pytriton.model_config import DeviceKind, ModelConfig, Tensor
+from pytriton.model_config._dtypes import array_dtype
+from pytriton.model_config.triton_model_config import ResponseCache, TensorSpec, TritonModelConfig
+from pytriton.proxy_backend import BACKEND_NAME, SIDE_FILE_NAME, ModelSpec, ProxySettings, Worker, endpoint_path
+from pytriton.proxy_backend import TensorSpec as WireSpec
+from pytriton.server.config_pbtxt import render_config
+
+__all__ = ["BoundModel", "InferFunc"]
+
+InferFunc = Callable[..., Any]
+
+_NAME = re.compile(r"[a-zA-Z0-9._-]+")
+
+logger = logging.getLogger(__name__)
+
+
+class BoundModel:
+    """One version of a model and the callables that serve it.
+
+    Args:
+        name: Name of the model.
+        infer_func: The callable, or several that serve the model in parallel.
+        inputs: Its inputs.
+        outputs: Its outputs.
+        version: Its version.
+        config: How it is served. It is copied: later changes have no effect.
+        strict: Whether outputs are held against their description in every detail.
+        triton_context: What the callables learn about the other models.
+
+    Raises:
+        PyTritonValidationError: A name, a version, a tensor or a callable is not acceptable.
+        PyTritonBadParameterError: `config` breaks one of its own rules.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        infer_func: "InferFunc | Sequence[InferFunc]",
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        version: int,
+        config: ModelConfig,
+        strict: bool,
+        triton_context: TritonContext,
+    ) -> None:
+        self.name = _checked_name(name)
+        self.version = _checked_version(version, name)
+        self._infer_funcs = _checked_callables(infer_func, name)
+        config.validate()
+        if config.model_warmup:
+            logger.warning("Model %r: model_warmup is not supported yet and has no effect.", name)
+        self.triton_config = TritonModelConfig(
+            model_name=name,
+            model_version=version,
+            max_batch_size=config.max_batch_size,
+            batching=config.batching,
+            batcher=copy.deepcopy(config.batcher),
+            # One Triton instance hands batches to all workers.
+            instance_group={DeviceKind.KIND_CPU: 1},
+            decoupled=config.decoupled,
+            inputs=_named(inputs, "INPUT", name),
+            outputs=_named(outputs, "OUTPUT", name),
+            response_cache=ResponseCache(enable=True) if config.response_cache else None,
+            backend=BACKEND_NAME,
+        )
+        self._triton_context = triton_context
+        self._spec = ModelSpec(
+            name=name,
+            version=version,
+            inputs=_wire_specs(self.triton_config.inputs),
+            outputs=_wire_specs(self.triton_config.outputs),
+            batching=config.batching,
+            max_batch_size=config.max_batch_size if config.batching else 0,
+            decoupled=config.decoupled,
+            strict=strict,
+        )
+        self._workers: list[Worker] = []
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What no two models of one server share: the name without regard to case, and the version."""
+        return self.name.lower(), self.version
+
+    @property
+    def config_text(self) -> str:
+        """The text of the model's `config.pbtxt`."""
+        return render_config(self.triton_config)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the model has workers and all of them run."""
+        return bool(self._workers) and all(worker.is_alive for worker in self._workers)
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why a worker ended that nobody stopped."""
+        return next((worker.error for worker in self._workers if worker.error is not None), None)
+
+    def publish(self) -> None:
+        """Lets the callables of all models of the server see this model's configuration."""
+        for infer in self._infer_funcs:
+            self._triton_context.model_configs[infer] = self.triton_config
+
+    def side_files(self, endpoints: Path) -> list[tuple[str, str]]:
+        """Gives names and texts of the files that the proxy reads from the version's folder.
+
+        Args:
+            endpoints: Folder for the sockets.
+
+        Raises:
+            PyTritonError: The path of the socket is too long for the system.
+        """
+        settings = ProxySettings(
+            endpoint=endpoint_path(endpoints, self.name, self.version),
+            batching=self._spec.batching,
+            decoupled=self._spec.decoupled,
+        )
+        return [(SIDE_FILE_NAME, settings.to_text())]
+
+    def start_workers(self, endpoints: Path, on_unrecoverable: Callable[[BaseException], None]) -> None:
+        """Starts one worker per callable. They attach as soon as the proxy listens.
+
+        Args:
+            endpoints: Folder for the sockets.
+            on_unrecoverable: Called in a worker's thread when its callable raised PyTritonUnrecoverableError, after the
+                caller got its answer.
+        """
+        endpoint = endpoint_path(endpoints, self.name, self.version)
+        for infer in self._infer_funcs:
+            context = contextvars.copy_context()
+            context.run(set_served_model, infer, self.triton_config, self._triton_context)
+            worker = Worker(
+                infer,
+                self._spec,
+                endpoint,
+                unrecoverable=(PyTritonUnrecoverableError,),
+                on_unrecoverable=on_unrecoverable,
+                context=context,
+            )
+            self._workers.append(worker)
+            worker.start()
+
+    def wait_attached(self, timeout_s: float) -> None:
+        """Waits until every worker is attached to the server.
+
+        Raises:
+            PyTritonError: One is not within `timeout_s` seconds, or was refused; the text has the reason.
+        """
+        deadline = time.monotonic() + timeout_s
+        for worker in self._workers:
+            worker.wait_attached(max(0.0, deadline - time.monotonic()))
+
+    def stop_workers(self, timeout_s: float) -> None:
+        """Detaches the workers when they have finished what they are at.
+
+        Args:
+            timeout_s: After so many seconds a busy one is left behind, with a warning.
+        """
+        deadline = time.monotonic() + timeout_s
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            if not worker.stop(max(0.0, deadline - time.monotonic())):
+                logger.warning(
+                    "The inference callable of model %r (version %d) is still busy: it is left to end by itself.",
+                    self.name,
+                    self.version,
+                )
+
+
+def _checked_name(name: str) -> str:
+    if not isinstance(name, str):
+        raise PyTritonValidationError(f"Model name must be a string; got {name!r}.", expected="a string", received=name)
+    if not name:
+        raise PyTritonValidationError("Model name cannot be empty", expected="a non-empty string", received=name)
+    rule = "Model name can only contain alphanumeric characters, dots, underscores and dashes"
+    if not _NAME.fullmatch(name):
+        raise PyTritonValidationError(f"{rule}; got {name!r}.", expected=rule, received=name)
+    if not name.strip("."):
+        raise PyTritonValidationError(f"{rule}, and not only dots; got {name!r}.", expected=rule, received=name)
+    return name
+
+
+def _checked_version(version: int, name: str) -> int:
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        raise PyTritonValidationError(
+            f"Model {name!r}: model_version must be an integer of at least 1; got {version!r}.",
+            expected="an integer of at least 1",
+            received=version,
+        )
+    return version
+
+
+def _checked_callables(infer_func: Any, name: str) -> list[InferFunc]:
+    if callable(infer_func):
+        return [infer_func]
+    if isinstance(infer_func, Sequence) and len(infer_func) and all(callable(item) for item in infer_func):
+        return list(infer_func)
+    raise PyTritonValidationError(
+        f"Model {name!r}: infer_func has to be a callable or a non-empty sequence of callables; got {infer_func!r}.",
+        expected="a callable, or a non-empty sequence of callables",
+        received=infer_func,
+    )
+
+
+def _named(tensors: Sequence[Tensor], kind: str, model: str) -> list[TensorSpec]:
+    specs: list[TensorSpec] = []
+    for number, tensor in enumerate(tensors, 1):
+        if not isinstance(tensor, Tensor):
+            raise PyTritonValidationError(
+                f"Model {model!r}: {kind.lower()} {number} must be a Tensor; got {tensor!r}.",
+                expected="a pytriton.model_config.Tensor",
+                received=tensor,
+            )
+        name = tensor.name or f"{kind}_{number}"
+        if any(spec.name == name for spec in specs):
+            raise PyTritonValidationError(
+                f"Model {model!r} has two {kind.lower()}s of the name {name!r}. Give each a name of its own.",
+                tensor=name,
+                expected="different names",
+                received=name,
+            )
+        if kind == "OUTPUT" and tensor.optional:
+            raise PyTritonValidationError(
+                f"Output tensors cannot be optional. Model {model!r}, output {name!r}: leave out optional=True.",
+                tensor=name,
+                expected="optional=False",
+                received=True,
+            )
+        if not tensor.shape:
+            raise PyTritonValidationError(
+                f"Model {model!r}, {kind.lower()} {name!r}: Triton has no tensors without an axis; got shape=(). "
+                "Declare shape=(1,).",
+                tensor=name,
+                expected="at least one axis",
+                received=(),
+            )
+        specs.append(TensorSpec(name=name, shape=tensor.shape, dtype=tensor.dtype, optional=bool(tensor.optional)))
+    return specs
+
+
+def _wire_specs(specs: "Sequence[TensorSpec] | None") -> tuple[WireSpec, ...]:
+    return tuple(
+        WireSpec(name=spec.name, dtype=array_dtype(spec.dtype), shape=tuple(spec.shape), optional=bool(spec.optional))
+        for spec in specs or ()
+    )

@@ -1,0 +1,156 @@
+"""Calls to a server that this package started: is it ready, load, unload, what is loaded, statistics.
+
+Over HTTP they need nothing but the standard library; importing tritonclient for them would cost more time than the
+start of the server. Where HTTP is not allowed they go over gRPC (`control_grpc`).
+"""
+
+import contextlib
+import http.client
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pytriton.server.errors import TritonServerError
+from pytriton.server.ports import Endpoint
+
+__all__ = ["Control", "ControlError", "HttpControl", "ModelState"]
+
+CALL_TIMEOUT_S = 5.0
+"""How long one call may take, in seconds, where nothing else is said."""
+
+
+class ControlError(TritonServerError):
+    """The server refused a call, or did not answer it.
+
+    Args:
+        message: The text of the error.
+        reason: What the server said; None when it did not answer.
+    """
+
+    def __init__(self, message: str, *, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """One line of the server's list of models."""
+
+    name: str
+    version: int | None
+    """None for a model that was never loaded."""
+    state: str
+    """`READY`, `LOADING`, `UNLOADING`, `UNAVAILABLE`, or empty for a model that was never loaded."""
+    reason: str
+
+
+class Control(Protocol):
+    """What is asked of a server. Every call raises `ControlError` when refused or not answered."""
+
+    def is_listening(self) -> bool:
+        """Tells whether the server answers at all."""
+
+    def is_ready(self) -> bool:
+        """Tells whether the server says that it is ready."""
+
+    def load(self, model_name: str, timeout_s: float) -> None:
+        """Loads all versions of a model and waits until they are loaded."""
+
+    def unload(self, model_name: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Takes all versions of a model out of service. Does not wait for its requests to finish."""
+
+    def index(self) -> list[ModelState]:
+        """Lists the models."""
+
+    def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
+        """Gives Triton's statistics of one version of a model."""
+
+    def close(self) -> None:
+        """Lets go of connections."""
+
+
+class HttpControl:
+    """The calls over HTTP. No connection outlives its call: one would keep the server from ending at once.
+
+    Args:
+        endpoint: Where the server listens.
+        headers: Headers for every call, such as the access token.
+    """
+
+    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str]) -> None:
+        self._endpoint = endpoint
+        self._headers = {**headers, "Connection": "close"}
+
+    def is_listening(self) -> bool:
+        """Tells whether the server answers at all."""
+        try:
+            self._call("GET", "/v2/health/live")
+        except (OSError, http.client.HTTPException):
+            return False
+        return True
+
+    def is_ready(self) -> bool:
+        """Tells whether the server says that it is ready."""
+        try:
+            return self._call("GET", "/v2/health/ready")[0] == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def load(self, model_name: str, timeout_s: float) -> None:
+        """Loads all versions of a model and waits until they are loaded."""
+        self._checked("POST", f"/v2/repository/models/{model_name}/load", {}, timeout_s)
+
+    def unload(self, model_name: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Takes all versions of a model out of service. Does not wait for its requests to finish."""
+        self._checked("POST", f"/v2/repository/models/{model_name}/unload", {}, timeout_s)
+
+    def index(self) -> list[ModelState]:
+        """Lists the models."""
+        return [
+            ModelState(
+                name=str(item.get("name")),
+                version=int(item["version"]) if item.get("version") else None,
+                state=str(item.get("state", "")),
+                reason=str(item.get("reason", "")),
+            )
+            for item in self._checked("POST", "/v2/repository/index", {})
+        ]
+
+    def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
+        """Gives Triton's statistics of one version of a model."""
+        found = self._checked("GET", f"/v2/models/{model_name}/versions/{model_version}/stats")
+        statistics: dict[str, Any] = found["model_stats"][0]
+        return statistics
+
+    def close(self) -> None:
+        """Does nothing: there is no connection between two calls."""
+
+    def _checked(self, method: str, path: str, body: object = None, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        try:
+            status, answer = self._call(method, path, body, timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise ControlError(
+                f"tritonserver did not answer {method} {path} within {timeout_s:g} s: {error or type(error).__name__}."
+            ) from error
+        if status != http.HTTPStatus.OK:
+            reason = _reason(answer)
+            raise ControlError(f"tritonserver refused {method} {path} with status {status}: {reason}", reason=reason)
+        return json.loads(answer) if answer else None
+
+    def _call(
+        self, method: str, path: str, body: object = None, timeout_s: float = CALL_TIMEOUT_S
+    ) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection(self._endpoint.host, self._endpoint.port, timeout=timeout_s)
+        with contextlib.closing(connection):
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, path, data, self._headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+
+
+def _reason(answer: bytes) -> str:
+    try:
+        return str(json.loads(answer)["error"]).strip()
+    except (ValueError, KeyError, TypeError):
+        return answer.decode("utf-8", "replace").strip() or "no reason given"

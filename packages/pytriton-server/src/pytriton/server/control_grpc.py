@@ -1,0 +1,94 @@
+"""The calls of `control` over gRPC, for servers that do not allow HTTP. The one place that imports tritonclient."""
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from pytriton.server.control import CALL_TIMEOUT_S, ControlError, ModelState
+from pytriton.server.ports import Endpoint
+from pytriton.server.settings import TritonConfig
+
+__all__ = ["GrpcControl"]
+
+_METADATA_PREFIX = "triton-grpc-protocol-"
+
+
+class GrpcControl:
+    """The calls over gRPC.
+
+    Args:
+        endpoint: Where the server listens.
+        headers: HTTP headers that carry the same as the metadata of the calls.
+        config: The server's settings, for TLS.
+    """
+
+    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str], config: TritonConfig) -> None:
+        self._endpoint = endpoint
+        self._headers = {_METADATA_PREFIX + name: value for name, value in headers.items()}
+        mutual = bool(config.grpc_use_ssl_mutual)
+        certificate = config.grpc_server_cert
+        self._client: Any = tritonclient.grpc.InferenceServerClient(
+            endpoint.authority,
+            ssl=bool(config.grpc_use_ssl or mutual),
+            # With none of an authority, the server's own certificate is what it is trusted by.
+            root_certificates=_text(config.grpc_root_cert or certificate),
+            private_key=_text(config.grpc_server_key) if mutual else None,
+            certificate_chain=_text(certificate) if mutual else None,
+        )
+
+    def is_listening(self) -> bool:
+        """Tells whether the port is open."""
+        # gRPC itself waits longer and longer between attempts at a port that is not open yet.
+        try:
+            socket.create_connection((self._endpoint.host, self._endpoint.port), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
+
+    def is_ready(self) -> bool:
+        """Tells whether the server says that it is ready."""
+        if not self.is_listening():
+            return False
+        try:
+            return bool(self._client.is_server_ready(headers=self._headers, client_timeout=CALL_TIMEOUT_S))
+        except InferenceServerException:
+            return False
+
+    def load(self, model_name: str, timeout_s: float) -> None:
+        """Loads all versions of a model and waits until they are loaded."""
+        self._call("load_model", model_name, timeout_s=timeout_s)
+
+    def unload(self, model_name: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Takes all versions of a model out of service. Does not wait for its requests to finish."""
+        self._call("unload_model", model_name, timeout_s=timeout_s)
+
+    def index(self) -> list[ModelState]:
+        """Lists the models."""
+        return [
+            ModelState(item.name, int(item.version) if item.version else None, item.state, item.reason)
+            for item in self._call("get_model_repository_index").models
+        ]
+
+    def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
+        """Gives Triton's statistics of one version of a model."""
+        found = self._call("get_inference_statistics", model_name, str(model_version), as_json=True)
+        statistics: dict[str, Any] = found["model_stats"][0]
+        return statistics
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self._client.close()
+
+    def _call(self, method: str, *arguments: object, timeout_s: float = CALL_TIMEOUT_S, **options: object) -> Any:
+        try:
+            return getattr(self._client, method)(*arguments, headers=self._headers, client_timeout=timeout_s, **options)
+        except InferenceServerException as error:
+            reason = error.message()
+            raise ControlError(f"tritonserver refused {method} over gRPC: {reason}", reason=reason) from error
+
+
+def _text(path: object) -> str | None:
+    return None if path is None else str(path)

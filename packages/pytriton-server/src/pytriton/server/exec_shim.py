@@ -1,0 +1,32 @@
+"""Runs a program that cannot outlive its parent: `python exec_shim.py <parent pid> <signal> <program> [arguments]`.
+
+A script of its own and no `preexec_fn`, because running Python code between fork and exec of a process with threads can
+deadlock. It becomes the program, so there is no process more. The kernel sends the signal when the *thread* that
+started the shim ends: it must be one that lives as long as the program.
+"""
+
+import ctypes
+import os
+import sys
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Asks for the signal and becomes the program; returns only if that fails, with the exit code."""
+    parent, signal_number, *command = arguments
+    if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0) != 0:
+        print(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
+        return 126
+    if os.getppid() != int(parent):
+        # The parent died before the signal was asked for: nobody will send it.
+        return 0
+    try:
+        os.execv(command[0], command)
+    except OSError as error:
+        print(f"{command[0]} cannot be run: {error.strerror}", file=sys.stderr)
+        return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,216 @@
+"""The ports that tritonserver listens on: picked, checked, and held until the server has bound them.
+
+A port is held by a socket that is bound but does not listen. Linux then gives it to nobody who asks for any free port,
+but tritonserver, which sets SO_REUSEADDR as the holding socket does, may bind it.
+"""
+
+import contextlib
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytriton.exceptions import PyTritonValidationError
+from pytriton.server.errors import PortInUseError
+from pytriton.server.settings import TritonConfig
+
+__all__ = ["Endpoint", "ReservedPorts", "find_listener", "port_setting_of_bind_failure", "reserve_ports"]
+
+_ANY_ADDRESS = "0.0.0.0"
+_LISTENING = "0A"
+# As tritonserver words it, with the address in front: "Socket '127.0.0.1:8000' already in use".
+_IN_USE = "already in use"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """One place that the server listens at."""
+
+    setting: str
+    """Name of the `TritonConfig` field that holds the port."""
+    address: str
+    """Address to bind."""
+    port: int
+    picked: bool
+    """Whether the port was chosen here, the setting being 0."""
+
+    @property
+    def host(self) -> str:
+        """Address for a caller on this machine."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.address, self.address)
+
+    @property
+    def authority(self) -> str:
+        """`host:port` as in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class ReservedPorts:
+    """The endpoints of one server by setting, their ports held until `release`."""
+
+    def __init__(self, endpoints: dict[str, Endpoint], holders: list[socket.socket]) -> None:
+        self._endpoints = endpoints
+        self._holders = holders
+
+    @property
+    def http(self) -> Endpoint | None:
+        """Endpoint of HTTP; None where it is not allowed."""
+        return self._endpoints.get("http_port")
+
+    @property
+    def grpc(self) -> Endpoint | None:
+        """Endpoint of gRPC; None where it is not allowed."""
+        return self._endpoints.get("grpc_port")
+
+    @property
+    def metrics(self) -> Endpoint | None:
+        """Endpoint of the metrics; None where they are not allowed."""
+        return self._endpoints.get("metrics_port")
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        return iter(self._endpoints.values())
+
+    def release(self) -> None:
+        """Lets go of the ports; to be called when the server has bound them, or never will."""
+        while self._holders:
+            self._holders.pop().close()
+
+
+def reserve_ports(config: TritonConfig) -> ReservedPorts:
+    """Picks and holds the ports of a server.
+
+    Args:
+        config: The settings; a port 0 takes any free one.
+
+    Raises:
+        PortInUseError: A port is taken; the error names port, setting and, where it can be seen, who listens on it.
+        PyTritonValidationError: Two services are to use one port, or an address is none of this machine.
+    """
+    endpoints: dict[str, Endpoint] = {}
+    holders: list[socket.socket] = []
+    reserved = ReservedPorts(endpoints, holders)
+    try:
+        # Fixed ports first: a free one that is picked must not be one of them.
+        for setting, address, port in sorted(_wanted(config), key=lambda item: item[2] == 0):
+            for other in endpoints.values():
+                if other.port == port:
+                    raise PyTritonValidationError(
+                        f"TritonConfig.{other.setting} and TritonConfig.{setting} are both {port}: each service needs "
+                        "a port of its own. Set one of them to another port, or to 0 for any free one.",
+                        received=port,
+                    )
+            holder = _hold(setting, address, port)
+            holders.append(holder)
+            endpoints[setting] = Endpoint(
+                setting=setting, address=address, port=holder.getsockname()[1], picked=port == 0
+            )
+    except BaseException:
+        reserved.release()
+        raise
+    return reserved
+
+
+def port_setting_of_bind_failure(lines: list[str], ports: ReservedPorts) -> Endpoint | None:
+    """Tells which endpoint tritonserver could not bind, going by the last lines of its log."""
+    for line in reversed(lines):
+        if _IN_USE in line:
+            for endpoint in ports:
+                if f":{endpoint.port}'" in line:
+                    return endpoint
+    return None
+
+
+def taken(endpoint: Endpoint, *, exit_code: int | None = None, log_lines: list[str] | None = None) -> PortInUseError:
+    """Makes the error for a port that somebody else has."""
+    return _taken(endpoint.setting, endpoint.address, endpoint.port, exit_code, log_lines or [])
+
+
+def find_listener(port: int) -> str | None:
+    """Says which process listens on a TCP port, such as `process 123 (python)`; None where that cannot be seen."""
+    inodes = _listening_inodes(port)
+    if not inodes:
+        return None
+    links = {f"socket:[{inode}]" for inode in inodes}
+    for process in Path("/proc").glob("[0-9]*"):
+        # Processes come and go, and those of other users are not to be looked into.
+        with contextlib.suppress(OSError):
+            for descriptor in os.listdir(process / "fd"):
+                if os.readlink(process / "fd" / descriptor) in links:
+                    return f"process {process.name} ({(process / 'comm').read_text().strip()})"
+    return None
+
+
+def _wanted(config: TritonConfig) -> Iterator[tuple[str, str, int]]:
+    http_address = config.http_address or _ANY_ADDRESS
+    if config.allow_http is not False:
+        yield "http_port", http_address, _default(config.http_port, 8000)
+    if config.allow_grpc is not False:
+        yield "grpc_port", config.grpc_address or _ANY_ADDRESS, _default(config.grpc_port, 8001)
+    if config.allow_metrics is not False:
+        yield "metrics_port", config.metrics_address or http_address, _default(config.metrics_port, 8002)
+    if config.allow_sagemaker:
+        yield "sagemaker_port", _ANY_ADDRESS, _default(config.sagemaker_port, 8080)
+    if config.allow_vertex_ai:
+        yield (
+            "vertex_ai_port",
+            _ANY_ADDRESS,
+            _default(config.vertex_ai_port, int(os.environ.get("AIP_HTTP_PORT") or 8080)),
+        )
+
+
+def _default(port: int | None, default: int) -> int:
+    return default if port is None else port
+
+
+def _hold(setting: str, address: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        holder = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(target)
+        except BaseException:
+            holder.close()
+            raise
+        return holder
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise _taken(setting, address, port, None, []) from error
+        if error.errno == errno.EACCES:
+            raise PyTritonValidationError(
+                f"TritonConfig.{setting}={port} may not be bound by this user ({error.strerror}): ports below 1024 "
+                "usually need special rights. Set a higher one, or 0 for any free one.",
+                received=port,
+            ) from error
+        raise PyTritonValidationError(
+            f"The address {address!r} of TritonConfig.{setting} cannot be bound: {error.strerror or error}. Set an "
+            "address of this machine, such as 127.0.0.1 or 0.0.0.0.",
+            received=address,
+        ) from error
+
+
+def _taken(setting: str, address: str, port: int, exit_code: int | None, log_lines: list[str]) -> PortInUseError:
+    holder = find_listener(port)
+    return PortInUseError(
+        f"TritonConfig.{setting}={port} cannot be bound on {address}: {holder or 'another process'} listens on it "
+        f"already. Stop that one, or set {setting} to another port, or to 0 for any free one.",
+        setting=setting,
+        address=address,
+        port=port,
+        holder=holder,
+        exit_code=exit_code,
+        log_lines=log_lines,
+    )
+
+
+def _listening_inodes(port: int) -> set[str]:
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for row in Path(table).read_text().splitlines()[1:]:
+                columns = row.split()
+                if columns[3] == _LISTENING and int(columns[1].rpartition(":")[2], 16) == port:
+                    inodes.add(columns[9])
+    return inodes

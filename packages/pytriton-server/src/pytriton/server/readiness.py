@@ -1,0 +1,77 @@
+"""Waiting for a server that is coming up."""
+
+import socket
+import time
+from collections.abc import Callable, Iterable
+
+from pytriton.server.control import Control
+from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError, describe_exit, quote_log
+from pytriton.server.ports import Endpoint
+from pytriton.server.process import ServerProcess
+
+__all__ = ["POLL_S", "StartCancelled", "wait_until_up"]
+
+POLL_S = 0.01
+"""Time between two looks at a server that is coming up, in seconds."""
+
+
+class StartCancelled(Exception):
+    """The start was stopped from elsewhere."""
+
+
+def wait_until_up(
+    process: ServerProcess,
+    control: Control,
+    endpoints: Iterable[Endpoint],
+    *,
+    timeout_s: float,
+    cancelled: Callable[[], bool],
+) -> None:
+    """Waits until the server answers and all of its ports are open. Some of its models may have failed to load.
+
+    Args:
+        process: The server, started.
+        control: How it is asked.
+        endpoints: All places that it is to listen at.
+        timeout_s: How long to wait, in seconds.
+        cancelled: Asked again and again; True ends the wait.
+
+    Raises:
+        StartCancelled: `cancelled` said so.
+        TritonServerStartError: The process ended.
+        TritonServerTimeoutError: The time is over.
+    """
+    deadline = time.monotonic() + timeout_s
+    # It opens its ports only after it has tried to load all models, and the metrics' last.
+    waiting: list[Callable[[], bool]] = [control.is_listening, *(_opened(endpoint) for endpoint in endpoints)]
+    while waiting:
+        if waiting[0]():
+            waiting.pop(0)
+            continue
+        if cancelled():
+            raise StartCancelled
+        if process.wait(POLL_S):
+            lines = process.log_tail
+            raise TritonServerStartError(
+                f"tritonserver {describe_exit(process.exit_code)} while it was starting.{quote_log(lines)}",
+                exit_code=process.exit_code,
+                log_lines=lines,
+            )
+        if time.monotonic() >= deadline:
+            lines = process.log_tail
+            raise TritonServerTimeoutError(
+                f"tritonserver (pid {process.pid}) did not answer within {timeout_s:g} s of its start. If it loads "
+                f"something large, look at its log; if this machine is overloaded, try again.{quote_log(lines)}",
+                log_lines=lines,
+            )
+
+
+def _opened(endpoint: Endpoint) -> Callable[[], bool]:
+    def is_open() -> bool:
+        try:
+            socket.create_connection((endpoint.host, endpoint.port), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
+
+    return is_open

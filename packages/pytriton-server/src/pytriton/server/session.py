@@ -1,0 +1,321 @@
+"""One run of tritonserver: files, ports, process, models; from its start to its end."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+
+from pytriton.proxy_backend import library_path
+from pytriton.server.binary import find_tritonserver
+from pytriton.server.bound_model import BoundModel
+from pytriton.server.command_line import (
+    EXIT_TIMEOUT_S,
+    QUIET_WITHOUT_GPU,
+    ServerFolders,
+    build_command,
+    control_headers,
+    has_gpu,
+    redacted,
+)
+from pytriton.server.control import Control, ControlError, HttpControl
+from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
+from pytriton.server.ports import Endpoint, ReservedPorts, port_setting_of_bind_failure, reserve_ports, taken
+from pytriton.server.process import ExitReport, ServerProcess
+from pytriton.server.readiness import wait_until_up
+from pytriton.server.repository import ModelRepository, link_backends
+from pytriton.server.security import TritonSecurityConfig
+from pytriton.server.settings import TritonConfig
+from pytriton.server.workspace import Workspace
+
+__all__ = ["DRAIN_DEADLINE_S", "ServerSession"]
+
+DRAIN_DEADLINE_S = 30.0
+"""How long a stop waits for requests that are being served, in seconds, unless `exit_timeout_secs` says."""
+
+_START_ATTEMPTS = 3
+_DRAIN_CALL_TIMEOUT_S = 2.0
+_DRAIN_POLL_S = 0.02
+# What tritonserver needs to end beyond its own exit timeout: its metrics thread sleeps in steps of
+# `metrics_interval_ms`.
+_EXIT_MARGIN_S = 5.0
+# With the server gone, what a callable still computes is for nobody.
+_WORKER_DEADLINE_S = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+class ServerSession:
+    """One run of tritonserver.
+
+    Args:
+        config: The settings.
+        security: The token and what it protects.
+        workspace: The folder for its files, which is made by `start` and removed by `close`.
+        on_exit: Called when the process has ended after a successful start and nobody stopped it.
+        on_unrecoverable: Called when a callable raised PyTritonUnrecoverableError.
+    """
+
+    def __init__(
+        self,
+        config: TritonConfig,
+        security: TritonSecurityConfig,
+        workspace: Workspace,
+        *,
+        on_exit: Callable[[ExitReport], None],
+        on_unrecoverable: Callable[[BaseException], None],
+    ) -> None:
+        self._config = config
+        self._security = security
+        self._workspace = workspace
+        self._on_exit = on_exit
+        self._on_unrecoverable = on_unrecoverable
+        self._repository = ModelRepository(workspace.model_store_path)
+        self._models: list[BoundModel] = []
+        self._ports: ReservedPorts | None = None
+        self._process: ServerProcess | None = None
+        self._control: Control | None = None
+        self._is_up = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server is up."""
+        return self._is_up and self._process is not None and self._process.is_running
+
+    @property
+    def process(self) -> ServerProcess | None:
+        """The server's process; None before the start."""
+        return self._process
+
+    @property
+    def http(self) -> Endpoint | None:
+        """Where HTTP is served, if it is."""
+        return self._ports.http if self._ports is not None else None
+
+    @property
+    def grpc(self) -> Endpoint | None:
+        """Where gRPC is served, if it is."""
+        return self._ports.grpc if self._ports is not None else None
+
+    @property
+    def metrics(self) -> Endpoint | None:
+        """Where the metrics are served, if they are."""
+        return self._ports.metrics if self._ports is not None else None
+
+    @property
+    def control(self) -> Control:
+        """The calls to the running server."""
+        if self._control is None:
+            raise TritonServerStartError("tritonserver is not running.")
+        return self._control
+
+    def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+        """Starts the server with `models` and waits until they are served. After an error, `close` has to follow.
+
+        Args:
+            models: The models that are bound already.
+            timeout_s: How long the server, and then each model's callables, may take, in seconds.
+            cancelled: Asked again and again; True ends the wait.
+
+        Raises:
+            StartCancelled: `cancelled` said so.
+            TritonServerNotFoundError: There is no tritonserver.
+            TritonServerStartError: It ended instead of answering, or a port is taken.
+            TritonServerTimeoutError: It did not answer in time.
+            TritonModelLoadError: It refused a model.
+            WorkspaceError: The files cannot be written.
+        """
+        binary = find_tritonserver()
+        self._workspace.create()
+        link_backends(self._workspace.backends_path, library_path(), binary.backends_dir)
+        folders = ServerFolders(
+            executable=binary.executable,
+            models=self._repository.path,
+            backends=self._workspace.backends_path,
+            caches=binary.caches_dir if binary.caches_dir.is_dir() else None,
+        )
+        for model in models:
+            self._models.append(model)
+            self._write(model)
+            # At once: attaching is done by the time that the server answers.
+            model.start_workers(self._workspace.endpoints_path, self._on_unrecoverable)
+        environment = binary.environment(os.environ)
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            try:
+                self._start_process(folders, environment, timeout_s, cancelled)
+                break
+            except TritonServerStartError as error:
+                # Between the choice of a free port and the server's bind somebody else may take it.
+                endpoint = self._lost_port(error)
+                if endpoint is None:
+                    raise
+                if not endpoint.picked or attempt == _START_ATTEMPTS:
+                    raise taken(endpoint, exit_code=error.exit_code, log_lines=list(error.log_lines)) from error
+                logger.info("Port %d was taken by somebody else in the meantime: trying another one.", endpoint.port)
+        self._is_up = True
+        self._check_loaded()
+        for model in self._models:
+            model.wait_attached(timeout_s)
+
+    def load(self, model: BoundModel, *, timeout_s: float) -> None:
+        """Adds a model to the running server. After an error nothing of the model is left.
+
+        Args:
+            model: The model.
+            timeout_s: How long the load, and then the attaching of its callables, may take, in seconds.
+
+        Raises:
+            TritonModelLoadError: The server refused it; the text has Triton's reason.
+            WorkspaceError: Its files cannot be written.
+        """
+        try:
+            self._models.append(model)
+            self._write(model)
+            model.start_workers(self._workspace.endpoints_path, self._on_unrecoverable)
+            try:
+                self.control.load(model.name, timeout_s)
+            except ControlError as error:
+                raise self._refused(model, error.reason or str(error)) from error
+            model.wait_attached(timeout_s)
+        except BaseException:
+            self._take_back(model)
+            raise
+
+    def close(self, *, hurried: Callable[[], bool]) -> None:
+        """Ends the server: waits for requests that are being served, detaches the workers, stops the process.
+
+        Args:
+            hurried: Asked again and again; True ends all patience.
+        """
+        patience = DRAIN_DEADLINE_S if self._config.exit_timeout_secs is None else float(self._config.exit_timeout_secs)
+        deadline = time.monotonic() + patience
+        drained = self._is_up and self._drain(deadline, hurried)
+        # Where nothing is left to wait for, or nothing can be asked, the server's own patience is all there is.
+        rest = float(EXIT_TIMEOUT_S)
+        if not drained and self._config.exit_timeout_secs is not None:
+            rest = max(rest, deadline - time.monotonic())
+        try:
+            if self._process is not None:
+                self._process.stop(rest + _EXIT_MARGIN_S, hurried=hurried)
+        finally:
+            self._is_up = False
+            for model in self._models:
+                model.stop_workers(_WORKER_DEADLINE_S)
+            if self._ports is not None:
+                self._ports.release()
+            if self._control is not None:
+                self._control.close()
+            self._workspace.clean()
+
+    def _start_process(
+        self,
+        folders: ServerFolders,
+        environment: dict[str, str],
+        timeout_s: float,
+        cancelled: Callable[[], bool],
+    ) -> None:
+        self._ports = ports = reserve_ports(self._config)
+        try:
+            command = build_command(self._config, self._security, folders, ports)
+            logger.debug("Starting %s", redacted(command))
+            self._process = process = ServerProcess(
+                command, environment, on_exit=self._exited, quiet=() if has_gpu() else QUIET_WITHOUT_GPU
+            )
+            process.start()
+            self._control = control = self._make_control(ports)
+            wait_until_up(process, control, ports, timeout_s=timeout_s, cancelled=cancelled)
+        finally:
+            ports.release()
+
+    def _make_control(self, ports: ReservedPorts) -> Control:
+        headers = control_headers(self._config, self._security)
+        if ports.http is not None:
+            return HttpControl(ports.http, headers)
+        # Not at the top: its import takes longer than the start of the server, and is needed only without HTTP.
+        from pytriton.server.control_grpc import GrpcControl
+
+        if ports.grpc is None:
+            raise TritonServerStartError(
+                "Neither HTTP nor gRPC is allowed: there is no way to ask the server anything."
+            )
+        return GrpcControl(ports.grpc, headers, self._config)
+
+    def _exited(self, report: ExitReport) -> None:
+        if self._is_up and not report.expected:
+            self._on_exit(report)
+
+    def _lost_port(self, error: TritonServerStartError) -> Endpoint | None:
+        if self._ports is None or error.exit_code is None:
+            return None
+        return port_setting_of_bind_failure(list(error.log_lines), self._ports)
+
+    def _write(self, model: BoundModel) -> None:
+        self._repository.add(
+            model.name, model.version, model.config_text, model.side_files(self._workspace.endpoints_path)
+        )
+
+    def _check_loaded(self) -> None:
+        states = {(state.name, state.version): state for state in self.control.index()}
+        for model in self._models:
+            state = states.get((model.name, model.version))
+            if state is None or state.state != "READY":
+                raise self._refused(
+                    model, state.reason if state is not None else "it is not in the server's list of models"
+                )
+        if self._config.exit_on_error is not False:
+            for state in states.values():
+                if state.state == "UNAVAILABLE":
+                    raise TritonModelLoadError(
+                        f"tritonserver cannot load model {state.name!r} of {self._config.model_repository}: "
+                        f"{state.reason} Mend the model, or set TritonConfig.exit_on_error=False to serve without it.",
+                        model_name=state.name,
+                        model_version=state.version,
+                        reason=state.reason,
+                    )
+
+    def _refused(self, model: BoundModel, reason: str) -> TritonModelLoadError:
+        lines = self._process.log_tail if self._process is not None else []
+        return TritonModelLoadError(
+            f"tritonserver did not load model {model.name!r} (version {model.version}): {reason}",
+            model_name=model.name,
+            model_version=model.version,
+            reason=reason,
+            log_lines=lines,
+        )
+
+    def _take_back(self, model: BoundModel) -> None:
+        self._models.remove(model)
+        self._repository.remove(model.name, model.version)
+        try:
+            if any(other.name == model.name for other in self._models):
+                # The other versions come back by loading what is left.
+                self.control.load(model.name, _DRAIN_CALL_TIMEOUT_S)
+            else:
+                self.control.unload(model.name)
+        except ControlError as error:
+            logger.debug("After a failed load, model %r: %s", model.name, error)
+        model.stop_workers(_WORKER_DEADLINE_S)
+
+    def _drain(self, deadline: float, hurried: Callable[[], bool]) -> bool:
+        """Takes all models out of service and waits until their requests are answered; False if they are not."""
+        process, control = self._process, self.control
+        pending: list[str] = []
+        try:
+            if process is None or not process.is_running:
+                return False
+            for name in {state.name for state in control.index() if state.state == "READY"}:
+                control.unload(name, _DRAIN_CALL_TIMEOUT_S)
+            while process.is_running and not hurried():
+                pending = [state.name for state in control.index() if state.state not in ("UNAVAILABLE", "")]
+                if not pending:
+                    return True
+                if time.monotonic() >= deadline:
+                    break
+                process.wait(_DRAIN_POLL_S)
+        except ControlError as error:
+            logger.warning("The server cannot be asked to finish its requests, so it is stopped at once: %s", error)
+            return False
+        if pending and process.is_running:
+            logger.warning(
+                "Requests of %s are still being served: they are cut off now.", ", ".join(sorted(set(pending)))
+            )
+        return False

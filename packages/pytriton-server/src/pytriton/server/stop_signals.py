@@ -1,0 +1,41 @@
+"""SIGINT and SIGTERM while a server is served in the foreground."""
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+__all__ = ["StopSignals"]
+
+
+class StopSignals:
+    """Context manager: calls a function on SIGINT and SIGTERM, and puts the old handlers back at its end.
+
+    Only where nobody else handles the signal, and only in the main thread: in another one Python allows no handlers.
+
+    Args:
+        on_signal: Called with the number of the signal in the main thread, between any two instructions. It may only do
+            what is safe there: set plain attributes, put into a `queue.SimpleQueue`.
+    """
+
+    def __init__(self, on_signal: Callable[[int], None]) -> None:
+        self._on_signal = on_signal
+        self._replaced: dict[int, Any] = {}
+
+    def __enter__(self) -> "StopSignals":
+        """Takes over the signals that nobody handles."""
+        if threading.current_thread() is threading.main_thread():
+            for number, unhandled in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+                if signal.getsignal(number) == unhandled:
+                    self._replaced[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Puts the old handlers back."""
+        while self._replaced:
+            number, handler = self._replaced.popitem()
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _frame: FrameType | None) -> None:
+        self._on_signal(number)

@@ -1,0 +1,228 @@
+"""The folder that holds the files of one server: where it is, who owns it, and when it goes.
+
+```
+<workspace>/            0700
+    .lock               locked by the owner for as long as it lives
+    models/             model repository
+    backends/           what tritonserver loads its backends from
+    endpoints/          unix sockets between tritonserver and the workers
+```
+"""
+
+import contextlib
+import fcntl
+import logging
+import os
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from pytriton.server.errors import WorkspaceError
+
+__all__ = ["Workspace", "default_home"]
+
+_PREFIX = "server-"
+_LOCK = ".lock"
+_ATTEMPTS = 10
+
+logger = logging.getLogger(__name__)
+
+
+def default_home() -> Path:
+    """Gives the parent of automatic workspaces.
+
+    It is `PYTRITON_HOME`, else `XDG_CACHE_HOME/pytriton`, else `~/.cache/pytriton`.
+    """
+    home = os.environ.get("PYTRITON_HOME")
+    if not home:
+        cache = os.environ.get("XDG_CACHE_HOME")
+        home = os.path.join(cache, "pytriton") if cache else "~/.cache/pytriton"
+    return Path(os.path.expandvars(home)).expanduser().absolute()
+
+
+class Workspace:
+    """A folder for the files of one server. Nothing is written before `create`.
+
+    Args:
+        workspace_path: Where to make the folder. It must not exist yet, so that nobody's files are removed with it.
+            None takes a new folder under `default_home()`.
+
+    Raises:
+        FileExistsError: `workspace_path` exists.
+    """
+
+    def __init__(self, workspace_path: "str | os.PathLike[str] | None" = None) -> None:
+        self._automatic = workspace_path is None
+        self._lock_fd: int | None = None
+        self._created = False
+        if workspace_path is None:
+            self._path = self._new_path()
+        else:
+            self._path = Path(workspace_path).expanduser().absolute()
+            self._refuse_existing()
+
+    @property
+    def path(self) -> Path:
+        """The folder, absolute."""
+        return self._path
+
+    @property
+    def model_store_path(self) -> Path:
+        """The model repository."""
+        return self._path / "models"
+
+    @property
+    def backends_path(self) -> Path:
+        """The folder that tritonserver looks for backends in."""
+        return self._path / "backends"
+
+    @property
+    def endpoints_path(self) -> Path:
+        """The folder of the sockets between tritonserver and the workers."""
+        return self._path / "endpoints"
+
+    def exists(self) -> bool:
+        """Tells whether the folder is there."""
+        return self._path.exists()
+
+    def is_empty(self) -> bool:
+        """Tells whether the folder holds no file, its own sub-folders aside."""
+        return not any(files for _, _, files in os.walk(self._path) if files != [_LOCK])
+
+    def create(self) -> None:
+        """Makes the folder. For an automatic one, removes those of owners that died first.
+
+        Raises:
+            FileExistsError: Somebody else made the folder in the meantime.
+            WorkspaceError: The folder cannot be made or written.
+        """
+        if self._created:
+            return
+        try:
+            if self._automatic:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                _sweep(self._path.parent)
+                self._create_automatic()
+            else:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                self._refuse_existing()
+                self._path.mkdir(mode=0o700)
+            self._created = True
+            for folder in (self.model_store_path, self.backends_path, self.endpoints_path):
+                folder.mkdir(mode=0o700)
+        except FileExistsError as error:
+            if self._automatic:
+                raise self._unusable(error) from error
+            raise
+        except OSError as error:
+            self.clean()
+            raise self._unusable(error) from error
+
+    def clean(self) -> None:
+        """Removes the folder with everything in it. Does nothing where `create` did not make it.
+
+        What cannot be removed is named in a warning of the log.
+        """
+        if self._created:
+            self._created = False
+            _remove(self._path)
+        if self._lock_fd is not None:
+            os.close(self._lock_fd)
+            self._lock_fd = None
+        if self._automatic:
+            # A second start gets a name of its own: files of the first may have stayed behind.
+            self._path = self._new_path()
+
+    @staticmethod
+    def _new_path() -> Path:
+        return default_home() / f"{_PREFIX}{secrets.token_hex(4)}"
+
+    def _create_automatic(self) -> None:
+        for _ in range(_ATTEMPTS):
+            try:
+                self._path.mkdir(mode=0o700)
+            except FileExistsError:
+                self._path = self._new_path()
+                continue
+            self._lock_fd = _take(self._path)
+            if self._lock_fd is not None:
+                return
+            self._path = self._new_path()
+        raise WorkspaceError(
+            f"No folder could be made and locked under {self._path.parent} in {_ATTEMPTS} attempts. Set PYTRITON_HOME "
+            "to a folder on a local file system.",
+            path=str(self._path.parent),
+        )
+
+    def _refuse_existing(self) -> None:
+        if self._path.exists() or self._path.is_symlink():
+            raise FileExistsError(
+                f"The workspace {self._path} exists already. It is made for one server and removed with it: give a "
+                "path that does not exist yet, or none at all."
+            )
+
+    def _unusable(self, error: OSError) -> WorkspaceError:
+        advice = (
+            "Set PYTRITON_HOME (or XDG_CACHE_HOME) to a folder that you may write to, or pass Triton(workspace=...)."
+            if self._automatic
+            else "Pass Triton(workspace=...) a path inside a folder that you may write to, or none at all."
+        )
+        return WorkspaceError(
+            f"The workspace {self._path} cannot be made: {error.strerror or error} ({error.filename or self._path}). "
+            f"{advice}",
+            path=str(self._path),
+        )
+
+
+def _take(path: Path) -> int | None:
+    """Locks a new folder for its owner; None when a sweep of another process was faster."""
+    fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_ino == os.stat(path / _LOCK).st_ino:
+            return fd
+    except FileNotFoundError:
+        # Swept between the two calls.
+        pass
+    except OSError as error:
+        logger.debug("The workspace %s cannot be locked: %s", path, error)
+    os.close(fd)
+    return None
+
+
+def _sweep(home: Path) -> None:
+    """Removes the automatic workspaces in `home` whose owner is gone: nobody holds their lock any more."""
+    for candidate in _automatic_workspaces(home):
+        try:
+            # A folder without the file is being made right now, or is not ours.
+            fd = os.open(candidate / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            continue
+        else:
+            logger.info("Removing %s: its owner ended without removing it.", candidate)
+            _remove(candidate)
+        finally:
+            os.close(fd)
+
+
+def _automatic_workspaces(home: Path) -> Iterator[Path]:
+    with contextlib.suppress(OSError), os.scandir(home) as entries:
+        for entry in entries:
+            status = entry.stat(follow_symlinks=False)
+            if entry.name.startswith(_PREFIX) and stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+                yield Path(entry.path)
+
+
+def _remove(path: Path) -> None:
+    failed: list[str] = []
+    shutil.rmtree(path, onerror=lambda _function, name, _info: failed.append(name))
+    if path.exists():
+        logger.warning(
+            "The workspace %s could not be removed completely: %s is left. Remove it by hand.", path, failed[:3]
+        )

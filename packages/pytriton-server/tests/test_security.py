@@ -1,0 +1,35 @@
+import pytest
+
+from pytriton.exceptions import PyTritonValidationError
+from pytriton.server.security import DEFAULT_PROTECTED_ENDPOINTS, TritonSecurityConfig
+
+
+def test_a_token_is_made_by_default() -> None:
+    first, second = TritonSecurityConfig(), TritonSecurityConfig()
+    assert first.restricted_endpoints == DEFAULT_PROTECTED_ENDPOINTS
+    assert first.restricted_endpoints is not DEFAULT_PROTECTED_ENDPOINTS
+    assert first.access_token
+    assert first.access_token != second.access_token
+
+
+def test_no_token_where_nothing_is_protected() -> None:
+    assert TritonSecurityConfig(restricted_endpoints=[]).access_token is None
+    assert TritonSecurityConfig(access_token="mine", restricted_endpoints=[]).access_token == "mine"
+
+
+def test_unknown_groups_are_refused() -> None:
+    with pytest.raises(
+        PyTritonValidationError, match=r"Invalid endpoint names: \['a', 'b'\]\. Valid endpoints are: \['health'"
+    ):
+        TritonSecurityConfig(restricted_endpoints=["b", "health", "a"])
+
+
+@pytest.mark.parametrize("token", ["", "two words", "line\n", "für"])
+def test_a_token_that_is_no_header_is_refused_and_not_quoted(token: str) -> None:
+    with pytest.raises(PyTritonValidationError, match="visible ASCII") as caught:
+        TritonSecurityConfig(access_token=token)
+    assert not token or token not in str(caught.value)
+
+
+def test_the_token_is_not_in_the_representation() -> None:
+    assert "secret" not in repr(TritonSecurityConfig(access_token="secret"))
