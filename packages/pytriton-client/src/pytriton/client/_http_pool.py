@@ -8,23 +8,17 @@ through the standard library instead.
 
 from __future__ import annotations
 
-import http.client
-import io
 import os
 import socket
 import ssl
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ._deadline import Deadline
+from ._http_wire import Answer, read_answer
 from ._url import TritonUrl
 
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
-
-__all__ = ["Answer", "ConnectionPool", "PoolClosedError"]
+__all__ = ["ConnectionPool", "PoolClosedError"]
 
 # Below this a copy costs less than a second system call.
 _JOIN_BELOW_BYTES = 1 << 16
@@ -33,21 +27,6 @@ _MOST_IDLE = 128
 
 class PoolClosedError(Exception):
     """The pool has been closed."""
-
-
-@dataclass(frozen=True)
-class Answer:
-    """An HTTP response.
-
-    Attributes:
-        status: The status code.
-        headers: The headers; names in any case.
-        body: The whole body.
-    """
-
-    status: int
-    headers: http.client.HTTPMessage
-    body: bytearray
 
 
 class ConnectionPool:
@@ -80,16 +59,16 @@ class ConnectionPool:
             PoolClosedError: The pool has been closed.
             TimeoutError: The deadline is over.
             OSError: The connection cannot be made, or broke.
-            http.client.HTTPException: The answer is no HTTP, or ended early.
+            HttpWireError: The answer is no HTTP, or ended early.
         """
         connection = self._take_idle() or _Connection(self._url, self._tls, deadline)
         try:
-            answer, can_be_kept = connection.exchange(method, path, headers, body, deadline)
+            answer = connection.exchange(method, path, headers, body, deadline)
         except BaseException:
             # Whatever was left unread would be taken for the answer to the next request.
             connection.close()
             raise
-        if can_be_kept:
+        if answer.can_be_kept:
             self._give_back(connection)
         else:
             connection.close()
@@ -140,9 +119,7 @@ class _Connection:
             self._socket.close()
             raise
 
-    def exchange(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes, deadline: Deadline
-    ) -> tuple[Answer, bool]:
+    def exchange(self, method: str, path: str, headers: Mapping[str, str], body: bytes, deadline: Deadline) -> Answer:
         lines = [f"{method} {path} HTTP/1.1", f"Host: {self._host}", f"Content-Length: {len(body)}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         head = "\r\n".join([*lines, "\r\n"]).encode("latin-1")
@@ -151,14 +128,7 @@ class _Connection:
         else:
             self._send(head, deadline)
             self._send(body, deadline)
-        # HTTPResponse asks its socket for nothing but makefile().
-        response = http.client.HTTPResponse(_Reader(self._socket, deadline), method=method)  # type: ignore[arg-type]
-        try:
-            response.begin()
-            answer = Answer(response.status, response.headers, _read_body(response))
-            return answer, not response.will_close
-        finally:
-            response.close()
+        return read_answer(_TimedSource(self._socket, deadline))
 
     def is_alive(self) -> bool:
         """Whether an idle connection can be used: the server has neither closed it nor sent what nobody asked for."""
@@ -183,37 +153,20 @@ class _Connection:
             view = view[self._socket.send(view) :]
 
 
-class _Reader(io.RawIOBase):
+class _TimedSource:
     """The reading side of a socket, every read of which ends at the deadline."""
 
     def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
-        super().__init__()
         self._socket = connected
         self._deadline = deadline
 
-    def makefile(self, mode: str) -> io.BufferedReader:
-        return io.BufferedReader(self, 1 << 16)
+    def recv(self, most_bytes: int, /) -> bytes:
+        self._socket.settimeout(_seconds(self._deadline))
+        return self._socket.recv(most_bytes)
 
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: WriteableBuffer, /) -> int:
+    def recv_into(self, buffer: memoryview, /) -> int:
         self._socket.settimeout(_seconds(self._deadline))
         return self._socket.recv_into(buffer)
-
-
-def _read_body(response: http.client.HTTPResponse) -> bytearray:
-    if response.length is None:
-        return bytearray(response.read())
-    expected = response.length
-    body = bytearray(expected)
-    view, received = memoryview(body), 0
-    while received < expected:
-        count = response.readinto(view[received:])
-        if not count:
-            raise http.client.IncompleteRead(bytes(view[:received]), expected - received)
-        received += count
-    return body
 
 
 def _connect(url: TritonUrl, deadline: Deadline) -> socket.socket:

@@ -34,12 +34,12 @@ __all__ = ["Call", "InferRequest", "InferResponse", "build_request", "check_call
 ParameterValue = str | int | float | bool
 
 # What Triton's clients pass as arguments of their own, under the names that the protocol gives them as parameters.
-_OPTIONS = {
-    "priority": int,
-    "timeout": int,
+_OPTIONS: dict[str, tuple[type, ...]] = {
+    "priority": (int,),
+    "timeout": (int,),
     "sequence_id": (int, str),
-    "sequence_start": bool,
-    "sequence_end": bool,
+    "sequence_start": (bool,),
+    "sequence_end": (bool,),
 }
 _RESERVED = ("headers", "binary_data_output")
 _RESERVED_PREFIX = "triton_"
@@ -221,8 +221,10 @@ def _check_parameters(
             )
         _check_value(name, value)
         if name in _OPTIONS:
-            if not isinstance(value, _OPTIONS[name]):  # type: ignore[arg-type]
-                _refuse_value("Parameter", name, f"the type that Triton gives to it, {_OPTIONS[name]}", value)
+            # By type() and not isinstance(), which would take True for a priority of 1.
+            if type(value) not in _OPTIONS[name]:
+                types = " or ".join(kind.__name__ for kind in _OPTIONS[name])
+                _refuse_value("Parameter", name, f"of the type that Triton gives to it, {types}", value)
             options[name] = value
         else:
             custom[name] = value

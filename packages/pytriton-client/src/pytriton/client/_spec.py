@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,7 +31,7 @@ class TensorSpec:
     dtype: type[np.generic]
     optional: bool = False
 
-    @property
+    @functools.cached_property
     def datatype(self) -> str:
         """The name of ``dtype`` in the protocol, such as ``"FP32"``."""
         name = datatype_of(self.dtype)

@@ -26,10 +26,11 @@ _CONNECTION_TEXTS = (
     "name resolution failure",
     "endpoint closing",
     "transport closed",
-    "connection attempt timed out",
     "handshake failed",
     "handshaker shutdown",
 )
+# gRPC gives up an attempt to connect after 20 s, whatever time the call still has.
+_CONNECT_TIMEOUT_TEXTS = ("connection attempt timed out", "failed to connect before the deadline")
 _RESTRICTED_TEXT = "restricted, expecting header"
 _DENIED_STATUSES = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
@@ -56,8 +57,8 @@ class Operation:
 def timeout_error(operation: Operation) -> PyTritonClientTimeoutError:
     """The answer was not there in time."""
     return PyTritonClientTimeoutError(
-        f"Timeout occurred during {operation.doing}. Waited {operation.timeout_s:.3g} s for {operation.url}; the server "
-        "may be stopped or busy, or the request slow: then give more time (inference_timeout_s, init_timeout_s).",
+        f"Timeout occurred during {operation.doing}. Waited up to {operation.timeout_s:.3g} s for {operation.url}; the "
+        "server may be stopped or busy. If the request is just slow, raise inference_timeout_s or init_timeout_s.",
         url=operation.url,
         model_name=operation.model_name,
         model_version=operation.model_version,
@@ -120,6 +121,8 @@ def grpc_error(operation: Operation, status: str, text: str) -> PyTritonClientEr
     """
     lower = text.lower()
     if status == "DEADLINE_EXCEEDED":
+        return timeout_error(operation)
+    if status == "UNAVAILABLE" and any(known in lower for known in _CONNECT_TIMEOUT_TEXTS):
         return timeout_error(operation)
     if status == "UNAVAILABLE" and any(known in lower for known in _CONNECTION_TEXTS):
         return connection_error(operation, text)

@@ -22,7 +22,6 @@ _CHANNEL_OPTIONS = (
     # A channel that could not connect refuses to try again for 1 s and up to 2 minutes by default: too long for a
     # client that waits for its server to start.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
 _NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import base64
-import http.client
 import json
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote
 
-from tritonclient.http import InferenceServerClient, InferInput
+from tritonclient.http import InferenceServerClient, InferInput, InferResult
 
 from ._codec import make_inputs, read_output
 from ._deadline import Deadline
-from ._http_pool import Answer, ConnectionPool, PoolClosedError
+from ._http_pool import ConnectionPool, PoolClosedError
+from ._http_wire import Answer, HttpWireError
 from ._requests import InferRequest, InferResponse
 from ._translate import Operation, closed_error, connection_error, is_denial, server_error, timeout_error
 from ._url import TritonUrl
@@ -81,12 +81,7 @@ class HttpTransport:
         path = f"{_model_path(request.model_name, request.model_version)}/infer"
         answer = self._exchange("POST", path, operation, headers, body)
         try:
-            header_length = answer.headers.get(_HEADER_LENGTH)
-            result = InferenceServerClient.parse_response_body(
-                answer.body,
-                header_length=None if header_length is None else int(header_length),
-                content_encoding=answer.headers.get("Content-Encoding"),
-            )
+            result = InferResult(_Body(answer), verbose=False)
             outputs = result.get_response().get("outputs", [])
             return InferResponse(
                 {item["name"]: read_output(result, item["name"], item["datatype"]) for item in outputs}
@@ -139,11 +134,28 @@ class HttpTransport:
             raise closed_error(operation.model_name, self._url) from error
         except TimeoutError as error:
             raise timeout_error(operation) from error
-        except (OSError, http.client.HTTPException) as error:
+        except (OSError, HttpWireError) as error:
             raise connection_error(operation, f"{type(error).__name__}: {error}") from error
         if answer.status != 200:
             raise server_error(operation, str(answer.status), _error_text(answer))
         return answer
+
+
+class _Body:
+    """What tritonclient's ``InferResult`` asks of a response: headers, and the body piece by piece."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._position = 0
+
+    def get(self, header: str) -> str | None:
+        return self._answer.headers.get(header.lower())
+
+    def read(self, length: int = -1) -> bytearray:
+        start = self._position
+        end = len(self._answer.body) if length < 0 else start + length
+        self._position = end
+        return self._answer.body[start:end]
 
 
 def _model_path(model_name: str, model_version: str | None) -> str:

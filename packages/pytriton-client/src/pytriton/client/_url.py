@@ -39,6 +39,8 @@ class TritonUrl:
         """
         if not isinstance(url, str):
             _refuse(url, f"a {type(url).__name__} is no address")
+        if not url.isprintable() or " " in url:  # urlsplit() would drop line breaks without a word
+            _refuse(url, "it has blanks or control characters")
         try:
             parts = urlsplit(url if "://" in url else f"http://{url}")
             port = parts.port

@@ -1,0 +1,439 @@
+"""A small KServe v2 server over real sockets, HTTP and gRPC, that can be slow, stuck or restricted."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from google.protobuf import json_format  # type: ignore[import-untyped, unused-ignore]
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
+
+TOKEN_HEADERS = {"http": "triton-access-token", "grpc": "triton-grpc-protocol-triton-access-token"}
+
+
+def encode(array: np.ndarray[Any, Any]) -> bytes:
+    if array.dtype == object or array.dtype.kind == "S":
+        return bytes(serialize_byte_tensor(array).item()) if array.size else b""
+    return array.tobytes()
+
+
+def decode(data: bytes, datatype: str, shape: list[int]) -> np.ndarray[Any, Any]:
+    if datatype == "BYTES":
+        return np.asarray(deserialize_bytes_tensor(data), dtype=object).reshape(shape)
+    return np.frombuffer(data, dtype=triton_to_np_dtype(datatype)).reshape(shape)
+
+
+class FakeError(Exception):
+    """What the fake server answers in place of a result."""
+
+    def __init__(self, http_status: int, grpc_code: grpc.StatusCode, text: str) -> None:
+        super().__init__(text)
+        self.http_status = http_status
+        self.grpc_code = grpc_code
+        self.text = text
+
+
+@dataclass
+class FakeModel:
+    """A model: its configuration, and what it computes from named arrays."""
+
+    config: dict[str, Any]
+    function: Callable[[dict[str, Any]], dict[str, Any]]
+    versions: tuple[str, ...] = ("1",)
+    is_ready: bool = True
+
+
+@dataclass
+class FakeTriton:
+    """What both front ends share: models, faults, and a record of what was asked."""
+
+    protocol: str
+    models: dict[str, FakeModel] = field(default_factory=dict)
+    is_ready: bool = True
+    token: str | None = None
+    restricted: set[str] = field(default_factory=set)
+    delay_s: float = 0.0
+    is_stuck: bool = False
+    asked: Counter[str] = field(default_factory=Counter)
+    last_parameters: dict[str, Any] = field(default_factory=dict)
+    last_headers: dict[str, str] = field(default_factory=dict)
+    last_datatypes: dict[str, str] = field(default_factory=dict)
+    last_request_id: str = ""
+    loaded: list[dict[str, Any]] = field(default_factory=list)
+    released: threading.Event = field(default_factory=threading.Event)
+    url: str = ""
+
+    def begin(self, endpoint: str, headers: dict[str, str]) -> None:
+        self.asked[endpoint] += 1
+        self.last_headers = headers
+        if self.is_stuck:
+            self.released.wait(30)
+        if self.delay_s:
+            time.sleep(self.delay_s)
+        header = TOKEN_HEADERS[self.protocol]
+        if endpoint in self.restricted and headers.get(header) != self.token:
+            text = f"This API is restricted, expecting header '{header}'"
+            raise FakeError(403, grpc.StatusCode.UNAVAILABLE, text)
+
+    def model(self, name: str, version: str) -> FakeModel:
+        model = self.models.get(name)
+        if model is None or (version and version not in model.versions) or not model.is_ready:
+            text = f"Request for unknown model: '{name}' is not found"
+            raise FakeError(400, grpc.StatusCode.NOT_FOUND, text)
+        return model
+
+    def is_model_ready(self, name: str, version: str) -> bool:
+        model = self.models.get(name)
+        return model is not None and model.is_ready and (not version or version in model.versions)
+
+    def infer(self, name: str, version: str, inputs: dict[str, Any]) -> dict[str, Any]:
+        model = self.model(name, version)
+        self.last_datatypes = {key: str(np_to_triton_dtype(value.dtype)) for key, value in inputs.items()}
+        try:
+            return model.function(inputs)
+        except Exception as error:
+            text = f"Traceback (most recent call last):\n{type(error).__name__}: {error}"
+            raise FakeError(500, grpc.StatusCode.INTERNAL, text) from error
+
+    def load(self, name: str, parameters: dict[str, Any]) -> None:
+        self.loaded.append({"name": name, **parameters})
+        self.model_or_error(name).is_ready = True
+
+    def unload(self, name: str) -> None:
+        self.model_or_error(name).is_ready = False
+
+    def model_or_error(self, name: str) -> FakeModel:
+        if name not in self.models:
+            text = f"failed to load '{name}', failed to poll from model repository"
+            raise FakeError(400, grpc.StatusCode.INTERNAL, text)
+        return self.models[name]
+
+    def index(self) -> list[dict[str, str]]:
+        return [
+            {"name": name, "version": version, "state": "READY" if model.is_ready else "UNAVAILABLE"}
+            for name, model in self.models.items()
+            for version in model.versions
+        ]
+
+
+class _HttpHandler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    fake: FakeTriton
+    open_sockets: set[socket.socket]
+
+    def setup(self) -> None:
+        super().setup()
+        self.open_sockets.add(self.connection)
+
+    def finish(self) -> None:
+        self.open_sockets.discard(self.connection)
+        super().finish()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._answer(b"")
+
+    def do_POST(self) -> None:
+        self._answer(self.rfile.read(int(self.headers.get("Content-Length", 0))))
+
+    def _answer(self, body: bytes) -> None:
+        headers: dict[str, str] = {}
+        try:
+            status, answer = 200, self._route(body, headers)
+        except FakeError as error:
+            status, answer = error.http_status, json.dumps({"error": error.text}).encode()
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def _route(self, body: bytes, answer_headers: dict[str, str]) -> bytes:
+        fake, headers = self.fake, {name.lower(): value for name, value in self.headers.items()}
+        parts = self.path.strip("/").split("/")
+        if parts == ["v2", "health", "ready"]:
+            fake.begin("health", headers)
+            return self._ready(fake.is_ready)
+        if parts[:3] == ["v2", "repository", "index"]:
+            fake.begin("model-repository", headers)
+            return json.dumps(fake.index()).encode()
+        if parts[:3] == ["v2", "repository", "models"]:
+            fake.begin("model-repository", headers)
+            parameters = json.loads(body).get("parameters", {})
+            if parts[4] == "load":
+                fake.load(parts[3], parameters)
+            else:
+                fake.unload(parts[3])
+            return b""
+        name, rest = parts[2], parts[3:]
+        version = rest[1] if rest[0] == "versions" else ""
+        if rest[-1] == "ready":
+            fake.begin("model-ready", headers)
+            return self._ready(fake.is_model_ready(name, version))
+        if rest[-1] == "config":
+            fake.begin("model-config", headers)
+            return json.dumps(fake.model(name, version).config).encode()
+        fake.begin("inference", headers)
+        return self._infer(name, version, headers, body, answer_headers)
+
+    def _infer(
+        self, name: str, version: str, headers: dict[str, str], body: bytes, answer_headers: dict[str, str]
+    ) -> bytes:
+        length = int(headers["inference-header-content-length"])
+        request, position = json.loads(body[:length]), length
+        self.fake.last_parameters = request.get("parameters", {})
+        self.fake.last_request_id = request.get("id", "")
+        inputs = {}
+        for item in request["inputs"]:
+            size = item["parameters"]["binary_data_size"]
+            inputs[item["name"]] = decode(body[position : position + size], item["datatype"], item["shape"])
+            position += size
+        outputs = self.fake.infer(name, version, inputs)
+        data = [encode(array) for array in outputs.values()]
+        described = [
+            {
+                "name": key,
+                "datatype": np_to_triton_dtype(array.dtype),
+                "shape": list(array.shape),
+                "parameters": {"binary_data_size": len(piece)},
+            }
+            for (key, array), piece in zip(outputs.items(), data, strict=True)
+        ]
+        head = json.dumps({"model_name": name, "model_version": "1", "outputs": described}).encode()
+        answer_headers["Inference-Header-Content-Length"] = str(len(head))
+        return head + b"".join(data)
+
+    @staticmethod
+    def _ready(is_ready: bool) -> bytes:
+        if not is_ready:
+            raise FakeError(400, grpc.StatusCode.UNAVAILABLE, "")
+        return b""
+
+
+class _HttpServer(ThreadingHTTPServer):
+    request_queue_size = 128
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that gave up is no error of the server."""
+
+
+class _GrpcServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc, unused-ignore]
+    def __init__(self, fake: FakeTriton) -> None:
+        self.fake = fake
+
+    def _begin(self, endpoint: str, context: Any) -> None:
+        self.fake.begin(endpoint, dict(context.invocation_metadata()))
+
+    def _answer(self, context: Any, produce: Callable[[], Any]) -> Any:
+        try:
+            return produce()
+        except FakeError as error:
+            context.abort(error.grpc_code, error.text)
+
+    def ServerReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        def produce() -> Any:
+            self._begin("health", context)
+            return service_pb2.ServerReadyResponse(ready=self.fake.is_ready)
+
+        return self._answer(context, produce)
+
+    def ModelReady(self, request: Any, context: Any) -> Any:  # noqa: N802
+        def produce() -> Any:
+            self._begin("model-ready", context)
+            return service_pb2.ModelReadyResponse(ready=self.fake.is_model_ready(request.name, request.version))
+
+        return self._answer(context, produce)
+
+    def ModelConfig(self, request: Any, context: Any) -> Any:  # noqa: N802
+        def produce() -> Any:
+            self._begin("model-config", context)
+            response = service_pb2.ModelConfigResponse()
+            json_format.ParseDict(self.fake.model(request.name, request.version).config, response.config)
+            return response
+
+        return self._answer(context, produce)
+
+    def RepositoryIndex(self, request: Any, context: Any) -> Any:  # noqa: N802
+        def produce() -> Any:
+            self._begin("model-repository", context)
+            return json_format.ParseDict({"models": self.fake.index()}, service_pb2.RepositoryIndexResponse())
+
+        return self._answer(context, produce)
+
+    def RepositoryModelLoad(self, request: Any, context: Any) -> Any:  # noqa: N802
+        def produce() -> Any:
+            self._begin("model-repository", context)
+            parameters = {
+                name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in request.parameters.items()
+            }
+            self.fake.load(request.model_name, parameters)
+            return service_pb2.RepositoryModelLoadResponse()
+
+        return self._answer(context, produce)
+
+    def RepositoryModelUnload(self, request: Any, context: Any) -> Any:  # noqa: N802
+        def produce() -> Any:
+            self._begin("model-repository", context)
+            self.fake.unload(request.model_name)
+            return service_pb2.RepositoryModelUnloadResponse()
+
+        return self._answer(context, produce)
+
+    def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
+        def produce() -> Any:
+            self._begin("inference", context)
+            self.fake.last_request_id = request.id
+            self.fake.last_parameters = {
+                name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in request.parameters.items()
+            }
+            inputs = {
+                item.name: decode(data, item.datatype, list(item.shape))
+                for item, data in zip(request.inputs, request.raw_input_contents, strict=True)
+            }
+            response = service_pb2.ModelInferResponse(model_name=request.model_name)
+            for name, array in self.fake.infer(request.model_name, request.model_version, inputs).items():
+                response.outputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
+                response.raw_output_contents.append(encode(array))
+            return response
+
+        return self._answer(context, produce)
+
+
+def _serve_http(fake: FakeTriton) -> Iterator[FakeTriton]:
+    open_sockets: set[socket.socket] = set()
+    handler = type("Handler", (_HttpHandler,), {"fake": fake, "open_sockets": open_sockets})
+    with _HttpServer(("127.0.0.1", 0), handler) as server:
+        server.daemon_threads = False
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        fake.url = f"http://127.0.0.1:{server.server_address[1]}"
+        try:
+            yield fake
+        finally:
+            fake.released.set()
+            server.shutdown()
+            thread.join(10)
+            for connection in list(open_sockets):
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                except OSError:
+                    continue  # the client was faster
+
+
+def _serve_grpc(fake: FakeTriton) -> Iterator[FakeTriton]:
+    server = grpc.server(ThreadPoolExecutor(16))
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_GrpcServicer(fake), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    fake.url = f"grpc://127.0.0.1:{port}"
+    try:
+        yield fake
+    finally:
+        fake.released.set()
+        server.stop(None).wait(10)
+
+
+def tensor(name: str, data_type: str, dims: list[int], **more: Any) -> dict[str, Any]:
+    return {"name": name, "data_type": f"TYPE_{data_type}", "dims": dims, **more}
+
+
+def _models() -> dict[str, FakeModel]:
+    def add(arrays: dict[str, Any]) -> dict[str, Any]:
+        total = arrays["a"]
+        if "b" in arrays:
+            total = total + arrays["b"]
+        return {"sum": total}
+
+    def upper(arrays: dict[str, Any]) -> dict[str, Any]:
+        text = arrays["text"]
+        result = np.empty(text.shape, dtype=object)
+        result.reshape(-1)[:] = [element.upper() for element in text.reshape(-1)]
+        return {"upper": result}
+
+    def fail(arrays: dict[str, Any]) -> dict[str, Any]:
+        return {"out": arrays["a"] // 0 if arrays["a"].dtype == object else np.array([1 // int(arrays["a"].sum())])}
+
+    add_config = {
+        "name": "add",
+        "max_batch_size": 8,
+        "input": [tensor("a", "FP32", [-1]), tensor("b", "FP32", [-1], optional=True)],
+        "output": [tensor("sum", "FP32", [-1])],
+    }
+    return {
+        "add": FakeModel(add_config, add, versions=("1", "2")),
+        "single": FakeModel({**add_config, "name": "single", "max_batch_size": 0}, add),
+        "upper": FakeModel(
+            {
+                "name": "upper",
+                "max_batch_size": 8,
+                "input": [tensor("text", "STRING", [1])],
+                "output": [tensor("upper", "STRING", [1])],
+            },
+            upper,
+        ),
+        "fail": FakeModel(
+            {
+                "name": "fail",
+                "max_batch_size": 8,
+                "input": [tensor("a", "INT64", [1])],
+                "output": [tensor("out", "INT64", [1])],
+            },
+            fail,
+        ),
+        "stream": FakeModel(
+            {**add_config, "name": "stream", "model_transaction_policy": {"decoupled": True}},
+            add,
+        ),
+    }
+
+
+@pytest.fixture(params=["http", "grpc"])
+def server(request: pytest.FixtureRequest) -> Iterator[FakeTriton]:
+    """A server with the models add, single, upper, fail and stream, over each protocol in turn."""
+    fake = FakeTriton(request.param, _models())
+    yield from _serve_http(fake) if request.param == "http" else _serve_grpc(fake)
+
+
+@pytest.fixture
+def http_server() -> Iterator[FakeTriton]:
+    """The same over HTTP only."""
+    yield from _serve_http(FakeTriton("http", _models()))
+
+
+@pytest.fixture
+def make_model() -> Callable[..., FakeModel]:
+    """Makes a model of the fake server from a configuration and a function."""
+    return FakeModel
+
+
+@pytest.fixture
+def frozen_address() -> Iterator[str]:
+    """host:port of a server that was stopped with SIGSTOP: the kernel accepts, and nobody ever answers."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen(16)
+        yield f"127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.fixture
+def free_address() -> str:
+    """host:port where nobody listens."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"127.0.0.1:{probe.getsockname()[1]}"

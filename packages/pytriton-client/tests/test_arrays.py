@@ -1,0 +1,142 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.client._arrays import to_wire_array
+from pytriton.client._spec import TensorSpec
+from pytriton.client.exceptions import PyTritonClientValueError
+
+
+class Foreign:
+    """An array of another library."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.array if dtype is None else self.array.astype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [
+        ([1, 2], np.float32, [1.0, 2.0]),
+        ([True, False], np.bool_, [True, False]),
+        ([True, 2], np.int8, [1, 2]),
+        ([1.5], np.float16, [1.5]),
+        ([0.1], np.float32, [np.float32(0.1)]),
+        ([float("nan"), float("inf")], np.float16, [np.nan, np.inf]),
+        ([-128, 127], np.int8, [-128, 127]),
+        ([2**64 - 1], np.uint64, [2**64 - 1]),
+        (((1, 2), (3, 4)), np.uint8, [[1, 2], [3, 4]]),
+        ([], np.int32, []),
+        ([[], []], np.int32, [[], []]),
+        (np.int64(3), np.float32, [3.0]),
+        (np.array([1, 2], np.int16), np.int64, [1, 2]),
+        (np.array([1, 2], ">f4"), np.float32, [1, 2]),
+        (np.array([1, 2], ">i2"), np.float32, [1, 2]),
+        (Foreign(np.array([1, 2], np.float32)), np.float64, [1.0, 2.0]),
+        ([np.array([1.0], np.float64)], np.float32, [[1.0]]),
+    ],
+)
+def test_numbers(value: Any, dtype: Any, expected: Any) -> None:
+    array = to_wire_array(value, TensorSpec("x", (-1,), dtype))
+    assert array.dtype == np.dtype(dtype)
+    assert array.dtype.isnative
+    np.testing.assert_array_equal(array, np.array(expected, dtype))
+
+
+def test_array_of_the_right_type_is_not_copied() -> None:
+    array = np.zeros((2, 3), np.float32).T
+    assert to_wire_array(array, TensorSpec("x", (3, 2), np.float32)) is array
+    text = np.array([b"a"], dtype=object)
+    assert to_wire_array(text, TensorSpec("x", (1,), np.bytes_)) is text
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        ([1.5], np.int32),
+        ([300], np.uint8),
+        ([-1], np.uint64),
+        ([-1], np.uint8),
+        ([2**63], np.int64),
+        ([2**64], np.uint64),
+        ([1e39], np.float32),
+        ([1], np.bool_),
+        (["1"], np.float32),
+        ([b"1"], np.int32),
+        ([None], np.float32),
+        ([[1], [1, 2]], np.float32),
+        ([1 + 2j], np.float64),
+        ({"a": 1}, np.float32),
+        (np.array([1.0]), np.float32),
+        (np.array([1], np.int64), np.int32),
+        (np.array([1], np.int64), np.float32),
+        (np.array(["a"]), np.float32),
+        (np.array([1], object), np.int64),
+        (Foreign(np.array([1.0])), np.float32),
+    ],
+)
+def test_numbers_that_do_not_fit(value: Any, dtype: Any) -> None:
+    with pytest.raises(PyTritonClientValueError, match="Input 'x': expected") as caught:
+        to_wire_array(value, TensorSpec("x", (-1,), dtype))
+    assert caught.value.input_name == "x"
+    assert np.dtype(dtype).name in str(caught.value.expected)
+    assert caught.value.received
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (["a", b"b"], [b"a", b"b"]),
+        ([b"a\0"], [b"a\0"]),
+        ("ü", ["ü".encode()]),
+        (b"\xff\0", [b"\xff\0"]),
+        ([["a"], ["bc"]], [[b"a"], [b"bc"]]),
+        ([], []),
+        (np.array(["a", "ü"]), [b"a", "ü".encode()]),
+        (np.array([["ab", "c"], ["d", "e"]]).T, [[b"ab", b"d"], [b"c", b"e"]]),
+        (np.array(["a", b"b\0"], object), [b"a", b"b\0"]),
+        (np.zeros((0, 2), object), np.zeros((0, 2))),
+        (np.array([b"ab", b"c"]), [b"ab", b"c"]),
+    ],
+)
+def test_strings(value: Any, expected: Any) -> None:
+    array = to_wire_array(value, TensorSpec("x", (-1,), np.bytes_))
+    assert array.shape == np.shape(expected)
+    assert array.tolist() == (expected if isinstance(expected, list) else expected.tolist())
+
+
+@pytest.mark.skipif(not hasattr(np.dtypes, "StringDType"), reason="numpy 1 has no StringDType")
+def test_variable_width_strings() -> None:
+    array = np.array(["a", "ü" * 40], np.dtype("T"))
+    assert to_wire_array(array, TensorSpec("x", (-1,), np.bytes_)).tolist() == [b"a", ("ü" * 40).encode()]
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [
+        (np.array([b"a", "b", 3], object), "int 3 as element 2"),
+        ([None], "NoneType None as element 0"),
+        (["\ud800"], "as element 0"),
+        (np.array([1.0]), "an array of float64"),
+        ([["a"], ["b", "c"]], ""),
+        ([1], "int 1 as element 0"),
+    ],
+)
+def test_strings_that_are_none(value: Any, where: str) -> None:
+    with pytest.raises(PyTritonClientValueError, match="Input 'x': expected") as caught:
+        to_wire_array(value, TensorSpec("x", (-1,), np.bytes_))
+    assert where in str(caught.value)
+
+
+def test_scalar_takes_the_rank_of_the_tensor() -> None:
+    assert to_wire_array(1, TensorSpec("x", (1, -1), np.int32)).shape == (1, 1)
+    assert to_wire_array("a", TensorSpec("x", (1,), np.bytes_)).shape == (1,)
+    # What cannot be one element is left for the server to refuse, and so is an array without axes.
+    assert to_wire_array(1, TensorSpec("x", (2,), np.int32)).shape == ()
+    assert to_wire_array(np.array(1, np.int32), TensorSpec("x", (1,), np.int32)).shape == ()

@@ -1,0 +1,31 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from pytriton.client._deadline import Deadline, check_timeout
+from pytriton.client.exceptions import PyTritonClientValueError
+
+
+def test_remaining_time_shrinks_to_zero() -> None:
+    deadline = Deadline(0.05)
+    assert deadline.timeout_s == 0.05
+    assert 0 < deadline.remaining_s() <= 0.05
+    assert not deadline.is_over
+    time.sleep(0.06)
+    assert deadline.remaining_s() == 0
+    assert deadline.is_over
+
+
+def test_usable_timeouts() -> None:
+    assert check_timeout(2, "timeout_s") == 2.0
+    # Sockets refuse infinity.
+    assert 86400 < check_timeout(float("inf"), "timeout_s") < 2**31 / 1000
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), "1", True, None])
+def test_refused(value: Any) -> None:
+    with pytest.raises(PyTritonClientValueError, match="Expected timeout_s to be a number of seconds above zero"):
+        check_timeout(value, "timeout_s")

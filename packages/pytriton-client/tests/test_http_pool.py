@@ -1,0 +1,179 @@
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+
+from pytriton.client._deadline import Deadline
+from pytriton.client._http_pool import ConnectionPool, PoolClosedError
+from pytriton.client._url import TritonUrl
+
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+Script = Callable[[socket.socket, int], None]
+
+
+class ScriptedServer:
+    """Runs a function on each connection, with its number."""
+
+    def __init__(self, script: Script) -> None:
+        self.listening = socket.create_server(("127.0.0.1", 0))
+        self.accepted = 0
+        self.ended = threading.Event()
+        self.script = script
+        self.thread = threading.Thread(target=self._accept)
+        self.thread.start()
+
+    def _accept(self) -> None:
+        self.listening.settimeout(0.02)
+        with ExitStack() as connections:
+            while not self.ended.is_set():
+                try:
+                    connection, _ = self.listening.accept()
+                except TimeoutError:
+                    continue
+                connections.enter_context(connection).settimeout(10)
+                self.accepted += 1
+                self.script(connection, self.accepted)
+
+    def close(self) -> None:
+        self.ended.set()
+        self.thread.join(20)
+        self.listening.close()
+
+    def pool(self) -> ConnectionPool:
+        return ConnectionPool(TritonUrl("http", "127.0.0.1", self.listening.getsockname()[1]))
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[Script], ScriptedServer]]:
+    with ExitStack() as stack:
+
+        def start(script: Script) -> ScriptedServer:
+            server = ScriptedServer(script)
+            stack.callback(server.close)
+            return server
+
+        yield start
+
+
+def get(pool: ConnectionPool, timeout_s: float = 10.0) -> bytes:
+    return bytes(pool.exchange("GET", "/", {}, b"", Deadline(timeout_s)).body)
+
+
+def test_connection_is_kept(serve: Callable[[Script], ScriptedServer]) -> None:
+    def script(connection: socket.socket, number: int) -> None:
+        for _ in range(3):
+            connection.recv(1000)
+            connection.sendall(OK)
+
+    server = serve(script)
+    pool = server.pool()
+    assert [get(pool) for _ in range(3)] == [b"ok"] * 3
+    assert server.accepted == 1
+    pool.close()
+
+
+def test_connection_that_the_server_closed_is_replaced(serve: Callable[[Script], ScriptedServer]) -> None:
+    def script(connection: socket.socket, number: int) -> None:
+        connection.recv(1000)
+        connection.sendall(OK)
+        connection.shutdown(socket.SHUT_RDWR)
+
+    server = serve(script)
+    pool = server.pool()
+    assert [get(pool) for _ in range(3)] == [b"ok"] * 3
+    assert server.accepted == 3
+    pool.close()
+
+
+def test_deadline_holds_for_an_answer_that_drips(serve: Callable[[Script], ScriptedServer]) -> None:
+    ended = threading.Event()
+
+    def script(connection: socket.socket, number: int) -> None:
+        connection.recv(1000)
+        connection.sendall(OK.replace(b"Length: 2", b"Length: 100000"))
+        # Each piece comes well within the time limit; all of them together do not.
+        while not ended.wait(0.05):
+            connection.sendall(b".")
+
+    pool = serve(script).pool()
+    try:
+        with pytest.raises(TimeoutError):
+            get(pool, 0.4)
+    finally:
+        ended.set()
+    pool.close()
+
+
+def test_deadline_holds_for_a_server_that_does_not_read(serve: Callable[[Script], ScriptedServer]) -> None:
+    pool = serve(lambda connection, number: None).pool()
+    with pytest.raises(TimeoutError):
+        pool.exchange("POST", "/", {}, bytes(1 << 26), Deadline(0.3))
+    pool.close()
+
+
+def test_large_body_arrives_whole(serve: Callable[[Script], ScriptedServer]) -> None:
+    received = bytearray()
+
+    def script(connection: socket.socket, number: int) -> None:
+        while not received.endswith(b"end"):
+            received.extend(connection.recv(1 << 20))
+        connection.sendall(OK)
+
+    pool = serve(script).pool()
+    body = bytes(1 << 22) + b"end"
+    assert pool.exchange("POST", "/path", {"X-Name": "value"}, body, Deadline(20)).status == 200
+    head, _, arrived = bytes(received).partition(b"\r\n\r\n")
+    assert arrived == body
+    assert head.startswith(b"POST /path HTTP/1.1\r\nHost: 127.0.0.1:")
+    assert b"\r\nX-Name: value" in head
+    pool.close()
+
+
+def test_closed_pool(serve: Callable[[Script], ScriptedServer]) -> None:
+    pool = serve(lambda connection, number: None).pool()
+    pool.close()
+    pool.close()
+    with pytest.raises(PoolClosedError):
+        get(pool)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_forked_process_opens_connections_of_its_own(serve: Callable[[Script], ScriptedServer]) -> None:
+    def script(connection: socket.socket, number: int) -> None:
+        connection.recv(1000)
+        connection.sendall(OK)
+
+    server = serve(script)
+    pool = server.pool()
+    assert get(pool) == b"ok"
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if get(pool) == b"ok" else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert server.accepted == 2
+    pool.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts in /proc")
+def test_short_lived_threads_leave_nothing_behind(serve: Callable[[Script], ScriptedServer]) -> None:
+    def script(connection: socket.socket, number: int) -> None:
+        while connection.recv(1000):
+            connection.sendall(OK)
+
+    pool = serve(script).pool()
+    get(pool)
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(20):
+        thread = threading.Thread(target=get, args=(pool,))
+        thread.start()
+        thread.join(10)
+    assert len(os.listdir("/proc/self/fd")) == before
+    pool.close()

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.client._requests import InferResponse, build_request, check_call, decode_response
+from pytriton.client._spec import ModelSpec, TensorSpec
+from pytriton.client.exceptions import PyTritonClientInferenceServerError, PyTritonClientValueError
+
+SPEC = ModelSpec(
+    model_name="m",
+    max_batch_size=4,
+    batching=True,
+    inputs=(TensorSpec("a", (2,), np.float32), TensorSpec("b", (1,), np.bytes_, optional=True)),
+    outputs=(TensorSpec("out", (2,), np.float32),),
+)
+
+
+def build(*args: Any, is_batch: bool = False, **named: Any) -> Any:
+    call = check_call(args, named, None, None)
+    return build_request(SPEC, call, model_name="m", model_version=None, request_id="7", is_batch=is_batch)
+
+
+def test_sample_gets_a_batch_axis() -> None:
+    request = build([1, 2], "text")
+    assert [(tensor.name, array.shape) for tensor, array in request.inputs] == [("a", (1, 2)), ("b", (1, 1))]
+    assert (request.request_id, request.model_name, request.model_version) == ("7", "m", None)
+
+
+def test_inputs_are_sent_in_the_order_of_the_model() -> None:
+    request = build(b=[["x"]], a=[[1, 2]], is_batch=True)
+    assert [tensor.name for tensor, _ in request.inputs] == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("args", "named", "received"),
+    [
+        ((1, 2, 3), {}, "3 by position"),
+        ((), {"b": "x"}, "'b' (without a)"),
+        ((), {"a": [1, 2], "c": 1}, "'a', 'c'"),
+    ],
+)
+def test_wrong_names_or_number(args: Any, named: Any, received: str) -> None:
+    with pytest.raises(PyTritonClientValueError, match=r"expected 2 inputs 'a', 'b' \(optional\); received") as caught:
+        build(*args, **named)
+    assert caught.value.received == received
+
+
+def test_batch_without_batch_axis() -> None:
+    with pytest.raises(PyTritonClientValueError, match=r"Input 'a': expected a batch, .*\(batch, 2,\).* infer_sample"):
+        build(np.array(1, np.float32), is_batch=True)
+
+
+def test_nothing_or_two_conventions() -> None:
+    with pytest.raises(PyTritonClientValueError, match="Provide input data"):
+        check_call((), {}, None, None)
+    with pytest.raises(PyTritonClientValueError, match="Use either positional either keyword method arguments"):
+        check_call((1,), {"a": 1}, None, None)
+
+
+def test_parameters_are_divided() -> None:
+    call = check_call((1,), {}, {"mine": 1.5, "priority": 3, "sequence_id": "s", "sequence_start": True}, {"K": True})
+    assert call.parameters == {"mine": 1.5}
+    assert call.options == {"priority": 3, "sequence_id": "s", "sequence_start": True}
+    assert call.headers == {"K": "True"}
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ([1], "Parameters and headers must be a dictionary"),
+        ({1: 1}, "Parameter key must be a string"),
+        ({"a": None}, "Parameter value must be a string, integer, float or boolean"),
+        ({"a": [1]}, "Parameter value must be a string, integer, float or boolean"),
+        ({"a": 2**63}, "integer of 64 bits"),
+        ({"a": float("inf")}, "finite"),
+        ({"triton_x": 1}, "keeps this name for itself"),
+        ({"headers": 1}, "keeps this name for itself"),
+        ({"priority": "high"}, "priority"),
+        ({"priority": True}, "priority"),
+        ({"sequence_end": 1}, "sequence_end"),
+    ],
+)
+def test_parameters_that_cannot_be_sent(parameters: Any, text: str) -> None:
+    with pytest.raises(PyTritonClientValueError, match=text):
+        check_call((1,), {}, parameters, None)
+
+
+@pytest.mark.parametrize(
+    ("headers", "text"),
+    [
+        ("a: b", "Parameters and headers must be a dictionary"),
+        ({b"a": "b"}, "Header key must be a string"),
+        ({"a": 1.5}, "Header value must be a string, integer or boolean"),
+        ({"a": "b\r\nc: d"}, "printable ASCII"),
+        ({"a": "ü"}, "printable ASCII"),
+        ({"a b": "c"}, "a name of letters"),
+        ({"": "c"}, "a name of letters"),
+    ],
+)
+def test_headers_that_cannot_be_sent(headers: Any, text: str) -> None:
+    with pytest.raises(PyTritonClientValueError, match=text):
+        check_call((1,), {}, None, headers)
+
+
+def test_decoding() -> None:
+    response = InferResponse({"out": np.array([[1.0, 2.0]]), "flat": np.array([b"x"], object)})
+    assert decode_response(SPEC, response, is_batch=True) == response.outputs
+    sample = decode_response(SPEC, response, is_batch=False)
+    assert sample["out"].tolist() == [1.0, 2.0]
+    assert isinstance(sample["flat"], np.ndarray)
+    assert sample["flat"].shape == ()
+
+
+@pytest.mark.parametrize("shape", [(), (0, 2), (2, 2)])
+def test_sample_in_and_something_else_out(shape: tuple[int, ...]) -> None:
+    with pytest.raises(PyTritonClientInferenceServerError, match=r"Output 'out' of model m: expected one sample"):
+        decode_response(SPEC, InferResponse({"out": np.zeros(shape)}), is_batch=False)

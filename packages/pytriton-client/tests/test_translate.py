@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from pytriton.client._translate import Operation, grpc_error, is_denial, server_error
+from pytriton.client.exceptions import (
+    PyTritonClientClosedError,
+    PyTritonClientConnectionError,
+    PyTritonClientError,
+    PyTritonClientInferenceServerError,
+    PyTritonClientTimeoutError,
+)
+
+OPERATION = Operation("inference request", "grpc://host:1", 2.5, "m", "3")
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "kind"),
+    [
+        ("DEADLINE_EXCEEDED", "Deadline Exceeded", PyTritonClientTimeoutError),
+        ("UNAVAILABLE", "failed to connect to all addresses; Connection refused", PyTritonClientConnectionError),
+        ("UNAVAILABLE", "failed to connect to all addresses; connection attempt timed out", PyTritonClientTimeoutError),
+        ("UNAVAILABLE", "Socket closed", PyTritonClientConnectionError),
+        ("UNAVAILABLE", "recvmsg:Connection reset by peer", PyTritonClientConnectionError),
+        ("UNAVAILABLE", "DNS resolution failed for host:1", PyTritonClientConnectionError),
+        ("UNAVAILABLE", "Request timeout expired", PyTritonClientInferenceServerError),
+        ("CANCELLED", "Channel closed!", PyTritonClientClosedError),
+        ("CANCELLED", "by the server", PyTritonClientInferenceServerError),
+        ("INTERNAL", "division by zero", PyTritonClientInferenceServerError),
+        ("", "", PyTritonClientInferenceServerError),
+    ],
+)
+def test_grpc_statuses(status: str, text: str, kind: type[PyTritonClientError]) -> None:
+    error = grpc_error(OPERATION, status, text)
+    assert type(error) is kind
+    assert error.url == "grpc://host:1"
+    assert error.model_name == "m"
+
+
+def test_server_error_says_all() -> None:
+    error = server_error(OPERATION, "INTERNAL", "division by zero")
+    assert error.message == "Error occurred during inference request. Message: division by zero"
+    assert (error.status, error.server_message, error.model_version) == ("INTERNAL", "division by zero", "3")
+
+
+def test_denials() -> None:
+    assert is_denial("403", "")
+    assert is_denial("UNAVAILABLE", "This protocol is restricted, expecting header 'x'")
+    assert not is_denial("UNAVAILABLE", "")
+    assert not is_denial("400", "not found")

@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from pytriton.client._url import TritonUrl
+from pytriton.client.exceptions import PyTritonClientInvalidUrlError
+
+
+@pytest.mark.parametrize(
+    ("url", "expected"),
+    [
+        ("localhost", "http://localhost:8000"),
+        ("localhost:9000", "http://localhost:9000"),
+        ("HTTP://Example.org", "http://example.org:8000"),
+        ("http://10.0.0.1:80/path?query=1#there", "http://10.0.0.1:80"),
+        ("http://user:word@host:81", "http://host:81"),
+        ("grpc://localhost", "grpc://localhost:8001"),
+        ("GRPC://localhost:65535", "grpc://localhost:65535"),
+        ("https://host", "https://host:443"),
+        ("grpcs://host", "grpcs://host:8001"),
+        ("[::1]", "http://[::1]:8000"),
+        ("[::1]:9000", "http://[::1]:9000"),
+        ("grpc://[fe80::1]:9001", "grpc://[fe80::1]:9001"),
+        ("http://my_host.internal.", "http://my_host.internal.:8000"),
+    ],
+)
+def test_accepted(url: str, expected: str) -> None:
+    parsed = TritonUrl.from_url(url)
+    assert parsed.with_scheme == expected
+    assert parsed.without_scheme == expected.partition("://")[2]
+    assert TritonUrl.from_url(parsed.with_scheme) == parsed
+    assert parsed.protocol == parsed.scheme.rstrip("s")
+    assert parsed.is_encrypted == parsed.scheme.endswith("s")
+    assert "[" not in parsed.hostname
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("", "http://", "ftp://host", "host:port", "host:", "host:0", "host:65536", "host:-1", "::1", "[::1", "a b"),
+        *("http://:80", "http:///path", "host\n", "-host", None, 8000, b"localhost"),
+    ],
+)
+def test_refused(url: Any) -> None:
+    with pytest.raises(PyTritonClientInvalidUrlError, match="Invalid url") as caught:
+        TritonUrl.from_url(url)
+    assert caught.value.received == repr(url)
+    assert "host[:port]" in str(caught.value)
