@@ -136,6 +136,28 @@ class TestAttribute:
         with pytest.raises(PyTritonValidationError, match="not bound"):
             Twin().infer(make_requests(1))
 
+    def test_on_the_class_of_a_class_method(
+        self, make_requests: Callable[..., Any], model_config: TritonModelConfig
+    ) -> None:
+        class Below:
+            @batch
+            @classmethod
+            def infer(cls, a: Any, b: Any) -> Any:
+                return [a + b, a - b]
+
+        class Above:
+            @classmethod
+            @batch
+            def infer(cls, a: Any, b: Any) -> Any:
+                return [a + b, a - b]
+
+        for model in (Below, Above):
+            place: Any = model
+            place.__triton_context__ = TritonContext()
+            place.__triton_context__.model_configs[place.infer] = model_config
+            assert sorted(place.infer(make_requests(1, 1))[0]) == ["difference", "total"]
+            assert sorted(place().infer(make_requests(1, 1))[0]) == ["difference", "total"]
+
     def test_on_a_decorated_object(self, make_requests: Callable[..., Any], model_config: TritonModelConfig) -> None:
         class Adder:
             def __call__(self, a: Any, b: Any) -> Any:
