@@ -73,8 +73,9 @@ def test_values_that_do_not_fit_together_are_refused_by_validate(batcher: Dynami
 
 
 def test_values_that_fit_together() -> None:
+    delay: Any = np.int64(100)
     DynamicBatcher(
-        max_queue_delay_microseconds=np.int64(100),  # type: ignore[arg-type]
+        max_queue_delay_microseconds=delay,
         preferred_batch_size=[4, 8],
         priority_levels=3,
         default_priority_level=2,
