@@ -32,7 +32,16 @@ def encode(array: np.ndarray[Any, Any]) -> bytes:
 def decode(data: bytes, datatype: str, shape: list[int]) -> np.ndarray[Any, Any]:
     if datatype == "BYTES":
         return np.asarray(deserialize_bytes_tensor(data), dtype=object).reshape(shape)
+    if datatype == "BF16":
+        import ml_dtypes
+
+        return np.frombuffer(data, dtype=ml_dtypes.bfloat16).reshape(shape)
     return np.frombuffer(data, dtype=triton_to_np_dtype(datatype)).reshape(shape)
+
+
+def datatype_of(array: np.ndarray[Any, Any]) -> str:
+    # Not every tritonclient that we work with has a name for bfloat16.
+    return "BF16" if array.dtype.name == "bfloat16" else str(np_to_triton_dtype(array.dtype))
 
 
 class FakeError(Exception):
@@ -100,7 +109,7 @@ class FakeTriton:
 
     def infer(self, name: str, version: str, inputs: dict[str, Any]) -> dict[str, Any]:
         model = self.model(name, version)
-        self.last_datatypes = {key: str(np_to_triton_dtype(value.dtype)) for key, value in inputs.items()}
+        self.last_datatypes = {key: datatype_of(value) for key, value in inputs.items()}
         try:
             return model.function(inputs)
         except Exception as error:
@@ -209,7 +218,7 @@ class _HttpHandler(BaseHTTPRequestHandler):
         described = [
             {
                 "name": key,
-                "datatype": np_to_triton_dtype(array.dtype),
+                "datatype": datatype_of(array),
                 "shape": list(array.shape),
                 "parameters": {"binary_data_size": len(piece)},
             }
@@ -308,7 +317,7 @@ class _GrpcServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ign
             }
             response = service_pb2.ModelInferResponse(model_name=request.model_name)
             for name, array in self.fake.infer(request.model_name, request.model_version, inputs).items():
-                response.outputs.add(name=name, datatype=np_to_triton_dtype(array.dtype), shape=array.shape)
+                response.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
                 response.raw_output_contents.append(encode(array))
             return response
 

@@ -11,6 +11,7 @@ import pytest
 
 from pytriton.client._deadline import Deadline
 from pytriton.client._http_pool import ConnectionPool, PoolClosedError
+from pytriton.client._http_wire import HttpWireError
 from pytriton.client._url import TritonUrl
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -88,6 +89,24 @@ def test_connection_that_the_server_closed_is_replaced(serve: Callable[[Script],
     pool = server.pool()
     assert [get(pool) for _ in range(3)] == [b"ok"] * 3
     assert server.accepted == 3
+    pool.close()
+
+
+def test_connection_that_breaks_under_an_inference_is_not_tried_again(
+    serve: Callable[[Script], ScriptedServer],
+) -> None:
+    def script(connection: socket.socket, number: int) -> None:
+        connection.recv(1000)
+        connection.sendall(OK)
+        connection.recv(1000)
+        connection.shutdown(socket.SHUT_RDWR)
+
+    server = serve(script)
+    pool = server.pool()
+    assert get(pool) == b"ok"
+    with pytest.raises((HttpWireError, ConnectionError)):
+        pool.exchange("POST", "/", {}, b"x", Deadline(10))
+    assert server.accepted == 1
     pool.close()
 
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Mapping
 
 from ._deadline import Deadline
-from ._http_wire import Answer, read_answer
+from ._http_wire import Answer, HttpWireError, read_answer
 from ._url import TritonUrl
 
 __all__ = ["ConnectionPool", "PoolClosedError"]
@@ -61,7 +61,35 @@ class ConnectionPool:
             OSError: The connection cannot be made, or broke.
             HttpWireError: The answer is no HTTP, or ended early.
         """
-        connection = self._take_idle() or _Connection(self._url, self._tls, deadline)
+        idle = self._take_idle()
+        if idle is not None:
+            try:
+                return self._exchange_on(idle, method, path, headers, body, deadline)
+            except (ConnectionError, HttpWireError):
+                # The server may have closed the idle connection just now. A question can be asked again; an inference
+                # cannot, as nobody knows whether the server has begun with it.
+                if method != "GET":
+                    raise
+        fresh = _Connection(self._url, self._tls, deadline)
+        return self._exchange_on(fresh, method, path, headers, body, deadline)
+
+    def close(self) -> None:
+        """Close the idle connections; those in use are closed at the end of their exchange."""
+        with self._lock:
+            self._is_closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def _exchange_on(
+        self,
+        connection: _Connection,
+        method: str,
+        path: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        deadline: Deadline,
+    ) -> Answer:
         try:
             answer = connection.exchange(method, path, headers, body, deadline)
         except BaseException:
@@ -73,14 +101,6 @@ class ConnectionPool:
         else:
             connection.close()
         return answer
-
-    def close(self) -> None:
-        """Close the idle connections; those in use are closed at the end of their exchange."""
-        with self._lock:
-            self._is_closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
 
     def _take_idle(self) -> _Connection | None:
         while True:
