@@ -3,21 +3,20 @@
 import fcntl
 import importlib.util
 import os
+import struct
 import subprocess
 import sys
 import tarfile
 import types
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
 
 ROOT = Path(__file__).resolve().parent.parent
-Made = TypeVar("Made")
 
 SERVE = """\
 import sys
@@ -71,12 +70,19 @@ Triton().bind(model_name=1, infer_func=print, inputs=[], outputs=[])
 """
 
 
-def run(command: Sequence[object], *, cwd: Path, timeout_s: float = 300) -> subprocess.CompletedProcess[str]:
+def run(
+    command: Sequence[object], *, cwd: Path, timeout_s: float = 300, extra: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command as a user would: without the variables that steer ours, Python's or hatch's own behaviour."""
     steering = ("PYTRITON_", "PYTHON", "HATCH_", "VIRTUAL_ENV", "PYTEST_", "COVERAGE")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(steering)}
     return subprocess.run(
-        [str(part) for part in command], cwd=cwd, env=environment, capture_output=True, text=True, timeout=timeout_s
+        [str(part) for part in command],
+        cwd=cwd,
+        env={**environment, **(extra or {})},
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
     )
 
 
@@ -183,6 +189,22 @@ def test_the_native_proxy_builds_from_its_sdist(built: Path, tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     wheel = next(tmp_path.glob("*.whl"))
     assert "pytriton/proxy_backend/_lib/libtriton_pytriton.so" in zipfile.ZipFile(wheel).namelist()
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize(("arch", "elf_machine"), [("x86_64", 62), ("aarch64", 183)])
+def test_release_wheels_are_for_old_and_for_other_machines(tmp_path: Path, arch: str, elf_machine: int) -> None:
+    extra = {"PYTRITON_BUILD_ARCH": arch, "PYTRITON_BUILD_WITH_ZIG": "1"}
+    done = run([sys.executable, "tools/dev.py", "build", tmp_path], cwd=ROOT, timeout_s=1200, extra=extra)
+    assert done.returncode == 0, done.stdout + done.stderr
+    binaries = {
+        f"pytriton_proxy_backend-*-py3-none-manylinux_2_17_{arch}.whl": "proxy_backend/_lib/libtriton_pytriton.so",
+        f"pytriton_server-*-py3-none-manylinux_2_35_{arch}.whl": "server/_tritonserver/bin/tritonserver",
+    }
+    for pattern, binary in binaries.items():
+        header = zipfile.ZipFile(next(tmp_path.glob(pattern))).read(f"pytriton/{binary}")[:20]
+        assert struct.unpack_from("<H", header, 18) == (elf_machine,)
 
 
 def test_wheels_in_an_empty_environment_serve_a_model(user_python: Path, tmp_path: Path) -> None:
