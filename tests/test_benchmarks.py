@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -95,15 +96,20 @@ def test_an_unknown_peer_is_refused(bench: SimpleNamespace, capsys: pytest.Captu
     assert "received theirs" in capsys.readouterr().err
 
 
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A temporary folder with a short name: a unix socket's path has at most 107 bytes, and `tmp_path` takes most."""
+    with tempfile.TemporaryDirectory(prefix="pt-") as name:
+        yield Path(name)
+
+
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="the load generator wrk is not installed")
-def test_ours_is_measured(tmp_path: Path) -> None:
+def test_ours_is_measured(tmp_path: Path, folder: Path) -> None:
     file = tmp_path / "raw.json"
-    temporary = tmp_path / "t"
-    temporary.mkdir()
     command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--only", "ours", "--rounds", "1", "--seconds", "1"]
     finished = subprocess.run(
         [*command, "--connections", "2", "--json", str(file)],
-        env={**os.environ, "TMPDIR": str(temporary)},
+        env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
         timeout=90,
@@ -118,4 +124,4 @@ def test_ours_is_measured(tmp_path: Path) -> None:
     assert all(timing["sample"]["requests"] > 0 for timing in raw["timings"])
     assert {start["start_up"]["processes"] for start in raw["starts"]} == {2}
     assert "float32[1,4] x 2 -> sum, 2 connections" in finished.stdout
-    assert list(temporary.iterdir()) == []
+    assert list(folder.iterdir()) == []
