@@ -118,8 +118,10 @@ class TestBatchWithoutCopy:
             self.whole = whole
             self.batch = batch
 
-        def __pytriton_batch__(self, requests: list[Any]) -> dict[str, Any] | None:
-            return self.whole if requests is self.batch else None
+        def __pytriton_batch__(self, requests: list[Any]) -> tuple[dict[str, Any], list[int]] | None:
+            if requests is not self.batch:
+                return None
+            return self.whole, [len(request.data["a"]) for request in requests]
 
     @pytest.fixture
     def laid(self) -> tuple[list[Any], dict[str, Any]]:

@@ -117,8 +117,14 @@ def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
     leading = args[:-1]
     if leading and instance is None:
         instance = leading[0]
-    arrays = [_arrays(request, index) for index, request in enumerate(requests)]
-    inputs, sizes, rows = _gather(requests, arrays)
+    # A server that has the batch as one array each hands it out without making the inputs of every request.
+    whole = getattr(requests[0], "__pytriton_batch__", None)
+    gathered = None if whole is None else whole(requests)
+    if gathered is not None and gathered[0]:
+        inputs, sizes = gathered
+    else:
+        inputs, sizes = _gather([_arrays(request, index) for index, request in enumerate(requests)])
+    rows = sum(sizes)
     if kwargs:
         inputs = {**kwargs, **inputs}
 
@@ -186,11 +192,11 @@ def _arrays(request: Any, index: int) -> dict[str, Any]:
     )
 
 
-def _gather(requests: Sequence[Any], arrays: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int], int]:
-    """Gives the inputs over all requests, the rows of every request, and their sum."""
+def _gather(arrays: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
+    """Gives the inputs over all requests, and the rows of every request."""
     first = arrays[0]
     if not first and not any(arrays):
-        return {}, [1] * len(arrays), len(arrays)
+        return {}, [1] * len(arrays)
     columns = {}
     sizes: list[int] = []
     width = len(first)
@@ -205,15 +211,11 @@ def _gather(requests: Sequence[Any], arrays: list[dict[str, Any]]) -> tuple[dict
     except (KeyError, AttributeError, IndexError, TypeError):
         raise _explain_inputs(arrays) from None
     if len(arrays) == 1:
-        return first, sizes, sizes[0]
+        return first, sizes
     for data in arrays:
         if len(data) != width:
             raise _explain_inputs(arrays)
-    whole = getattr(requests[0], "__pytriton_batch__", None)
-    inputs: dict[str, Any] | None = None if whole is None else whole(requests)
-    if inputs is None:
-        inputs = {name: _concatenate(name, column) for name, column in columns.items()}
-    return inputs, sizes, sum(sizes)
+    return {name: _concatenate(name, column) for name, column in columns.items()}, sizes
 
 
 def _concatenate(name: str, column: list[Any]) -> Any:

@@ -12,6 +12,10 @@ __all__ = ["ParameterValue", "Request", "Requests", "Response", "Responses"]
 ParameterValue = str | int | bool | float
 
 
+# Every input as one array over all requests, and how many rows of it are each request's.
+WholeBatch = tuple[dict[str, "np.ndarray[Any, Any]"], list[int]]
+
+
 class RequestDetails(Protocol):
     """Where a request that came over the wire gets what it was asked for only now; not for users."""
 
@@ -25,7 +29,7 @@ class RequestDetails(Protocol):
 
     def is_cancelled(self, index: int) -> bool: ...
 
-    def whole_batch(self, requests: Sequence[Any]) -> dict[str, np.ndarray[Any, Any]] | None: ...
+    def whole_batch(self, requests: Sequence[Any]) -> WholeBatch | None: ...
 
 
 class RequestFields:
@@ -60,7 +64,15 @@ class Request(MutableMapping[str, "np.ndarray[Any, Any]"]):
         span: A place for a tracing span; nothing here reads it.
     """
 
-    __slots__ = ("__weakref__", "_data", "_details", "_fields", "_index", "_issued", "_outputs", "_parameters", "span")
+    # What a request over the wire has before anybody asks: making one costs two assignments.
+    _details: RequestDetails | None = None
+    _index = 0
+    _data: dict[str, np.ndarray[Any, Any]] | None = None
+    _issued: tuple[np.ndarray[Any, Any], ...] | None = None
+    _parameters: dict[str, ParameterValue] | None = None
+    _outputs: list[str] | None = None
+    _fields: RequestFields | None = None
+    span: Any = None
 
     def __init__(
         self,
@@ -86,13 +98,10 @@ class Request(MutableMapping[str, "np.ndarray[Any, Any]"]):
             timeout_us: Its timeout in the queue in microseconds, 0 is none.
             correlation_id: The sequence it belongs to, 0 is none.
         """
-        self._details: RequestDetails | None = None
-        self._index = 0
-        self._data: dict[str, np.ndarray[Any, Any]] | None = data
-        self._issued: tuple[np.ndarray[Any, Any], ...] | None = None
-        self._parameters: dict[str, ParameterValue] | None = {} if parameters is None else parameters
-        self._outputs: list[str] | None = requested_output_names
-        self._fields: RequestFields | None = RequestFields(request_id, priority, timeout_us, correlation_id)
+        self._data = data
+        self._parameters = {} if parameters is None else parameters
+        self._outputs = requested_output_names
+        self._fields = RequestFields(request_id, priority, timeout_us, correlation_id)
         self.span = span
 
     @property
@@ -167,14 +176,14 @@ class Request(MutableMapping[str, "np.ndarray[Any, Any]"]):
         """Whether the caller has given the request up. Cheap enough to be asked inside a loop."""
         return self._details is not None and self._details.is_cancelled(self._index)
 
-    def __pytriton_batch__(self, requests: Sequence[Any]) -> dict[str, np.ndarray[Any, Any]] | None:
+    def __pytriton_batch__(self, requests: Sequence[Any]) -> WholeBatch | None:
         """Every input as one array over all requests, without a copy, where `requests` is the batch as it came.
 
         The decorator `batch` asks the first request for it.
 
         Returns:
-            The arrays, each of shape `(rows of all requests, *tensor.shape)`, or `None` where the list is not the
-            whole batch in its order, or inputs were replaced or differ from request to request.
+            The arrays, each of shape `(rows of all requests, *tensor.shape)`, and the rows of each request; `None`
+            where the list is not the whole batch in its order, or inputs were replaced or differ between requests.
         """
         return None if self._details is None else self._details.whole_batch(requests)
 

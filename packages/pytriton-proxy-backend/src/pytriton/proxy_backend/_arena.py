@@ -218,8 +218,11 @@ class PeerArena:
         """Forgets a segment; its memory goes when the last view of it does."""
         self._segments.pop(number, None)
 
-    def block(self, number: int, offset: int, length: int) -> InputBlock:
+    def block(self, number: int, offset: int, length: int) -> tuple[InputBlock, mmap.mmap]:
         """A view of `length` bytes that reports the block as released when it and all views of it are gone.
+
+        Returns:
+            The view, and the segment that it is a piece of.
 
         Raises:
             ProtocolError: If the place does not lie inside a known segment.
@@ -233,4 +236,4 @@ class PeerArena:
         block = InputBlock.__new__(InputBlock, (length,), np.uint8, memory, offset)
         block.released = self.released
         block.place = (number, offset)
-        return block
+        return block, memory

@@ -17,7 +17,7 @@ from . import _layout as layout
 from ._arena import NewSegment, OwnArena, OwnedBlock, PeerArena
 from ._layout import MessageFlag, MessageType
 from ._records import Batch
-from ._responses import Answer, ResponseWriter
+from ._responses import Answer, ResponseWriter, Tensor
 from .errors import AttachError, ArenaFullError, ConnectionLostError, ProtocolError, VersionMismatchError
 
 logger = logging.getLogger(__name__)
@@ -29,6 +29,11 @@ _ARENA_TIMEOUT_S = 30.0
 # How late a block that nobody uses any more is given back while no request comes.
 TICK_S = 1.0
 _MAX_FDS = 4
+# Plain integers: arithmetic on members of an enum costs a microsecond.
+_RESPONSE = int(MessageType.RESPONSE)
+_BATCH = int(MessageType.BATCH)
+_BATCH_DONE = int(MessageFlag.BATCH_DONE)
+_INPUT_RELEASED = int(MessageFlag.INPUT_RELEASED)
 
 
 @dataclass(frozen=True)
@@ -165,7 +170,7 @@ class Connection:
 
     def _handle(self, message: tuple[int, ...], fds: array.array[int]) -> None:
         kind, _, _, number, consumed, segment, index, offset, length = message
-        if kind == MessageType.BATCH:
+        if kind == _BATCH:
             self._acknowledge(consumed)
             self._take_batch(number, segment, offset, length)
         elif kind == MessageType.RELEASE:
@@ -183,10 +188,10 @@ class Connection:
             raise ProtocolError(f"message {kind} came, which a proxy backend does not send to an attached worker")
 
     def _take_batch(self, number: int, segment: int, offset: int, length: int) -> None:
-        block = self._inputs.block(segment, offset, length)
+        block, memory = self._inputs.block(segment, offset, length)
         self._held[number] = block.place
         try:
-            self._pending.append(Batch(block, number, self.welcome.batching))
+            self._pending.append(Batch(block, memory, number, self.welcome.batching))
         except (ProtocolError, TypeError) as error:
             # The doorbell was fine and the record is not: its requests get the reason, the connection goes on.
             logger.warning("model %s: batch %d cannot be read: %s", self.welcome.model_name, number, error)
@@ -213,16 +218,30 @@ class Connection:
         Raises:
             ArenaFullError: If the outputs do not fit; nothing was sent then.
         """
-        block, length = self._writer.write(number, answers, self._allocate)
+        self._finish_response(number, *self._writer.write(number, answers, self._allocate), done, drop)
+
+    def respond_whole(
+        self, number: int, tensors: list[Tensor], rows: Sequence[int], *, drop: Callable[[], None]
+    ) -> None:
+        """Sends the last answers to all requests of a batch as tensors over the whole batch; else like `respond`."""
+        block, length = self._writer.write_whole(number, tensors, rows, self._allocate)
+        tensors.clear()
+        self._finish_response(number, block, length, True, drop)
+
+    def _finish_response(
+        self, number: int, block: OwnedBlock, length: int, done: bool, drop: Callable[[], None]
+    ) -> None:
         drop()
         self._unacknowledged.append(block)
-        flags = MessageFlag.BATCH_DONE if done else 0
-        self._send(MessageType.RESPONSE, flags | self._settle(number, done), number, block.segment, 0, block.offset, length)
+        flags = self._settle(number, done)
+        if done:
+            flags |= _BATCH_DONE
+        self._send(_RESPONSE, flags, number, block.segment, 0, block.offset, length)
 
     def fail(self, number: int, text: str, code: layout.ErrorCode = layout.ErrorCode.INTERNAL) -> None:
         """Ends a batch with an error for every request of it that has no answer yet; needs no arena."""
         raw = text.encode("utf-8", "replace")[: layout.MAX_TEXT]
-        flags = MessageFlag.BATCH_DONE | self._settle(number, True)
+        flags = _BATCH_DONE | self._settle(number, True)
         self._send(MessageType.FAIL, flags, number, 0, code, 0, 0, raw.decode("utf-8", "ignore").encode())
 
     def _settle(self, number: int, done: bool) -> int:
@@ -233,7 +252,7 @@ class Connection:
         while released:
             place = released.popleft()
             if place == own:
-                flags = MessageFlag.INPUT_RELEASED
+                flags = _INPUT_RELEASED
                 own = None
             else:
                 self._send(MessageType.RELEASE, 0, 0, place[0], 0, place[1], 0)

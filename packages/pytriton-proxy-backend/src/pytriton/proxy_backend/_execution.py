@@ -145,6 +145,8 @@ class Execution:
 
     def _answer(self, *, final: bool) -> None:
         """Sends what `_result` holds: one element per request."""
+        if final and self._answer_whole():
+            return
         answers: list[Answer] = []
         results = self._checker.results(self._result, self._count)
         for index, result in enumerate(results):
@@ -168,6 +170,21 @@ class Execution:
         if answers:
             self._send(answers, done=final)
 
+    def _answer_whole(self) -> bool:
+        """Sends what `_result` holds as tensors over the whole batch, where it is as plain as it mostly is."""
+        if self._uniform is None or self._count == 1:
+            return False
+        joined = self._checker.whole(self._result, self._count, self._uniform)
+        if joined is None:
+            return False
+        tensors, rows = joined
+        joined = None
+        self._connection.respond_whole(self._number, tensors, rows, drop=self._drop)
+        return True
+
+    def _drop(self) -> None:
+        self._batch = self._requests = self._result = None
+
     def _end(self) -> None:
         """Ends the stream of every request that is still open."""
         answers = [Answer(index, final=True, empty=True) for index, is_open in enumerate(self._open) if is_open]
@@ -179,9 +196,10 @@ class Execution:
     def _send(self, answers: list[Answer], *, done: bool) -> None:
         def drop() -> None:
             answers.clear()
-            self._result = None
             if done:
-                self._batch = self._requests = None
+                self._drop()
+            else:
+                self._result = None
 
         self._connection.respond(self._number, answers, done=done, drop=drop)
 
@@ -199,7 +217,7 @@ class Execution:
         text = self._text(error)
         # The frames of the traceback refer to the inputs, which go back with this answer.
         error.__traceback__ = None
-        self._batch = self._requests = self._result = None
+        self._drop()
         self._connection.fail(self._number, text, code)
 
     def _text(self, error: BaseException) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..proxy.types import ParameterValue, Request, Response
+from ._responses import Tensor, join
 from .errors import OutputError
 from .model import ModelSpec, TensorSpec
 
@@ -22,6 +23,12 @@ def _shown(value: object) -> str:
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
 
 
+def _fits(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(shape) == len(declared) and all(
+        wanted in (-1, got) for wanted, got in zip(declared, shape, strict=True)
+    )
+
+
 class OutputChecker:
     """Checks what the callable of one model returns.
 
@@ -33,6 +40,7 @@ class OutputChecker:
         self._model = model
         self._specs = {spec.name: spec for spec in model.outputs}
         self._names = [spec.name for spec in model.outputs]
+        self._wanted: dict[tuple[str, ...], list[str]] = {}
 
     def results(self, results: object, count: int) -> Sequence[object]:
         """Checks the whole result of a callable: one element per request.
@@ -51,6 +59,37 @@ class OutputChecker:
             expected=f"a list of {count}",
             received=received,
         )
+
+    def whole(
+        self, results: object, count: int, requested: Sequence[str]
+    ) -> tuple[list[Tensor], list[int]] | None:
+        """Joins results that need no look at each by itself: dictionaries of arrays exactly as they were declared.
+
+        Returns:
+            What `join` returns; `None` also where anything is out of the ordinary, which is then `one`'s to sort out.
+        """
+        if type(results) is not list or len(results) != count or not self._model.batching:
+            return None
+        names = self._wanted.get(tuple(requested))
+        if names is None:
+            names = self._wanted[tuple(requested)] = [name for name in self._names if name in requested]
+        try:
+            joined = join(names, results)
+        except (AttributeError, KeyError, TypeError, IndexError):
+            return None
+        if joined is None:
+            return None
+        for result in results:
+            if type(result) is not dict or (self._model.strict and len(result) != len(self._names)):
+                return None
+        for tensor in joined[0]:
+            spec = self._specs[tensor.name]
+            first = tensor.arrays[0]
+            if type(first) is not np.ndarray or (first.dtype != spec.dtype and spec.dtype.kind != "O"):
+                return None
+            if self._model.strict and not _fits(spec.shape, first.shape[1:]):
+                return None
+        return joined
 
     def one(
         self, result: object, index: int, requested: Sequence[str] | None
@@ -110,6 +149,8 @@ class OutputChecker:
                 continue
             if type(value) is not np.ndarray or value.dtype is not spec.dtype:
                 value = self._convert(value, spec, index)
+            if value.dtype.kind == "O":
+                self._check_strings(value, name, index)
             if batching and value.ndim == 0:
                 raise self._error(
                     "an output of a model that batches needs a batch axis in front",
@@ -171,11 +212,19 @@ class OutputChecker:
             f"dtype {array.dtype}",
         )
 
+    def _check_strings(self, value: Array, name: str, index: int) -> None:
+        for place, element in enumerate(value.ravel().tolist()):
+            if not isinstance(element, (bytes, bytearray, str)):
+                raise self._error(
+                    f"element {place} of an object array is no string",
+                    name,
+                    index,
+                    "bytes or str",
+                    f"{type(element).__name__}: {_shown(element)}",
+                )
+
     def _check_shape(self, value: Array, spec: TensorSpec, index: int) -> None:
-        shape = value.shape[1:] if self._model.batching else value.shape
-        if len(shape) == len(spec.shape) and all(
-            wanted in (-1, got) for wanted, got in zip(spec.shape, shape, strict=True)
-        ):
+        if _fits(spec.shape, value.shape[1:] if self._model.batching else value.shape):
             return
         wanted = ", ".join(["batch"] * self._model.batching + [str(dim) for dim in spec.shape])
         raise self._error(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +18,10 @@ from ._strings import encode_strings
 
 Array = np.ndarray[Any, Any]
 
+# The metadata of a record (its batch number left 0), where each payload begins, and the record's length.
+_Metadata = tuple[bytes, list[int], int]
+
+_NUMBER = struct.Struct("<Q")
 _MAX_TEMPLATES = 512
 _MAX_ERROR_TEXT = 1 << 20
 
@@ -44,53 +49,74 @@ class Answer:
     empty: bool = False
 
 
-@dataclass
-class _Tensor:
-    name: str
-    code: int
-    owner: int
-    shape: tuple[int, ...]
-    length: int
-    arrays: Sequence[Array]  # joined along axis 0
-    strings: bytes | None = None
+class Tensor:
+    """One tensor of a record, ready to be written.
+
+    Attributes:
+        name: The output.
+        code: Its Triton data type number.
+        owner: The answer it belongs to, or `WHOLE_BATCH`.
+        shape: Its shape.
+        length: Bytes of its payload.
+        arrays: What it is made of, joined along axis 0.
+        strings: The payload of a string tensor.
+    """
+
+    __slots__ = ("arrays", "code", "length", "name", "owner", "shape", "strings")
+
+    def __init__(self, name: str, owner: int, shape: tuple[int, ...], arrays: Sequence[Array]) -> None:
+        self.name = name
+        self.owner = owner
+        self.shape = shape
+        self.arrays = arrays
+        self.strings: bytes | None = None
+        dtype = arrays[0].dtype
+        self.code = code_of(dtype)
+        if self.code == BYTES_CODE:
+            self.strings = b"".join([encode_strings(array) for array in arrays])
+            self.length = len(self.strings)
+        else:
+            length = dtype.itemsize
+            for dim in shape:
+                length *= dim
+            self.length = length
+
+    def write(self, memory: mmap.mmap, offset: int) -> None:
+        """Writes the payload."""
+        if self.strings is not None:
+            memory[offset : offset + self.length] = self.strings
+        elif self.length:
+            target: Array = np.ndarray(self.shape, self.arrays[0].dtype, memory, offset)
+            if len(self.arrays) == 1:
+                target[...] = self.arrays[0]
+            else:
+                np.concatenate(self.arrays, out=target)
 
 
-def _tensor(name: str, owner: int, shape: tuple[int, ...], arrays: Sequence[Array]) -> _Tensor:
-    code = code_of(arrays[0].dtype)
-    if code == BYTES_CODE:
-        strings = b"".join(encode_strings(array) for array in arrays)
-        return _Tensor(name, code, owner, shape, len(strings), arrays, strings)
-    length = arrays[0].itemsize
-    for dim in shape:
-        length *= dim
-    return _Tensor(name, code, owner, shape, length, arrays)
+def join(names: Sequence[str], results: Sequence[Mapping[str, Array]]) -> tuple[list[Tensor], list[int]] | None:
+    """Joins the outputs of several requests over the batch.
 
-
-def _columns(answers: Sequence[Answer]) -> tuple[list[_Tensor], list[int]] | None:
-    """All outputs joined over the batch, and the rows of each answer; `None` where they do not fit together."""
-    first = answers[0].outputs
-    names = list(first)
+    Returns:
+        One tensor per name, and the rows of each request; `None` where the outputs do not fit together.
+    """
+    tensors: list[Tensor] = []
     rows: list[int] = []
-    for answer in answers:
-        outputs = answer.outputs
-        if len(outputs) != len(names):
+    for name in names:
+        arrays = [result[name] for result in results]
+        first = arrays[0]
+        dtype = first.dtype
+        tail = first.shape[1:]
+        sizes: list[int] = []
+        for array in arrays:
+            shape = array.shape
+            if not shape or shape[1:] != tail or array.dtype != dtype:
+                return None
+            sizes.append(shape[0])
+        if tensors and sizes != rows:
             return None
-        row = -1
-        for name in names:
-            value = outputs.get(name)
-            if value is None or value.ndim == 0:
-                return None
-            model = first[name]
-            if value.dtype != model.dtype or value.shape[1:] != model.shape[1:] or row not in (-1, value.shape[0]):
-                return None
-            row = value.shape[0]
-        rows.append(max(row, 0))
-    total = sum(rows)
-    tensors = [
-        _tensor(name, layout.WHOLE_BATCH, (total, *first[name].shape[1:]), [answer.outputs[name] for answer in answers])
-        for name in names
-    ]
-    return tensors, rows
+        rows = sizes
+        tensors.append(Tensor(name, layout.WHOLE_BATCH, (sum(sizes), *tail), arrays))
+    return (tensors, rows) if tensors else None
 
 
 class ResponseWriter:
@@ -112,55 +138,63 @@ class ResponseWriter:
         Returns:
             The block and the length of the record in it.
         """
-        joined = None
         plain = all(answer.error is None and not answer.empty and not answer.parameters for answer in answers)
-        if len(answers) > 1 and plain:
-            joined = _columns(answers)
+        joined = None
+        if plain and len(answers) > 1:
+            names = list(answers[0].outputs)
+            if all(answer.outputs.keys() == answers[0].outputs.keys() for answer in answers):
+                joined = join(names, [answer.outputs for answer in answers])
         if joined is not None:
             tensors, rows = joined
         else:
             rows = [0] * len(answers)
             tensors = [
-                _tensor(name, owner, value.shape, [value])
+                Tensor(name, owner, value.shape, [value])
                 for owner, answer in enumerate(answers)
                 for name, value in answer.outputs.items()
             ]
-        if plain:
-            key = (
-                tuple((answer.request, answer.final) for answer in answers),
-                tuple(rows),
-                tuple((tensor.name, tensor.code, tensor.owner, tensor.shape, tensor.length) for tensor in tensors),
-            )
-            template = self._templates.get(key)
-            if template is None:
-                if len(self._templates) >= _MAX_TEMPLATES:
-                    self._templates.clear()
-                template = self._templates[key] = _metadata(answers, rows, tensors)
-        else:
-            template = _metadata(answers, rows, tensors)
-        metadata, offsets, length = template
+        if not plain:
+            return self._place(number, tensors, _metadata(answers, rows, tensors), allocate)
+        key = (tuple([(answer.request, answer.final) for answer in answers]), tuple(rows), _layout_key(tensors))
+        return self._place(number, tensors, self._template(key, lambda: _metadata(answers, rows, tensors)), allocate)
 
+    def write_whole(
+        self, number: int, tensors: Sequence[Tensor], rows: Sequence[int], allocate: Callable[[int], OwnedBlock]
+    ) -> tuple[OwnedBlock, int]:
+        """Writes the last answers to all requests of a batch, joined by `join`; otherwise like `write`."""
+        template = self._template(
+            (tuple(rows), _layout_key(tensors)),
+            lambda: _metadata([Answer(index) for index in range(len(rows))], rows, tensors),
+        )
+        return self._place(number, tensors, template, allocate)
+
+    def _template(self, key: tuple[Any, ...], make: Callable[[], _Metadata]) -> _Metadata:
+        template = self._templates.get(key)
+        if template is None:
+            if len(self._templates) >= _MAX_TEMPLATES:
+                self._templates.clear()
+            template = self._templates[key] = make()
+        return template
+
+    def _place(
+        self, number: int, tensors: Sequence[Tensor], template: _Metadata, allocate: Callable[[int], OwnedBlock]
+    ) -> tuple[OwnedBlock, int]:
+        metadata, offsets, length = template
         block = allocate(length)
         memory = block.memory
         start = block.offset
         memory[start : start + len(metadata)] = metadata
-        struct.pack_into("<Q", memory, start + layout.RECORD_BATCH_OFFSET, number)
+        _NUMBER.pack_into(memory, start + layout.RECORD_BATCH_OFFSET, number)
         for tensor, offset in zip(tensors, offsets, strict=True):
-            if tensor.strings is not None:
-                memory[start + offset : start + offset + tensor.length] = tensor.strings
-            elif tensor.length:
-                target: Array = np.ndarray(tensor.shape, tensor.arrays[0].dtype, memory, start + offset)
-                if len(tensor.arrays) == 1:
-                    target[...] = tensor.arrays[0]
-                else:
-                    np.concatenate(tensor.arrays, out=target)
+            tensor.write(memory, start + offset)
         return block, length
 
 
-def _metadata(
-    answers: Sequence[Answer], rows: Sequence[int], tensors: Sequence[_Tensor]
-) -> tuple[bytes, list[int], int]:
-    """The metadata of a record (its batch number left 0), where each payload begins, and the record's length."""
+def _layout_key(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
+    return tuple([(tensor.name, tensor.code, tensor.owner, tensor.shape, tensor.length) for tensor in tensors])
+
+
+def _metadata(answers: Sequence[Answer], rows: Sequence[int], tensors: Sequence[Tensor]) -> _Metadata:
     entries_offset = layout.RECORD.size
     tensors_offset = entries_offset + len(answers) * layout.RESPONSE.size
     dims_offset = tensors_offset + len(tensors) * layout.TENSOR.size
