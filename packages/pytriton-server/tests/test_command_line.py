@@ -32,7 +32,7 @@ def test_what_is_passed_when_nothing_is_set() -> None:
         "--exit-timeout-secs=1",
     }
     if not has_gpu():
-        expected |= {"--allow-gpu-metrics=false", "--pinned-memory-pool-byte-size=0"}
+        expected |= {"--allow-gpu-metrics=false", "--metrics-interval-ms=500", "--pinned-memory-pool-byte-size=0"}
     program, *options = command(TritonConfig())
     assert program == "/server/bin/tritonserver"
     assert set(options) == expected

@@ -123,7 +123,7 @@ class BoundModel:
             endpoints: Folder for the sockets.
 
         Raises:
-            PyTritonError: The path of the socket is too long for the system.
+            EndpointError: The path of the socket is too long for the system.
         """
         settings = ProxySettings(
             endpoint=endpoint_path(endpoints, self.name, self.version),
@@ -159,7 +159,7 @@ class BoundModel:
         """Waits until every worker is attached to the server.
 
         Raises:
-            PyTritonError: One is not within `timeout_s` seconds, or was refused; the text has the reason.
+            AttachError: One is not within `timeout_s` seconds, or was refused; the text has the reason.
         """
         deadline = time.monotonic() + timeout_s
         for worker in self._workers:

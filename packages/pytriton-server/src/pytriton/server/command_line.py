@@ -22,6 +22,9 @@ __all__ = [
 EXIT_TIMEOUT_S = 1
 """How long tritonserver waits for open connections after its requests are done, in seconds, unless the user says."""
 
+METRICS_INTERVAL_MS = 500
+"""How often the metrics of the CPU are collected, in milliseconds, unless the user says. Those of a GPU cost more."""
+
 QUIET_WITHOUT_GPU = ("CudaDriverHelper has not been initialized", "CUDA driver version is insufficient")
 """What tritonserver complains about on a machine without a GPU, where it means nothing."""
 
@@ -62,6 +65,8 @@ def build_command(
         "exit_timeout_secs": EXIT_TIMEOUT_S,
         "allow_gpu_metrics": None if has_gpu() else False,
         "cache_directory": folders.caches,
+        # Its thread sleeps for half of the interval, and the end of the server waits for it.
+        "metrics_interval_ms": None if has_gpu() else METRICS_INTERVAL_MS,
     }
     for name, value in defaults.items():
         if values[name] is None:

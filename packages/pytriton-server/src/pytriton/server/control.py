@@ -60,7 +60,7 @@ class Control(Protocol):
     def unload(self, model_name: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Takes all versions of a model out of service. Does not wait for its requests to finish."""
 
-    def index(self) -> list[ModelState]:
+    def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
         """Lists the models."""
 
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
@@ -105,7 +105,7 @@ class HttpControl:
         """Takes all versions of a model out of service. Does not wait for its requests to finish."""
         self._checked("POST", f"/v2/repository/models/{model_name}/unload", {}, timeout_s)
 
-    def index(self) -> list[ModelState]:
+    def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
         """Lists the models."""
         return [
             ModelState(
@@ -114,7 +114,7 @@ class HttpControl:
                 state=str(item.get("state", "")),
                 reason=str(item.get("reason", "")),
             )
-            for item in self._checked("POST", "/v2/repository/index", {})
+            for item in self._checked("POST", "/v2/repository/index", {}, timeout_s)
         ]
 
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:

@@ -65,11 +65,11 @@ class GrpcControl:
         """Takes all versions of a model out of service. Does not wait for its requests to finish."""
         self._call("unload_model", model_name, timeout_s=timeout_s)
 
-    def index(self) -> list[ModelState]:
+    def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
         """Lists the models."""
         return [
             ModelState(item.name, int(item.version) if item.version else None, item.state, item.reason)
-            for item in self._call("get_model_repository_index").models
+            for item in self._call("get_model_repository_index", timeout_s=timeout_s).models
         ]
 
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:

@@ -53,7 +53,9 @@ def quote_log(lines: Sequence[str]) -> str:
     """Renders the last log lines of the server for the end of an error's text; empty when there are none."""
     if not lines:
         return " It wrote nothing to its output."
-    last = lines[-_QUOTED_LINES:]
+    # tritonserver draws tables of its settings when it starts, which say nothing about why it ended.
+    told = [line for line in lines if not line.startswith(("+-", "| "))]
+    last = told[-_QUOTED_LINES:]
     return f" Its last {len(last)} log lines:\n" + "\n".join(f"  {line}" for line in last)
 
 

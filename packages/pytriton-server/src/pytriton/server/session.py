@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 
-from pytriton.proxy_backend import library_path
+from pytriton.proxy_backend import ProxyBackendError, library_path
 from pytriton.server.binary import find_tritonserver
 from pytriton.server.bound_model import BoundModel
 from pytriton.server.command_line import (
@@ -121,7 +121,7 @@ class ServerSession:
             TritonServerNotFoundError: There is no tritonserver.
             TritonServerStartError: It ended instead of answering, or a port is taken.
             TritonServerTimeoutError: It did not answer in time.
-            TritonModelLoadError: It refused a model.
+            TritonModelLoadError: It refused a model, or a worker.
             WorkspaceError: The files cannot be written.
         """
         binary = find_tritonserver()
@@ -154,7 +154,7 @@ class ServerSession:
         self._is_up = True
         self._check_loaded()
         for model in self._models:
-            model.wait_attached(timeout_s)
+            self._wait_attached(model, timeout_s)
 
     def load(self, model: BoundModel, *, timeout_s: float) -> None:
         """Adds a model to the running server. After an error nothing of the model is left.
@@ -175,7 +175,7 @@ class ServerSession:
                 self.control.load(model.name, timeout_s)
             except ControlError as error:
                 raise self._refused(model, error.reason or str(error)) from error
-            model.wait_attached(timeout_s)
+            self._wait_attached(model, timeout_s)
         except BaseException:
             self._take_back(model)
             raise
@@ -282,6 +282,17 @@ class ServerSession:
             log_lines=lines,
         )
 
+    def _wait_attached(self, model: BoundModel, timeout_s: float) -> None:
+        try:
+            model.wait_attached(timeout_s)
+        except ProxyBackendError as error:
+            raise TritonModelLoadError(
+                f"Model {model.name!r} (version {model.version}) is loaded, but nothing serves it: {error}",
+                model_name=model.name,
+                model_version=model.version,
+                reason=str(error),
+            ) from error
+
     def _take_back(self, model: BoundModel) -> None:
         self._models.remove(model)
         self._repository.remove(model.name, model.version)
@@ -302,11 +313,18 @@ class ServerSession:
         try:
             if process is None or not process.is_running:
                 return False
-            for name in {state.name for state in control.index() if state.state == "READY"}:
+            for name in {state.name for state in control.index(_DRAIN_CALL_TIMEOUT_S) if state.state == "READY"}:
                 control.unload(name, _DRAIN_CALL_TIMEOUT_S)
             while process.is_running and not hurried():
-                pending = [state.name for state in control.index() if state.state not in ("UNAVAILABLE", "")]
+                pending = [
+                    state.name
+                    for state in control.index(_DRAIN_CALL_TIMEOUT_S)
+                    if state.state not in ("UNAVAILABLE", "")
+                ]
                 if not pending:
+                    # The server counts connections when it is told to end and sleeps for a second if there are any,
+                    # so it has to have noticed first that the one of this very call is closed.
+                    process.wait(_DRAIN_POLL_S)
                     return True
                 if time.monotonic() >= deadline:
                     break

@@ -150,7 +150,9 @@ class Triton:
         Raises:
             PyTritonValidationError: A name, version, tensor or callable is not acceptable.
             PyTritonBadParameterError: `config` breaks one of its rules.
-            PyTritonInvalidOperationError: There is a model of this name and version already.
+            PyTritonInvalidOperationError: There is a model of this name and version already, or another version of it
+                with other tensors or another configuration.
+            EndpointError: Workspace and name make the path of a socket that is too long for the system.
             TritonModelLoadError: The running server refused the model. Nothing of it is left.
         """
         if trace_config:
