@@ -179,19 +179,17 @@ def test(runner: Runner, arguments: Sequence[str]) -> int:
 def matrix(runner: Runner, arguments: Sequence[str]) -> int:
     """Run the tests on every interpreter of this machine with each generation of numpy."""
     skipped: list[str] = []
-    folders: list[str] = []
     for version in MATRIX_PYTHONS:
         interpreter = find_python(version)
         if interpreter is None:
             skipped.append(f"Python {version}: no interpreter found on PATH or in ~/.pyenv/versions")
             continue
-        folders.append(str(interpreter.parent))
+        path = os.pathsep.join([str(interpreter.parent), os.environ.get("PATH", os.defpath)])
         for numpy in MATRIX_NUMPYS:
             reason = numpy_missing(interpreter, numpy)
             if reason:
                 skipped.append(f"Python {version} with numpy {numpy}: {reason}")
                 continue
-            path = os.pathsep.join([*folders, os.environ.get("PATH", os.defpath)])
             selection = ("run", f"+py={version}", f"+numpy={numpy}", "matrix:test", *arguments)
             runner.step(f"Python {version} with numpy {numpy}", *selection, extra={"PATH": path})
     code = runner.finish()
