@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -440,6 +441,21 @@ def test_without_http(make_triton: MakeTriton, local_config: TritonConfig) -> No
     assert triton.stop()
 
 
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="the certificate is made with openssl")
+def test_with_tls_only(make_triton: MakeTriton, local_config: TritonConfig, tmp_path: Path) -> None:
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    # Made for the name that clients use, which is not the address that the controller calls.
+    command = "openssl req -x509 -newkey rsa:2048 -nodes -days 1 -subj /CN=model.example -addext"
+    names = "subjectAltName=DNS:model.example"
+    subprocess.run([*command.split(), names, "-keyout", key, "-out", certificate], check=True, capture_output=True)
+    tls = TritonConfig(allow_http=False, grpc_use_ssl=True, grpc_server_cert=certificate, grpc_server_key=key)
+    triton = make_triton(tls.merged_over(local_config))
+    triton.bind("double", double, **TENSORS)
+    triton.run()
+    triton.bind("negate", negate, **TENSORS)
+    assert triton.is_alive()
+
+
 def test_metrics_are_there_after_run(make_triton: MakeTriton, local_config: TritonConfig) -> None:
     triton = make_triton(
         TritonConfig(allow_metrics=True, metrics_port=0, metrics_interval_ms=50).merged_over(local_config)
@@ -541,6 +557,80 @@ def test_a_server_that_does_not_start(make_triton: MakeTriton, monkeypatch: pyte
     assert caught.value.exit_code == 9
     assert home() == []
     assert not triton.stop()
+
+
+@pytest.fixture
+def silent_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A server that starts and never answers; the file shows that it was started."""
+    started = tmp_path / "started"
+    program = tmp_path / "server" / "bin" / "tritonserver"
+    program.parent.mkdir(parents=True)
+    program.write_text(f"#!/bin/sh\ntouch {started}\nexec sleep 1000\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PYTRITON_TRITONSERVER_DIR", str(tmp_path / "server"))
+    return started
+
+
+def test_stop_ends_a_start(make_triton: MakeTriton, silent_server: Path, eventually: Eventually) -> None:
+    triton = make_triton()
+    triton.bind("double", double, **TENSORS)
+    errors: list[str] = []
+
+    def run() -> None:
+        try:
+            triton.run()
+        except TritonServerStartError as error:
+            errors.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    eventually(silent_server.exists)
+    triton.stop()
+    thread.join(30)
+    assert errors == ["The server was stopped from another thread while it was starting."]
+    assert home() == []
+
+
+def test_a_signal_ends_a_start(make_triton: MakeTriton, silent_server: Path, eventually: Eventually) -> None:
+    handler = signal.getsignal(signal.SIGTERM)
+    triton = make_triton()
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def interrupt() -> None:
+        eventually(silent_server.exists)
+        signal.pthread_kill(main, signal.SIGTERM)
+
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    triton.serve()
+    thread.join(30)
+    assert not triton.is_connected()
+    assert home() == []
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_the_end_of_a_fork_leaves_the_server_alone(make_triton: MakeTriton) -> None:
+    triton = make_triton()
+    triton.bind("double", double, **TENSORS)
+    triton.run()
+    pid = os.fork()
+    if pid == 0:
+        # A child that ran Python's exit handlers would do the same.
+        os._exit(1 if triton.stop() else 0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert infer(triton.http_url, "double", [3]) == [6]
+
+
+def test_statistics(make_triton: MakeTriton) -> None:
+    triton = make_triton()
+    triton.bind("double", double, **TENSORS)
+    triton.run()
+    infer(triton.http_url, "double", [3])
+    session = triton._session
+    assert session is not None
+    assert session.control.statistics("double", 1)["inference_count"] == 1
 
 
 # ---- whole programs ------------------------------------------------------------------------------------------------

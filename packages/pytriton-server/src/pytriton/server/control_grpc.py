@@ -1,6 +1,7 @@
 """The calls of `control` over gRPC, for servers that do not allow HTTP. The one place that imports tritonclient."""
 
 import socket
+import ssl
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,16 +29,26 @@ class GrpcControl:
     def __init__(self, endpoint: Endpoint, headers: Mapping[str, str], config: TritonConfig) -> None:
         self._endpoint = endpoint
         self._headers = {_METADATA_PREFIX + name: value for name, value in headers.items()}
-        mutual = bool(config.grpc_use_ssl_mutual)
-        certificate = config.grpc_server_cert
-        self._client: Any = tritonclient.grpc.InferenceServerClient(
-            endpoint.authority,
-            ssl=bool(config.grpc_use_ssl or mutual),
-            # With none of an authority, the server's own certificate is what it is trusted by.
-            root_certificates=_text(config.grpc_root_cert or certificate),
-            private_key=_text(config.grpc_server_key) if mutual else None,
-            certificate_chain=_text(certificate) if mutual else None,
-        )
+        self._config = config
+        self._made: Any = None
+
+    @property
+    def _client(self) -> Any:
+        # Made when the server listens: with TLS it takes a look at the server's certificate.
+        if self._made is None:
+            config = self._config
+            uses_tls = bool(config.grpc_use_ssl or config.grpc_use_ssl_mutual)
+            mutual = uses_tls and bool(config.grpc_use_ssl_mutual)
+            self._made = tritonclient.grpc.InferenceServerClient(
+                self._endpoint.authority,
+                ssl=uses_tls,
+                # The certificate is the server's, given to it by whoever configured both: no other authority is asked.
+                root_certificates=_text(config.grpc_server_cert) if uses_tls else None,
+                private_key=_text(config.grpc_server_key) if mutual else None,
+                certificate_chain=_text(config.grpc_server_cert) if mutual else None,
+                channel_args=_name_override(self._endpoint, config) if uses_tls else None,
+            )
+        return self._made
 
     def is_listening(self) -> bool:
         """Tells whether the port is open."""
@@ -54,7 +65,7 @@ class GrpcControl:
             return False
         try:
             return bool(self._client.is_server_ready(headers=self._headers, client_timeout=CALL_TIMEOUT_S))
-        except InferenceServerException:
+        except (InferenceServerException, ControlError):
             return False
 
     def load(self, model_name: str, timeout_s: float) -> None:
@@ -80,7 +91,8 @@ class GrpcControl:
 
     def close(self) -> None:
         """Closes the connection."""
-        self._client.close()
+        if self._made is not None:
+            self._made.close()
 
     def _call(self, method: str, *arguments: object, timeout_s: float = CALL_TIMEOUT_S, **options: object) -> Any:
         try:
@@ -88,6 +100,31 @@ class GrpcControl:
         except InferenceServerException as error:
             reason = error.message()
             raise ControlError(f"tritonserver refused {method} over gRPC: {reason}", reason=reason) from error
+
+
+def _name_override(endpoint: Endpoint, config: TritonConfig) -> list[tuple[str, str]]:
+    """Lets gRPC expect the name that the server's certificate is made for in place of the loopback address."""
+    context = ssl.create_default_context(cafile=_text(config.grpc_server_cert))
+    context.check_hostname = False
+    # The certificate itself is the anchor, whoever signed it.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.set_alpn_protocols(["h2"])
+    if config.grpc_use_ssl_mutual:
+        context.load_cert_chain(str(config.grpc_server_cert), _text(config.grpc_server_key))
+    try:
+        with (
+            socket.create_connection((endpoint.host, endpoint.port), timeout=CALL_TIMEOUT_S) as plain,
+            context.wrap_socket(plain) as secured,
+        ):
+            certificate: Any = secured.getpeercert() or {}
+    except OSError as error:
+        raise ControlError(
+            f"The gRPC port {endpoint.port} does not accept TLS with the certificate {config.grpc_server_cert} of "
+            f"TritonConfig.grpc_server_cert: {error}. Do certificate and key fit together?"
+        ) from error
+    names = [name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS"]
+    names += [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    return [("grpc.ssl_target_name_override", names[0].replace("*", "any"))] if names else []
 
 
 def _text(path: object) -> str | None:
