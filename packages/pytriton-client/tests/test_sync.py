@@ -317,6 +317,17 @@ def test_refused_connection_is_no_timeout(scheme: str, free_address: str) -> Non
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b", f"{'x' * 70}.invalid"])
+def test_host_that_does_not_exist(scheme: str, host: str) -> None:
+    options: dict[str, Any] = {"model_config": ADD, "ensure_model_is_ready": False, "inference_timeout_s": 20}
+    with (
+        ModelClient(f"{scheme}://{host}", "add", **options) as client,
+        pytest.raises(PyTritonClientConnectionError),
+    ):
+        client.infer_sample(ROW)
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
 def test_frozen_server(scheme: str, frozen_address: str) -> None:
     url = f"{scheme}://{frozen_address}"
     with ModelClient(url, "add", init_timeout_s=0.3, inference_timeout_s=0.3) as client:
@@ -416,6 +427,51 @@ def test_close_ends_a_wait_in_another_thread(server: Any) -> None:
             time.sleep(0.01)
     thread.join(20)
     assert [type(error) for error in errors] == [PyTritonClientClosedError]
+
+
+def test_server_that_dies_under_an_inference(server: Any) -> None:
+    """The connection breaks at once; nobody waits for the deadline."""
+    relay = socket.create_server(("127.0.0.1", 0))
+    pairs: list[socket.socket] = []
+
+    def copy(source: socket.socket, target: socket.socket) -> None:
+        try:
+            while data := source.recv(65536):
+                target.sendall(data)
+        except OSError:
+            return  # the other direction has ended it
+
+    def accept() -> None:
+        host, port = server.url.partition("://")[2].split(":")
+        inner, _ = relay.accept()
+        outer = socket.create_connection((host, int(port)))
+        pairs.extend((inner, outer))
+        threads = [threading.Thread(target=copy, args=pair) for pair in ((inner, outer), (outer, inner))]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+
+    def die() -> None:
+        while not server.asked["inference"]:
+            time.sleep(0.01)
+        for connection in pairs:
+            connection.shutdown(socket.SHUT_RDWR)
+
+    url = f"{server.protocol}://127.0.0.1:{relay.getsockname()[1]}"
+    threads = [threading.Thread(target=accept), threading.Thread(target=die)]
+    for thread in threads:
+        thread.start()
+    server.is_stuck = True
+    with (
+        ModelClient(url, "add", model_config=ADD, ensure_model_is_ready=False) as client,
+        pytest.raises(PyTritonClientConnectionError),
+    ):
+        client.infer_sample(ROW)
+    for thread in threads:
+        thread.join(20)
+    for connection in (*pairs, relay):
+        connection.close()
 
 
 def test_broken_answer_is_a_connection_error() -> None:

@@ -23,6 +23,8 @@ OPERATION = Operation("inference request", "grpc://host:1", 2.5, "m", "3")
         ("UNAVAILABLE", "Socket closed", PyTritonClientConnectionError),
         ("UNAVAILABLE", "recvmsg:Connection reset by peer", PyTritonClientConnectionError),
         ("UNAVAILABLE", "DNS resolution failed for host:1", PyTritonClientConnectionError),
+        ("UNAVAILABLE", "errors resolving host:1: [address lookup failed]", PyTritonClientConnectionError),
+        ("UNAVAILABLE", "Stream removed (recvmsg:Connection reset by peer (104))", PyTritonClientConnectionError),
         ("UNAVAILABLE", "Request timeout expired", PyTritonClientInferenceServerError),
         ("CANCELLED", "Channel closed!", PyTritonClientClosedError),
         ("CANCELLED", "by the server", PyTritonClientInferenceServerError),

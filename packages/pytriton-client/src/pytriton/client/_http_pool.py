@@ -190,8 +190,13 @@ class _TimedSource:
 
 
 def _connect(url: TritonUrl, deadline: Deadline) -> socket.socket:
+    try:
+        addresses = socket.getaddrinfo(url.hostname, url.port, type=socket.SOCK_STREAM)
+    except UnicodeError as error:
+        # What the look-up says of a name with an empty label or one of more than 63 characters.
+        raise OSError(f"{url.hostname!r} cannot be a host name: {error}") from error
     failure: OSError | None = None
-    for family, kind, protocol, _, address in socket.getaddrinfo(url.hostname, url.port, type=socket.SOCK_STREAM):
+    for family, kind, protocol, _, address in addresses:
         connecting = socket.socket(family, kind, protocol)
         try:
             connecting.settimeout(_seconds(deadline))
