@@ -61,14 +61,14 @@ def environment(name: str, interpreter: str, requirements: Sequence[str]) -> Pat
     Raises:
         PeerMissingError: it cannot be made; with the last lines of the installer.
     """
-    key = hashlib.sha256("\n".join([interpreter, *requirements]).encode()).hexdigest()[:12]
+    key = hashlib.sha256("\n".join([os.path.realpath(interpreter), *requirements]).encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytriton-bench"
     folder = cache / f"{name}-{key}"
     python, done = folder / "bin" / "python", folder / "complete"
     cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{name}-{key}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two runs at once make it once
-        if not done.exists():
+        if not (done.exists() and python.exists()):  # its link dangles when the interpreter was removed
             print(f"{name}: installing {', '.join(requirements)} into {folder}", file=sys.stderr)
             shutil.rmtree(folder, ignore_errors=True)
             _create(interpreter, folder, requirements)

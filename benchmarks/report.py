@@ -6,11 +6,8 @@ import os
 from collections.abc import Sequence
 
 from benchmarks.peers import Peer
-from benchmarks.results import Results, machine
+from benchmarks.results import NOISE_CORES, Results, machine
 from benchmarks.workload import Case
-
-_NOISE_CORES = 0.25
-"""From here on other work on the machine is mentioned."""
 
 
 def render(results: Results, peers: Sequence[Peer]) -> str:
@@ -76,9 +73,13 @@ def _footer(results: Results, peers: Sequence[Peer]) -> str:
         f"machine: {facts['cores_for_this_process']} of {facts['cores']} cores, {facts['processor']}, {facts['system']}"
     )
     lines.append(f"load average before and after: {_load(results.load_before)} and {_load(os.getloadavg())}")
-    noise = max((timing.other_cores for timing in results.timings), default=0.0)
-    if noise > _NOISE_CORES:
-        lines.append(f"other processes kept up to {noise:.1f} cores busy during a timed cell: expect noise")
+    noisy = [timing for timing in results.timings if timing.other_cores > NOISE_CORES]
+    if noisy:
+        lines.append(
+            f"noise: in {len(noisy)} of {len(results.timings)} timings other processes kept up to "
+            f"{max(timing.other_cores for timing in noisy):.1f} cores busy; such a timing counts only "
+            "where every round had one"
+        )
     return "\n".join(lines)
 
 

@@ -14,6 +14,9 @@ from benchmarks.loadgen import Sample
 from benchmarks.processes import StartUp
 from benchmarks.workload import Case
 
+NOISE_CORES = 0.25
+"""From here on other work on the machine, in busy cores, makes a timing count only where there is none without it."""
+
 
 @dataclass(frozen=True)
 class Timing:
@@ -62,14 +65,19 @@ class Results:
     load_before: tuple[float, float, float] = field(default_factory=os.getloadavg)
     started_at: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%S%z"))
 
+    def cells(self, peer: str, case: Case) -> list[Timing]:
+        """Return the timings of a cell that count: those without noise by others if there are any, else all."""
+        found = [timing for timing in self.timings if (timing.peer, timing.case) == (peer, case)]
+        return [timing for timing in found if timing.other_cores <= NOISE_CORES] or found
+
     def median(self, peer: str, case: Case, value: Callable[[Timing], float]) -> float | None:
         """Return the median over the rounds of a number of a cell; `None` where it was not measured."""
-        found = [value(timing) for timing in self.timings if (timing.peer, timing.case) == (peer, case)]
+        found = [value(timing) for timing in self.cells(peer, case)]
         return statistics.median(found) if found else None
 
     def spread(self, peer: str, case: Case) -> float | None:
         """Return half the range of requests/s over the rounds as a part of their median; `None` for a single round."""
-        found = [timing.sample.requests_per_s for timing in self.timings if (timing.peer, timing.case) == (peer, case)]
+        found = [timing.sample.requests_per_s for timing in self.cells(peer, case)]
         return (max(found) - min(found)) / 2 / statistics.median(found) if len(found) > 1 else None
 
     def start_median(self, peer: str, value: Callable[[StartUp], float | None]) -> float | None:

@@ -5,6 +5,8 @@ requests over HTTP and gRPC from many threads, compare the answers with the mode
 batches it formed.
 """
 
+# ruff: noqa: E402 - what stands between the imports is for the imports
+
 from __future__ import annotations
 
 import json
@@ -19,10 +21,11 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-import numpy as np
-
+# The imports below take a second or two, and nothing runs yet: Ctrl+C may just end the process, without a traceback.
+signal.signal(signal.SIGINT, signal.SIG_DFL)
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import numpy as np
 from docs.examples.digits import WORDS, DigitReader, Images, Labels, bind_models, load_images
 from tools.demo_view import View
 
@@ -58,6 +61,7 @@ class Answers:
 
 def main() -> int:
     """Run the demo; 0 if the server's answers are those of the model, 1 if not, 130 after Ctrl+C."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     view = View()
     try:
