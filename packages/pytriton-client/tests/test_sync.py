@@ -107,6 +107,16 @@ def test_bfloat16(server: Any, make_model: Callable[..., Any]) -> None:
     assert result.astype(np.float32).tolist() == [1.5, -2.0]
 
 
+def test_more_than_a_grpc_message_holds(free_address: str) -> None:
+    # One element seen 2**30 times: nothing of that size is in memory, unless somebody copies it.
+    huge = np.broadcast_to(np.float32(0), (2**30,))
+    with (
+        ModelClient(f"grpc://{free_address}", "add", model_config=ADD, ensure_model_is_ready=False) as client,
+        pytest.raises(PyTritonClientValueError, match=r"less than 2 GiB together.* received 4294967296 bytes"),
+    ):
+        client.infer_sample(huge)
+
+
 def test_results_can_be_kept_and_changed(server: Any) -> None:
     with ModelClient(server.url, "add") as client:
         first = client.infer_sample(ROW)["sum"]

@@ -11,7 +11,7 @@ from ._codec import make_inputs, read_output
 from ._requests import InferRequest, InferResponse
 from ._translate import Operation, closed_error, grpc_error, is_denial, server_error
 from ._url import TritonUrl
-from .exceptions import PyTritonClientInferenceServerError
+from .exceptions import PyTritonClientInferenceServerError, PyTritonClientValueError
 
 __all__ = ["GrpcTransport", "make_tritonclient"]
 
@@ -24,6 +24,8 @@ _CHANNEL_OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+# What a message holds besides the tensors: names, shapes, parameters.
+_LONGEST_TENSORS_BYTES = _MOST_BYTES - (1 << 20)
 _NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
 
 Result = TypeVar("Result")
@@ -68,6 +70,7 @@ class GrpcTransport:
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
         operation = Operation("inference request", self._url, timeout_s, request.model_name, request.model_version)
+        _check_size(request)
         result = self._call(
             operation,
             self._client.infer,
@@ -133,3 +136,17 @@ class GrpcTransport:
             if self._is_closed:
                 raise closed_error(operation.model_name, self._url) from error
             raise
+
+
+def _check_size(request: InferRequest) -> None:
+    """Refuse what protobuf would refuse later, after copies of gigabytes and without a word about the reason."""
+    size = sum(array.nbytes for tensor, array in request.inputs if tensor.datatype != "BYTES")
+    if size > _LONGEST_TENSORS_BYTES:
+        raise PyTritonClientValueError(
+            f"Model {request.model_name}: expected inputs of less than 2 GiB together, which is all that a gRPC message "
+            f"holds; received {size} bytes. Send smaller batches, or use HTTP.",
+            model_name=request.model_name,
+            model_version=request.model_version,
+            expected="less than 2 GiB",
+            received=f"{size} bytes",
+        )
