@@ -109,7 +109,7 @@ class Request(MutableMapping[str, "np.ndarray[Any, Any]"]):
         """The inputs by name; a plain dictionary that may be changed."""
         data = self._data
         if data is None:
-            assert self._details is not None  # noqa: S101 - one of the two is always there
+            assert self._details is not None
             data = self._data = self._details.load_inputs(self._index)
             self._issued = tuple(data.values())
         return data

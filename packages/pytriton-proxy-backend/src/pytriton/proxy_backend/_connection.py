@@ -18,7 +18,7 @@ from ._arena import NewSegment, OwnArena, OwnedBlock, PeerArena
 from ._layout import MessageFlag, MessageType
 from ._records import Batch
 from ._responses import Answer, ResponseWriter, Tensor
-from .errors import AttachError, ArenaFullError, ConnectionLostError, ProtocolError, VersionMismatchError
+from .errors import AttachError, ConnectionLostError, ProtocolError, VersionMismatchError
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,8 @@ _SEND_TIMEOUT_S = 30.0
 _ARENA_TIMEOUT_S = 30.0
 # How late a block that nobody uses any more is given back while no request comes.
 TICK_S = 1.0
-_MAX_FDS = 4
+# Room for more descriptors than any message carries, so that a peer's surplus is seen and closed.
+_ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 # Plain integers: arithmetic on members of an enum costs a microsecond.
 _RESPONSE = int(MessageType.RESPONSE)
 _BATCH = int(MessageType.BATCH)
@@ -145,7 +146,7 @@ class Connection:
 
     def _read(self, flags: int = 0) -> bool:
         try:
-            size, ancillary, message_flags, _ = self._socket.recvmsg_into(self._views, socket.CMSG_SPACE(4 * _MAX_FDS), flags)
+            size, ancillary, message_flags, _ = self._socket.recvmsg_into(self._views, _ANCILLARY_SIZE, flags)
         except BlockingIOError:
             raise
         except OSError as error:

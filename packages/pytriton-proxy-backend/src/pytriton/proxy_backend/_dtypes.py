@@ -41,15 +41,15 @@ def dtype_of(code: int) -> np.dtype[Any]:
         return dtype
     if code == BF16_CODE:
         try:
-            import ml_dtypes  # noqa: PLC0415 - optional, and only where a model really uses BF16
+            import ml_dtypes
         except ImportError:
             raise TypeError(
                 "a BF16 tensor needs the package 'ml_dtypes', which is not installed where the worker runs: "
                 "pip install ml_dtypes"
             ) from None
-        dtype = np.dtype(ml_dtypes.bfloat16)
-        _NUMPY_OF_CODE[code] = dtype
-        return dtype
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        _NUMPY_OF_CODE[code] = bfloat16
+        return bfloat16
     raise TypeError(f"Triton's data type number {code} has no numpy type")
 
 

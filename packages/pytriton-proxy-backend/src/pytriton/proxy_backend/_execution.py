@@ -79,7 +79,7 @@ class Execution:
             self._answer(final=True)
         except ConnectionLostError:
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever a callable raises is its caller's answer
+        except BaseException as error:
             self._fail(error)
 
     async def run_async(self) -> None:
@@ -88,7 +88,7 @@ class Execution:
             await self._finish(self._infer_func(self._requests))
         except ConnectionLostError:
             raise
-        except BaseException as error:  # noqa: BLE001 - whatever a callable raises is its caller's answer
+        except BaseException as error:
             self._fail(error)
 
     async def _finish(self, result: Any) -> None:

@@ -19,7 +19,7 @@ def library_path() -> Path:
     path = Path(__file__).parent / "_lib" / LIBRARY_NAME
     if not path.is_file():
         raise LibraryNotFoundError(
-            f"expected the native proxy backend at {path}, there is none. Install a wheel of pytriton-proxy-backend for "
-            f"this platform, or install from source with a C++ compiler (or the package ziglang) at hand"
+            f"expected the native proxy backend at {path}, there is none. Install a wheel of pytriton-proxy-backend "
+            f"for this platform, or install from source with a C++ compiler (or the package ziglang) at hand"
         )
     return path

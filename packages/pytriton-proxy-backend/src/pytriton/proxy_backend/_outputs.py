@@ -24,9 +24,7 @@ def _shown(value: object) -> str:
 
 
 def _fits(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
-    return len(shape) == len(declared) and all(
-        wanted in (-1, got) for wanted, got in zip(declared, shape, strict=True)
-    )
+    return len(shape) == len(declared) and all(wanted in (-1, got) for wanted, got in zip(declared, shape, strict=True))
 
 
 class OutputChecker:
@@ -55,14 +53,12 @@ class OutputChecker:
         else:
             received = f"{type(results).__name__}: {_shown(results)}"
         raise self._error(
-            f"the inference callable must return a list with one element per request",
+            "the inference callable must return a list with one element per request",
             expected=f"a list of {count}",
             received=received,
         )
 
-    def whole(
-        self, results: object, count: int, requested: Sequence[str]
-    ) -> tuple[list[Tensor], list[int]] | None:
+    def whole(self, results: object, count: int, requested: Sequence[str]) -> tuple[list[Tensor], list[int]] | None:
         """Joins results that need no look at each by itself: dictionaries of arrays exactly as they were declared.
 
         Returns:
@@ -205,7 +201,7 @@ class OutputChecker:
                     f"dtype {array.dtype}",
                 ) from error
         raise self._error(
-            "the dtype is not the declared one" if self._model.strict else "the dtype cannot be cast to the declared one",
+            f"the dtype {'is not' if self._model.strict else 'cannot be cast to'} the declared one",
             spec.name,
             index,
             "strings (dtype object of bytes, S or U)" if spec.dtype.kind == "O" else f"dtype {spec.dtype}",

@@ -77,9 +77,7 @@ class Batch:
         self._metadata = metadata
         self._batching = batching
         self._entries_offset = entries
-        self._brief = list(
-            layout.REQUEST_BRIEF.iter_unpack(metadata[entries : entries + count * layout.REQUEST.size])
-        )
+        self._brief = list(layout.REQUEST_BRIEF.iter_unpack(metadata[entries : entries + count * layout.REQUEST.size]))
         self.rows = rows = [brief[0] for brief in self._brief]
         self.uniform_outputs = all(brief[1] == self._brief[0][1] for brief in self._brief)
         starts = [0]

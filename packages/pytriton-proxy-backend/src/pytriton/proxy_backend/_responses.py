@@ -226,9 +226,7 @@ def _metadata(answers: Sequence[Answer], rows: Sequence[int], tensors: Sequence[
         place = parameters_offset + len(parameters)
         for name, value in answer.parameters.items():
             parameters += _parameter(text(name), value, text)
-        entries += layout.RESPONSE.pack(
-            answer.request, flags, row, answer.code, *error, place, len(answer.parameters)
-        )
+        entries += layout.RESPONSE.pack(answer.request, flags, row, answer.code, *error, place, len(answer.parameters))
     dims = b"".join(struct.pack(f"<{len(tensor.shape)}q", *tensor.shape) for tensor in tensors)
     names = [text(tensor.name) for tensor in tensors]
     metadata_length = layout.align(texts_offset + len(texts))
@@ -244,15 +242,20 @@ def _metadata(answers: Sequence[Answer], rows: Sequence[int], tensors: Sequence[
         dims_at += 8 * len(tensor.shape)
         payload_at = layout.align(payload_at + tensor.length)
     header = layout.RECORD.pack(
-        layout.RESPONSE_MAGIC, len(answers), len(tensors), 0, metadata_length, payload_at, entries_offset, tensors_offset
+        layout.RESPONSE_MAGIC,
+        len(answers),
+        len(tensors),
+        0,
+        metadata_length,
+        payload_at,
+        entries_offset,
+        tensors_offset,
     )
     metadata = b"".join([header, entries, table, dims, parameters, texts])
     return metadata.ljust(metadata_length, b"\0"), offsets, payload_at
 
 
-def _parameter(
-    key: tuple[int, int], value: ParameterValue, text: Callable[[str | bytes], tuple[int, int]]
-) -> bytes:
+def _parameter(key: tuple[int, int], value: ParameterValue, text: Callable[[str | bytes], tuple[int, int]]) -> bytes:
     if isinstance(value, bool):
         return layout.PARAMETER.pack(*key, layout.ParameterType.BOOL, 0, int(value))
     if isinstance(value, int):

@@ -67,7 +67,7 @@ async def serve_async(connection: Connection, make: MakeExecution, on_failure: O
     def read() -> None:
         try:
             batches = connection.poll()
-        except Exception as error:  # noqa: BLE001 - ends the serving below
+        except Exception as error:
             end(error)
             return
         if batches is None:
@@ -86,7 +86,7 @@ async def serve_async(connection: Connection, make: MakeExecution, on_failure: O
             await execution.run_async()
             if execution.failure is not None:
                 on_failure(execution.failure)
-        except Exception as error:  # noqa: BLE001 - ends the serving below
+        except Exception as error:
             end(error)
         finally:
             tasks.pop(number, None)

@@ -66,9 +66,7 @@ def encode_strings(array: np.ndarray[Any, Any]) -> bytes:
         if type(element) is str:
             element = element.encode("utf-8")
         elif not isinstance(element, (bytes, bytearray)):
-            raise TypeError(
-                f"element {index} of an object array must be bytes or str, got {type(element).__name__}"
-            )
+            raise TypeError(f"element {index} of an object array must be bytes or str, got {type(element).__name__}")
         if len(element) > _MAX_ELEMENT:
             raise ValueError(f"element {index} has {len(element)} bytes; a string element must stay below 4 GiB")
         append(pack(len(element)))

@@ -83,7 +83,8 @@ class ProxySettings:
         for name in ("attach_timeout_s", "arena_budget_bytes", "arena_idle_s"):
             value = getattr(self, name)
             if value < 0 or (value == 0 and name == "arena_budget_bytes"):
-                raise ValueError(f"{name} must be {'above' if name == 'arena_budget_bytes' else 'at least'} 0, got {value}")
+                bound = "above" if name == "arena_budget_bytes" else "at least"
+                raise ValueError(f"{name} must be {bound} 0, got {value}")
 
     def to_text(self) -> str:
         """The content of the side file, `pytriton.conf`."""

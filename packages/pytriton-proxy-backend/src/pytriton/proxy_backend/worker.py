@@ -161,7 +161,7 @@ class Worker:
                     self._attached.clear()
                     self._connection = None
                     connection.close()
-        except BaseException as error:  # noqa: BLE001 - the thread's end must be told
+        except BaseException as error:
             self._end(error)
         else:
             self._end(None)

@@ -1,0 +1,93 @@
+"""Servers for tests: on ports of the system's choice, with nothing left behind."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pytriton.triton import Triton, TritonConfig
+
+
+def local_config(**settings: object) -> TritonConfig:
+    """Settings of a server that meets no other; without metrics, which its end would wait for."""
+    values: dict[str, object] = {
+        "http_address": "127.0.0.1",
+        "grpc_address": "127.0.0.1",
+        "http_port": 0,
+        "grpc_port": 0,
+        "allow_metrics": False,
+    }
+    return TritonConfig(**{**values, **settings})  # type: ignore[arg-type] # names and types are the caller's
+
+
+def arena_mappings(pid: int | str = "self") -> list[str]:
+    """The memfd segments of our arenas that a process has mapped."""
+    return [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "memfd:pytriton-arena" in line]
+
+
+def open_sockets() -> int:
+    """How many sockets this process has open."""
+    count = 0
+    for entry in Path("/proc/self/fd").iterdir():
+        try:
+            count += os.readlink(entry).startswith("socket:")
+        except FileNotFoundError:
+            continue  # the descriptor that listed the folder
+    return count
+
+
+def server_pid(triton: Triton) -> int:
+    """The process of tritonserver: the one child of this process whose command line has the server's HTTP port."""
+    url = triton.http_url
+    if url is None:
+        raise AssertionError("the server is not running")
+    port = url.rpartition(":")[2]
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if command[0].endswith("tritonserver") and any(re.fullmatch(rf"--http-port={port}", part) for part in command):
+            return int(folder.name)
+    raise AssertionError(f"no tritonserver on port {port}")
+
+
+@contextmanager
+def short_home() -> Iterator[Path]:
+    """A `PYTRITON_HOME` short enough for sockets, which must be empty in the end."""
+    before = os.environ.get("PYTRITON_HOME")
+    with tempfile.TemporaryDirectory(prefix="pt") as folder:
+        os.environ["PYTRITON_HOME"] = folder
+        try:
+            yield Path(folder)
+            left = os.listdir(folder)
+            if left:
+                raise AssertionError(f"the workspace was left behind: {left}")
+        finally:
+            if before is None:
+                del os.environ["PYTRITON_HOME"]
+            else:
+                os.environ["PYTRITON_HOME"] = before
+
+
+@contextmanager
+def running(triton: Triton) -> Iterator[Triton]:
+    """Runs a server with what was bound to it, and checks that nothing of it stays."""
+    shared_memory = set(os.listdir("/dev/shm"))
+    triton.run()
+    try:
+        yield triton
+    finally:
+        triton.stop()
+        gc.collect()  # an error that a callable raised may hold its frames, and these the inputs, in a cycle
+        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("pytriton")]
+        left = set(os.listdir("/dev/shm")) - shared_memory
+        problems = [*threads, *arena_mappings(), *(name for name in left if "pytriton" in name or "triton" in name)]
+        if problems:
+            raise AssertionError(f"left behind by the server: {problems}")
