@@ -143,7 +143,7 @@ def _check_size(request: InferRequest) -> None:
     size = sum(array.nbytes for tensor, array in request.inputs if tensor.datatype != "BYTES")
     if size > _LONGEST_TENSORS_BYTES:
         raise PyTritonClientValueError(
-            f"Model {request.model_name}: expected inputs of less than 2 GiB together, which is all that a gRPC message "
+            f"Model {request.model_name}: expected inputs of less than 2 GiB together, all that a gRPC message "
             f"holds; received {size} bytes. Send smaller batches, or use HTTP.",
             model_name=request.model_name,
             model_version=request.model_version,
