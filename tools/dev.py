@@ -170,9 +170,9 @@ def test(runner: Runner, arguments: Sequence[str]) -> int:
     if code != 0 or arguments:
         return code or runner.hatch("run", "--", "pytest", *arguments)
     check_sources(runner)
-    runner.step("All tests", "run", "test")
     for dist in LONE_DISTS:
         runner.step(f"pytriton-{dist} with no sibling", "run", f"+dist={dist}", "alone:test")
+    runner.step("All tests", "run", "test")
     return runner.finish()
 
 
