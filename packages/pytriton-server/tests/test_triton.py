@@ -93,7 +93,7 @@ def short_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def make_triton(local_config: TritonConfig) -> Iterator[MakeTriton]:
+def make_triton(local_config: TritonConfig, eventually: Eventually) -> Iterator[MakeTriton]:
     made: list[Triton] = []
 
     def make(config: TritonConfig = local_config, **options: Any) -> Triton:
@@ -104,8 +104,7 @@ def make_triton(local_config: TritonConfig) -> Iterator[MakeTriton]:
     for triton in made:
         triton.stop()
     # A worker or a pump that stays is a leak.
-    names = [thread.name for thread in threading.enumerate() if thread.name.startswith("pytriton")]
-    assert names == []
+    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("pytriton")])
 
 
 # ---- life ----------------------------------------------------------------------------------------------------------
@@ -591,7 +590,9 @@ def test_stop_ends_a_start(make_triton: MakeTriton, silent_server: Path, eventua
     assert home() == []
 
 
-def test_a_signal_ends_a_start(make_triton: MakeTriton, silent_server: Path, eventually: Eventually) -> None:
+def test_a_signal_ends_a_start(
+    make_triton: MakeTriton, silent_server: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     triton = make_triton()
     main = threading.main_thread().ident
@@ -608,6 +609,10 @@ def test_a_signal_ends_a_start(make_triton: MakeTriton, silent_server: Path, eve
     assert not triton.is_connected()
     assert home() == []
     assert signal.getsignal(signal.SIGTERM) is handler
+    # It was for that start only.
+    monkeypatch.delenv("PYTRITON_TRITONSERVER_DIR")
+    triton.run()
+    assert triton.is_alive()
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -636,7 +641,7 @@ def test_statistics(make_triton: MakeTriton) -> None:
 # ---- whole programs ------------------------------------------------------------------------------------------------
 
 PROGRAM = """
-import sys, time
+import signal, sys, threading, time
 import numpy as np
 from pytriton.exceptions import PyTritonUnrecoverableError
 from pytriton.model_config import ModelConfig, Tensor
@@ -644,38 +649,51 @@ from pytriton.triton import Triton, TritonConfig
 
 def slow(requests):
     print("called", flush=True)
-    time.sleep(1.0)
+    time.sleep(float(sys.argv[2]))
     return [{"y": request.data["x"]} for request in requests]
 
 def fail(requests):
     raise PyTritonUnrecoverableError("lost")
 
 config = TritonConfig(
-    http_address="127.0.0.1", grpc_address="127.0.0.1", http_port=0, grpc_port=0, metrics_port=0, metrics_interval_ms=50
+    http_address="127.0.0.1", grpc_address="127.0.0.1", http_port=0, grpc_port=0, allow_metrics=False,
+    exit_timeout_secs=600,
 )
 triton = Triton(config=config)
 tensors = dict(inputs=[Tensor((-1,), np.float32, "x")], outputs=[Tensor((-1,), np.float32, "y")])
 triton.bind("slow", slow, **tensors)
 triton.bind("fail", fail, **tensors)
-triton.run()
-print(triton.http_url, triton._session.process.pid, flush=True)
 mode = sys.argv[1]
-if mode == "serve":
+
+def announce():
+    while not triton.is_alive():
+        time.sleep(0.01)
+    print(triton.http_url, triton._session.process.pid, flush=True)
+
+def handle(*_):
+    print("mine", flush=True)
+    triton.stop()
+
+if mode == "forget":
+    triton.run()
+    announce()
+else:
+    if mode == "own handler":
+        signal.signal(signal.SIGTERM, handle)
+    # `serve` handles signals from its beginning on, so it does when the server is up.
+    threading.Thread(target=announce, daemon=True).start()
     triton.serve()
     print("served", flush=True)
-elif mode == "own handler":
-    import signal
-    signal.signal(signal.SIGTERM, lambda *_: (print("mine", flush=True), triton.stop()))
-    triton.serve()
-elif mode == "forget":
-    pass
 """
 
 
 class Program:
-    def __init__(self, mode: str) -> None:
+    def __init__(self, mode: str, slow_s: float = 1.0) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, mode], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", PROGRAM, mode, str(slow_s)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         assert self.process.stdout is not None
         url, pid = self.process.stdout.readline().split()
@@ -687,11 +705,11 @@ class Program:
 
 
 @pytest.fixture
-def start_program() -> Iterator[Callable[[str], Program]]:
+def start_program() -> Iterator[Callable[..., Program]]:
     programs: list[Program] = []
 
-    def start(mode: str) -> Program:
-        programs.append(Program(mode))
+    def start(*arguments: Any) -> Program:
+        programs.append(Program(*arguments))
         return programs[-1]
 
     yield start
@@ -709,7 +727,7 @@ def is_gone(pid: int) -> bool:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_answers_what_is_in_flight_and_exits_with_0(
-    start_program: Callable[[str], Program], number: signal.Signals
+    start_program: Callable[..., Program], number: signal.Signals
 ) -> None:
     program = start_program("serve")
     answers: list[Any] = []
@@ -725,23 +743,48 @@ def test_a_signal_answers_what_is_in_flight_and_exits_with_0(
     assert is_gone(program.server)
 
 
-def test_a_handler_of_the_program_is_left_alone(start_program: Callable[[str], Program]) -> None:
+def test_a_second_signal_ends_the_patience(start_program: Callable[..., Program]) -> None:
+    program = start_program("serve", 600.0)
+    answers: list[Any] = []
+
+    def ask() -> None:
+        try:
+            answers.append(infer(program.url, "slow", [5]))
+        except (OSError, http.client.HTTPException) as error:
+            answers.append(error)
+
+    caller = threading.Thread(target=ask)
+    caller.start()
+    assert program.process.stdout is not None
+    assert program.process.stdout.readline() == "called\n"
+    for _ in range(2):
+        program.process.send_signal(signal.SIGINT)
+        # Two equal signals at once are one.
+        time.sleep(0.5)
+    code, out, err = program.end()
+    caller.join(30)
+    assert (code, out) == (0, "served\n"), err
+    assert "SIGKILL" in err
+    assert len(answers) == 1
+    assert answers != [[5]]
+    assert is_gone(program.server)
+
+
+def test_a_handler_of_the_program_is_left_alone(start_program: Callable[..., Program]) -> None:
     program = start_program("own handler")
-    # `serve` has to be at its wait: the server is up already.
-    time.sleep(0.3)
     program.process.send_signal(signal.SIGTERM)
     code, out, err = program.end()
-    assert (code, out) == (0, "mine\n"), err
+    assert (code, out) == (0, "mine\nserved\n"), err
 
 
-def test_the_end_of_the_interpreter_stops_the_server(start_program: Callable[[str], Program]) -> None:
+def test_the_end_of_the_interpreter_stops_the_server(start_program: Callable[..., Program]) -> None:
     program = start_program("forget")
     code, _, err = program.end()
     assert (code, err) == (0, "")
     assert is_gone(program.server)
 
 
-def test_a_killed_server_ends_the_program_with_an_error(start_program: Callable[[str], Program]) -> None:
+def test_a_killed_server_ends_the_program_with_an_error(start_program: Callable[..., Program]) -> None:
     program = start_program("serve")
     os.kill(program.server, signal.SIGKILL)
     code, out, err = program.end()
@@ -750,7 +793,7 @@ def test_a_killed_server_ends_the_program_with_an_error(start_program: Callable[
     assert "served" not in out
 
 
-def test_an_unrecoverable_error_ends_the_program_with_an_error(start_program: Callable[[str], Program]) -> None:
+def test_an_unrecoverable_error_ends_the_program_with_an_error(start_program: Callable[..., Program]) -> None:
     program = start_program("serve")
     assert "lost" in infer(program.url, "fail", [1])
     code, _, err = program.end()
@@ -759,7 +802,7 @@ def test_an_unrecoverable_error_ends_the_program_with_an_error(start_program: Ca
 
 
 def test_a_killed_program_leaves_nothing_running(
-    start_program: Callable[[str], Program], eventually: Eventually, make_triton: MakeTriton
+    start_program: Callable[..., Program], eventually: Eventually, make_triton: MakeTriton
 ) -> None:
     program = start_program("serve")
     (left,) = home()

@@ -165,11 +165,16 @@ class ServerProcess:
         if not self._ended.is_set():
             popen.send_signal(signal.SIGINT)
             deadline = time.monotonic() + patience_s
-            # A process that is stopped (SIGSTOP, a debugger) or hangs acts on no signal but SIGKILL.
-            while not self._ended.wait(min(0.05, max(0.0, deadline - time.monotonic()))):
-                if hurried() or time.monotonic() >= deadline:
-                    self._kill(popen)
-                    break
+            try:
+                while not self._ended.wait(min(0.05, max(0.0, deadline - time.monotonic()))):
+                    # A process that is stopped (SIGSTOP, a debugger) or hangs acts on no signal but SIGKILL.
+                    if hurried() or time.monotonic() >= deadline:
+                        self._kill(popen)
+                        break
+            except BaseException:
+                # A second Ctrl+C. Whoever gets it cannot be relied on to come back for the process.
+                self._kill(popen)
+                raise
         if self._thread is not threading.current_thread():
             self._thread.join(_LAST_OUTPUT_DEADLINE_S + 1.0)
         return self.exit_code

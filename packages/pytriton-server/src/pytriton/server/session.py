@@ -18,7 +18,13 @@ from pytriton.server.command_line import (
     redacted,
 )
 from pytriton.server.control import Control, ControlError, HttpControl
-from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
+from pytriton.server.errors import (
+    TritonModelLoadError,
+    TritonServerError,
+    TritonServerStartError,
+    describe_exit,
+    quote_log,
+)
 from pytriton.server.ports import Endpoint, ReservedPorts, port_setting_of_bind_failure, reserve_ports, taken
 from pytriton.server.process import ExitReport, ServerProcess
 from pytriton.server.readiness import wait_until_up
@@ -33,6 +39,7 @@ DRAIN_DEADLINE_S = 30.0
 """How long a stop waits for requests that are being served, in seconds, unless `exit_timeout_secs` says."""
 
 _START_ATTEMPTS = 3
+_END_NOTICE_S = 1.0
 _DRAIN_CALL_TIMEOUT_S = 2.0
 _DRAIN_POLL_S = 0.02
 # What tritonserver needs to end beyond its own exit timeout: its metrics thread sleeps in steps of
@@ -151,10 +158,20 @@ class ServerSession:
                 if not endpoint.picked or attempt == _START_ATTEMPTS:
                     raise taken(endpoint, exit_code=error.exit_code, log_lines=list(error.log_lines)) from error
                 logger.info("Port %d was taken by somebody else in the meantime: trying another one.", endpoint.port)
+        try:
+            self._check_loaded()
+            for model in self._models:
+                self._wait_attached(model, timeout_s)
+        except TritonServerError as error:
+            if self._process is not None and isinstance(error, ControlError) and error.reason is None:
+                # No answer, most likely because it just ended, which takes a moment to be known.
+                self._process.wait(_END_NOTICE_S)
+            raise self._ended_in_start() or error from error
+        # From here on `on_exit` tells of the end; what happened before that has to be told here.
         self._is_up = True
-        self._check_loaded()
-        for model in self._models:
-            self._wait_attached(model, timeout_s)
+        ended = self._ended_in_start()
+        if ended is not None:
+            raise ended
 
     def load(self, model: BoundModel, *, timeout_s: float) -> None:
         """Adds a model to the running server. After an error nothing of the model is left.
@@ -188,14 +205,21 @@ class ServerSession:
         """
         patience = DRAIN_DEADLINE_S if self._config.exit_timeout_secs is None else float(self._config.exit_timeout_secs)
         deadline = time.monotonic() + patience
-        drained = self._is_up and self._drain(deadline, hurried)
-        # Where nothing is left to wait for, or nothing can be asked, the server's own patience is all there is.
-        rest = float(EXIT_TIMEOUT_S)
-        if not drained and self._config.exit_timeout_secs is not None:
-            rest = max(rest, deadline - time.monotonic())
+        # What is left when the drain is broken off, as by a KeyboardInterrupt.
+        rest = 0.0
+        try:
+            drained = self._is_up and self._drain(deadline, hurried)
+            # Where nothing is left to wait for, or nothing can be asked, the server's own patience is all there is.
+            rest = EXIT_TIMEOUT_S + _EXIT_MARGIN_S
+            if not drained and self._config.exit_timeout_secs is not None:
+                rest = max(rest, deadline - time.monotonic() + _EXIT_MARGIN_S)
+        finally:
+            self._end(rest, hurried)
+
+    def _end(self, patience_s: float, hurried: Callable[[], bool]) -> None:
         try:
             if self._process is not None:
-                self._process.stop(rest + _EXIT_MARGIN_S, hurried=hurried)
+                self._process.stop(patience_s, hurried=hurried)
         finally:
             self._is_up = False
             for model in self._models:
@@ -225,6 +249,17 @@ class ServerSession:
             wait_until_up(process, control, ports, timeout_s=timeout_s, cancelled=cancelled)
         finally:
             ports.release()
+
+    def _ended_in_start(self) -> TritonServerStartError | None:
+        process = self._process
+        if process is None or process.is_running:
+            return None
+        lines = process.log_tail
+        return TritonServerStartError(
+            f"tritonserver {describe_exit(process.exit_code)} right after its start.{quote_log(lines)}",
+            exit_code=process.exit_code,
+            log_lines=lines,
+        )
 
     def _make_control(self, ports: ReservedPorts) -> Control:
         headers = control_headers(self._config, self._security)

@@ -227,7 +227,6 @@ class Triton:
                 value=period,
                 rule="more than 0",
             )
-        self._signals = []
         with StopSignals(self._note_signal):
             try:
                 self._start()
@@ -239,6 +238,7 @@ class Triton:
                 logger.info("Interrupted: stopping the server.")
             finally:
                 self.stop()
+        self._signals.clear()
         if self._failure is not None:
             raise self._failure
 
