@@ -24,7 +24,7 @@ class Cursor {
 
   StringRef String(std::string_view text) {
     const StringRef ref{static_cast<uint32_t>(at_), static_cast<uint32_t>(text.size())};
-    std::memcpy(base_ + at_, text.data(), text.size());
+    if (!text.empty()) std::memcpy(base_ + at_, text.data(), text.size());  // an empty view may point nowhere
     base_[at_ + text.size()] = 0;
     at_ += text.size() + 1;
     return ref;
