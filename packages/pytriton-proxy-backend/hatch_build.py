@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +42,8 @@ COMPILE_TIMEOUT_S = 600
 
 # The functions of Triton stay undefined: the server that loads the library has them, under a file name that differs
 # from server to server. Everything else must be there at load time and not at the first call, hence `-z now`.
-FLAGS = ("-std=c++17", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread", "-Wl,-z,now")
+COMPILE_FLAGS = ("-std=c++17", "-O2", "-fPIC", "-fvisibility=hidden", "-pthread")
+LINK_FLAGS = ("-shared", "-pthread", "-Wl,-z,now")
 # The server brings a libstdc++ of its own version, so ours goes into the library. zig does that by itself.
 STATIC_RUNTIME = ("-static-libstdc++", "-static-libgcc")
 # Without this the library would export the C++ runtime that it contains, and the loader would tie half of our calls to
@@ -61,12 +63,12 @@ class Compiler(NamedTuple):
 
     Attributes:
         command: How to start it.
-        flags: Options that it needs beyond those common to all.
+        link_flags: Options for linking that it needs beyond those common to all.
         platform: Platform part of the tag of a wheel with what it compiles.
     """
 
     command: tuple[str, ...]
-    flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
     platform: str
 
 
@@ -136,25 +138,43 @@ def compile_library(target: Path) -> Compiler:
     """
     compiler = find_compiler()
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".compile-", dir=target.parent) as scratch:
-        fresh = Path(scratch) / LIBRARY_NAME
-        exports = Path(scratch) / "exports.map"
+    with tempfile.TemporaryDirectory(prefix=".compile-", dir=target.parent) as folder:
+        scratch = Path(folder)
+
+        def compile_one(source: Path) -> Path:
+            made = scratch / f"{source.stem}.o"
+            include = f"-I{ROOT / 'native' / 'include'}"
+            run_compiler([*compiler.command, *COMPILE_FLAGS, include, "-c", str(source), "-o", str(made)])
+            return made
+
+        with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+            objects = list(pool.map(compile_one, sources()))
+        exports = scratch / "exports.map"
         exports.write_text(VERSION_SCRIPT)
-        command = [*compiler.command, *FLAGS, *compiler.flags, f"-I{ROOT / 'native' / 'include'}"]
-        command += [f"-Wl,--version-script={exports}", *map(str, sources()), "-o", str(fresh)]
-        advice = "Set CXX to another C++17 compiler, or PYTRITON_BUILD_WITH_ZIG=1 to use the package ziglang."
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT_S)
-        except FileNotFoundError as error:
-            raise CompileError(f"There is no C++ compiler {compiler.command[0]}. {advice}") from error
-        except subprocess.TimeoutExpired as error:
-            raise CompileError(f"{shlex.join(command)}\ntook over {COMPILE_TIMEOUT_S} s. {advice}") from error
-        if done.returncode != 0:
-            raise CompileError(f"{shlex.join(command)}\nfailed ({done.returncode}):\n{done.stderr.strip()}\n{advice}")
-        if done.stderr.strip():
-            print(done.stderr.strip(), file=sys.stderr)
-        os.replace(fresh, target)
+        library = scratch / LIBRARY_NAME
+        flags = [*LINK_FLAGS, *compiler.link_flags, f"-Wl,--version-script={exports}"]
+        run_compiler([*compiler.command, *flags, *map(str, objects), "-o", str(library)])
+        os.replace(library, target)
     return compiler
+
+
+def run_compiler(command: list[str]) -> None:
+    """Run one step of the compilation and show its warnings.
+
+    Raises:
+        CompileError: If the compiler is missing, fails or does not end.
+    """
+    advice = "Set CXX to another C++17 compiler, or PYTRITON_BUILD_WITH_ZIG=1 to use the package ziglang."
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=COMPILE_TIMEOUT_S)
+    except FileNotFoundError as error:
+        raise CompileError(f"There is no C++ compiler {command[0]}. {advice}") from error
+    except subprocess.TimeoutExpired as error:
+        raise CompileError(f"{shlex.join(command)}\ntook over {COMPILE_TIMEOUT_S} s. {advice}") from error
+    if done.returncode != 0:
+        raise CompileError(f"{shlex.join(command)}\nfailed ({done.returncode}):\n{done.stderr.strip()}\n{advice}")
+    if done.stderr.strip():
+        print(done.stderr.strip(), file=sys.stderr)
 
 
 def is_stale(library: Path) -> bool:
