@@ -353,6 +353,8 @@ void Connection::Process() {
       CloseLocked(error, false);
       break;
     }
+    // The answer that everybody waited for: whatever follows makes the socket readable again, so do not ask for it.
+    if ((message.flags & kFlagBatchDone) != 0 && in_flight_.empty()) break;
   }
   if (state() == ConnectionState::kDetaching && in_flight_.empty() && load() == 0) {
     CloseLocked("it detached", true);

@@ -18,7 +18,7 @@ import mmap
 import os
 import time
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,8 +30,7 @@ _FIRST_SEGMENT = 1 << 20
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 
-@dataclass(frozen=True)
-class OwnedBlock:
+class OwnedBlock(NamedTuple):
     """A piece of our arena, with the mapping to write it through."""
 
     segment: int

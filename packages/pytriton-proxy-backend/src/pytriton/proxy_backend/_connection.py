@@ -16,7 +16,7 @@ from pathlib import Path
 from . import _layout as layout
 from ._arena import NewSegment, OwnArena, OwnedBlock, PeerArena
 from ._layout import MessageFlag, MessageType
-from ._records import Batch
+from ._records import Batch, Plan
 from ._responses import Answer, ResponseWriter, Tensor
 from .errors import AttachError, ConnectionLostError, ProtocolError, VersionMismatchError
 
@@ -75,6 +75,7 @@ class Connection:
         self._pending: collections.deque[Batch] = collections.deque()
         self._held: dict[int, tuple[int, int]] = {}  # place of each batch that is being worked on
         self._writer = ResponseWriter()
+        self._plans: dict[tuple[object, ...], Plan] = {}
         self.on_cancel: Callable[[int, int], None] | None = None
         try:
             self._socket.settimeout(_GREETING_TIMEOUT_S)
@@ -192,7 +193,7 @@ class Connection:
         block, memory = self._inputs.block(segment, offset, length)
         self._held[number] = block.place
         try:
-            self._pending.append(Batch(block, memory, number, self.welcome.batching))
+            self._pending.append(Batch(block, memory, number, self.welcome.batching, self._plans))
         except (ProtocolError, TypeError) as error:
             # The doorbell was fine and the record is not: its requests get the reason, the connection goes on.
             logger.warning("model %s: batch %d cannot be read: %s", self.welcome.model_name, number, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 from . import _layout as layout
@@ -36,7 +36,15 @@ class Execution:
 
     It holds the only references to the requests that this library keeps; they are dropped when the outputs are
     written, before the answer is sent, so that the proxy backend gets the memory of the inputs back with it.
+
+    Attributes:
+        failure: What the callable raised, where it is of one of the `unrecoverable` types.
     """
+
+    __slots__ = (
+        "_batch", "_checker", "_connection", "_count", "_infer_func", "_model", "_number", "_open", "_requests",
+        "_result", "_uniform", "_unrecoverable", "failure",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -47,10 +55,10 @@ class Execution:
         checker: OutputChecker,
         unrecoverable: tuple[type[BaseException], ...],
     ) -> None:
-        self.failure: BaseException | None = None  # set where it is of one of the `unrecoverable` types
+        self.failure: BaseException | None = None
         self._number = batch.number
         self._count = len(batch)
-        self._uniform = [*batch.load_requested_outputs(0)] if batch.uniform_outputs else None
+        self._uniform = batch.uniform_outputs
         self._batch: Batch | None = batch
         self._requests: list[Any] | None = batch.requests()
         self._result: Any = None
@@ -161,7 +169,7 @@ class Execution:
                 continue
             if result is None and not final:
                 continue
-            wanted = self._uniform
+            wanted: Sequence[str] | None = self._uniform
             if wanted is None and self._requests is not None:
                 wanted = self._requests[index].requested_output_names
             outputs, parameters = self._checker.one(result, index, wanted)
@@ -172,7 +180,7 @@ class Execution:
 
     def _answer_whole(self) -> bool:
         """Sends what `_result` holds as tensors over the whole batch, where it is as plain as it mostly is."""
-        if self._uniform is None or self._count == 1:
+        if self._uniform is None:
             return False
         joined = self._checker.whole(self._result, self._count, self._uniform)
         if joined is None:

@@ -58,7 +58,7 @@ class OutputChecker:
             received=received,
         )
 
-    def whole(self, results: object, count: int, requested: Sequence[str]) -> tuple[list[Tensor], list[int]] | None:
+    def whole(self, results: object, count: int, requested: tuple[str, ...]) -> tuple[list[Tensor], list[int]] | None:
         """Joins results that need no look at each by itself: dictionaries of arrays exactly as they were declared.
 
         Returns:
@@ -66,9 +66,9 @@ class OutputChecker:
         """
         if type(results) is not list or len(results) != count or not self._model.batching:
             return None
-        names = self._wanted.get(tuple(requested))
+        names = self._wanted.get(requested)
         if names is None:
-            names = self._wanted[tuple(requested)] = [name for name in self._names if name in requested]
+            names = self._wanted[requested] = [name for name in self._names if name in requested]
         try:
             joined = join(names, results)
         except (AttributeError, KeyError, TypeError, IndexError):

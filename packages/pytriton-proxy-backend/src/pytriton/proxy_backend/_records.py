@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import mmap
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +21,98 @@ Array = np.ndarray[Any, Any]
 
 _new_request = Request.__new__
 _MAX_DIMS = 64
-_DIMS = [struct.Struct(f"<{count}q") for count in range(_MAX_DIMS + 1)]
+_MAX_PLANS = 256
+_MAX_PLAN_BYTES = 64 << 10
+
+
+class TensorPlan(NamedTuple):
+    """One tensor of a record: everything about it but its payload."""
+
+    name: str
+    dtype: np.dtype[Any]
+    strings: bool
+    shape: tuple[int, ...]
+    owner: int
+    offset: int
+    length: int
+
+
+class Plan:
+    """The metadata of a record, read and checked. Batches of the same form share one."""
+
+    __slots__ = ("entries_offset", "metadata", "outputs", "rows", "starts", "tensors", "uniform_outputs")
+
+    def __init__(
+        self,
+        metadata: bytes,
+        count: int,
+        tensor_count: int,
+        record_length: int,
+        entries: int,
+        tensors: int,
+        batching: bool,
+    ) -> None:
+        length = len(metadata)
+        if count == 0 or entries < layout.RECORD.size or entries + count * layout.REQUEST.size > length:
+            raise ProtocolError(f"{count} requests at {entries} do not lie inside {length} bytes of metadata")
+        if tensors + tensor_count * layout.TENSOR.size > length:
+            raise ProtocolError(f"{tensor_count} tensors at {tensors} do not lie inside {length} bytes of metadata")
+        self.metadata = metadata
+        self.entries_offset = entries
+        briefs = list(layout.REQUEST_BRIEF.iter_unpack(metadata[entries : entries + count * layout.REQUEST.size]))
+        self.rows = [brief[0] for brief in briefs]
+        self.starts = [0, *itertools.accumulate(self.rows)]
+        self.outputs = [(brief[1], brief[2]) for brief in briefs]
+        uniform = all(outputs == self.outputs[0] for outputs in self.outputs)
+        self.uniform_outputs = tuple(self.requested_outputs(0)) if uniform else None
+        self.tensors = [
+            self._read_tensor(tensors + index * layout.TENSOR.size, record_length, batching)
+            for index in range(tensor_count)
+        ]
+
+    def _read_tensor(self, at: int, record_length: int, batching: bool) -> TensorPlan:
+        (name_offset, name_length, code, dims_count, owner, dims_offset, offset, length) = layout.TENSOR.unpack_from(
+            self.metadata, at
+        )
+        name = self.text(name_offset, name_length)
+        metadata_length = len(self.metadata)
+        if dims_count > _MAX_DIMS or dims_offset + dims_count * 8 > metadata_length:
+            raise ProtocolError(f"input '{name}': {dims_count} dimensions at {dims_offset} lie outside the metadata")
+        shape = struct.unpack_from(f"<{dims_count}q", self.metadata, dims_offset)
+        if offset < metadata_length or offset + length > record_length:
+            raise ProtocolError(f"input '{name}': {length} bytes at {offset} lie outside the record's payloads")
+        elements = 1
+        for dim in shape:
+            if dim < 0:
+                raise ProtocolError(f"input '{name}': negative dimension in shape {shape}")
+            elements *= dim
+        dtype = dtype_of(code)
+        strings = code == BYTES_CODE
+        if not strings and elements * dtype.itemsize != length:
+            raise ProtocolError(
+                f"input '{name}': shape {shape} of {dtype} takes {elements * dtype.itemsize} bytes, {length} came"
+            )
+        if owner == layout.WHOLE_BATCH:
+            if batching and (not shape or shape[0] != self.starts[-1]):
+                raise ProtocolError(f"input '{name}': shape {shape} for a batch of {self.starts[-1]} rows")
+        elif owner >= len(self.rows):
+            raise ProtocolError(f"input '{name}' belongs to request {owner} of {len(self.rows)}")
+        return TensorPlan(name, dtype, strings, shape, owner, offset, length)
+
+    def requested_outputs(self, index: int) -> list[str]:
+        """The outputs that a request wants."""
+        offset, count = self.outputs[index]
+        if offset + count * layout.STRING_REF.size > len(self.metadata):
+            raise ProtocolError(f"{count} names of outputs at {offset} lie outside the metadata")
+        refs = struct.unpack_from(f"<{2 * count}I", self.metadata, offset)
+        return [self.text(refs[2 * i], refs[2 * i + 1]) for i in range(count)]
+
+    def text(self, offset: int, length: int) -> str:
+        """A string of the metadata."""
+        raw = self.metadata[offset : offset + length]
+        if len(raw) != length:
+            raise ProtocolError(f"a text of {length} bytes at {offset} lies outside the metadata")
+        return raw.decode("utf-8", "surrogateescape")
 
 
 class Batch:
@@ -30,15 +122,19 @@ class Batch:
         number: The batch's number on this connection.
         rows: Rows of the batch axis, per request; 1 each where the model does not batch.
         columns: The inputs that all requests share, each one array over the whole batch.
-        uniform_outputs: Whether all requests want the same outputs.
+        uniform_outputs: The outputs that all requests want; `None` where they want different ones.
     """
 
-    __slots__ = (
-        "_batching", "_block", "_brief", "_entries_offset", "_extras", "_metadata", "_starts",
-        "columns", "number", "rows", "uniform_outputs",
-    )  # fmt: skip
+    __slots__ = ("_batching", "_block", "_extras", "_plan", "columns", "number", "rows", "uniform_outputs")
 
-    def __init__(self, block: InputBlock, memory: mmap.mmap, number: int, batching: bool) -> None:
+    def __init__(
+        self,
+        block: InputBlock,
+        memory: mmap.mmap,
+        number: int,
+        batching: bool,
+        plans: dict[tuple[object, ...], Plan] | None = None,
+    ) -> None:
         """Reads a record.
 
         Args:
@@ -46,6 +142,7 @@ class Batch:
             memory: The segment that the block is a piece of: reading from it costs less than from the block.
             number: The batch that the message announced.
             batching: Whether the tensors have a batch axis.
+            plans: Metadata that were read before. Most batches look like an earlier one in all but their payloads.
 
         Raises:
             ProtocolError: If the record is malformed; says what was expected and what came.
@@ -66,67 +163,38 @@ class Batch:
             raise ProtocolError(f"a record of {record_length} bytes does not fit into its block of {length}")
         # One copy: what is checked is what is used, whatever happens to the memory in between.
         metadata = memory[start : start + metadata_length]
-        if count == 0 or entries < layout.RECORD.size or entries + count * layout.REQUEST.size > metadata_length:
-            raise ProtocolError(f"{count} requests at {entries} do not lie inside {metadata_length} bytes of metadata")
-        if tensors + tensor_count * layout.TENSOR.size > metadata_length:
-            raise ProtocolError(
-                f"{tensor_count} tensors at {tensors} do not lie inside {metadata_length} bytes of metadata"
-            )
+        key = (count, tensor_count, record_length, entries, tensors, metadata[layout.RECORD.size :])
+        plan = None if plans is None else plans.get(key)
+        if plan is None:
+            plan = Plan(metadata, count, tensor_count, record_length, entries, tensors, batching)
+            if plans is not None and metadata_length <= _MAX_PLAN_BYTES:
+                if len(plans) >= _MAX_PLANS:
+                    plans.clear()
+                plans[key] = plan
         self.number = number
+        self.rows = plan.rows
+        self.uniform_outputs = plan.uniform_outputs
+        self._plan = plan
         self._block = block
-        self._metadata = metadata
         self._batching = batching
-        self._entries_offset = entries
-        self._brief = list(layout.REQUEST_BRIEF.iter_unpack(metadata[entries : entries + count * layout.REQUEST.size]))
-        self.rows = rows = [brief[0] for brief in self._brief]
-        self.uniform_outputs = all(brief[1] == self._brief[0][1] for brief in self._brief)
-        starts = [0]
-        for row in rows:
-            starts.append(starts[-1] + row)
-        self._starts = starts
         self.columns: dict[str, Array] = {}
         self._extras: list[dict[str, Array]] | None = None
-        for index in range(tensor_count):
-            self._read_tensor(tensors + index * layout.TENSOR.size, count, metadata_length, record_length)
-
-    def _read_tensor(self, at: int, count: int, metadata_length: int, record_length: int) -> None:
-        (name_offset, name_length, code, dims_count, owner, dims_offset, offset, length) = layout.TENSOR.unpack_from(
-            self._metadata, at
-        )
-        name = self._text(name_offset, name_length)
-        if dims_count > _MAX_DIMS or dims_offset + dims_count * 8 > metadata_length:
-            raise ProtocolError(f"input '{name}': {dims_count} dimensions at {dims_offset} lie outside the metadata")
-        shape = _DIMS[dims_count].unpack_from(self._metadata, dims_offset)
-        if offset < metadata_length or offset + length > record_length:
-            raise ProtocolError(f"input '{name}': {length} bytes at {offset} lie outside the record's payloads")
-        elements = 1
-        for dim in shape:
-            if dim < 0:
-                raise ProtocolError(f"input '{name}': negative dimension in shape {shape}")
-            elements *= dim
-        dtype = dtype_of(code)
-        array: Array
-        if code == BYTES_CODE:
-            try:
-                array = decode_strings(self._block[offset : offset + length].tobytes(), shape)
-            except ValueError as error:
-                raise ProtocolError(f"input '{name}': {error}") from error
-        else:
-            if elements * dtype.itemsize != length:
-                raise ProtocolError(
-                    f"input '{name}': shape {shape} of {dtype} takes {elements * dtype.itemsize} bytes, {length} came"
-                )
-            array = np.ndarray(shape, dtype, self._block, offset)
-        if owner == layout.WHOLE_BATCH:
-            if self._batching and (not shape or shape[0] != self._starts[-1]):
-                raise ProtocolError(f"input '{name}': shape {shape} for a batch of {self._starts[-1]} rows")
-            self.columns[name] = array
-        elif owner < count:
-            if self._extras is None:
-                self._extras = [{} for _ in range(count)]
-            self._extras[owner][name] = array
-        else:
-            raise ProtocolError(f"input '{name}' belongs to request {owner} of {count}")
+        for tensor in plan.tensors:
+            array: Array
+            if tensor.strings:
+                payload = memory[start + tensor.offset : start + tensor.offset + tensor.length]
+                try:
+                    array = decode_strings(payload, tensor.shape)
+                except ValueError as error:
+                    raise ProtocolError(f"input '{tensor.name}': {error}") from error
+            else:
+                array = np.ndarray(tensor.shape, tensor.dtype, block, tensor.offset)
+            if tensor.owner == layout.WHOLE_BATCH:
+                self.columns[tensor.name] = array
+            else:
+                if self._extras is None:
+                    self._extras = [{} for _ in range(count)]
+                self._extras[tensor.owner][tensor.name] = array
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -145,8 +213,8 @@ class Batch:
 
     def load_inputs(self, index: int) -> dict[str, Array]:
         if self._batching:
-            begin = self._starts[index]
-            end = self._starts[index + 1]
+            begin = self._plan.starts[index]
+            end = self._plan.starts[index + 1]
             data = {name: column[begin:end] for name, column in self.columns.items()}
         else:
             data = dict(self.columns)
@@ -157,16 +225,16 @@ class Batch:
     def load_parameters(self, index: int) -> dict[str, ParameterValue]:
         fields = self._fields(index)
         offset, count = fields[11], fields[12]
-        if offset + count * layout.PARAMETER.size > len(self._metadata):
+        if offset + count * layout.PARAMETER.size > len(self._plan.metadata):
             raise ProtocolError(f"{count} parameters at {offset} lie outside the metadata")
         values: dict[str, ParameterValue] = {}
         for number in range(count):
             key_offset, key_length, kind, length, value = layout.PARAMETER.unpack_from(
-                self._metadata, offset + number * layout.PARAMETER.size
+                self._plan.metadata, offset + number * layout.PARAMETER.size
             )
-            key = self._text(key_offset, key_length)
+            key = self._plan.text(key_offset, key_length)
             if kind == layout.ParameterType.STRING:
-                values[key] = self._text(value, length)
+                values[key] = self._plan.text(value, length)
             elif kind == layout.ParameterType.BOOL:
                 values[key] = bool(value)
             elif kind == layout.ParameterType.INT:
@@ -179,25 +247,21 @@ class Batch:
 
     def load_fields(self, index: int) -> RequestFields:
         fields = self._fields(index)
-        correlation_text = self._text(fields[7], fields[8])
+        correlation_text = self._plan.text(fields[7], fields[8])
         return RequestFields(
-            request_id=self._text(fields[5], fields[6]),
+            request_id=self._plan.text(fields[5], fields[6]),
             priority=fields[2],
             timeout_us=fields[3],
             correlation_id=correlation_text or fields[4],
             flags=fields[1],
-            trace_context=self._text(fields[9], fields[10]),
+            trace_context=self._plan.text(fields[9], fields[10]),
         )
 
     def load_requested_outputs(self, index: int) -> list[str]:
-        _, offset, count = self._brief[index]
-        if offset + count * layout.STRING_REF.size > len(self._metadata):
-            raise ProtocolError(f"{count} names of outputs at {offset} lie outside the metadata")
-        refs = struct.unpack_from(f"<{2 * count}I", self._metadata, offset)
-        return [self._text(refs[2 * i], refs[2 * i + 1]) for i in range(count)]
+        return self._plan.requested_outputs(index)
 
     def is_cancelled(self, index: int) -> bool:
-        at = self._entries_offset + index * layout.REQUEST.size + layout.REQUEST_CANCELLED_OFFSET
+        at = self._plan.entries_offset + index * layout.REQUEST.size + layout.REQUEST_CANCELLED_OFFSET
         return bool(self._block[at])
 
     def whole_batch(self, requests: Sequence[Any]) -> tuple[dict[str, Array], list[int]] | None:
@@ -220,10 +284,4 @@ class Batch:
     # ---------------------------------------------------------------------------------------------------------------
 
     def _fields(self, index: int) -> tuple[Any, ...]:
-        return layout.REQUEST.unpack_from(self._metadata, self._entries_offset + index * layout.REQUEST.size)
-
-    def _text(self, offset: int, length: int) -> str:
-        raw = self._metadata[offset : offset + length]
-        if len(raw) != length:
-            raise ProtocolError(f"a text of {length} bytes at {offset} lies outside the metadata")
-        return raw.decode("utf-8", "surrogateescape")
+        return layout.REQUEST.unpack_from(self._plan.metadata, self._plan.entries_offset + index * layout.REQUEST.size)
