@@ -429,6 +429,16 @@ def test_a_taken_port(make_triton: MakeTriton, local_config: TritonConfig) -> No
     assert len(home()) == 1
 
 
+def test_the_log_file_is_quoted_too(
+    make_triton: MakeTriton, local_config: TritonConfig, tmp_path: Path, foreign_repository: Path
+) -> None:
+    settings = TritonConfig(log_file=tmp_path / "log", model_repository=foreign_repository, exit_on_error=True)
+    triton = make_triton(settings.merged_over(local_config))
+    with pytest.raises(TritonServerStartError, match=r"unable to find backend library for backend 'missing'") as caught:
+        triton.run()
+    assert caught.value.exit_code == 1
+
+
 def test_without_http(make_triton: MakeTriton, local_config: TritonConfig) -> None:
     triton = make_triton(TritonConfig(allow_http=False).merged_over(local_config))
     triton.bind("double", double, **TENSORS)

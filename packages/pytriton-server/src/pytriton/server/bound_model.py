@@ -129,6 +129,8 @@ class BoundModel:
             endpoint=endpoint_path(endpoints, self.name, self.version),
             batching=self._spec.batching,
             decoupled=self._spec.decoupled,
+            attach_timeout_s=self._config.attach_timeout_s,
+            arena_budget_bytes=self._config.arena_budget_bytes,
         )
         return [(SIDE_FILE_NAME, settings.to_text())]
 

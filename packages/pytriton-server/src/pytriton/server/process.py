@@ -75,6 +75,7 @@ class ServerProcess:
         environment: Its whole environment.
         on_exit: Called once when the process has ended, in the thread that watches it. It must not wait for this
             object.
+        log_file: Where the process was told to log instead of its output. Its end counts as the last output.
         quiet: Lines that contain one of these go to the log at DEBUG, whatever their own severity.
     """
 
@@ -84,11 +85,13 @@ class ServerProcess:
         environment: Mapping[str, str],
         *,
         on_exit: Callable[[ExitReport], None] | None = None,
+        log_file: Path | None = None,
         quiet: Sequence[str] = (),
     ) -> None:
         self._command = list(command)
         self._environment = dict(environment)
         self._on_exit = on_exit
+        self._log_file = log_file
         self._quiet = tuple(quiet)
         self._tail: collections.deque[str] = collections.deque(maxlen=LOG_TAIL_LINES)
         self._level = logging.INFO
@@ -142,7 +145,7 @@ class ServerProcess:
     @property
     def log_tail(self) -> list[str]:
         """The last lines that the process wrote, oldest first."""
-        return list(self._tail)
+        return [*_last_lines(self._log_file), *self._tail][-LOG_TAIL_LINES:]
 
     def wait(self, timeout_s: float) -> bool:
         """Waits for the end of the process; False if it has not ended after `timeout_s` seconds."""
@@ -275,6 +278,18 @@ class ServerProcess:
             output_logger.debug("%s", text)
         else:
             output_logger.log(self._level, "%s", text)
+
+
+def _last_lines(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _READ_BYTES))
+            return file.read().decode("utf-8", errors="replace").splitlines()
+    except OSError as error:
+        return [f"({path} cannot be read: {error.strerror})"]
 
 
 def _open_pidfd(pid: int) -> int | None:

@@ -242,7 +242,11 @@ class ServerSession:
             command = build_command(self._config, self._security, folders, ports)
             logger.debug("Starting %s", redacted(command))
             self._process = process = ServerProcess(
-                command, environment, on_exit=self._exited, quiet=() if has_gpu() else QUIET_WITHOUT_GPU
+                command,
+                environment,
+                on_exit=self._exited,
+                log_file=self._config.log_file,
+                quiet=() if has_gpu() else QUIET_WITHOUT_GPU,
             )
             process.start()
             self._control = control = self._make_control(ports)

@@ -23,6 +23,15 @@ from pytriton.server.security import (
 )
 from pytriton.server.settings import TritonConfig
 from pytriton.server.workspace import Workspace
+from pytriton.triton._constants import (
+    GROWTH_BACKEND_SHM_SIZE,
+    INITIAL_BACKEND_SHM_SIZE,
+    MODEL_CONFIG_URL,
+    MODEL_INFER_URL,
+    MODEL_READY_URL,
+    MODEL_URL,
+    TRITONSERVER_DIST_DIR,
+)
 from pytriton.triton._triton import MONITORING_PERIOD_S, WAIT_FORM_MODEL_TIMEOUT_S, Triton
 
 if TYPE_CHECKING:
@@ -30,7 +39,14 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_PROTECTED_ENDPOINTS",
+    "GROWTH_BACKEND_SHM_SIZE",
+    "INITIAL_BACKEND_SHM_SIZE",
+    "MODEL_CONFIG_URL",
+    "MODEL_INFER_URL",
+    "MODEL_READY_URL",
+    "MODEL_URL",
     "MONITORING_PERIOD_S",
+    "TRITONSERVER_DIST_DIR",
     "TRITON_ACCESS_HEADER",
     "VALID_TRITON_ENDPOINTS",
     "WAIT_FORM_MODEL_TIMEOUT_S",

@@ -238,7 +238,7 @@ class Triton:
                 logger.info("Interrupted: stopping the server.")
             finally:
                 self.stop()
-        self._signals.clear()
+                self._signals.clear()
         if self._failure is not None:
             raise self._failure
 

@@ -1,0 +1,27 @@
+"""Constants that scripts written for NVIDIA PyTriton may import."""
+
+from pytriton.server.binary import BUNDLED_FOLDER
+
+__all__ = [
+    "GROWTH_BACKEND_SHM_SIZE",
+    "INITIAL_BACKEND_SHM_SIZE",
+    "MODEL_CONFIG_URL",
+    "MODEL_INFER_URL",
+    "MODEL_READY_URL",
+    "MODEL_URL",
+    "TRITONSERVER_DIST_DIR",
+]
+
+TRITONSERVER_DIST_DIR = BUNDLED_FOLDER
+"""Where the server that comes with this distribution is; the one in use may be another."""
+
+MODEL_URL = "/v2/models/{model_name}"
+"""Path of a model on the HTTP endpoint; to be filled in with `str.format`."""
+MODEL_READY_URL = f"{MODEL_URL}/ready"
+MODEL_CONFIG_URL = f"{MODEL_URL}/config"
+MODEL_INFER_URL = f"{MODEL_URL}/infer"
+
+INITIAL_BACKEND_SHM_SIZE = 4 << 20
+"""In bytes. Has no effect: this proxy backend takes the shared memory that it needs."""
+GROWTH_BACKEND_SHM_SIZE = 1 << 20
+"""In bytes. Has no effect, as `INITIAL_BACKEND_SHM_SIZE`."""
