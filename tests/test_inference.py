@@ -211,6 +211,7 @@ def triton() -> Iterator[Triton]:
         triton.bind("strict", strict, X, Y, config=plain, strict=True)
         triton.bind("keep", keep, X, Y, config=plain)
         triton.bind("block", block, X, Y, config=ModelConfig(max_batch_size=4))
+        triton.bind("small", doubled, X, Y, config=ModelConfig(max_batch_size=4, arena_budget_bytes=2 << 20))
         triton.bind("identity", lambda requests: requests, X, [Tensor(name="x", dtype=np.float32, shape=(-1,))])
         triton.bind("cast", lambda requests: [{"y": r["x"].astype(np.float64)} for r in requests], X, Y, config=plain)
         triton.bind("describe", describe, X, [Tensor(name="text", dtype=bytes, shape=(1,))], config=plain)
@@ -432,6 +433,15 @@ def test_a_large_tensor_and_its_memory(connect: Connect, triton: Triton) -> None
     result = connect("kind_batched").infer_batch(x)["y"]
     np.testing.assert_array_equal(result, x * 2)
     assert arena_mappings(server_pid(triton))
+
+
+def test_inputs_over_the_budget(connect: Connect) -> None:
+    client = connect("small")
+    with pytest.raises(PyTritonClientInferenceServerError) as caught:
+        client.infer_batch(np.ones((1, 1 << 20), np.float32))
+    for part in ("model 'small'", "inputs of the batch take 41945", str(2 << 20), "arena_budget_bytes"):
+        assert part in str(caught.value)
+    np.testing.assert_array_equal(client.infer_batch(np.ones((1, 2), np.float32))["y"], [[2, 2]])
 
 
 def test_many_callers_of_a_slow_model_share_batches(triton: Triton) -> None:

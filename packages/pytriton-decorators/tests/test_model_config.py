@@ -36,3 +36,13 @@ def test_a_batcher_does_not_matter_without_batching() -> None:
 def test_a_decoupled_model_cannot_be_cached() -> None:
     with pytest.raises(PyTritonBadParameterError, match=r"response_cache=True"):
         ModelConfig(response_cache=True, decoupled=True).validate()
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("arena_budget_bytes", 0), ("attach_timeout_s", -1), ("attach_timeout_s", "10")]
+)
+def test_limits_of_the_way_to_the_callable(field: str, value: object) -> None:
+    config = ModelConfig(**{field: value})  # type: ignore[arg-type] # wrong on purpose
+    with pytest.raises(PyTritonBadParameterError, match=field) as caught:
+        config.validate()
+    assert caught.value.value == value

@@ -15,6 +15,10 @@ Every class takes its text as the only positional argument and keeps it as `mess
 the same facts for programs; all of them survive pickling.
 """
 
+from pytriton.exceptions._namespace import require_namespace_package
+
+require_namespace_package()
+
 from typing import Any
 
 __all__ = [

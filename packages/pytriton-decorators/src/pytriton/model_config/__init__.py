@@ -1,5 +1,9 @@
 """Descriptions of a model: its tensors, and how Triton serves it."""
 
+from pytriton.exceptions._namespace import require_namespace_package
+
+require_namespace_package()
+
 from pytriton.model_config.common import DeviceKind, DynamicBatcher, QueuePolicy, TimeoutAction
 from pytriton.model_config.model_config import ModelConfig
 from pytriton.model_config.tensor import Tensor

@@ -27,6 +27,11 @@ class ModelConfig:
     """Whether the callable is a generator whose every yield is a response of its own."""
     model_warmup: list[ModelWarmup] | None = None
     """Requests that are answered before the model is reported as ready."""
+    arena_budget_bytes: int = 4 << 30
+    """Shared memory that the tensors of one callable may take, in bytes; as much again for what it returns. Memory is
+    taken when it is needed and given back when it was not for a while."""
+    attach_timeout_s: float = 10.0
+    """How long a request waits while no process serves the model, in seconds; then it fails as unavailable."""
 
     def validate(self) -> None:
         """Checks the present values, also against each other.
@@ -42,6 +47,9 @@ class ModelConfig:
                 "False for a decoupled model",
                 "Triton cannot cache several responses.",
             )
+        integer("ModelConfig.arena_budget_bytes", self.arena_budget_bytes, 1)
+        if not isinstance(self.attach_timeout_s, (int, float)) or not 0 <= self.attach_timeout_s < float("inf"):
+            raise rejected("ModelConfig.attach_timeout_s", self.attach_timeout_s, "a number of seconds, 0 or more")
         if not self.batching:
             return
         integer(

@@ -1,1 +1,5 @@
 """What inference callables touch: the types of requests and responses."""
+
+from pytriton.proxy_backend._namespace import require_namespace_package
+
+require_namespace_package()

@@ -150,6 +150,8 @@ class Connection:
             size, ancillary, message_flags, _ = self._socket.recvmsg_into(self._views, _ANCILLARY_SIZE, flags)
         except BlockingIOError:
             raise
+        except ConnectionResetError:
+            return False  # closed by the proxy backend with messages of ours unread
         except OSError as error:
             raise ConnectionLostError(f"the connection to the proxy backend broke: {error}") from error
         fds = array.array("i")
@@ -196,7 +198,7 @@ class Connection:
             self._pending.append(Batch(block, memory, number, self.welcome.batching, self._plans))
         except (ProtocolError, TypeError) as error:
             # The doorbell was fine and the record is not: its requests get the reason, the connection goes on.
-            logger.warning("model %s: batch %d cannot be read: %s", self.welcome.model_name, number, error)
+            logger.warning("model %s: batch %d cannot be read: %s", self.welcome.model_name, number, str(error))
             self.fail(number, f"the worker cannot read the batch: {error}", layout.ErrorCode.INVALID_ARG)
 
     def _acknowledge(self, consumed: int) -> None:

@@ -162,7 +162,7 @@ class Execution:
                 continue
             if isinstance(result, BaseException):
                 logger.warning(
-                    "model %s: the callable returned an error for request %d: %s", self._model.name, index, result
+                    "model %s: the callable returned an error for request %d: %s", self._model.name, index, str(result)
                 )
                 answers.append(Answer(index, error=self._text(result)))
                 self._open[index] = False
@@ -215,9 +215,9 @@ class Execution:
         code = layout.ErrorCode.INTERNAL
         if isinstance(error, self._unrecoverable):
             self.failure = error
-            logger.error("model %s: the callable cannot go on: %s", self._model.name, error)
+            logger.error("model %s: the callable cannot go on: %s", self._model.name, str(error))
         elif isinstance(error, (OutputError, ArenaFullError, ProtocolError)):
-            logger.warning("%s", error)
+            logger.warning("%s", str(error))
         elif isinstance(error, asyncio.CancelledError):
             code = layout.ErrorCode.CANCELLED
         else:

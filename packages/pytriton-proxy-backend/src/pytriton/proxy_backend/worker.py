@@ -154,9 +154,9 @@ class Worker:
                     self._serve(connection)
                 except ConnectionLostError as error:
                     if not self._stopping.is_set():
-                        logger.warning("model %s: %s; attaching again", self.model.name, error)
+                        logger.warning("model %s: %s; attaching again", self.model.name, str(error))
                 except ProtocolError as error:
-                    logger.error("model %s: the proxy backend broke the protocol: %s", self.model.name, error)
+                    logger.error("model %s: the proxy backend broke the protocol: %s", self.model.name, str(error))
                 finally:
                     self._attached.clear()
                     self._connection = None
@@ -171,7 +171,7 @@ class Worker:
             self._error = error
             self._changed.notify_all()
         if error is not None and not isinstance(error, self._unrecoverable):
-            logger.error("model %s: the worker ended: %s", self.model.name, error)
+            logger.error("model %s: the worker ended: %s", self.model.name, str(error))
 
     def _attach(self) -> Connection | None:
         pause_s = _FIRST_RETRY_S

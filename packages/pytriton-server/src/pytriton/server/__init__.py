@@ -1,1 +1,5 @@
 """The parts that start, feed and stop tritonserver."""
+
+from pytriton.server._namespace import require_namespace_package
+
+require_namespace_package()

@@ -64,12 +64,13 @@ class BoundModel:
         config.validate()
         if config.model_warmup:
             logger.warning("Model %r: model_warmup is not supported yet and has no effect.", name)
+        self._config = copy.deepcopy(config)
         self.triton_config = TritonModelConfig(
             model_name=name,
             model_version=version,
             max_batch_size=config.max_batch_size,
             batching=config.batching,
-            batcher=copy.deepcopy(config.batcher),
+            batcher=self._config.batcher,
             # One Triton instance hands batches to all workers.
             instance_group={DeviceKind.KIND_CPU: 1},
             decoupled=config.decoupled,

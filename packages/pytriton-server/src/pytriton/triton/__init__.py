@@ -1,5 +1,9 @@
 """Bind a Python function, get an NVIDIA Triton Inference Server endpoint."""
 
+from pytriton.server._namespace import require_namespace_package
+
+require_namespace_package()
+
 from typing import TYPE_CHECKING, Any
 
 from pytriton.decorators import TritonContext
