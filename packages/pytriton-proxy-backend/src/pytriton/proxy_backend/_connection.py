@@ -355,11 +355,10 @@ def parse_greeting(packet: bytes) -> Welcome:
     magic, major, minor = layout.GREETING_VERSION.unpack_from(packet, start)
     if magic != layout.MAGIC or size != len(packet):
         raise AttachError("the peer on this socket is not a pytriton proxy backend")
-    if len(packet) < start + layout.GREETING.size:
-        raise AttachError(f"the answer to the greeting, protocol {major}.{minor}, is cut off after {len(packet)} bytes")
-    fields = layout.GREETING.unpack_from(packet, start)
-    capabilities, model_flags, text_length, model_version, arena_budget, arena_idle_ms = fields[6:]
+    # Another major version promises no more than its magic and its version; what it has of the rest is worth showing.
     text_start = start + layout.GREETING.size
+    fields = layout.GREETING.unpack(packet[start:text_start].ljust(layout.GREETING.size, b"\0"))
+    capabilities, model_flags, text_length, model_version, arena_budget, arena_idle_ms = fields[6:]
     text = packet[text_start : text_start + text_length].decode("utf-8", "replace")
     if major != layout.MAJOR:
         raise VersionMismatchError(
@@ -369,6 +368,8 @@ def parse_greeting(packet: bytes) -> Welcome:
             ours=(layout.MAJOR, layout.MINOR),
             theirs=(major, minor),
         )
+    if len(packet) < text_start + text_length:
+        raise AttachError(f"the answer to the greeting, protocol {major}.{minor}, is cut off after {len(packet)} bytes")
     if kind == MessageType.REFUSE:
         raise AttachError(f"the proxy backend refused this worker: {text}")
     if kind != MessageType.WELCOME:
