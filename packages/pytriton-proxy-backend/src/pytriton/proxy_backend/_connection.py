@@ -63,6 +63,7 @@ class Connection:
 
         Raises:
             FileNotFoundError: If nobody listens there yet; `ConnectionRefusedError` likewise.
+            ConnectionResetError: If the proxy backend goes away before it has answered.
             VersionMismatchError: If the proxy backend speaks another major version.
             AttachError: If it refuses for another reason, or does not answer in time.
         """
@@ -107,7 +108,8 @@ class Connection:
         self._socket.send(layout.MESSAGE.pack(MessageType.HELLO, 0, size, 0, 0, 0, 0, 0, 0) + greeting + text)
         packet = self._socket.recv(layout.MAX_PACKET)
         if not packet:
-            raise AttachError("the proxy backend closed the connection instead of answering the greeting")
+            # Most likely its server ends just now: as good as nobody listening, so the worker tries again.
+            raise ConnectionResetError("the proxy backend closed the connection instead of answering the greeting")
         return parse_greeting(packet)
 
     # ---- receiving ------------------------------------------------------------------------------------------------
