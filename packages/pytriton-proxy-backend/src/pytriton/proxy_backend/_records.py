@@ -181,14 +181,14 @@ class Batch:
         self._extras: list[dict[str, Array]] | None = None
         for tensor in plan.tensors:
             array: Array
-            if tensor.strings:
-                payload = memory[start + tensor.offset : start + tensor.offset + tensor.length]
-                try:
+            try:
+                if tensor.strings:
+                    payload = memory[start + tensor.offset : start + tensor.offset + tensor.length]
                     array = decode_strings(payload, tensor.shape)
-                except ValueError as error:
-                    raise ProtocolError(f"input '{tensor.name}': {error}") from error
-            else:
-                array = np.ndarray(tensor.shape, tensor.dtype, block, tensor.offset)
+                else:
+                    array = np.ndarray(tensor.shape, tensor.dtype, block, tensor.offset)
+            except ValueError as error:  # also numpy's, of dimensions that are too many or, beside a 0, too large
+                raise ProtocolError(f"input '{tensor.name}': {error}") from error
             if tensor.owner == layout.WHOLE_BATCH:
                 self.columns[tensor.name] = array
             else:
