@@ -63,7 +63,7 @@ def encode_strings(array: np.ndarray[Any, Any]) -> bytes:
     append = parts.append
     pack = _LENGTH.pack
     for index, element in enumerate(array.ravel(order="C").tolist()):
-        if type(element) is str:
+        if isinstance(element, str):  # also numpy.str_
             element = element.encode("utf-8")
         elif not isinstance(element, (bytes, bytearray)):
             raise TypeError(f"element {index} of an object array must be bytes or str, got {type(element).__name__}")
