@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,8 @@ class ProxySettings:
         check_endpoint(self.endpoint)
         for name in ("attach_timeout_s", "arena_budget_bytes", "arena_idle_s"):
             value = getattr(self, name)
+            if not math.isfinite(value):
+                raise ValueError(f"{name} must be a finite number, got {value}")
             if value < 0 or (value == 0 and name == "arena_budget_bytes"):
                 bound = "above" if name == "arena_budget_bytes" else "at least"
                 raise ValueError(f"{name} must be {bound} 0, got {value}")
