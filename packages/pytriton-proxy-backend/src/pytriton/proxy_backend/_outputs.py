@@ -81,7 +81,9 @@ class OutputChecker:
         for tensor in joined[0]:
             spec = self._specs[tensor.name]
             first = tensor.arrays[0]
-            if type(first) is not np.ndarray or (first.dtype != spec.dtype and spec.dtype.kind != "O"):
+            if type(first) is not np.ndarray or (
+                first.dtype.kind not in "OSU" if spec.dtype.kind == "O" else first.dtype != spec.dtype
+            ):
                 return None
             if self._model.strict and not _fits(spec.shape, first.shape[1:]):
                 return None
