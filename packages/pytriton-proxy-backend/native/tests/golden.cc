@@ -1,0 +1,268 @@
+// The golden vectors from C++. `golden FOLDER`: writes the batch record and packs every message, compares them with the
+// files byte for byte, parses the response records and compares every field.
+#include <cstring>
+#include <fstream>
+#include <iterator>
+#include <string>
+
+#include "../src/record.h"
+#include "check.h"
+
+using namespace pytriton;
+
+namespace {
+
+std::string folder;
+
+std::string Read(const char* name) {
+  std::ifstream file(folder + "/" + name + ".bin", std::ios::binary);
+  CHECK(file.good());
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+void Compare(const char* name, const void* bytes, size_t size) {
+  const std::string expected = Read(name);
+  for (size_t i = 0; i < expected.size() && i < size; ++i) {
+    if (expected[i] != static_cast<const char*>(bytes)[i]) {
+      std::fprintf(stderr, "%s.bin differs at byte %zu\n", name, i);
+      std::exit(1);
+    }
+  }
+  if (expected.size() != size) std::fprintf(stderr, "%s.bin has %zu bytes, expected %zu\n", name, expected.size(), size);
+  CHECK(expected.size() == size);
+}
+
+void CompareMessage(const char* name, Message message, const std::string& body = "") {
+  message.size = static_cast<uint32_t>(sizeof(message) + body.size());
+  std::string packet(reinterpret_cast<const char*>(&message), sizeof(message));
+  packet += body;
+  Compare(name, packet.data(), packet.size());
+}
+
+void CompareGreeting(const char* name, MessageType type, Greeting greeting, const std::string& text) {
+  std::memcpy(greeting.magic, kMagic, sizeof(kMagic));
+  greeting.major = 1;
+  greeting.pid = 4242;
+  greeting.uid = 1000;
+  greeting.text_length = static_cast<uint32_t>(text.size());
+  Message message{};
+  message.type = static_cast<uint16_t>(type);
+  CompareMessage(name, message, std::string(reinterpret_cast<const char*>(&greeting), sizeof(greeting)) + text);
+}
+
+void Messages() {
+  Greeting greeting{};
+  greeting.max_in_flight = 64;
+  greeting.capabilities = kCapabilities;
+  CompareGreeting("hello", MessageType::kHello, greeting, "classify");
+  greeting.max_in_flight = 1;
+  CompareGreeting(
+      "refuse", MessageType::kRefuse, greeting, "it runs as user 7, the server as user 0: both must be the same user");
+  greeting.model_flags = kModelBatching;
+  greeting.model_version = 3;
+  greeting.arena_budget = uint64_t{1} << 32;
+  greeting.arena_idle_ms = 10000;
+  CompareGreeting("welcome", MessageType::kWelcome, greeting, "digits");
+  greeting.model_flags |= kModelDecoupled;
+  greeting.capabilities = 0;
+  CompareGreeting("welcome_decoupled_no_capabilities", MessageType::kWelcome, greeting, "tokens");
+
+  const auto message = [](MessageType type) {
+    Message made{};
+    made.type = static_cast<uint16_t>(type);
+    return made;
+  };
+  Message segment = message(MessageType::kSegment);
+  segment.segment = 2;
+  segment.length = uint64_t{1} << 33;
+  CompareMessage("segment", segment);
+  Message close = message(MessageType::kSegmentClose);
+  close.segment = 2;
+  CompareMessage("segment_close", close);
+  Message batch = message(MessageType::kBatch);
+  batch.batch = 7;
+  batch.consumed = 5;
+  batch.segment = 2;
+  batch.offset = (uint64_t{1} << 32) + 128;
+  batch.length = uint64_t{1} << 32;
+  CompareMessage("batch", batch);
+  Message response = message(MessageType::kResponse);
+  response.flags = kFlagInputReleased | kFlagBatchDone;
+  response.batch = 7;
+  response.segment = 1;
+  response.offset = uint64_t{1} << 33;
+  response.length = 4096;
+  CompareMessage("response", response);
+  Message fail = message(MessageType::kFail);
+  fail.flags = kFlagBatchDone;
+  fail.batch = 7;
+  fail.index = 3;
+  CompareMessage("fail", fail, "gr\xc3\xb6\xc3\x9f" "er");
+  Message acknowledge = message(MessageType::kRelease);
+  acknowledge.consumed = 6;
+  CompareMessage("release_acknowledge", acknowledge);
+  Message block = message(MessageType::kRelease);
+  block.segment = 2;
+  block.offset = (uint64_t{1} << 32) + 128;
+  CompareMessage("release_block", block);
+  Message cancel = message(MessageType::kCancel);
+  cancel.batch = 7;
+  cancel.index = 2;
+  CompareMessage("cancel", cancel);
+  CompareMessage("detach", message(MessageType::kDetach));
+}
+
+uint64_t Bits(double value) {
+  uint64_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return bits;
+}
+
+// The batch of golden_batch() in generate.py. The inputs of the requests come in several buffers, as Triton may have them.
+void WriteTheBatch() {
+  float x[8];
+  for (int i = 0; i < 8; ++i) x[i] = static_cast<float>(i);
+  const char text[] = "\0\0\0\0" "\1\0\0\0a" "\2\0\0\0\0\xff" "\7\0\0\0gr\xc3\xbc\xc3\x9f" "e";
+  const int64_t opt_first[] = {-1, int64_t{1} << 40};
+  const int64_t opt_last[] = {1, 2, 3};
+
+  BatchSource source;
+  source.outputs = {"y", "label", "y"};
+  source.parameters = {
+      {"text", 0, "gr\xc3\xbc\xc3\x9f" "e", 0},
+      {"empty", 0, "", 0},
+      {"count", 1, {}, static_cast<uint64_t>(-(int64_t{1} << 62))},
+      {"flag", 2, {}, 1},
+      {"rate", 3, {}, Bits(0.25)},
+      {"last", 2, {}, 0},
+  };
+  source.requests.resize(3);
+  auto& first = source.requests[0];
+  first.rows = 2;
+  first.flags = kRequestSequenceStart;
+  first.priority = uint64_t{1} << 40;
+  first.timeout_us = 1500000;
+  first.correlation_id = 77;
+  first.id = "first";
+  first.trace_context = "00-abc-01";
+  first.parameter_count = 5;
+  first.output_count = 2;
+  auto& second = source.requests[1];
+  second.id = "zweite";
+  second.correlation_string = "s\xc3\xa9" "ance-9";
+  second.first_parameter = 5;
+  second.output_count = 2;
+  auto& third = source.requests[2];
+  third.flags = kRequestSequenceEnd;
+  third.first_parameter = 5;
+  third.parameter_count = 1;
+  third.first_output = 2;
+  third.output_count = 1;
+  source.dims = {4, 2, 4, 1, 2, 1, 1, 3};
+  const auto piece = [&](const void* data, uint64_t size) { source.pieces.push_back({data, size}); };
+  const auto tensor = [&](const char* name, uint32_t dtype, uint32_t owner, uint32_t dim, uint32_t piece_count) {
+    uint64_t length = 0;
+    const auto first_piece = static_cast<uint32_t>(source.pieces.size()) - piece_count;
+    for (uint32_t i = 0; i < piece_count; ++i) length += source.pieces[first_piece + i].size;
+    source.tensors.push_back({name, dtype, owner, dim, 2, first_piece, piece_count, length});
+  };
+  piece(x, 12);
+  piece(nullptr, 0);
+  piece(x + 3, 4);
+  piece(x + 4, 16);
+  tensor("x", 11, kWholeBatch, 0, 4);
+  piece(text, 7);
+  piece(text + 7, sizeof(text) - 1 - 7);
+  tensor("text", 13, kWholeBatch, 2, 2);
+  piece(opt_first, sizeof(opt_first));
+  tensor("opt", 9, 0, 4, 1);
+  piece(opt_last, sizeof(opt_last));
+  tensor("opt", 9, 2, 6, 1);
+
+  BatchLayout layout;
+  std::string error;
+  CHECK(LayoutBatch(source, &layout, &error));
+  // Whatever the memory held before: a record of zeros below, so that the padding is comparable.
+  const std::string expected = Read("record_batch");
+  CHECK(layout.record_length == expected.size());
+  alignas(64) static uint8_t out[4096];
+  WriteBatch(source, layout, 7, out);
+  Compare("record_batch", out, layout.record_length);
+  CHECK(CancelledOffset(2) == 64 + 2 * 80 + 72);
+}
+
+void ParseColumns() {
+  const std::string raw = Read("record_response_columns");
+  ResponseRecord record;
+  std::string error;
+  CHECK(record.Parse(reinterpret_cast<const uint8_t*>(raw.data()), raw.size(), 7, 3, false, &error));
+  CHECK(record.entries().size() == 3);
+  const uint32_t rows[] = {2, 1, 1};
+  for (uint32_t i = 0; i < 3; ++i) {
+    const auto& entry = record.entries()[i];
+    CHECK(entry.request == i && entry.rows == rows[i] && entry.flags == kResponseFinal && entry.parameters_count == 0);
+  }
+  CHECK(record.tensors().size() == 2);
+  const auto& y = record.tensors()[0];
+  CHECK(std::string(y.name) == "y" && y.dtype == 11 && y.owner == kWholeBatch && y.dims_count == 2);
+  CHECK(y.dims[0] == 4 && y.dims[1] == 2 && y.payload_length == 32);
+  float values[8];
+  std::memcpy(values, y.payload, sizeof(values));
+  for (int i = 0; i < 8; ++i) CHECK(values[i] == 0.5f * static_cast<float>(i));
+  const auto& label = record.tensors()[1];
+  CHECK(std::string(label.name) == "label" && label.dtype == 13 && label.dims_count == 1 && label.dims[0] == 4);
+  std::vector<uint64_t> ends;
+  CHECK(SplitStrings(label.payload, label.payload_length, {2, 1, 1}, &ends));
+  CHECK((ends == std::vector<uint64_t>{12, 20, 25}));
+  // The same record for another batch, for fewer requests, and cut off.
+  CHECK(!record.Parse(reinterpret_cast<const uint8_t*>(raw.data()), raw.size(), 8, 3, false, &error));
+  CHECK(!record.Parse(reinterpret_cast<const uint8_t*>(raw.data()), raw.size(), 7, 2, false, &error));
+  for (size_t length = 0; length < raw.size(); ++length) {
+    error.clear();
+    CHECK(!record.Parse(reinterpret_cast<const uint8_t*>(raw.data()), length, 7, 3, false, &error));
+    CHECK(!error.empty());
+  }
+}
+
+void ParseMixed() {
+  const std::string raw = Read("record_response_mixed");
+  ResponseRecord record;
+  std::string error;
+  CHECK(record.Parse(reinterpret_cast<const uint8_t*>(raw.data()), raw.size(), 7, 3, true, &error));
+  CHECK(record.entries().size() == 3);
+  const auto& first = record.entries()[0];
+  CHECK(first.request == 0 && first.flags == 0 && first.parameters_count == 5);
+  std::vector<ResponseParameter> parameters;
+  record.Parameters(first, &parameters);
+  CHECK(parameters.size() == 5);
+  CHECK(std::string(parameters[0].key) == "text" && parameters[0].type == 0);
+  CHECK(std::string(parameters[0].text) == "gr\xc3\xbc\xc3\x9f" "e");
+  CHECK(std::string(parameters[1].key) == "empty" && std::string(parameters[1].text).empty());
+  CHECK(std::string(parameters[2].key) == "count" && parameters[2].type == 1);
+  CHECK(static_cast<int64_t>(parameters[2].value) == -(int64_t{1} << 62));
+  CHECK(std::string(parameters[3].key) == "flag" && parameters[3].type == 2 && parameters[3].value == 1);
+  CHECK(std::string(parameters[4].key) == "rate" && parameters[4].type == 3 && parameters[4].value == Bits(0.25));
+  const auto& second = record.entries()[1];
+  CHECK(second.request == 1 && second.flags == (kResponseFinal | kResponseError) && second.error_code == 3);
+  CHECK(record.ErrorText(second) == "no such label: gr\xc3\xb6\xc3\x9f" "er");
+  const auto& third = record.entries()[2];
+  CHECK(third.request == 2 && third.flags == (kResponseFinal | kResponseEmpty));
+  CHECK(record.tensors().size() == 2);
+  const auto& y = record.tensors()[0];
+  CHECK(y.owner == 0 && y.dims_count == 2 && y.dims[0] == 2 && y.dims[1] == 2 && y.payload_length == 16);
+  const auto& label = record.tensors()[1];
+  CHECK(label.owner == 0 && label.dims_count == 2 && label.dims[0] == 2 && label.dims[1] == 0);
+  CHECK(label.payload_length == 0);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CHECK(argc == 2);
+  folder = argv[1];
+  Messages();
+  WriteTheBatch();
+  ParseColumns();
+  ParseMixed();
+  return 0;
+}

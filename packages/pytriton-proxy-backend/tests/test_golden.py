@@ -1,0 +1,219 @@
+"""The golden vectors from Python: every packet, the batch record in, the response records out."""
+
+import mmap
+import os
+import struct
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.proxy_backend import VersionMismatchError, _layout
+from pytriton.proxy_backend._arena import OwnArena, OwnedBlock, PeerArena
+from pytriton.proxy_backend._connection import Welcome, parse_greeting
+from pytriton.proxy_backend._layout import Capability, MessageFlag, MessageType
+from pytriton.proxy_backend._outputs import OutputChecker
+from pytriton.proxy_backend._records import Batch
+from pytriton.proxy_backend._responses import Answer, ResponseWriter, join
+from pytriton.proxy_backend.errors import AttachError
+from pytriton.proxy_backend.model import ModelSpec, TensorSpec
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def read(name: str) -> bytes:
+    return (GOLDEN / f"{name}.bin").read_bytes()
+
+
+def test_files_are_what_the_generator_makes(golden: ModuleType) -> None:
+    assert list(golden.stale()) == []
+    assert {path.name for path in GOLDEN.glob("*.bin")} == set(golden.vectors())
+
+
+def pack(kind: MessageType, body: bytes = b"", **fields: Any) -> bytes:
+    names = ("flags", "size", "batch", "consumed", "segment", "index", "offset", "length")
+    values = {**dict.fromkeys(names, 0), **fields, "size": _layout.MESSAGE.size + len(body)}
+    return _layout.MESSAGE.pack(kind, *(values[name] for name in names)) + body
+
+
+@pytest.mark.parametrize(
+    ("name", "packet"),
+    [
+        ("segment", pack(MessageType.SEGMENT, segment=2, length=1 << 33)),
+        ("segment_close", pack(MessageType.SEGMENT_CLOSE, segment=2)),
+        ("batch", pack(MessageType.BATCH, batch=7, consumed=5, segment=2, offset=(1 << 32) + 128, length=1 << 32)),
+        (
+            "response",
+            pack(
+                MessageType.RESPONSE,
+                flags=MessageFlag.INPUT_RELEASED | MessageFlag.BATCH_DONE,
+                batch=7,
+                segment=1,
+                offset=1 << 33,
+                length=4096,
+            ),
+        ),
+        (
+            "fail",
+            pack(
+                MessageType.FAIL,
+                "größer".encode(),
+                flags=MessageFlag.BATCH_DONE,
+                batch=7,
+                index=_layout.ErrorCode.INVALID_ARG,
+            ),
+        ),
+        ("release_acknowledge", pack(MessageType.RELEASE, consumed=6)),
+        ("release_block", pack(MessageType.RELEASE, segment=2, offset=(1 << 32) + 128)),
+        ("cancel", pack(MessageType.CANCEL, batch=7, index=2)),
+        ("detach", pack(MessageType.DETACH)),
+    ],
+)
+def test_messages(name: str, packet: bytes) -> None:
+    assert packet == read(name)
+
+
+def test_welcome() -> None:
+    assert parse_greeting(read("welcome")) == Welcome(
+        model_name="digits",
+        model_version=3,
+        batching=True,
+        decoupled=False,
+        capabilities=Capability.DECOUPLED | Capability.CANCEL,
+        arena_budget=1 << 32,
+        arena_idle_s=10.0,
+    )
+    plain = parse_greeting(read("welcome_decoupled_no_capabilities"))
+    assert (plain.model_name, plain.batching, plain.decoupled, plain.capabilities) == ("tokens", True, True, 0)
+
+
+def test_a_later_minor_is_read_as_far_as_it_is_known() -> None:
+    assert parse_greeting(read("welcome_minor_9")) == parse_greeting(read("welcome"))
+
+
+def test_refusal_carries_its_reason() -> None:
+    with pytest.raises(AttachError, match="refused this worker: it runs as user 7") as caught:
+        parse_greeting(read("refuse"))
+    assert not isinstance(caught.value, VersionMismatchError)
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("refuse_major_2", (2, 0)), ("refuse_major_2_short", (2, 5))])
+def test_another_major_names_both_versions(name: str, theirs: tuple[int, int]) -> None:
+    with pytest.raises(VersionMismatchError, match=rf"protocol 1\.0, the proxy backend {theirs[0]}\.{theirs[1]}") as caught:
+        parse_greeting(read(name))
+    assert (caught.value.ours, caught.value.theirs) == ((1, 0), theirs)
+
+
+def strings(array: np.ndarray[Any, Any]) -> list[bytes]:
+    return list(array.ravel())
+
+
+def test_batch_record() -> None:
+    raw = read("record_batch")
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
+    memory[64 : 64 + len(raw)] = raw
+    arena = PeerArena()
+    arena._segments[2] = memory
+    block, _ = arena.block(2, 64, len(raw))
+    batch = Batch(block, memory, 7, True)
+    assert batch.rows == [2, 1, 1]
+    assert not batch.uniform_outputs
+    first, second, third = batch.requests()
+
+    np.testing.assert_array_equal(first["x"], np.arange(4, dtype=np.float32).reshape(2, 2))
+    np.testing.assert_array_equal(second["x"], np.array([[4, 5]], np.float32))
+    np.testing.assert_array_equal(third["x"], np.array([[6, 7]], np.float32))
+    assert [request["text"].shape for request in (first, second, third)] == [(2, 1), (1, 1), (1, 1)]
+    assert [strings(request["text"]) for request in (first, second, third)] == [
+        [b"", b"a"],
+        [b"\x00\xff"],
+        ["grüße".encode()],
+    ]
+    assert first["opt"].tolist() == [[-1], [1 << 40]]
+    assert first["opt"].dtype == np.int64
+    assert "opt" not in second
+    assert third["opt"].tolist() == [[1, 2, 3]]
+
+    assert first.parameters == {"text": "grüße", "empty": "", "count": -(1 << 62), "flag": True, "rate": 0.25}
+    assert type(first.parameters["flag"]) is bool
+    assert second.parameters == {}
+    assert third.parameters == {"last": False}
+    assert [request.requested_output_names for request in (first, second, third)] == [["y", "label"]] * 2 + [["y"]]
+    assert (first.request_id, first.priority, first.timeout_us, first.correlation_id) == ("first", 1 << 40, 1_500_000, 77)
+    assert (first.trace_context, first.sequence_start, first.sequence_end) == ("00-abc-01", True, False)
+    assert (second.request_id, second.correlation_id, second.trace_context) == ("zweite", "séance-9", "")
+    assert (third.request_id, third.priority, third.correlation_id, third.sequence_end) == ("", 0, 0, True)
+    # The cancellation byte is the only one that may change while the batch is in flight.
+    assert not third.is_cancelled()
+    memory[64 + 64 + 2 * 80 + 72] = 1
+    assert [request.is_cancelled() for request in (first, second, third)] == [False, False, True]
+
+
+class Blocks:
+    """Gives blocks of one zeroed segment, and reads what was written."""
+
+    def __init__(self) -> None:
+        self.arena = OwnArena(1 << 20)
+        os.close(self.arena.add_segment(1).fd)
+
+    def __call__(self, length: int) -> OwnedBlock:
+        block = self.arena.allocate(length)
+        assert block is not None
+        return block
+
+
+def written(block: OwnedBlock, length: int) -> bytes:
+    return block.memory[block.offset : block.offset + length]
+
+
+Y = np.arange(8, dtype=np.float32).reshape(4, 2) / 2
+LABELS = np.array([b"null", b"", b"eins", b"\x00"], dtype=object)
+
+
+def test_response_record_of_columns() -> None:
+    pieces = [{"y": Y[a:b], "label": LABELS[a:b]} for a, b in ((0, 2), (2, 3), (3, 4))]
+    expected = read("record_response_columns")
+    blocks = Blocks()
+    # Both ways in which the worker makes it, the second time from its cached metadata.
+    for _ in range(2):
+        assert written(*ResponseWriter().write(7, [Answer(i, piece) for i, piece in enumerate(pieces)], blocks)) == expected
+    writer = ResponseWriter()
+    for _ in range(2):
+        joined = join(["y", "label"], pieces)
+        assert joined is not None
+        assert written(*writer.write_whole(7, *joined, blocks)) == expected
+    spec = ModelSpec(
+        name="m",
+        version=1,
+        inputs=(),
+        outputs=(
+            TensorSpec(name="y", dtype=np.dtype("f4"), shape=(2,)),
+            TensorSpec(name="label", dtype=np.dtype(object), shape=()),
+        ),
+        batching=True,
+        max_batch_size=8,
+    )
+    whole = OutputChecker(spec).whole(pieces, 3, ("label", "y"))
+    assert whole is not None
+    assert written(*writer.write_whole(7, *whole, blocks)) == expected
+
+
+def test_response_record_of_everything_else(golden: ModuleType) -> None:
+    answers = [
+        Answer(
+            0,
+            {"y": np.array([[1, 2], [3, 4]], np.float32), "label": np.empty((2, 0), object)},
+            golden.PARAMETERS,
+            final=False,
+        ),
+        Answer(1, error="no such label: größer", code=_layout.ErrorCode.INVALID_ARG),
+        Answer(2, empty=True),
+    ]
+    assert written(*ResponseWriter().write(7, answers, Blocks())) == read("record_response_mixed")
+
+
+def test_magics_are_readable() -> None:
+    assert struct.pack("<I", _layout.BATCH_MAGIC) == b"PTB1"
+    assert struct.pack("<I", _layout.RESPONSE_MAGIC) == b"PTR1"

@@ -1,0 +1,77 @@
+"""What worker and proxy backend are told of a model."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytriton.proxy_backend import EndpointError, ProxySettings, endpoint_path
+
+ENDPOINT = Path("/run/pytriton/model.1.sock")
+
+
+def test_side_file() -> None:
+    text = ProxySettings(
+        endpoint=ENDPOINT,
+        batching=True,
+        decoupled=False,
+        attach_timeout_s=2.5,
+        arena_budget_bytes=1 << 30,
+        arena_idle_s=0.25,
+    ).to_text()
+    lines = [line for line in text.splitlines() if not line.startswith("#")]
+    assert lines == [
+        "format = 1",
+        "endpoint = /run/pytriton/model.1.sock",
+        "batching = true",
+        "decoupled = false",
+        "attach_timeout_ms = 2500",
+        "arena_budget_bytes = 1073741824",
+        "arena_idle_ms = 250",
+    ]
+    assert text.endswith("\n")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("attach_timeout_s", -1.0),
+        ("attach_timeout_s", float("nan")),
+        ("attach_timeout_s", float("inf")),
+        ("arena_idle_s", -0.1),
+        ("arena_budget_bytes", 0),
+        ("arena_budget_bytes", -5),
+    ],
+)
+def test_settings_name_the_field_that_is_wrong(field: str, value: float) -> None:
+    fields: dict[str, Any] = {"endpoint": ENDPOINT, "batching": True, field: value}
+    with pytest.raises(ValueError, match=field):
+        ProxySettings(**fields)
+
+
+def test_endpoint_of_a_model_version() -> None:
+    assert endpoint_path(Path("/run/p"), "digits", 3) == Path("/run/p/digits.3.sock")
+
+
+@pytest.mark.parametrize(("letter", "count"), [("x", 108), ("ü", 54)])
+def test_a_path_that_no_socket_can_have(letter: str, count: int) -> None:
+    folder = Path("/" + letter * count)
+    with pytest.raises(EndpointError, match="Linux allows 107") as caught:
+        endpoint_path(folder, "m", 1)
+    assert caught.value.length == len(str(folder).encode()) + len("/m.1.sock")
+    assert caught.value.limit == 107
+    with pytest.raises(EndpointError):
+        ProxySettings(endpoint=folder / "m.sock", batching=True)
+
+
+def test_the_longest_path() -> None:
+    folder = Path("/" + "x" * (107 - len("//m.1.sock")))
+    assert len(str(endpoint_path(folder, "m", 1))) == 107
+    with pytest.raises(EndpointError):
+        endpoint_path(folder, "mm", 1)
+
+
+@pytest.mark.parametrize("path", ["relative.sock", "/a\nb", "/a\rb", "/trailing "])
+def test_a_path_that_the_side_file_cannot_hold(path: str) -> None:
+    with pytest.raises(EndpointError, match="absolute and without line breaks"):
+        ProxySettings(endpoint=Path(path), batching=True)

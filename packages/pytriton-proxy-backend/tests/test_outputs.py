@@ -1,0 +1,209 @@
+"""What a callable may return, and what is said about the rest."""
+
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.proxy.types import Request, Response
+from pytriton.proxy_backend import ModelSpec, OutputError, TensorSpec
+from pytriton.proxy_backend._outputs import OutputChecker
+
+F4 = np.dtype("float32")
+
+
+def checker(*, strict: bool = False, batching: bool = True) -> OutputChecker:
+    return OutputChecker(
+        ModelSpec(
+            name="m",
+            version=1,
+            inputs=(),
+            outputs=(
+                TensorSpec(name="y", dtype=F4, shape=(2,)),
+                TensorSpec(name="label", dtype=np.dtype(object), shape=(-1,)),
+            ),
+            batching=batching,
+            max_batch_size=8,
+            strict=strict,
+        )
+    )
+
+
+Y = np.array([[1, 2]], F4)
+LABEL = np.array([[b"a"]], object)
+BOTH = [True, False]
+
+
+@pytest.mark.parametrize("strict", BOTH)
+def test_arrays_as_declared_pass_as_they_are(strict: bool) -> None:
+    for result in ({"y": Y, "label": LABEL}, Response({"y": Y, "label": LABEL}), [Y, LABEL], (Y, LABEL)):
+        outputs, parameters = checker(strict=strict).one(result, 0, None)
+        assert outputs["y"] is Y
+        assert outputs["label"] is LABEL
+        assert parameters == {}
+    request = Request({"y": Y, "label": LABEL})
+    assert checker(strict=strict).one(request, 0, None)[0]["y"] is Y
+
+
+@pytest.mark.parametrize("strict", BOTH)
+def test_only_what_is_wanted_is_sent(strict: bool) -> None:
+    assert checker(strict=strict).one({"y": Y, "label": LABEL}, 0, ["label"])[0].keys() == {"label"}
+    assert checker(strict=strict).one({"y": Y, "label": LABEL}, 0, [])[0] == {}
+
+
+@pytest.mark.parametrize("strict", BOTH)
+@pytest.mark.parametrize("label", [np.array([["a"]]), np.array([[b"a"]]), np.array([["a"]], object)])
+def test_strings_of_any_kind(strict: bool, label: np.ndarray[Any, Any]) -> None:
+    assert checker(strict=strict).one({"y": Y, "label": label}, 0, None)[0]["label"] is label
+
+
+def test_cast_where_it_is_not_strict() -> None:
+    for value in (Y.astype("f8"), Y.astype(int), Y.astype(">f4"), np.array([["1", "2"]]), Y == Y):
+        output = checker().one({"y": value}, 0, None)[0]["y"]
+        assert output.dtype == F4
+        assert output.dtype.isnative
+        assert output.shape == (1, 2)
+
+
+def test_not_strict_takes_shapes_and_names_as_they_come() -> None:
+    outputs = checker().one({"y": np.zeros((3, 7), F4), "unknown": 5}, 0, None)[0]
+    assert outputs.keys() == {"y"}
+    assert outputs["y"].shape == (3, 7)
+
+
+def failure(result: object, *, strict: bool, batching: bool = True) -> OutputError:
+    with pytest.raises(OutputError) as caught:
+        checker(strict=strict, batching=batching).one(result, 3, None)
+    error = caught.value
+    assert isinstance(error, ValueError)
+    assert error.model_name == "m"
+    assert error.request_index == 3
+    for part in ("model 'm'", "request 3 of the batch", error.expected, error.received):
+        assert part in str(error)
+    assert error.expected
+    assert error.received
+    return error
+
+
+@pytest.mark.parametrize(
+    ("result", "stricts", "output", "expected", "received"),
+    [
+        (None, BOTH, None, "a dictionary, a Response", "NoneType"),
+        (Y, BOTH, None, "a dictionary, a Response", "ndarray"),
+        ([Y], BOTH, None, "2 (y, label)", "1"),
+        ({"y": None, "label": LABEL}, BOTH, "y", "a numpy array", "None"),
+        ({"y": [[1, 2]], "label": LABEL}, BOTH, "y", "a numpy array", "list: [[1, 2]]"),
+        ({"y": "x" * 500, "label": LABEL}, BOTH, "y", "a numpy array", "..."),
+        ({"y": Y, "label": np.array([[1]])}, BOTH, "label", "strings", "int64"),
+        ({"y": Y, "label": np.array([[None]], object)}, BOTH, "label", "bytes or str", "NoneType: None"),
+        ({"y": np.float32(1), "label": LABEL}, BOTH, "y", "shape (batch, 2)", "shape ()"),
+        ({"y": np.array([["no"]]), "label": LABEL}, [False], "y", "float32", "<U2"),
+        ({"y": np.array([[1j]]), "label": LABEL}, BOTH, "y", "float32", "complex128"),
+        ({"y": Y.astype("f8"), "label": LABEL}, [True], "y", "float32", "float64"),
+        ({"y": Y}, [True], None, "y, label", "y"),
+        ({"y": Y, "label": LABEL, "z": Y}, [True], None, "y, label", "y, label, z"),
+        ({"y": np.zeros((1, 3), F4), "label": LABEL}, [True], "y", "shape (batch, 2)", "shape (1, 3)"),
+        ({"y": np.zeros(2, F4), "label": LABEL}, [True], "y", "shape (batch, 2)", "shape (2,)"),
+    ],
+)
+def test_each_error_says_what_and_where(
+    result: object, stricts: list[bool], output: str | None, expected: str, received: str
+) -> None:
+    for strict in stricts:
+        error = failure(result, strict=strict)
+        assert error.output_name == output
+        assert expected in error.expected
+        assert received in error.received
+        if output is not None:
+            assert f"output '{output}'" in str(error)
+
+
+def test_without_batching_a_scalar_is_fine() -> None:
+    assert checker(batching=False).one({"y": np.float32(1)}, 0, None)[0]["y"].shape == ()
+    assert "shape (2)" in failure({"y": Y, "label": LABEL}, strict=True, batching=False).expected
+
+
+@pytest.mark.parametrize("results", [[{}], [{}] * 3, (), None, {"y": Y}, iter([{}, {}]), Y])
+def test_the_whole_result_must_be_a_list_of_the_right_length(results: object) -> None:
+    with pytest.raises(OutputError, match="one element per request: expected a list of 2, got") as caught:
+        checker().results(results, 2)
+    assert caught.value.request_index is None
+
+
+def test_lists_and_tuples_of_results() -> None:
+    results = [{"y": Y}, {"y": Y}]
+    assert checker().results(results, 2) is results
+    assert list(checker().results(tuple(results), 2)) == results
+
+
+def test_response_parameters() -> None:
+    good = {"a": "x", "b": True, "c": -(1 << 63), "d": 0.5, "e": (1 << 63) - 1}
+    assert checker().one(Response({"y": Y}, good), 0, None)[1] == good
+    bad: Any
+    for bad in (None, [1], np.zeros(1), b"raw", 1 << 63, -(1 << 63) - 1):
+        with pytest.raises(OutputError, match="response parameter 'bad'"):
+            checker().one(Response({"y": Y}, {"bad": bad}), 0, None)
+    with pytest.raises(OutputError, match="response parameter 7"):
+        checker().one(Response({"y": Y}, {7: "x"}), 0, None)  # type: ignore[dict-item]
+
+
+# ---- whole batches at once --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("strict", BOTH)
+def test_plain_results_are_joined(strict: bool) -> None:
+    results = [{"y": Y, "label": LABEL}, {"y": np.zeros((2, 2), F4), "label": np.array([[b"b"], [b"c"]], object)}]
+    joined = checker(strict=strict).whole(results, 2, ("y", "label"))
+    assert joined is not None
+    tensors, rows = joined
+    assert rows == [1, 2]
+    assert [(tensor.name, tensor.shape) for tensor in tensors] == [("y", (3, 2)), ("label", (3, 1))]
+
+
+@pytest.mark.parametrize(
+    "second",
+    [
+        {"y": Y.astype("f8"), "label": LABEL},
+        {"y": np.zeros((1, 3), F4), "label": LABEL},
+        {"y": np.zeros(2, F4), "label": np.array([[b"b"], [b"c"]], object)},
+        {"y": np.float32(1), "label": LABEL},
+        {"y": Y},
+        {"y": [[1, 2]], "label": LABEL},
+        {"y": None, "label": LABEL},
+        None,
+        ValueError("for this request only"),
+        Response({"y": Y, "label": LABEL}, {"score": 1}),
+        [Y, LABEL],
+    ],
+)
+def test_whatever_is_out_of_the_ordinary_is_left_to_the_careful_way(second: Any) -> None:
+    results = [{"y": Y, "label": LABEL}, second]
+    assert checker().whole(results, 2, ("y", "label")) is None
+    assert checker().whole(results[::-1], 2, ("y", "label")) is None
+
+
+def test_strict_results_that_are_joined_are_checked() -> None:
+    wrong_shape = [{"y": np.zeros((1, 3), F4), "label": LABEL}] * 2
+    wrong_names = [{"y": Y, "label": LABEL, "z": Y}] * 2
+    for results in (wrong_shape, wrong_names):
+        assert checker(strict=True).whole(results, 2, ("y", "label")) is None
+        assert checker().whole(results, 2, ("y", "label")) is not None
+
+
+@pytest.mark.parametrize("label", [np.array([[1]]), np.array([[1.5]]), np.array([[None]], object)])
+def test_what_is_no_string_is_not_joined(label: np.ndarray[Any, Any]) -> None:
+    assert checker().whole([{"y": Y, "label": label}] * 2, 2, ("y", "label")) is None
+
+
+def test_nothing_is_joined_where_there_is_no_batch_axis() -> None:
+    assert checker(batching=False).whole([{"y": Y, "label": LABEL}] * 2, 2, ("y", "label")) is None
+    assert checker().whole(({"y": Y},) * 2, 2, ("y",)) is None
+    assert checker().whole([{"y": Y}], 2, ("y",)) is None
+    assert checker().whole([{"y": Y}] * 2, 2, ()) is None
+
+
+def test_errors_are_of_a_bearable_length() -> None:
+    error = failure({"y": ["x"] * 100_000, "label": LABEL}, strict=False)
+    assert len(str(error)) < 1000
+    assert re.search(r"got list: \['x', ", str(error))

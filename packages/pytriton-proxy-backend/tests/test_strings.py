@@ -1,0 +1,91 @@
+"""Triton's wire form of strings."""
+
+import struct
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pytriton.proxy_backend._strings import decode_strings, encode_strings
+
+
+def objects(elements: list[Any], shape: tuple[int, ...] | None = None) -> np.ndarray[Any, Any]:
+    array = np.empty(len(elements), dtype=object)
+    array[:] = elements
+    return array if shape is None else array.reshape(shape)
+
+
+@pytest.mark.parametrize(
+    ("array", "payload"),
+    [
+        (objects([]), b""),
+        (objects([b"ab", b""]), b"\2\0\0\0ab\0\0\0\0"),
+        (objects(["grüße"]), b"\7\0\0\0" + "grüße".encode()),
+        (objects([bytearray(b"\0\xff")]), b"\2\0\0\0\0\xff"),
+        (np.array([["a"], ["bc"]]), b"\1\0\0\0a\2\0\0\0bc"),
+        (np.array([b"a", b"bc"]), b"\1\0\0\0a\2\0\0\0bc"),
+        (np.array([b"xa", b"bc"])[::-1], b"\2\0\0\0bc\2\0\0\0xa"),
+        (objects([b"1", b"2", b"3", b"4"], (2, 2)).T, b"\1\0\0\x001\1\0\0\x003\1\0\0\x002\1\0\0\x004"),
+        (objects([np.str_("é"), np.bytes_(b"e")]), b"\2\0\0\0\xc3\xa9\1\0\0\0e"),
+    ],
+)
+def test_encode(array: np.ndarray[Any, Any], payload: bytes) -> None:
+    assert encode_strings(array) == payload
+
+
+@pytest.mark.parametrize("element", [None, 1, 1.5, ["a"], np.int64(3)])
+def test_encode_names_the_element_that_is_no_string(element: object) -> None:
+    with pytest.raises(TypeError, match=rf"element 1 .* must be bytes or str, got {type(element).__name__}"):
+        encode_strings(objects([b"fine", element]))
+
+
+def test_decode() -> None:
+    array = decode_strings(b"\2\0\0\0ab\0\0\0\0\1\0\0\0c", (3, 1))
+    assert array.shape == (3, 1)
+    assert array.dtype == object
+    assert array.ravel().tolist() == [b"ab", b"", b"c"]
+    assert decode_strings(b"", (0, 5)).shape == (0, 5)
+    assert decode_strings(b"\1\0\0\0a", ()).item() == b"a"
+
+
+@pytest.mark.parametrize(
+    ("payload", "shape", "reason"),
+    [
+        (b"", (1,), "1 strings expected for the shape (1,), 0 bytes cannot hold them"),
+        (b"\1\0\0\0a", (2,), "5 bytes cannot hold them"),
+        (b"\1\0\0\0abcdef", (2,), "string 1 of 2 reaches"),
+        (b"\4\0\0\0abcdef", (2,), "the payload ends after 1"),
+        (b"\5\0\0\0a", (1,), "string 0 of 1 reaches 4 bytes past the payload's end"),
+        (b"\xff\xff\xff\xff", (1,), "past the payload's end"),
+        (b"\0\0\0\0a", (1,), "1 bytes are left after the 1 strings"),
+        (b"a", (0,), "1 bytes are left after the 0 strings"),
+        (b"", (1 << 62, 1 << 62), "cannot hold them"),
+    ],
+)
+def test_decode_refuses_what_does_not_fit_the_shape(payload: bytes, shape: tuple[int, ...], reason: str) -> None:
+    with pytest.raises(ValueError, match=r".") as caught:
+        decode_strings(payload, shape)
+    assert reason in str(caught.value)
+
+
+@given(st.lists(st.binary(max_size=20), max_size=20))
+@settings(deadline=None)
+def test_round_trip(elements: list[bytes]) -> None:
+    array = objects(elements)
+    assert decode_strings(encode_strings(array), array.shape).tolist() == elements
+
+
+@given(
+    st.binary(max_size=64) | st.lists(st.binary(max_size=6)).map(lambda parts: b"".join(struct.pack("<I", len(p)) + p for p in parts)),
+    st.lists(st.integers(0, 4) | st.integers(0, (1 << 63) - 1), max_size=4).map(tuple),
+)  # fmt: skip
+@settings(max_examples=500, deadline=None)
+def test_decode_of_anything(payload: bytes, shape: tuple[int, ...]) -> None:
+    try:
+        array = decode_strings(payload, shape)
+    except ValueError:
+        return
+    assert array.shape == shape
+    assert sum(4 + len(element) for element in array.ravel()) == len(payload)
