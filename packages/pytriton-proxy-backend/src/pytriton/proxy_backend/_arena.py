@@ -67,10 +67,19 @@ class OwnArena:
         self.in_use = 0
         self._segments: list[_OwnedSegment] = []
         self._next = 1
+        # The block that was given back last, with its size: mostly the next one is of the same size.
+        self._spare: tuple[int, OwnedBlock] | None = None
 
     def allocate(self, length: int) -> OwnedBlock | None:
         """Takes `length` bytes, aligned to 64; `None` where no segment has them free."""
         need = align(max(length, 1))
+        spare = self._spare
+        if spare is not None:
+            self._spare = None
+            if spare[0] == need:
+                self.in_use += need
+                return spare[1]
+            self._free(spare[1])
         for segment in self._segments:
             free = segment.free
             for index, (offset, room) in enumerate(free):
@@ -123,14 +132,17 @@ class OwnArena:
 
     def release(self, block: OwnedBlock) -> None:
         """Gives a block back."""
-        for segment in self._segments:
-            if segment.number == block.segment:
-                break
-        else:
-            return
+        segment = next(segment for segment in self._segments if segment.number == block.segment)
+        need = segment.used[block.offset]
+        self.in_use -= need
+        if self._spare is not None:
+            self._free(self._spare[1])
+        self._spare = (need, block)
+
+    def _free(self, block: OwnedBlock) -> None:
+        segment = next(segment for segment in self._segments if segment.number == block.segment)
         begin = block.offset
         length = segment.used.pop(begin)
-        self.in_use -= length
         free = segment.free
         index = bisect.bisect(free, (begin, 0))
         if index < len(free) and begin + length == free[index][0]:
@@ -150,6 +162,9 @@ class OwnArena:
 
     def trim(self, idle_s: float) -> list[int]:
         """Drops segments that nobody used for `idle_s` seconds, all but a small first one; returns their numbers."""
+        if self._spare is not None:
+            self._free(self._spare[1])
+            self._spare = None
         now = time.monotonic()
         gone: list[int] = []
         for index, segment in enumerate(list(self._segments)):

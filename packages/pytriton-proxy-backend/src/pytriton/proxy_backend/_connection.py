@@ -9,7 +9,7 @@ import logging
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from . import _layout as layout
 from ._arena import NewSegment, OwnArena, OwnedBlock, PeerArena
 from ._layout import MessageFlag, MessageType
 from ._records import Batch, Plan
-from ._responses import Answer, ResponseWriter, Tensor
+from ._responses import Answer, Array, ResponseWriter
 from .errors import AttachError, ConnectionLostError, ProtocolError, VersionMismatchError
 
 logger = logging.getLogger(__name__)
@@ -48,6 +48,14 @@ class Welcome:
     capabilities: layout.Capability
     arena_budget: int
     arena_idle_s: float
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds.tolist()
 
 
 def _timeval(seconds: float) -> bytes:
@@ -156,10 +164,7 @@ class Connection:
             return False  # closed by the proxy backend with messages of ours unread
         except OSError as error:
             raise ConnectionLostError(f"the connection to the proxy backend broke: {error}") from error
-        fds = array.array("i")
-        for level, kind, data in ancillary:
-            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
-                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        fds = _descriptors(ancillary) if ancillary else []
         try:
             if size == 0:
                 return False
@@ -174,10 +179,11 @@ class Connection:
                 os.close(fd)
         return True
 
-    def _handle(self, message: tuple[int, ...], fds: array.array[int]) -> None:
+    def _handle(self, message: tuple[int, ...], fds: list[int]) -> None:
         kind, _, _, number, consumed, segment, index, offset, length = message
         if kind == _BATCH:
-            self._acknowledge(consumed)
+            if consumed != self._consumed:
+                self._acknowledge(consumed)
             self._take_batch(number, segment, offset, length)
         elif kind == MessageType.RELEASE:
             self._acknowledge(consumed)
@@ -226,13 +232,28 @@ class Connection:
         """
         self._finish_response(number, *self._writer.write(number, answers, self._allocate), done, drop)
 
-    def respond_whole(
-        self, number: int, tensors: list[Tensor], rows: Sequence[int], *, drop: Callable[[], None]
-    ) -> None:
-        """Sends the last answers to all requests of a batch as tensors over the whole batch; else like `respond`."""
-        block, length = self._writer.write_whole(number, tensors, rows, self._allocate)
-        tensors.clear()
-        self._finish_response(number, block, length, True, drop)
+    def respond_plain(
+        self,
+        number: int,
+        results: Sequence[Mapping[str, Array]],
+        names: tuple[str, ...],
+        fits: Callable[[Array, str], bool],
+    ) -> OwnedBlock | None:
+        """Writes the last answers to a batch in one go, see `ResponseWriter.write_plain`; `send_plain` sends them.
+
+        Between the two, the caller lets go of everything that refers to the batch's inputs.
+        """
+        written = self._writer.write_plain(number, results, names, fits, self._allocate)
+        if written is None:
+            return None
+        self._unacknowledged.append(written[0])
+        self._length = written[1]
+        return written[0]
+
+    def send_plain(self, number: int, block: OwnedBlock) -> None:
+        """Sends what `respond_plain` has written."""
+        flags = self._settle(number, True) | _BATCH_DONE
+        self._send(_RESPONSE, flags, number, block.segment, 0, block.offset, self._length)
 
     def _finish_response(
         self, number: int, block: OwnedBlock, length: int, done: bool, drop: Callable[[], None]

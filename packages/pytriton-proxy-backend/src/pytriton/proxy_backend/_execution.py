@@ -31,6 +31,33 @@ def is_async(infer_func: InferenceCallable) -> bool:
     return False
 
 
+class Service:
+    """What all batches of a connection have in common.
+
+    Attributes:
+        connection: Where the batches come from.
+        infer_func: The callable.
+        model: The model that it serves.
+        checker: Checks what it returns.
+        unrecoverable: Errors of the callable after which it must not be called again.
+        joins: Whether answers may go out as arrays over the whole batch.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        infer_func: InferenceCallable,
+        model: ModelSpec,
+        unrecoverable: tuple[type[BaseException], ...],
+    ) -> None:
+        self.connection = connection
+        self.infer_func = infer_func
+        self.model = model
+        self.checker = OutputChecker(model)
+        self.unrecoverable = unrecoverable
+        self.joins = model.batching
+
+
 class Execution:
     """What happens to one batch, from the call to the last answer.
 
@@ -41,41 +68,26 @@ class Execution:
         failure: What the callable raised, where it is of one of the `unrecoverable` types.
     """
 
-    __slots__ = (
-        "_batch", "_checker", "_connection", "_count", "_infer_func", "_model", "_number", "_open", "_requests",
-        "_result", "_uniform", "_unrecoverable", "failure",
-    )  # fmt: skip
+    __slots__ = ("_batch", "_count", "_number", "_open", "_requests", "_result", "_service", "_uniform", "failure")
 
-    def __init__(
-        self,
-        batch: Batch,
-        connection: Connection,
-        infer_func: InferenceCallable,
-        model: ModelSpec,
-        checker: OutputChecker,
-        unrecoverable: tuple[type[BaseException], ...],
-    ) -> None:
+    def __init__(self, service: Service, batch: Batch) -> None:
         self.failure: BaseException | None = None
+        self._service = service
         self._number = batch.number
-        self._count = len(batch)
+        self._count = len(batch.rows)
         self._uniform = batch.uniform_outputs
         self._batch: Batch | None = batch
         self._requests: list[Any] | None = batch.requests()
         self._result: Any = None
-        self._connection = connection
-        self._infer_func = infer_func
-        self._model = model
-        self._checker = checker
-        self._unrecoverable = unrecoverable
-        self._open = [True] * self._count
+        self._open: list[bool] | None = None  # by request; made when the first of them may end before the others
 
     # ---- how callables are called -----------------------------------------------------------------------------------
 
     def run(self, run_async: Callable[[Awaitable[Any]], Any]) -> None:
         """Serves the batch with a synchronous callable; `run_async` drives what unexpectedly is a coroutine."""
         try:
-            result = self._infer_func(self._requests)
-            if not isinstance(result, (list, tuple)):
+            result = self._service.infer_func(self._requests)
+            if result.__class__ is not list and not isinstance(result, tuple):
                 if inspect.isgenerator(result):
                     self._stream(result)
                     return
@@ -93,7 +105,7 @@ class Execution:
     async def run_async(self) -> None:
         """Serves the batch with a callable that returns an awaitable or an async generator."""
         try:
-            await self._finish(self._infer_func(self._requests))
+            await self._finish(self._service.infer_func(self._requests))
         except ConnectionLostError:
             raise
         except BaseException as error:
@@ -113,7 +125,7 @@ class Execution:
         self._answer(final=True)
 
     def _stream(self, results: Iterator[Any]) -> None:
-        if self._model.decoupled:
+        if self._service.model.decoupled:
             for self._result in results:
                 self._answer(final=False)
             self._end()
@@ -125,7 +137,7 @@ class Execution:
         self._answer(final=True)
 
     async def _stream_async(self, results: AsyncIterator[Any]) -> None:
-        if self._model.decoupled:
+        if self._service.model.decoupled:
             async for self._result in results:
                 self._answer(final=False)
             self._end()
@@ -140,10 +152,10 @@ class Execution:
         if first is _NOTHING or second is not _NOTHING:
             received = "none" if first is _NOTHING else "more than one"
             raise OutputError(
-                f"model '{self._model.name}': a generator that serves a model which is not decoupled must yield "
-                f"exactly one result, it yielded {received}. Bind the model with ModelConfig(decoupled=True) to send "
-                f"any number of responses",
-                model_name=self._model.name,
+                f"model '{self._service.model.name}': a generator that serves a model which is not decoupled must "
+                f"yield exactly one result, it yielded {received}. Bind the model with ModelConfig(decoupled=True) to "
+                f"send any number of responses",
+                model_name=self._service.model.name,
                 expected="1 result",
                 received=received,
             )
@@ -153,16 +165,21 @@ class Execution:
 
     def _answer(self, *, final: bool) -> None:
         """Sends what `_result` holds: one element per request."""
-        if final and self._answer_whole():
+        if final and self._answer_plain():
             return
+        if self._open is None:
+            self._open = [True] * self._count
         answers: list[Answer] = []
-        results = self._checker.results(self._result, self._count)
+        results = self._service.checker.results(self._result, self._count)
         for index, result in enumerate(results):
             if not self._open[index]:
                 continue
             if isinstance(result, BaseException):
                 logger.warning(
-                    "model %s: the callable returned an error for request %d: %s", self._model.name, index, str(result)
+                    "model %s: the callable returned an error for request %d: %s",
+                    self._service.model.name,
+                    index,
+                    str(result),
                 )
                 answers.append(Answer(index, error=self._text(result)))
                 self._open[index] = False
@@ -172,22 +189,29 @@ class Execution:
             wanted: Sequence[str] | None = self._uniform
             if wanted is None and self._requests is not None:
                 wanted = self._requests[index].requested_output_names
-            outputs, parameters = self._checker.one(result, index, wanted)
+            outputs, parameters = self._service.checker.one(result, index, wanted)
             answers.append(Answer(index, outputs, parameters, final=final))
         result = results = outputs = None  # type: ignore[assignment] # nothing may refer to the inputs when they are sent
         if answers:
             self._send(answers, done=final)
 
-    def _answer_whole(self) -> bool:
-        """Sends what `_result` holds as tensors over the whole batch, where it is as plain as it mostly is."""
-        if self._uniform is None:
+    def _answer_plain(self) -> bool:
+        """Sends what `_result` holds in one go, where it is as plain as it mostly is."""
+        service = self._service
+        result = self._result
+        uniform = self._uniform
+        if uniform is None or result.__class__ is not list or len(result) != self._count or not service.joins:
             return False
-        joined = self._checker.whole(self._result, self._count, self._uniform)
-        if joined is None:
+        names = service.checker.wanted(uniform)
+        if service.model.strict and not service.checker.has_exactly(result, names):
             return False
-        tensors, rows = joined
-        joined = None
-        self._connection.respond_whole(self._number, tensors, rows, drop=self._drop)
+        connection = service.connection
+        block = connection.respond_plain(self._number, result, names, service.checker.fits)
+        if block is None:
+            return False
+        # Nothing may refer to the inputs any more when the answer is sent.
+        self._result = result = self._batch = self._requests = None
+        connection.send_plain(self._number, block)
         return True
 
     def _drop(self) -> None:
@@ -195,11 +219,15 @@ class Execution:
 
     def _end(self) -> None:
         """Ends the stream of every request that is still open."""
-        answers = [Answer(index, final=True, empty=True) for index, is_open in enumerate(self._open) if is_open]
+        answers = [
+            Answer(index, final=True, empty=True)
+            for index, is_open in enumerate(self._open or [True] * self._count)
+            if is_open
+        ]
         if answers:
             self._send(answers, done=True)
         else:
-            self._connection.fail(self._number, "")
+            self._service.connection.fail(self._number, "")
 
     def _send(self, answers: list[Answer], *, done: bool) -> None:
         def drop() -> None:
@@ -209,31 +237,31 @@ class Execution:
             else:
                 self._result = None
 
-        self._connection.respond(self._number, answers, done=done, drop=drop)
+        self._service.connection.respond(self._number, answers, done=done, drop=drop)
 
     def _fail(self, error: BaseException) -> None:
         code = layout.ErrorCode.INTERNAL
-        if isinstance(error, self._unrecoverable):
+        if isinstance(error, self._service.unrecoverable):
             self.failure = error
-            logger.error("model %s: the callable cannot go on: %s", self._model.name, str(error))
+            logger.error("model %s: the callable cannot go on: %s", self._service.model.name, str(error))
         elif isinstance(error, (OutputError, ArenaFullError, ProtocolError)):
             logger.warning("%s", str(error))
         elif isinstance(error, asyncio.CancelledError):
             code = layout.ErrorCode.CANCELLED
         else:
-            logger.warning("model %s: the inference callable failed", self._model.name, exc_info=error)
+            logger.warning("model %s: the inference callable failed", self._service.model.name, exc_info=error)
         text = self._text(error)
         # The frames of the traceback refer to the inputs, which go back with this answer.
         error.__traceback__ = None
         self._drop()
-        self._connection.fail(self._number, text, code)
+        self._service.connection.fail(self._number, text, code)
 
     def _text(self, error: BaseException) -> str:
         if isinstance(error, (OutputError, ArenaFullError, ProtocolError)):
             return str(error)
         if isinstance(error, asyncio.CancelledError):
-            return f"model '{self._model.name}': the request was cancelled"
-        return f"model '{self._model.name}': the inference callable raised {type(error).__name__}: {error}"
+            return f"model '{self._service.model.name}': the request was cancelled"
+        return f"model '{self._service.model.name}': the inference callable raised {type(error).__name__}: {error}"
 
 
 class _Nothing:

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from ..proxy.types import ParameterValue, Request, Response
-from ._responses import Tensor, join
 from .errors import OutputError
 from .model import ModelSpec, TensorSpec
 
@@ -38,7 +37,7 @@ class OutputChecker:
         self._model = model
         self._specs = {spec.name: spec for spec in model.outputs}
         self._names = [spec.name for spec in model.outputs]
-        self._wanted: dict[tuple[str, ...], list[str]] = {}
+        self._wanted: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def results(self, results: object, count: int) -> Sequence[object]:
         """Checks the whole result of a callable: one element per request.
@@ -58,36 +57,24 @@ class OutputChecker:
             received=received,
         )
 
-    def whole(self, results: object, count: int, requested: tuple[str, ...]) -> tuple[list[Tensor], list[int]] | None:
-        """Joins results that need no look at each by itself: dictionaries of arrays exactly as they were declared.
-
-        Returns:
-            What `join` returns; `None` also where anything is out of the ordinary, which is then `one`'s to sort out.
-        """
-        if type(results) is not list or len(results) != count or not self._model.batching:
-            return None
+    def wanted(self, requested: tuple[str, ...]) -> tuple[str, ...]:
+        """The declared outputs among those that are asked for, in the order of their declaration."""
         names = self._wanted.get(requested)
         if names is None:
-            names = self._wanted[requested] = [name for name in self._names if name in requested]
-        try:
-            joined = join(names, results)
-        except (AttributeError, KeyError, TypeError, IndexError):
-            return None
-        if joined is None:
-            return None
-        for result in results:
-            if type(result) is not dict or (self._model.strict and len(result) != len(self._names)):
-                return None
-        for tensor in joined[0]:
-            spec = self._specs[tensor.name]
-            first = tensor.arrays[0]
-            if type(first) is not np.ndarray or (
-                first.dtype.kind not in "OSU" if spec.dtype.kind == "O" else first.dtype != spec.dtype
-            ):
-                return None
-            if self._model.strict and not _fits(spec.shape, first.shape[1:]):
-                return None
-        return joined
+            names = self._wanted[requested] = tuple(name for name in self._names if name in requested)
+        return names
+
+    def has_exactly(self, results: Sequence[object], names: tuple[str, ...]) -> bool:
+        """Whether each result is a dictionary with as many outputs as are declared, and all of them are wanted."""
+        count = len(self._names)
+        return len(names) == count and all(type(result) is dict and len(result) == count for result in results)
+
+    def fits(self, array: Array, name: str) -> bool:
+        """Whether a numeric array can be sent for an output as it is."""
+        spec = self._specs[name]
+        if array.dtype != spec.dtype or not array.dtype.isnative or spec.dtype.kind == "O":
+            return False
+        return not self._model.strict or _fits(spec.shape, array.shape[1:] if self._model.batching else array.shape)
 
     def one(
         self, result: object, index: int, requested: Sequence[str] | None

@@ -21,6 +21,9 @@ Array = np.ndarray[Any, Any]
 # The metadata of a record (its batch number left 0), where each payload begins, and the record's length.
 _Metadata = tuple[bytes, list[int], int]
 
+# Metadata, the record's length, and for each tensor with a payload its name, shape, dtype and place.
+_Form = tuple[bytes, int, list[tuple[str, tuple[int, ...], np.dtype[Any], int]]]
+
 _NUMBER = struct.Struct("<Q")
 _MAX_TEMPLATES = 512
 _MAX_ERROR_TEXT = 1 << 20
@@ -123,7 +126,8 @@ class ResponseWriter:
     """Writes the response records of one connection; keeps the metadata of shapes that come again and again."""
 
     def __init__(self) -> None:
-        self._templates: dict[tuple[Any, ...], tuple[bytes, list[int], int]] = {}
+        self._templates: dict[tuple[Any, ...], _Metadata] = {}
+        self._forms: dict[tuple[object, ...], _Form] = {}
 
     def write(
         self, number: int, answers: Sequence[Answer], allocate: Callable[[int], OwnedBlock]
@@ -158,15 +162,58 @@ class ResponseWriter:
         key = (tuple([(answer.request, answer.final) for answer in answers]), tuple(rows), _layout_key(tensors))
         return self._place(number, tensors, self._template(key, lambda: _metadata(answers, rows, tensors)), allocate)
 
-    def write_whole(
-        self, number: int, tensors: Sequence[Tensor], rows: Sequence[int], allocate: Callable[[int], OwnedBlock]
-    ) -> tuple[OwnedBlock, int]:
-        """Writes the last answers to all requests of a batch, joined by `join`; otherwise like `write`."""
-        template = self._template(
-            (tuple(rows), _layout_key(tensors)),
-            lambda: _metadata([Answer(index) for index in range(len(rows))], rows, tensors),
-        )
-        return self._place(number, tensors, template, allocate)
+    def write_plain(
+        self,
+        number: int,
+        results: Sequence[Mapping[str, Array]],
+        names: tuple[str, ...],
+        fits: Callable[[Array, str], bool],
+        allocate: Callable[[int], OwnedBlock],
+    ) -> tuple[OwnedBlock, int] | None:
+        """Writes the last answers to all requests of a batch, where they are dictionaries of plain numeric arrays.
+
+        The way that nearly every batch takes: what was checked and laid out for arrays of the same types and shapes
+        is not checked and laid out again.
+
+        Args:
+            number: The batch that is answered.
+            results: The outputs of each request.
+            names: The outputs that are wanted.
+            fits: Whether an array is what the model declares for an output; asked once for arrays that look alike.
+            allocate: Gives a block of so many bytes of the arena, or raises.
+
+        Returns:
+            The block and the length of the record in it; `None` where `write` must take each answer by itself.
+        """
+        look: list[object] = [names]
+        for name in names:
+            for result in results:
+                if result.__class__ is not dict or (array := result.get(name)) is None:
+                    return None
+                if array.__class__ is not np.ndarray:
+                    return None
+                look.append((array.dtype, array.shape))
+        key = tuple(look)
+        form = self._forms.get(key)
+        if form is None:
+            form = _form(names, results, fits)
+            if form is None:
+                return None
+            if len(self._forms) >= _MAX_TEMPLATES:
+                self._forms.clear()
+            self._forms[key] = form
+        metadata, length, tensors = form
+        block = allocate(length)
+        _, start, memory = block
+        memory[start : start + len(metadata)] = metadata
+        _NUMBER.pack_into(memory, start + layout.RECORD_BATCH_OFFSET, number)
+        for name, shape, dtype, offset in tensors:
+            target: Array = np.ndarray(shape, dtype, memory, start + offset)
+            if len(results) == 1:
+                target[...] = results[0][name]
+            else:
+                np.concatenate([result[name] for result in results], out=target)
+        return block, length
 
     def _template(self, key: tuple[Any, ...], make: Callable[[], _Metadata]) -> _Metadata:
         template = self._templates.get(key)
@@ -188,6 +235,24 @@ class ResponseWriter:
         for tensor, offset in zip(tensors, offsets, strict=True):
             tensor.write(memory, start + offset)
         return block, length
+
+
+def _form(
+    names: Sequence[str], results: Sequence[Mapping[str, Array]], fits: Callable[[Array, str], bool]
+) -> _Form | None:
+    if not all(fits(result[name], name) for name in names for result in results):
+        return None
+    joined = join(names, results)
+    if joined is None or any(tensor.strings is not None for tensor in joined[0]):
+        return None
+    tensors, rows = joined
+    metadata, offsets, length = _metadata([Answer(index) for index in range(len(rows))], rows, tensors)
+    placed = [
+        (tensor.name, tensor.shape, tensor.arrays[0].dtype, offset)
+        for tensor, offset in zip(tensors, offsets, strict=True)
+        if tensor.length
+    ]
+    return metadata, length, placed
 
 
 def _layout_key(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:

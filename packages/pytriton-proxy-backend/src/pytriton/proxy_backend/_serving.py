@@ -6,11 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from ._connection import TICK_S, Connection
-from ._execution import Execution
-from ._records import Batch
+from ._connection import TICK_S
+from ._execution import Execution, Service
 
-MakeExecution = Callable[[Batch], Execution]
 OnFailure = Callable[[BaseException], None]
 
 
@@ -31,12 +29,12 @@ class _LazyLoop:
             self._loop.close()
 
 
-def serve(connection: Connection, make: MakeExecution, on_failure: OnFailure) -> None:
+def serve(service: Service, on_failure: OnFailure) -> None:
     """Serves a synchronous callable until the connection closes."""
     loop = _LazyLoop()
     try:
         # No name here may hold on to a batch: the memory of its inputs goes back while its answer is sent.
-        while (execution := _next(connection, make)) is not None:
+        while (execution := _next(service)) is not None:
             execution.run(loop.run)
             if execution.failure is not None:
                 on_failure(execution.failure)
@@ -44,13 +42,14 @@ def serve(connection: Connection, make: MakeExecution, on_failure: OnFailure) ->
         loop.close()
 
 
-def _next(connection: Connection, make: MakeExecution) -> Execution | None:
-    batch = connection.receive()
-    return None if batch is None else make(batch)
+def _next(service: Service) -> Execution | None:
+    batch = service.connection.receive()
+    return None if batch is None else Execution(service, batch)
 
 
-async def serve_async(connection: Connection, make: MakeExecution, on_failure: OnFailure) -> None:
+async def serve_async(service: Service, on_failure: OnFailure) -> None:
     """Serves an asynchronous callable until the connection closes, with as many batches at once as come."""
+    connection = service.connection
     loop = asyncio.get_running_loop()
     closed: asyncio.Future[None] = loop.create_future()
     tasks: dict[int, asyncio.Task[None]] = {}
@@ -77,7 +76,7 @@ async def serve_async(connection: Connection, make: MakeExecution, on_failure: O
             batch = batches.pop(0)
             number = batch.number
             waiting[number] = set(range(len(batch)))
-            execution = make(batch)
+            execution = Execution(service, batch)
             tasks[number] = loop.create_task(run(execution, number))
             del batch, execution
 

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ._connection import Connection
-from ._execution import Execution, InferenceCallable, is_async
-from ._outputs import OutputChecker
-from ._records import Batch
+from ._execution import InferenceCallable, Service, is_async
 from ._serving import serve, serve_async
 from .errors import AttachError, ConnectionLostError, ProtocolError
 from .model import ModelSpec
@@ -58,7 +56,6 @@ class Worker:
         self.model = model
         self.endpoint = endpoint
         self._infer_func = infer_func
-        self._checker = OutputChecker(model)
         self._unrecoverable = unrecoverable
         self._on_unrecoverable = on_unrecoverable
         self._name = getattr(infer_func, "__qualname__", None) or type(infer_func).__name__
@@ -201,13 +198,11 @@ class Worker:
         return None
 
     def _serve(self, connection: Connection) -> None:
-        def make(batch: Batch) -> Execution:
-            return Execution(batch, connection, self._infer_func, self.model, self._checker, self._unrecoverable)
-
+        service = Service(connection, self._infer_func, self.model, self._unrecoverable)
         if is_async(self._infer_func):
-            asyncio.run(serve_async(connection, make, self._give_up))
+            asyncio.run(serve_async(service, self._give_up))
         else:
-            serve(connection, make, self._give_up)
+            serve(service, self._give_up)
 
     def _give_up(self, failure: BaseException) -> None:
         if self._on_unrecoverable is not None:
