@@ -54,6 +54,7 @@ async def serve_async(service: Service, on_failure: OnFailure) -> None:
     closed: asyncio.Future[None] = loop.create_future()
     tasks: dict[int, asyncio.Task[None]] = {}
     waiting: dict[int, set[int]] = {}  # requests of a batch whose callers still wait
+    cancelled: list[tuple[int, int]] = []  # read, and maybe ahead of the batch that was read with them
 
     def end(error: BaseException | None) -> None:
         if closed.done():
@@ -79,6 +80,9 @@ async def serve_async(service: Service, on_failure: OnFailure) -> None:
             execution = Execution(service, batch)
             tasks[number] = loop.create_task(run(execution, number))
             del batch, execution
+        if cancelled:
+            # After the first step of every task: one that is cancelled before it would never answer.
+            loop.call_soon(cancel)
 
     async def run(execution: Execution, number: int) -> None:
         try:
@@ -93,21 +97,23 @@ async def serve_async(service: Service, on_failure: OnFailure) -> None:
         # Sending may have read messages while it waited for room.
         read()
 
-    def cancel(number: int, request: int) -> None:
-        left = waiting.get(number)
-        if left is None:
-            return
-        left.discard(request)
-        # The other requests of the batch still want their answers.
-        if not left:
-            tasks[number].cancel()
+    def cancel() -> None:
+        while cancelled:
+            number, request = cancelled.pop(0)
+            left = waiting.get(number)
+            if left is None:
+                continue
+            left.discard(request)
+            # The other requests of the batch still want their answers.
+            if not left:
+                tasks[number].cancel()
 
     async def tick() -> None:
         while True:
             await asyncio.sleep(TICK_S)
             connection.tick()
 
-    connection.on_cancel = cancel
+    connection.on_cancel = lambda number, request: cancelled.append((number, request))
     loop.add_reader(connection.fileno(), read)
     ticking = loop.create_task(tick())
     try:
