@@ -156,8 +156,11 @@ class OwnArena:
 
     def has_idle(self) -> bool:
         """Whether `trim` may have something to give back later."""
-        return any(not segment.used for segment in self._segments[1:]) or (
-            bool(self._segments) and self._segments[0].size > _FIRST_SEGMENT
+        # The spare block counts as used until `trim` takes it back.
+        return (
+            self._spare is not None
+            or any(not segment.used for segment in self._segments[1:])
+            or (bool(self._segments) and self._segments[0].size > _FIRST_SEGMENT)
         )
 
     def trim(self, idle_s: float) -> list[int]:
