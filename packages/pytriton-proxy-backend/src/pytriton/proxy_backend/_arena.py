@@ -163,6 +163,16 @@ class OwnArena:
             or (bool(self._segments) and self._segments[0].size > _FIRST_SEGMENT)
         )
 
+    def drop_unused(self) -> list[int]:
+        """Drops every segment without a block in use, the first one too; returns their numbers."""
+        if self._spare is not None:
+            self._free(self._spare[1])
+            self._spare = None
+        unused = [segment for segment in self._segments if not segment.used]
+        self._segments = [segment for segment in self._segments if segment.used]
+        self.size -= sum(segment.size for segment in unused)
+        return [segment.number for segment in unused]
+
     def trim(self, idle_s: float) -> list[int]:
         """Drops segments that nobody used for `idle_s` seconds, all but a small first one; returns their numbers."""
         if self._spare is not None:

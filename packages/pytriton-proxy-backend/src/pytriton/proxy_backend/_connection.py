@@ -301,6 +301,10 @@ class Connection:
         while block is None:
             if self._outputs.can_grow(length):
                 self._announce(self._outputs.add_segment(length))
+            elif length <= self._outputs.budget and (unused := self._outputs.drop_unused()):
+                # Segments that were made for smaller outputs make way for a larger one.
+                for number in unused:
+                    self._send(MessageType.SEGMENT_CLOSE, 0, 0, number, 0, 0, 0)
             elif length > self._outputs.budget or not self._unacknowledged or waited >= _ARENA_TIMEOUT_S:
                 self._outputs.add_segment(length)  # raises, with the numbers
             else:
