@@ -159,6 +159,20 @@ bool Arena::Release(uint32_t segment, uint64_t offset) {
   return false;
 }
 
+std::vector<uint32_t> Arena::DropUnused() {
+  std::vector<uint32_t> gone;
+  for (auto it = segments_.begin(); it != segments_.end();) {
+    if (!it->used.empty()) {
+      ++it;
+      continue;
+    }
+    gone.push_back(it->segment->id());
+    size_ -= it->segment->size();
+    it = segments_.erase(it);
+  }
+  return gone;
+}
+
 std::vector<uint32_t> Arena::Trim(uint64_t now_ns, uint64_t idle_ns) {
   std::vector<uint32_t> gone;
   for (auto it = segments_.begin(); it != segments_.end();) {

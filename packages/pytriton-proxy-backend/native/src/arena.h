@@ -61,6 +61,9 @@ class Arena {
   // their numbers are returned so that the peer can be told.
   std::vector<uint32_t> Trim(uint64_t now_ns, uint64_t idle_ns);
 
+  // Segments without a block in use leave the arena, the first one too; their numbers are returned likewise.
+  std::vector<uint32_t> DropUnused();
+
   uint64_t budget() const { return budget_; }
   uint64_t size() const { return size_; }
   uint64_t in_use() const { return in_use_; }

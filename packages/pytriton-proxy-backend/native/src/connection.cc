@@ -374,6 +374,19 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
   }
   Block block;
   Arena::Result allocated = inputs_.Allocate(layout.record_length, &block);
+  if (allocated == Arena::Result::kFull && layout.record_length <= inputs_.budget()) {
+    // Segments that were made for smaller batches make way for a larger one.
+    for (const uint32_t id : inputs_.DropUnused()) {
+      Message close{};
+      close.type = static_cast<uint16_t>(MessageType::kSegmentClose);
+      close.segment = id;
+      if (!WriteLocked(&close, nullptr, 0, -1, error)) {
+        CloseLocked(*error, false);
+        return give_back(SendResult::kClosed);
+      }
+    }
+    allocated = inputs_.Allocate(layout.record_length, &block);
+  }
   if (allocated == Arena::Result::kNeedSegment) {
     if (!AddSegmentLocked(layout.record_length, error)) {
       *error = "memory for the inputs of the batch could not be had: " + *error;
