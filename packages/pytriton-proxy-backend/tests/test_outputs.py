@@ -148,59 +148,18 @@ def test_response_parameters() -> None:
         checker().one(Response({"y": Y}, {7: "x"}), 0, None)  # type: ignore[dict-item]
 
 
-# ---- whole batches at once --------------------------------------------------------------------------------------------
+# ---- what needs no further look ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strict", BOTH)
-def test_plain_results_are_joined(strict: bool) -> None:
-    results = [{"y": Y, "label": LABEL}, {"y": np.zeros((2, 2), F4), "label": np.array([[b"b"], [b"c"]], object)}]
-    joined = checker(strict=strict).whole(results, 2, ("y", "label"))
-    assert joined is not None
-    tensors, rows = joined
-    assert rows == [1, 2]
-    assert [(tensor.name, tensor.shape) for tensor in tensors] == [("y", (3, 2)), ("label", (3, 1))]
-
-
-@pytest.mark.parametrize(
-    "second",
-    [
-        {"y": Y.astype("f8"), "label": LABEL},
-        {"y": np.zeros((1, 3), F4), "label": LABEL},
-        {"y": np.zeros(2, F4), "label": np.array([[b"b"], [b"c"]], object)},
-        {"y": np.float32(1), "label": LABEL},
-        {"y": Y},
-        {"y": [[1, 2]], "label": LABEL},
-        {"y": None, "label": LABEL},
-        None,
-        ValueError("for this request only"),
-        Response({"y": Y, "label": LABEL}, {"score": 1}),
-        [Y, LABEL],
-    ],
-)
-def test_whatever_is_out_of_the_ordinary_is_left_to_the_careful_way(second: Any) -> None:
-    results = [{"y": Y, "label": LABEL}, second]
-    assert checker().whole(results, 2, ("y", "label")) is None
-    assert checker().whole(results[::-1], 2, ("y", "label")) is None
-
-
-def test_strict_results_that_are_joined_are_checked() -> None:
-    wrong_shape = [{"y": np.zeros((1, 3), F4), "label": LABEL}] * 2
-    wrong_names = [{"y": Y, "label": LABEL, "z": Y}] * 2
-    for results in (wrong_shape, wrong_names):
-        assert checker(strict=True).whole(results, 2, ("y", "label")) is None
-        assert checker().whole(results, 2, ("y", "label")) is not None
-
-
-@pytest.mark.parametrize("label", [np.array([[1]]), np.array([[1.5]]), np.array([[None]], object)])
-def test_what_is_no_string_is_not_joined(label: np.ndarray[Any, Any]) -> None:
-    assert checker().whole([{"y": Y, "label": label}] * 2, 2, ("y", "label")) is None
-
-
-def test_nothing_is_joined_where_there_is_no_batch_axis() -> None:
-    assert checker(batching=False).whole([{"y": Y, "label": LABEL}] * 2, 2, ("y", "label")) is None
-    assert checker().whole(({"y": Y},) * 2, 2, ("y",)) is None
-    assert checker().whole([{"y": Y}], 2, ("y",)) is None
-    assert checker().whole([{"y": Y}] * 2, 2, ()) is None
+def test_only_numbers_exactly_as_declared_are_sent_unseen(strict: bool) -> None:
+    fits = checker(strict=strict).fits
+    assert fits(Y, "y")
+    assert not fits(Y.astype("f8"), "y")
+    assert not fits(Y.astype(">f4"), "y")
+    assert not fits(LABEL, "label")
+    assert not fits(Y, "label")
+    assert fits(np.zeros((1, 3), F4), "y") is not strict
 
 
 def test_errors_are_of_a_bearable_length() -> None:

@@ -93,6 +93,19 @@ void ArenaTrim() {
   CHECK(arena.Trim(5040, 10).size() == 1);
 }
 
+void ArenaDropsWhatIsUnused() {
+  Arena arena(8 * kMiB);
+  const Block small = Take(arena, 100);
+  const Block large = Take(arena, 4 * kMiB);
+  CHECK(arena.Release(large.segment, large.offset));
+  Block block;
+  CHECK(arena.Allocate(6 * kMiB, &block) == Arena::Result::kFull);
+  CHECK((arena.DropUnused() == std::vector<uint32_t>{large.segment}) && arena.size() == kMiB);
+  CHECK(Take(arena, 6 * kMiB).offset == 0);
+  CHECK(arena.Release(small.segment, small.offset));
+  CHECK((arena.DropUnused() == std::vector<uint32_t>{small.segment}));
+}
+
 int Memfd(uint64_t size, int seals) {
   const int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   CHECK(fd >= 0 && ftruncate(fd, static_cast<off_t>(size)) == 0);
@@ -257,6 +270,7 @@ int main(int argc, char** argv) {
     ArenaAllocateAndMerge();
     ArenaGrowsToItsBudget();
     ArenaTrim();
+    ArenaDropsWhatIsUnused();
   } else if (name == "segments") {
     SegmentsOfAPeer();
   } else if (name == "strings") {

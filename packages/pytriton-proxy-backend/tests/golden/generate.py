@@ -273,6 +273,15 @@ def golden_columns() -> bytes:
     return response_record(7, answers, tensors)
 
 
+def golden_plain() -> bytes:
+    """Last answers to two requests, numbers only."""
+    tensors = [
+        Tensor("y", FP32, [3, 2], struct.pack("<6f", *range(6))),
+        Tensor("n", INT64, [3], struct.pack("<3q", -1, 0, 1 << 40)),
+    ]
+    return response_record(7, [Answer(0, rows=1), Answer(1, rows=2)], tensors)
+
+
 def golden_mixed() -> bytes:
     """Tensors of single responses, parameters of every type, an error, and the end of a stream."""
     answers = [
@@ -318,6 +327,7 @@ def vectors() -> dict[str, bytes]:
         "detach": message(DETACH),
         "record_batch": golden_batch(),
         "record_response_columns": golden_columns(),
+        "record_response_plain": golden_plain(),
         "record_response_mixed": golden_mixed(),
     }
     return {f"{name}.bin": raw for name, raw in made.items()}

@@ -1,0 +1,308 @@
+"""Batch records as the worker reads them: odd but good ones, malformed ones, and mutated ones."""
+
+import gc
+import mmap
+import struct
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pytriton.proxy.types import Request
+from pytriton.proxy_backend import ProtocolError
+from pytriton.proxy_backend._arena import PeerArena
+from pytriton.proxy_backend._records import Batch, Plan
+
+NUMBERS = [0, 1, 2, 8, 13, 14, 63, 64, 65, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63]
+
+
+def parse(
+    raw: bytes, number: int = 7, *, batching: bool = True, plans: dict[tuple[object, ...], Plan] | None = None
+) -> Batch:
+    """Reads a record from memory that ends where it does."""
+    memory = mmap.mmap(-1, 64 + max(len(raw), 1))
+    memory[64 : 64 + len(raw)] = raw
+    arena = PeerArena()
+    arena._segments[1] = memory
+    block, _ = arena.block(1, 64, len(raw))
+    return Batch(block, memory, number, batching, plans)
+
+
+def use(batch: Batch) -> None:
+    """Asks for everything that a callable may ask for."""
+    requests = batch.requests()
+    for request in requests:
+        for array in request.values():
+            array.sum() if array.dtype.kind != "O" else array.ravel().tolist()
+        dict(request.parameters)
+        list(request.requested_output_names or [])
+        (request.request_id, request.correlation_id, request.trace_context, request.priority, request.timeout_us)
+        request.is_cancelled()
+        repr(request)
+    requests[0].__pytriton_batch__(requests)
+
+
+def patched(raw: bytes, *fields: tuple[str, int, int]) -> bytes:
+    """A copy with (format, offset, value) put in."""
+    copy = bytearray(raw)
+    for form, offset, value in fields:
+        struct.pack_into("<" + form, copy, offset, value)
+    return bytes(copy)
+
+
+@pytest.fixture
+def plain(golden: ModuleType) -> bytes:
+    """Two requests of 1 row with an input x of 2 float32: entries at 64, the tensor at 224."""
+    tensor = golden.Tensor("x", golden.FP32, [2, 2], struct.pack("<4f", 1, 2, 3, 4))
+    return bytes(golden.batch_record(7, [golden.Request(outputs=["y"])] * 2, [tensor]))
+
+
+def test_the_whole_batch_without_a_copy(plain: bytes) -> None:
+    batch = parse(plain)
+    requests = batch.requests()
+    assert len(batch) == 2
+    whole = requests[0].__pytriton_batch__(requests)
+    assert whole is not None
+    columns, rows = whole
+    assert rows == [1, 1]
+    assert columns["x"].tolist() == [[1, 2], [3, 4]]
+    assert np.shares_memory(columns["x"], requests[1]["x"])
+    # Inputs that were looked at are still the batch; another list, order or data is not.
+    assert requests[0].__pytriton_batch__(requests) is not None
+    for other in (requests[::-1], requests[:1], [requests[0], requests[0]], [requests[0], Request({"x": columns["x"]})]):
+        assert requests[0].__pytriton_batch__(other) is None
+    requests[1]["x"] = requests[1]["x"].copy()
+    assert requests[0].__pytriton_batch__(requests) is None
+
+
+@pytest.mark.parametrize("change", ["extra", "removed", "replaced"])
+def test_changed_data_are_not_the_whole_batch(plain: bytes, change: str) -> None:
+    requests = parse(plain).requests()
+    if change == "extra":
+        requests[1]["z"] = np.zeros(1)
+    elif change == "removed":
+        del requests[1]["x"]
+    else:
+        requests[1].data = {"x": requests[1]["x"]}
+    assert requests[0].__pytriton_batch__(requests) is None
+
+
+def test_an_input_of_some_requests_only(golden: ModuleType) -> None:
+    tensor = golden.Tensor("x", golden.INT64, [1, 1], struct.pack("<q", 5), owner=1)
+    requests = parse(golden.batch_record(7, [golden.Request(), golden.Request()], [tensor])).requests()
+    assert requests[0].data == {}
+    assert requests[1]["x"].tolist() == [[5]]
+    assert requests[0].__pytriton_batch__(requests) is None
+
+
+def test_without_a_batch_axis(golden: ModuleType) -> None:
+    tensors = [
+        golden.Tensor("s", golden.FP32, [], struct.pack("<f", 2)),
+        golden.Tensor("x", golden.FP32, [3], struct.pack("<3f", 1, 2, 3)),
+    ]
+    [request] = parse(golden.batch_record(7, [golden.Request()], tensors), batching=False).requests()
+    assert request["s"].shape == ()
+    assert request["x"].tolist() == [1, 2, 3]
+    whole = request.__pytriton_batch__([request])
+    assert whole is not None
+    assert whole[0]["x"].shape == (3,)
+
+
+def test_tensors_without_elements(golden: ModuleType) -> None:
+    tensors = [
+        golden.Tensor("x", golden.FP32, [2, 0, 3], b""),
+        golden.Tensor("s", golden.BYTES, [2, 0], b""),
+        golden.Tensor("none", golden.INT64, [0, 2], b"", owner=0),
+    ]
+    first, second = parse(golden.batch_record(7, [golden.Request()] * 2, tensors)).requests()
+    assert [first[name].shape for name in ("x", "s", "none")] == [(1, 0, 3), (1, 0), (0, 2)]
+    assert second["x"].dtype == np.float32
+
+
+def test_requests_of_no_rows_and_of_many(golden: ModuleType) -> None:
+    tensor = golden.Tensor("x", 2, [5], b"abcde")
+    requests = parse(golden.batch_record(7, [golden.Request(rows=rows) for rows in (0, 4, 1)], [tensor])).requests()
+    assert [request["x"].tobytes() for request in requests] == [b"", b"abcd", b"e"]
+
+
+def test_outputs_that_differ_in_number_only(golden: ModuleType) -> None:
+    """The first request wants nothing, so that its list of outputs begins where the second's does."""
+    requests = [golden.Request(outputs=[]), golden.Request(outputs=["y", "z"])]
+    batch = parse(golden.batch_record(7, requests))
+    assert batch.uniform_outputs is None
+    assert [request.requested_output_names for request in batch.requests()] == [[], ["y", "z"]]
+
+
+def test_text_that_is_no_utf8_survives(golden: ModuleType) -> None:
+    name = b"caf\xe9".decode("utf-8", "surrogateescape")
+    [request] = parse(golden.batch_record(7, [golden.Request(id=name, parameters={name: name})])).requests()
+    assert request.request_id == name
+    assert request.parameters == {name: name}
+
+
+def test_bf16(golden: ModuleType) -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    tensor = golden.Tensor("x", 14, [1, 2], np.array([1.5, -2], ml_dtypes.bfloat16).tobytes())
+    [request] = parse(golden.batch_record(7, [golden.Request()], [tensor])).requests()
+    assert request["x"].dtype == ml_dtypes.bfloat16
+    assert request["x"].astype(float).tolist() == [[1.5, -2]]
+
+
+def test_batches_that_look_alike_share_what_was_read(golden: ModuleType) -> None:
+    plans: dict[tuple[object, ...], Plan] = {}
+    for number in range(1, 4):
+        payload = struct.pack("<4f", *[number] * 4)
+        raw = golden.batch_record(
+            number, [golden.Request(rows=2, id="a")], [golden.Tensor("x", golden.FP32, [2, 2], payload)]
+        )
+        [request] = parse(raw, number, plans=plans).requests()
+        assert request["x"].tolist() == [[number] * 2] * 2
+        assert request.request_id == "a"
+    assert len(plans) == 1
+    other = golden.batch_record(9, [golden.Request(rows=2, id="b")], [golden.Tensor("x", golden.FP32, [2, 2], payload)])
+    assert parse(other, 9, plans=plans).requests()[0].request_id == "b"
+    # A flood of different ones does not fill the memory.
+    for number in range(1000):
+        use(parse(golden.batch_record(number, [golden.Request(id=str(number))]), number, plans=plans))
+    assert len(plans) <= 256
+
+
+def test_views_keep_the_block_and_requests_do_not_keep_each_other(golden: ModuleType) -> None:
+    arena = PeerArena()
+    raw = golden.batch_record(7, [golden.Request()] * 2, [golden.Tensor("x", 2, [2], b"ab")])
+    memory = mmap.mmap(-1, 4096)
+    memory[: len(raw)] = raw
+    arena._segments[1] = memory
+    requests = Batch(*arena.block(1, 0, len(raw)), 7, True).requests()
+    kept = requests[1]["x"]
+    del requests
+    gc.collect()
+    assert not arena.released
+    del kept
+    gc.collect()
+    assert list(arena.released) == [(1, 0)]
+
+
+TENSOR = 64 + 2 * 80
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda raw: raw[:63], "shorter than its header"),
+        (lambda raw: b"", "shorter than its header"),
+        (lambda raw: raw[:-1], "does not fit into its block"),
+        (lambda raw: patched(raw, ("I", 0, 0x31525450)), "expected the record of batch 7"),
+        (lambda raw: patched(raw, ("Q", 16, 8)), "got magic 0x31425450 and batch 8"),
+        (lambda raw: patched(raw, ("Q", 24, 63)), "63 bytes of metadata"),
+        (lambda raw: patched(raw, ("Q", 24, 1 << 62)), "bytes of metadata do not fit"),
+        (lambda raw: patched(raw, ("Q", 24, (1 << 30) + 64), ("Q", 32, 1 << 31)), "bytes of metadata do not fit"),
+        (lambda raw: patched(raw, ("Q", 32, len(raw) + 1)), "does not fit into its block"),
+        (lambda raw: patched(raw, ("I", 4, 0)), "0 requests"),
+        (lambda raw: patched(raw, ("I", 4, 1 << 31)), "requests at 64 do not lie inside"),
+        (lambda raw: patched(raw, ("I", 40, 32)), "2 requests at 32"),
+        (lambda raw: patched(raw, ("I", 8, 1 << 31)), "tensors at"),
+        (lambda raw: patched(raw, ("I", 44, (1 << 32) - 1)), "tensors at"),
+        (lambda raw: patched(raw, ("I", TENSOR, 1 << 31)), "a text of 1 bytes at"),
+        (lambda raw: patched(raw, ("I", TENSOR + 4, 1 << 31)), "a text of"),
+        (lambda raw: patched(raw, ("I", TENSOR + 12, 65)), "65 dimensions"),
+        (lambda raw: patched(raw, ("I", TENSOR + 20, 1 << 20)), "2 dimensions at"),
+        (lambda raw: patched(raw, ("I", TENSOR + 16, 2)), "belongs to request 2 of 2"),
+        (lambda raw: patched(raw, ("Q", TENSOR + 24, 0)), "lie outside the record's payloads"),
+        (lambda raw: patched(raw, ("Q", TENSOR + 24, 1 << 63)), "lie outside the record's payloads"),
+        (lambda raw: patched(raw, ("Q", TENSOR + 32, 1 << 63)), "lie outside the record's payloads"),
+        (lambda raw: patched(raw, ("Q", TENSOR + 32, 12)), "takes 16 bytes, 12 came"),
+        (lambda raw: patched(raw, ("I", TENSOR + 8, 13)), "input 'x'"),
+        (lambda raw: patched(raw, ("q", TENSOR + 48, -2), ("q", TENSOR + 56, -2)), "negative dimension"),
+        (lambda raw: patched(raw, ("q", TENSOR + 48, 1), ("q", TENSOR + 56, 4)), "for a batch of 2 rows"),
+        (lambda raw: patched(raw, ("I", 64, 2)), "for a batch of 3 rows"),
+        # No elements, so its 0 bytes are right, and still no shape that numpy can have.
+        (
+            lambda raw: patched(
+                raw, ("q", TENSOR + 48, 1 << 62), ("q", TENSOR + 56, 0), ("Q", TENSOR + 32, 0), ("I", TENSOR + 16, 0)
+            ),
+            "input 'x'",
+        ),
+        (lambda raw: patched(raw, ("I", 64 + 64, 1 << 31), ("I", 144 + 64, 1 << 31)), "names of outputs at"),
+    ],
+)
+def test_malformed(plain: bytes, change: Callable[[bytes], bytes], reason: str) -> None:
+    use(parse(plain))
+    with pytest.raises(ProtocolError) as caught:
+        parse(change(plain))
+    assert reason in str(caught.value)
+
+
+def test_more_dimensions_than_numpy_has(golden: ModuleType) -> None:
+    """64 dimensions are fine for numpy 2 and too many for numpy 1."""
+    raw = golden.batch_record(7, [golden.Request()], [golden.Tensor("x", 2, [1] * 64, b"a")])
+    if int(np.__version__.partition(".")[0]) >= 2:
+        assert parse(raw).requests()[0]["x"].ndim == 64
+    else:
+        with pytest.raises(ProtocolError, match="dimension"):
+            parse(raw)
+
+
+@pytest.mark.parametrize("code", [0, 15, 1 << 31])
+def test_an_unknown_dtype(plain: bytes, code: int) -> None:
+    with pytest.raises(TypeError, match=f"data type number {code}"):
+        parse(patched(plain, ("I", TENSOR + 8, code)))
+
+
+@pytest.mark.parametrize(
+    ("offset", "value", "ask"),
+    [
+        (64 + 56, 1 << 31, lambda request: request.parameters),
+        (64 + 60, 1 << 31, lambda request: request.parameters),
+        (64 + 36, 1 << 31, lambda request: request.request_id),
+        (64 + 44, 1 << 31, lambda request: request.correlation_id),
+        (64 + 52, 1 << 31, lambda request: request.trace_context),
+        (64 + 68, 1 << 31, lambda request: request.requested_output_names),
+    ],
+)
+def test_what_is_read_late_is_checked_as_well(
+    golden: ModuleType, offset: int, value: int, ask: Callable[[Request], Any]
+) -> None:
+    raw = golden.batch_record(7, [golden.Request(parameters={"a": "b"}, outputs=["y"]), golden.Request(outputs=["z"])])
+    with pytest.raises(ProtocolError, match="outside the metadata"):
+        ask(parse(patched(raw, ("I", offset, value))).requests()[0])
+
+
+def test_an_unknown_type_of_parameter(golden: ModuleType) -> None:
+    raw = golden.batch_record(7, [golden.Request(parameters={"a": 1})])
+    with pytest.raises(ProtocolError, match="parameter 'a' has the unknown type 9"):
+        parse(patched(raw, ("I", 64 + 80 + 8, 9))).requests()[0].parameters  # noqa: B018
+
+
+# One change: where (as a share of the record), how wide, what. Aligned, so that it hits whole fields.
+CHANGES = st.lists(
+    st.tuples(st.floats(0, 1, exclude_max=True), st.sampled_from([1, 2, 4, 8]), st.sampled_from(NUMBERS) | st.integers(0, (1 << 64) - 1)),
+    min_size=1,
+    max_size=4,
+)  # fmt: skip
+
+
+@given(changes=CHANGES, cut=st.none() | st.floats(0, 1), batching=st.booleans(), share=st.booleans())
+@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_mutated_records(
+    golden: ModuleType, changes: list[tuple[float, int, int]], cut: float | None, batching: bool, share: bool
+) -> None:
+    good = golden.golden_batch()
+    # Most of it is about the metadata, the first 896 bytes.
+    raw = bytearray(good)
+    for place, width, value in changes:
+        at = int(place * 960) // width * width
+        raw[at : at + width] = (value & (1 << 8 * width) - 1).to_bytes(width, "little")
+    if cut is not None:
+        del raw[int(cut * len(raw)) :]
+    plans: dict[tuple[object, ...], Plan] | None = {} if share else None
+    if share:
+        parse(good, plans=plans)
+    try:
+        use(parse(bytes(raw), batching=batching, plans=plans))
+    except (ProtocolError, TypeError) as error:
+        assert str(error)  # noqa: PT017
