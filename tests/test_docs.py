@@ -6,7 +6,8 @@ How a block is treated follows from the first word of its info string:
   title ends with `server.py` is started as a server, which answers the blocks below it until the next one takes its
   place or the page ends; then it gets SIGINT and has to end with exit code 0.
 * `text` right after a program: what that program prints. `...` stands for anything, as in doctest.
-* `console`: commands after `$ `, each followed by its output. `curl` and `python` are run, the rest is checked.
+* `console`: commands after `$ `, each followed by its output. `curl` and `python` are run, the rest is checked. A file of
+  docs/examples/ with ` &` after it is a server, as above.
 * `bash`, or no language and only commands in it: each line is checked. Nothing is installed, and this repository's
   own commands are not run inside its own tests: names, extras and sub-commands have to exist.
 * anything else, and any block that cannot be run, says why: `norun="..."`. Each such block is a skipped test with this
@@ -87,7 +88,7 @@ LISTENING = {
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>.*)$")
 OPTION = re.compile(r'(\w+)="([^"]*)"')
-SNIPPET = re.compile(r'--8<-- "([^"]+)"\s*')
+EXAMPLE = re.compile(r"python (docs/examples/\w+\.py)(?P<background> &)?")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"(pip|python3?|curl|cd|git|export) ")
 
@@ -256,20 +257,25 @@ class Page:
                 server.output.close()
 
     def _python(self, block: Block) -> None:
-        snippet = SNIPPET.fullmatch(block.text)
-        text = (ROOT / snippet[1]).read_text(encoding="utf-8") if snippet else block.text
         file = self.folder / block.options.get("title", f"block_{block.line}.py").rpartition("/")[2]
         if file.name.endswith("server.py"):
-            file.write_text(text, encoding="utf-8")
+            file.write_text(block.text, encoding="utf-8")
             self.start_server(file)
         else:
-            file.write_text(self._located(text), encoding="utf-8")
+            file.write_text(self._located(block.text), encoding="utf-8")
             self.printed = self._output([sys.executable, "-W", "error::DeprecationWarning:__main__", file.name])
 
     def _console(self, block: Block) -> None:
         for command, wanted in sessions(block.text):
             program = shlex.split(command)[0]
-            if program == "curl" and shutil.which("curl") is None:
+            example = EXAMPLE.fullmatch(command)
+            if example:
+                file = Path(shutil.copy(ROOT / example[1], self.folder))
+                if example["background"]:
+                    self.start_server(file)
+                else:
+                    compare(wanted, self._output([sys.executable, file.name]))
+            elif program == "curl" and shutil.which("curl") is None:
                 self.unrun.append(f"{block.where}: curl is not installed here")
             elif program in ("curl", "python"):
                 compare(wanted, self._output(["bash", "-c", self._located(command)]))
