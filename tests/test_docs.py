@@ -6,8 +6,8 @@ How a block is treated follows from the first word of its info string:
   title ends with `server.py` is started as a server, which answers the blocks below it until the next one takes its
   place or the page ends; then it gets SIGINT and has to end with exit code 0.
 * `text` right after a program: what that program prints. `...` stands for anything, as in doctest.
-* `console`: commands after a dollar sign, each followed by its output. `curl` and `python` are run, the rest is checked.
-  A file of docs/examples/ with an ampersand after it is a server, as above.
+* `console`: commands after a dollar sign, each followed by its output. `curl` and `python` are run, the rest is
+  checked. A file of docs/examples/ with an ampersand after it is a server, as above.
 * `bash`, or no language and only commands in it: each line is checked. Nothing is installed, and this repository's
   own commands are not run inside its own tests: names, extras and sub-commands have to exist.
 * anything else, and any block that cannot be run, says why: `norun="..."`. Each such block is a skipped test with this
