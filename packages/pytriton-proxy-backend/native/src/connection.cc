@@ -74,6 +74,28 @@ bool Connection::WriteLocked(
   }
 }
 
+bool Connection::TryWriteLocked(Message* message, bool* sent, std::string* error) {
+  message->size = sizeof(Message);
+  do {
+    *sent = send(fd_, message, sizeof(Message), MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
+  } while (!*sent && errno == EINTR);
+  if (*sent || errno == EAGAIN || errno == EWOULDBLOCK) return true;
+  *error = std::string("sending to it failed: ") + std::strerror(errno);
+  return false;
+}
+
+bool Connection::AcknowledgeLocked(std::string* error) {
+  Message release{};
+  release.type = static_cast<uint16_t>(MessageType::kRelease);
+  release.consumed = consumed_;
+  bool sent = false;
+  if (!TryWriteLocked(&release, &sent, error)) return false;
+  // The count is cumulative: a later acknowledgement makes up for one that found no room.
+  if (sent) acknowledged_ = consumed_;
+  acknowledgement_due_ = !sent;
+  return true;
+}
+
 bool Connection::SendGreetingLocked(MessageType type, const std::string& text) {
   Message message{};
   message.type = static_cast<uint16_t>(type);
@@ -215,13 +237,7 @@ bool Connection::ResponseLocked(const Message& message, std::string* error) {
     }
     BatchDoneLocked(message.batch);
   }
-  if (message.length > kEagerAcknowledge || settings_.decoupled) {
-    Message release{};
-    release.type = static_cast<uint16_t>(MessageType::kRelease);
-    release.consumed = acknowledged_ = consumed_;
-    return WriteLocked(&release, nullptr, 0, -1, error);
-  }
-  return true;
+  return message.length <= kEagerAcknowledge && !settings_.decoupled ? true : AcknowledgeLocked(error);
 }
 
 bool Connection::FailLocked(
@@ -438,7 +454,8 @@ void Connection::Tick(uint64_t now_ns) {
       message.type = static_cast<uint16_t>(MessageType::kCancel);
       message.batch = batch->id();
       message.index = request;
-      WriteLocked(&message, nullptr, 0, -1, &error);
+      bool sent;  // if not, the byte above says the same
+      TryWriteLocked(&message, &sent, &error);
     });
     if (!error.empty()) break;
   }
@@ -450,11 +467,8 @@ void Connection::Tick(uint64_t now_ns) {
       if (!WriteLocked(&message, nullptr, 0, -1, &error)) break;
     }
   }
-  if (error.empty() && acknowledged_ != consumed_ && in_flight_.empty()) {
-    Message release{};
-    release.type = static_cast<uint16_t>(MessageType::kRelease);
-    release.consumed = acknowledged_ = consumed_;
-    WriteLocked(&release, nullptr, 0, -1, &error);
+  if (error.empty() && acknowledged_ != consumed_ && (in_flight_.empty() || acknowledgement_due_)) {
+    AcknowledgeLocked(&error);
   }
   if (!error.empty()) CloseLocked(error, false);
 }

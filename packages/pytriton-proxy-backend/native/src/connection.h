@@ -77,6 +77,9 @@ class Connection {
   bool AddSegmentLocked(uint64_t length, std::string* error);
   bool SendGreetingLocked(MessageType type, const std::string& text);
   bool WriteLocked(Message* message, const void* body, size_t body_length, int fd, std::string* error);
+  // Sends what may be left out, where the socket has room: a busy worker reads nothing, and is not to be waited for.
+  bool TryWriteLocked(Message* message, bool* sent, std::string* error);
+  bool AcknowledgeLocked(std::string* error);
 
   const int fd_;
   const ModelIdentity& model_;
@@ -94,6 +97,7 @@ class Connection {
   std::map<uint64_t, std::unique_ptr<Batch>> in_flight_;
   uint64_t consumed_ = 0;      // RESPONSE messages read
   uint64_t acknowledged_ = 0;  // of these, those that the worker has been told of
+  bool acknowledgement_due_ = false;  // the socket had no room for it
   ResponseRecord record_;
 };
 
