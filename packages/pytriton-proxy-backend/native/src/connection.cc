@@ -217,7 +217,7 @@ bool Connection::ResponseLocked(const Message& message, std::string* error) {
   }
   auto segment = outputs_.find(message.segment);
   if (segment == outputs_.end() || message.offset > segment->second->size() ||
-      message.length > segment->second->size() - message.offset || message.offset % 8 != 0) {
+      message.length > segment->second->size() - message.offset || message.offset % kAlignment != 0) {
     *error = "its response lies at " + std::to_string(message.offset) + ", length " + std::to_string(message.length) +
              ", of segment " + std::to_string(message.segment) + ", outside of its arena";
     return false;
@@ -330,6 +330,7 @@ void Connection::Process() {
       break;
     }
     int fd = -1;
+    bool surplus = (header.msg_flags & MSG_CTRUNC) != 0;
     for (cmsghdr* cmsg = CMSG_FIRSTHDR(&header); cmsg != nullptr; cmsg = CMSG_NXTHDR(&header, cmsg)) {
       if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS) continue;
       const size_t count = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -339,6 +340,7 @@ void Connection::Process() {
         if (fd < 0) {
           fd = descriptor;
         } else {
+          surplus = true;
           close(descriptor);
         }
       }
@@ -359,6 +361,9 @@ void Connection::Process() {
       std::memcpy(&message, packet, sizeof(message));
       if (message.size != static_cast<uint32_t>(received)) {
         error = "its message says " + std::to_string(message.size) + " bytes, " + std::to_string(received) + " came";
+        if (fd >= 0) close(fd);
+      } else if (surplus) {
+        error = "it sent more than one descriptor with a message";
         if (fd >= 0) close(fd);
       } else {
         HandleLocked(
