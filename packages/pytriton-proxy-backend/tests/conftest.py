@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -95,6 +96,7 @@ class Peer:
         self.closed_outputs: list[int] = []
         self.released: list[tuple[int, int]] = []
         self.free = 0  # where the next record of segment 1 goes
+        self.drained = threading.Event()  # for tests: the worker has read everything
 
     def send(self, packet: bytes, fds: Sequence[int] = ()) -> None:
         """Sends one packet; closes `fds`."""
@@ -128,9 +130,7 @@ class Peer:
         self.arena[1][at : at + len(record)] = record
         if offset is None:
             self.free += self.generate.align(len(record), 64)
-        self.message(
-            self.generate.BATCH, batch=number, consumed=consumed, segment=1, offset=at, length=len(record)
-        )
+        self.message(self.generate.BATCH, batch=number, consumed=consumed, segment=1, offset=at, length=len(record))
         return at
 
     def receive(self) -> Packet:

@@ -167,7 +167,8 @@ def test_only_sealed_memory_of_the_right_size_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("segment", "offset", "length"), [(2, 0, 64), (1, 32, 64), (1, 0, 4097), (1, 4096, 1), (1, 1 << 63, 64), (1, 64, 4096)]
+    ("segment", "offset", "length"),
+    [(2, 0, 64), (1, 32, 64), (1, 0, 4097), (1, 4096, 1), (1, 1 << 63, 64), (1, 64, 4096)],
 )
 def test_blocks_outside_are_refused(segment: int, offset: int, length: int) -> None:
     arena = PeerArena()

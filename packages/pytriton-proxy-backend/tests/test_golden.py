@@ -99,7 +99,9 @@ def test_refusal_carries_its_reason() -> None:
 
 @pytest.mark.parametrize(("name", "theirs"), [("refuse_major_2", (2, 0)), ("refuse_major_2_short", (2, 5))])
 def test_another_major_names_both_versions(name: str, theirs: tuple[int, int]) -> None:
-    with pytest.raises(VersionMismatchError, match=rf"protocol 1\.0, the proxy backend {theirs[0]}\.{theirs[1]}") as caught:
+    with pytest.raises(
+        VersionMismatchError, match=rf"protocol 1\.0, the proxy backend {theirs[0]}\.{theirs[1]}"
+    ) as caught:
         parse_greeting(read(name))
     assert (caught.value.ours, caught.value.theirs) == ((1, 0), theirs)
 
@@ -139,7 +141,12 @@ def test_batch_record() -> None:
     assert second.parameters == {}
     assert third.parameters == {"last": False}
     assert [request.requested_output_names for request in (first, second, third)] == [["y", "label"]] * 2 + [["y"]]
-    assert (first.request_id, first.priority, first.timeout_us, first.correlation_id) == ("first", 1 << 40, 1_500_000, 77)
+    assert (first.request_id, first.priority, first.timeout_us, first.correlation_id) == (
+        "first",
+        1 << 40,
+        1_500_000,
+        77,
+    )
     assert (first.trace_context, first.sequence_start, first.sequence_end) == ("00-abc-01", True, False)
     assert (second.request_id, second.correlation_id, second.trace_context) == ("zweite", "séance-9", "")
     assert (third.request_id, third.priority, third.correlation_id, third.sequence_end) == ("", 0, 0, True)
@@ -188,7 +195,7 @@ def test_response_record_of_numbers() -> None:
     for _ in range(2):
         assert written(*writer.write(7, [Answer(i, piece) for i, piece in enumerate(pieces)], blocks)) == expected
         # The short way for what looks as it did before; the second time from what was laid out then.
-        plain = writer.write_plain(7, pieces, ("y", "n"), lambda array, name: True, blocks)
+        plain = writer.write_plain(7, pieces, ("y", "n"), lambda array, name: True, blocks, blocks)
         assert plain is not None
         assert written(*plain) == expected
 

@@ -17,7 +17,24 @@ from pytriton.proxy_backend import ProtocolError
 from pytriton.proxy_backend._arena import PeerArena
 from pytriton.proxy_backend._records import Batch, Plan
 
-NUMBERS = [0, 1, 2, 8, 13, 14, 63, 64, 65, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 32, (1 << 63) - 1, 1 << 63]
+NUMBERS = [
+    0,
+    1,
+    2,
+    8,
+    13,
+    14,
+    63,
+    64,
+    65,
+    1 << 16,
+    (1 << 31) - 1,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    (1 << 63) - 1,
+    1 << 63,
+]
 
 
 def parse(
@@ -73,7 +90,12 @@ def test_the_whole_batch_without_a_copy(plain: bytes) -> None:
     assert np.shares_memory(columns["x"], requests[1]["x"])
     # Inputs that were looked at are still the batch; another list, order or data is not.
     assert requests[0].__pytriton_batch__(requests) is not None
-    for other in (requests[::-1], requests[:1], [requests[0], requests[0]], [requests[0], Request({"x": columns["x"]})]):
+    for other in (
+        requests[::-1],
+        requests[:1],
+        [requests[0], requests[0]],
+        [requests[0], Request({"x": columns["x"]})],
+    ):
         assert requests[0].__pytriton_batch__(other) is None
     requests[1]["x"] = requests[1]["x"].copy()
     assert requests[0].__pytriton_batch__(requests) is None
@@ -195,13 +217,13 @@ TENSOR = 64 + 2 * 80
     [
         (lambda raw: raw[:63], "shorter than its header"),
         (lambda raw: b"", "shorter than its header"),
-        (lambda raw: raw[:-1], "does not fit into its block"),
+        (lambda raw: raw[:-1], "lengths do not nest"),
         (lambda raw: patched(raw, ("I", 0, 0x31525450)), "expected the record of batch 7"),
         (lambda raw: patched(raw, ("Q", 16, 8)), "got magic 0x31425450 and batch 8"),
-        (lambda raw: patched(raw, ("Q", 24, 63)), "63 bytes of metadata"),
-        (lambda raw: patched(raw, ("Q", 24, 1 << 62)), "bytes of metadata do not fit"),
-        (lambda raw: patched(raw, ("Q", 24, (1 << 30) + 64), ("Q", 32, 1 << 31)), "bytes of metadata do not fit"),
-        (lambda raw: patched(raw, ("Q", 32, len(raw) + 1)), "does not fit into its block"),
+        (lambda raw: patched(raw, ("Q", 24, 63)), "metadata 63,"),
+        (lambda raw: patched(raw, ("Q", 24, 1 << 62)), "lengths do not nest"),
+        (lambda raw: patched(raw, ("Q", 24, (1 << 30) + 64), ("Q", 32, 1 << 31)), "lengths do not nest"),
+        (lambda raw: patched(raw, ("Q", 32, len(raw) + 1)), "lengths do not nest"),
         (lambda raw: patched(raw, ("I", 4, 0)), "0 requests"),
         (lambda raw: patched(raw, ("I", 4, 1 << 31)), "requests at 64 do not lie inside"),
         (lambda raw: patched(raw, ("I", 40, 32)), "2 requests at 32"),

@@ -8,7 +8,9 @@ from pytriton.proxy.types import Request, Response
 
 def test_a_request_made_by_hand() -> None:
     x = np.zeros((2, 3))
-    request = Request({"x": x}, {"key": 1}, requested_output_names=["y"], request_id="7", priority=1, correlation_id="s")
+    request = Request(
+        {"x": x}, {"key": 1}, requested_output_names=["y"], request_id="7", priority=1, correlation_id="s"
+    )
     assert request["x"] is request.data["x"] is x
     assert list(request) == ["x"]
     assert len(request) == 1

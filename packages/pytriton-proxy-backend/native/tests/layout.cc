@@ -13,7 +13,7 @@ void Print(const char* name, unsigned long long value) { std::printf("%s %llu\n"
 }  // namespace
 
 #define CONSTANT(name) Print(#name, static_cast<unsigned long long>(name))
-#define SIZE(type) Print(#type ".size", sizeof(type))
+#define SIZE(type) Print("sizeof." #type, sizeof(type))
 #define FIELD(type, field) Print(#type "." #field, offsetof(type, field))
 
 int main() {

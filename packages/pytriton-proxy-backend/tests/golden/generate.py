@@ -163,7 +163,18 @@ def _record(magic: bytes, batch: int, entries: bytes, count: int, rest: bytes, t
     payloads = b"".join(tensor.payload.ljust(align(len(tensor.payload), 64), b"\0") for tensor in tensors)
     length = align(64 + len(entries) + len(rest), 64)
     header = struct.pack(
-        "<4sIIIQQQIIQQ", magic, count, len(tensors), 0, batch, length, length + len(payloads), 64, 64 + len(entries), 0, 0
+        "<4sIIIQQQIIQQ",
+        magic,
+        count,
+        len(tensors),
+        0,
+        batch,
+        length,
+        length + len(payloads),
+        64,
+        64 + len(entries),
+        0,
+        0,
     )
     return (header + entries + rest).ljust(length, b"\0") + payloads
 
@@ -304,7 +315,9 @@ def vectors() -> dict[str, bytes]:
     made = {
         "hello": greeting(HELLO, "classify", max_in_flight=64),
         "welcome": greeting(WELCOME, "digits", **welcome),
-        "welcome_decoupled_no_capabilities": greeting(WELCOME, "tokens", **{**welcome, "model_flags": 3, "capabilities": 0}),
+        "welcome_decoupled_no_capabilities": greeting(
+            WELCOME, "tokens", **{**welcome, "model_flags": 3, "capabilities": 0}
+        ),
         "welcome_minor_9": greeting(
             WELCOME, "digits", **{**welcome, "capabilities": (1 << 64) - 1}, minor=9, tail=b"later fields" * 3
         ),

@@ -3,9 +3,9 @@
 Importing this package is light: the libraries of a protocol are imported when the first client for it is made.
 """
 
-from pytriton.client._namespace import require_namespace_package
+from pytriton.client._namespace import require_namespace_package as _require_namespace_package
 
-require_namespace_package()
+_require_namespace_package()
 
 from ._spec import ModelSpec, TensorSpec
 from ._sync import ModelClient

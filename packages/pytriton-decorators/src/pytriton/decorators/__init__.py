@@ -1,8 +1,8 @@
 """Decorators for inference callables, and what a callable can learn about its model and its requests."""
 
-from pytriton.exceptions._namespace import require_namespace_package
+from pytriton.exceptions._namespace import require_namespace_package as _require_namespace_package
 
-require_namespace_package()
+_require_namespace_package()
 
 from pytriton.decorators._batching import batch, get_inference_request_batch_size, sample
 from pytriton.decorators._context import ModelConfigDict, TritonContext, get_model_config, get_triton_context

@@ -12,8 +12,9 @@ from typing import Any, overload
 import numpy as np
 
 from pytriton.decorators._outputs import convert_output
+from pytriton.decorators._requests import CURRENT_REQUESTS
 from pytriton.decorators._types import InferCallable, InferenceRequest, InferenceResults
-from pytriton.decorators._wrapping import Plan, decorator, takes_requests
+from pytriton.decorators._wrapping import Plan, decorator, deliver, takes_requests
 from pytriton.exceptions import PyTritonBatchSizeError, PyTritonValidationError
 
 __all__ = ["batch", "get_inference_request_batch_size", "sample"]
@@ -124,16 +125,40 @@ def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
         inputs, sizes = gathered
     else:
         inputs, sizes = _gather([_arrays(request, index) for index, request in enumerate(requests)])
-    rows = sum(sizes)
     if kwargs:
         inputs = {**kwargs, **inputs}
+    return Plan([(leading, inputs)], _finisher(sizes, wrapped, instance), requests)
 
+
+def _finisher(sizes: list[int], wrapped: Any, instance: Any) -> Callable[[list[Any]], InferenceResults]:
     def finish(results: list[Any]) -> InferenceResults:
         outputs = convert_output(results[0], wrapped, instance)
-        _check_rows(outputs, rows)
+        _check_rows(outputs, sum(sizes))
         return [outputs] if len(sizes) == 1 else _split(outputs, sizes)
 
-    return Plan([(leading, inputs)], finish, requests)
+    return finish
+
+
+def _batch_at_once(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The call that a server makes: the requests alone, and the server has them as one array per input."""
+    if len(args) != 1 or kwargs:
+        return NotImplemented
+    requests = args[0]
+    if type(requests) is not list or not requests:
+        return NotImplemented
+    whole = getattr(requests[0], "__pytriton_batch__", None)
+    if whole is None or (gathered := whole(requests)) is None or not gathered[0]:
+        return NotImplemented
+    inputs, sizes = gathered
+    token = CURRENT_REQUESTS.set(requests)
+    try:
+        outputs = wrapped(**inputs)
+    finally:
+        CURRENT_REQUESTS.reset(token)
+    if type(outputs) is not dict:
+        return deliver([outputs], Plan([((), inputs)], _finisher(sizes, wrapped, instance), requests))
+    _check_rows(outputs, sizes[0] if len(sizes) == 1 else sum(sizes))
+    return [outputs] if len(sizes) == 1 else _split(outputs, sizes)
 
 
 def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
@@ -156,7 +181,7 @@ def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dic
     return Plan([(leading, {**kwargs, **inputs} if kwargs else inputs)], finish, requests)
 
 
-_batch = decorator(_plan_batch, name="batch", outward=takes_requests)
+_batch = decorator(_plan_batch, name="batch", outward=takes_requests, shortcut=_batch_at_once)
 _sample = decorator(_plan_sample, name="sample", outward=takes_requests)
 
 

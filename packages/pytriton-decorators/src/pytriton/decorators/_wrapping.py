@@ -58,19 +58,28 @@ Outward = Callable[[inspect.Signature], inspect.Signature]
 """Signature of the callable below, without `self`, to that of the decorated callable."""
 
 
-def decorator(prepare: Prepare, *, name: str, outward: Outward | None = None) -> Callable[[Any], Any]:
+Shortcut = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Like `Prepare`, but makes the whole call by itself; or gives `NotImplemented`, having called nothing."""
+
+
+def decorator(
+    prepare: Prepare, *, name: str, outward: Outward | None = None, shortcut: Shortcut | None = None
+) -> Callable[[Any], Any]:
     """Makes a decorator.
 
     Args:
         prepare: Makes the plan of each call.
         name: Name of the decorator, for errors.
         outward: Makes the signature that `inspect.signature` shows; None shows that of the callable below.
+        shortcut: Makes the calls that nearly all callers make, with less in between. Not asked for coroutines.
 
     Returns:
         A function that takes a callable of any kind and returns it decorated.
     """
 
     def invoke(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if shortcut is not None and (result := shortcut(wrapped, instance, args, kwargs)) is not NotImplemented:
+            return result
         return _carry_out(wrapped, prepare(wrapped, instance, args, kwargs))
 
     async def invoke_coroutine(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -116,10 +125,11 @@ def _carry_out(wrapped: Any, plan: Plan) -> Any:
         raise
     finally:
         _leave(token)
-    return _deliver(results, plan)
+    return deliver(results, plan)
 
 
-def _deliver(results: list[Any], plan: Plan) -> Any:
+def deliver(results: list[Any], plan: Plan) -> Any:
+    """Gives the result of the decorated callable, whatever kind of results the calls below had."""
     kind = results[0]
     if type(kind) in _VALUES:
         return plan.finish(results)
@@ -141,7 +151,7 @@ async def _carry_out_awaiting(wrapped: Any, plan: Plan) -> Any:
             results.append(await wrapped(*args, **kwargs))
     finally:
         _leave(token)
-    return _deliver(results, plan)
+    return deliver(results, plan)
 
 
 async def _deliver_awaited(awaitables: list[Awaitable[Any]], plan: Plan) -> Any:
@@ -155,7 +165,7 @@ async def _deliver_awaited(awaitables: list[Awaitable[Any]], plan: Plan) -> Any:
         raise
     finally:
         _leave(token)
-    return _deliver(results, plan)
+    return deliver(results, plan)
 
 
 def _deliver_steps(iterators: list[Iterator[Any]], plan: Plan) -> Iterator[Any]:

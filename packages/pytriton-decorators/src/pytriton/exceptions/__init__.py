@@ -15,9 +15,9 @@ Every class takes its text as the only positional argument and keeps it as `mess
 the same facts for programs; all of them survive pickling.
 """
 
-from pytriton.exceptions._namespace import require_namespace_package
+from pytriton.exceptions._namespace import require_namespace_package as _require_namespace_package
 
-require_namespace_package()
+_require_namespace_package()
 
 from typing import Any
 

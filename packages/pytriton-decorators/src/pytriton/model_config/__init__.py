@@ -1,8 +1,8 @@
 """Descriptions of a model: its tensors, and how Triton serves it."""
 
-from pytriton.exceptions._namespace import require_namespace_package
+from pytriton.exceptions._namespace import require_namespace_package as _require_namespace_package
 
-require_namespace_package()
+_require_namespace_package()
 
 from pytriton.model_config.common import DeviceKind, DynamicBatcher, QueuePolicy, TimeoutAction
 from pytriton.model_config.model_config import ModelConfig

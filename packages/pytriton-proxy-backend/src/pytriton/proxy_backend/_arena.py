@@ -72,7 +72,7 @@ class OwnArena:
 
     def allocate(self, length: int) -> OwnedBlock | None:
         """Takes `length` bytes, aligned to 64; `None` where no segment has them free."""
-        need = align(max(length, 1))
+        need = align(length or 1)
         spare = self._spare
         if spare is not None:
             self._spare = None

@@ -30,6 +30,9 @@ _ARENA_TIMEOUT_S = 30.0
 TICK_S = 1.0
 # Room for more descriptors than any message carries, so that a peer's surplus is seen and closed.
 _ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+_MESSAGE_SIZE = layout.MESSAGE.size
+_pack = layout.MESSAGE.pack
+_unpack = layout.MESSAGE.unpack_from
 # Plain integers: arithmetic on members of an enum costs a microsecond.
 _RESPONSE = int(MessageType.RESPONSE)
 _BATCH = int(MessageType.BATCH)
@@ -84,7 +87,7 @@ class Connection:
         self._pending: collections.deque[Batch] = collections.deque()
         self._held: dict[int, tuple[int, int]] = {}  # place of each batch that is being worked on
         self._writer = ResponseWriter()
-        self._plans: dict[tuple[object, ...], Plan] = {}
+        self._plans: dict[bytes, Plan] = {}
         self.on_cancel: Callable[[int, int], None] | None = None
         try:
             self._socket.settimeout(_GREETING_TIMEOUT_S)
@@ -170,22 +173,21 @@ class Connection:
                 return False
             if size < layout.MESSAGE.size or message_flags & socket.MSG_TRUNC:
                 raise ProtocolError(f"a packet of {size} bytes came, a message has {layout.MESSAGE.size} or more")
-            message = layout.MESSAGE.unpack_from(self._buffer)
+            message = _unpack(self._buffer)
             if message[2] != size:
                 raise ProtocolError(f"a message says that it has {message[2]} bytes, {size} came")
-            self._handle(message, fds)
+            if message[0] == _BATCH:
+                self._take_batch(message)
+            else:
+                self._handle(message, fds)
         finally:
             for fd in fds:
                 os.close(fd)
         return True
 
     def _handle(self, message: tuple[int, ...], fds: list[int]) -> None:
-        kind, _, _, number, consumed, segment, index, offset, length = message
-        if kind == _BATCH:
-            if consumed != self._consumed:
-                self._acknowledge(consumed)
-            self._take_batch(number, segment, offset, length)
-        elif kind == MessageType.RELEASE:
+        kind, _, _, number, consumed, segment, index, _, length = message
+        if kind == MessageType.RELEASE:
             self._acknowledge(consumed)
         elif kind == MessageType.SEGMENT:
             if len(fds) != 1:
@@ -199,7 +201,10 @@ class Connection:
         else:
             raise ProtocolError(f"message {kind} came, which a proxy backend does not send to an attached worker")
 
-    def _take_batch(self, number: int, segment: int, offset: int, length: int) -> None:
+    def _take_batch(self, message: tuple[int, ...]) -> None:
+        _, _, _, number, consumed, segment, _, offset, length = message
+        if consumed != self._consumed:
+            self._acknowledge(consumed)
         block, memory = self._inputs.block(segment, offset, length)
         self._held[number] = block.place
         try:
@@ -230,40 +235,40 @@ class Connection:
         Raises:
             ArenaFullError: If the outputs do not fit; nothing was sent then.
         """
-        self._finish_response(number, *self._writer.write(number, answers, self._allocate), done, drop)
+        written = self._writer.write(number, answers, self._allocate)
+        drop()
+        self.send(number, written, done=done)
 
-    def respond_plain(
+    def write_plain(
         self,
         number: int,
         results: Sequence[Mapping[str, Array]],
         names: tuple[str, ...],
         fits: Callable[[Array, str], bool],
-    ) -> OwnedBlock | None:
-        """Writes the last answers to a batch in one go, see `ResponseWriter.write_plain`; `send_plain` sends them.
+    ) -> tuple[OwnedBlock, int] | None:
+        """Writes the last answers to a batch in one go, see `ResponseWriter.write_plain`; `send` sends them.
 
         Between the two, the caller lets go of everything that refers to the batch's inputs.
         """
-        written = self._writer.write_plain(number, results, names, fits, self._allocate)
-        if written is None:
-            return None
+        return self._writer.write_plain(number, results, names, fits, self._outputs.allocate, self._make_room)
+
+    def send(self, number: int, written: tuple[OwnedBlock, int], *, done: bool) -> None:
+        """Sends a record that was written.
+
+        Args:
+            number: The batch that it answers.
+            written: Its block and its length.
+            done: Whether nothing more comes for the batch.
+        """
+        (segment, offset, _), length = written
         self._unacknowledged.append(written[0])
-        self._length = written[1]
-        return written[0]
-
-    def send_plain(self, number: int, block: OwnedBlock) -> None:
-        """Sends what `respond_plain` has written."""
-        flags = self._settle(number, True) | _BATCH_DONE
-        self._send(_RESPONSE, flags, number, block.segment, 0, block.offset, self._length)
-
-    def _finish_response(
-        self, number: int, block: OwnedBlock, length: int, done: bool, drop: Callable[[], None]
-    ) -> None:
-        drop()
-        self._unacknowledged.append(block)
         flags = self._settle(number, done)
         if done:
             flags |= _BATCH_DONE
-        self._send(_RESPONSE, flags, number, block.segment, 0, block.offset, length)
+        try:
+            self._socket.send(_pack(_RESPONSE, flags, _MESSAGE_SIZE, number, 0, segment, 0, offset, length))
+        except OSError as error:
+            self._lost(error)
 
     def fail(self, number: int, text: str, code: layout.ErrorCode = layout.ErrorCode.INTERNAL) -> None:
         """Ends a batch with an error for every request of it that has no answer yet; needs no arena."""
@@ -297,6 +302,10 @@ class Connection:
 
     def _allocate(self, length: int) -> OwnedBlock:
         block = self._outputs.allocate(length)
+        return self._make_room(length) if block is None else block
+
+    def _make_room(self, length: int) -> OwnedBlock:
+        block = None
         waited = 0.0
         while block is None:
             if self._outputs.can_grow(length):

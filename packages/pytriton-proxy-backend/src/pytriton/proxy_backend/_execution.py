@@ -56,6 +56,8 @@ class Service:
         self.checker = OutputChecker(model)
         self.unrecoverable = unrecoverable
         self.joins = model.batching
+        # By the outputs that are asked for: those of them that the model has, in its order.
+        self.wanted: dict[tuple[str, ...] | None, tuple[str, ...]] = {}
 
 
 class Execution:
@@ -87,7 +89,13 @@ class Execution:
         """Serves the batch with a synchronous callable; `run_async` drives what unexpectedly is a coroutine."""
         try:
             result = self._service.infer_func(self._requests)
-            if result.__class__ is not list and not isinstance(result, tuple):
+            if result.__class__ is list:
+                self._result = result
+                result = None
+                if not self._answer_plain():
+                    self._answer_each(final=True)
+                return
+            if not isinstance(result, tuple):
                 if inspect.isgenerator(result):
                     self._stream(result)
                     return
@@ -165,8 +173,10 @@ class Execution:
 
     def _answer(self, *, final: bool) -> None:
         """Sends what `_result` holds: one element per request."""
-        if final and self._answer_plain():
-            return
+        if not (final and self._answer_plain()):
+            self._answer_each(final=final)
+
+    def _answer_each(self, *, final: bool) -> None:
         if self._open is None:
             self._open = [True] * self._count
         answers: list[Answer] = []
@@ -199,19 +209,22 @@ class Execution:
         """Sends what `_result` holds in one go, where it is as plain as it mostly is."""
         service = self._service
         result = self._result
-        uniform = self._uniform
-        if uniform is None or result.__class__ is not list or len(result) != self._count or not service.joins:
+        if not service.joins or result.__class__ is not list or len(result) != self._count:
             return False
-        names = service.checker.wanted(uniform)
+        names = service.wanted.get(self._uniform)
+        if names is None:
+            if self._uniform is None:
+                return False
+            names = service.wanted[self._uniform] = service.checker.wanted(self._uniform)
         if service.model.strict and not service.checker.has_exactly(result, names):
             return False
         connection = service.connection
-        block = connection.respond_plain(self._number, result, names, service.checker.fits)
-        if block is None:
+        written = connection.write_plain(self._number, result, names, service.checker.fits)
+        if written is None:
             return False
         # Nothing may refer to the inputs any more when the answer is sent.
         self._result = result = self._batch = self._requests = None
-        connection.send_plain(self._number, block)
+        connection.send(self._number, written, done=True)
         return True
 
     def _drop(self) -> None:

@@ -37,7 +37,6 @@ class OutputChecker:
         self._model = model
         self._specs = {spec.name: spec for spec in model.outputs}
         self._names = [spec.name for spec in model.outputs]
-        self._wanted: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def results(self, results: object, count: int) -> Sequence[object]:
         """Checks the whole result of a callable: one element per request.
@@ -59,10 +58,7 @@ class OutputChecker:
 
     def wanted(self, requested: tuple[str, ...]) -> tuple[str, ...]:
         """The declared outputs among those that are asked for, in the order of their declaration."""
-        names = self._wanted.get(requested)
-        if names is None:
-            names = self._wanted[requested] = tuple(name for name in self._names if name in requested)
-        return names
+        return tuple(name for name in self._names if name in requested)
 
     def has_exactly(self, results: Sequence[object], names: tuple[str, ...]) -> bool:
         """Whether each result is a dictionary with as many outputs as are declared, and all of them are wanted."""

@@ -22,6 +22,7 @@ Array = np.ndarray[Any, Any]
 _new_request = Request.__new__
 _MAX_DIMS = 64
 _MAX_PLANS = 256
+_KEY_OFFSET = 24
 _MAX_PLAN_BYTES = 64 << 10
 
 
@@ -40,7 +41,17 @@ class TensorPlan(NamedTuple):
 class Plan:
     """The metadata of a record, read and checked. Batches of the same form share one."""
 
-    __slots__ = ("entries_offset", "metadata", "outputs", "rows", "starts", "tensors", "uniform_outputs")
+    __slots__ = (
+        "entries_offset",
+        "head",
+        "metadata",
+        "outputs",
+        "plain",
+        "rows",
+        "starts",
+        "tensors",
+        "uniform_outputs",
+    )
 
     def __init__(
         self,
@@ -58,6 +69,7 @@ class Plan:
         if tensors + tensor_count * layout.TENSOR.size > length:
             raise ProtocolError(f"{tensor_count} tensors at {tensors} do not lie inside {length} bytes of metadata")
         self.metadata = metadata
+        self.head = (count, tensor_count, record_length, entries, tensors)
         self.entries_offset = entries
         briefs = list(layout.REQUEST_BRIEF.iter_unpack(metadata[entries : entries + count * layout.REQUEST.size]))
         self.rows = [brief[0] for brief in briefs]
@@ -69,6 +81,10 @@ class Plan:
             self._read_tensor(tensors + index * layout.TENSOR.size, record_length, batching)
             for index in range(tensor_count)
         ]
+        # Nothing but numbers over the whole batch, as nearly always: made without a look at each tensor.
+        self.plain: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] | None = None
+        if all(tensor.owner == layout.WHOLE_BATCH and not tensor.strings for tensor in self.tensors):
+            self.plain = [(tensor.name, tensor.shape, tensor.dtype, tensor.offset) for tensor in self.tensors]
 
     def _read_tensor(self, at: int, record_length: int, batching: bool) -> TensorPlan:
         (name_offset, name_length, code, dims_count, owner, dims_offset, offset, length) = layout.TENSOR.unpack_from(
@@ -133,7 +149,7 @@ class Batch:
         memory: mmap.mmap,
         number: int,
         batching: bool,
-        plans: dict[tuple[object, ...], Plan] | None = None,
+        plans: dict[bytes, Plan] | None = None,
     ) -> None:
         """Reads a record.
 
@@ -157,15 +173,16 @@ class Batch:
         )
         if magic != layout.BATCH_MAGIC or batch != number:
             raise ProtocolError(f"expected the record of batch {number}, got magic {magic:#x} and batch {batch}")
-        if not layout.RECORD.size <= metadata_length <= min(record_length, layout.MAX_METADATA):
-            raise ProtocolError(f"{metadata_length} bytes of metadata do not fit into a record of {record_length}")
-        if record_length > length:
-            raise ProtocolError(f"a record of {record_length} bytes does not fit into its block of {length}")
+        if not layout.RECORD.size <= metadata_length <= record_length <= length:
+            raise ProtocolError(
+                f"lengths do not nest: metadata {metadata_length}, record {record_length}, block {length}"
+            )
         # One copy: what is checked is what is used, whatever happens to the memory in between.
         metadata = memory[start : start + metadata_length]
-        key = (count, tensor_count, record_length, entries, tensors, metadata[layout.RECORD.size :])
+        # All but magic and number of the batch. Its head was read before this copy was made, so it is compared again.
+        key = metadata[_KEY_OFFSET:]
         plan = None if plans is None else plans.get(key)
-        if plan is None:
+        if plan is None or plan.head != (count, tensor_count, record_length, entries, tensors):
             plan = Plan(metadata, count, tensor_count, record_length, entries, tensors, batching)
             if plans is not None and metadata_length <= _MAX_PLAN_BYTES:
                 if len(plans) >= _MAX_PLANS:
@@ -177,8 +194,20 @@ class Batch:
         self._plan = plan
         self._block = block
         self._batching = batching
-        self.columns: dict[str, Array] = {}
         self._extras: list[dict[str, Array]] | None = None
+        if plan.plain is not None:
+            try:
+                self.columns = {
+                    name: np.ndarray(shape, dtype, block, offset) for name, shape, dtype, offset in plan.plain
+                }
+            except ValueError as error:  # of dimensions that are too many or, beside a 0, too large
+                raise ProtocolError(f"the inputs of batch {number}: {error}") from error
+        else:
+            self.columns = {}
+            self._read_tensors(plan, block, memory)
+
+    def _read_tensors(self, plan: Plan, block: InputBlock, memory: mmap.mmap) -> None:
+        start = block.place[1]
         for tensor in plan.tensors:
             array: Array
             try:
@@ -187,13 +216,13 @@ class Batch:
                     array = decode_strings(payload, tensor.shape)
                 else:
                     array = np.ndarray(tensor.shape, tensor.dtype, block, tensor.offset)
-            except ValueError as error:  # also numpy's, of dimensions that are too many or, beside a 0, too large
+            except ValueError as error:
                 raise ProtocolError(f"input '{tensor.name}': {error}") from error
             if tensor.owner == layout.WHOLE_BATCH:
                 self.columns[tensor.name] = array
             else:
                 if self._extras is None:
-                    self._extras = [{} for _ in range(count)]
+                    self._extras = [{} for _ in self.rows]
                 self._extras[tensor.owner][tensor.name] = array
 
     def __len__(self) -> int:

@@ -168,7 +168,8 @@ class ResponseWriter:
         results: Sequence[Mapping[str, Array]],
         names: tuple[str, ...],
         fits: Callable[[Array, str], bool],
-        allocate: Callable[[int], OwnedBlock],
+        allocate: Callable[[int], OwnedBlock | None],
+        make_room: Callable[[int], OwnedBlock],
     ) -> tuple[OwnedBlock, int] | None:
         """Writes the last answers to all requests of a batch, where they are dictionaries of plain numeric arrays.
 
@@ -180,7 +181,8 @@ class ResponseWriter:
             results: The outputs of each request.
             names: The outputs that are wanted.
             fits: Whether an array is what the model declares for an output; asked once for arrays that look alike.
-            allocate: Gives a block of so many bytes of the arena, or raises.
+            allocate: Gives a block of so many bytes of the arena, or `None`.
+            make_room: Gives it where `allocate` could not, or raises.
 
         Returns:
             The block and the length of the record in it; `None` where `write` must take each answer by itself.
@@ -203,7 +205,7 @@ class ResponseWriter:
                 self._forms.clear()
             self._forms[key] = form
         metadata, length, tensors = form
-        block = allocate(length)
+        block = allocate(length) or make_room(length)
         _, start, memory = block
         memory[start : start + len(metadata)] = metadata
         _NUMBER.pack_into(memory, start + layout.RECORD_BATCH_OFFSET, number)

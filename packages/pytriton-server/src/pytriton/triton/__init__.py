@@ -1,8 +1,8 @@
 """Bind a Python function, get an NVIDIA Triton Inference Server endpoint."""
 
-from pytriton.server._namespace import require_namespace_package
+from pytriton.server._namespace import require_namespace_package as _require_namespace_package
 
-require_namespace_package()
+_require_namespace_package()
 
 from typing import TYPE_CHECKING, Any
 
