@@ -517,6 +517,19 @@ def test_a_killed_server_ends_serve_with_an_error(make_triton: MakeTriton, event
     assert any("Started HTTPService" in line for line in error.log_lines)
 
 
+def test_serve_tells_of_a_server_that_ended_before(make_triton: MakeTriton, eventually: Eventually) -> None:
+    triton = make_triton()
+    triton.bind("double", double, **TENSORS)
+    triton.run()
+    os.kill(server_pid(triton), signal.SIGKILL)
+    eventually(lambda: not triton.is_connected())
+    with pytest.raises(TritonServerExitedError, match=r"SIGKILL|signal 9"):
+        triton.serve()
+    # Told once: from here on it is as before the first start.
+    triton.run()
+    assert infer(triton.http_url, "double", [2.0]) == [4.0]
+
+
 def test_a_killed_background_server_is_cleaned_up(make_triton: MakeTriton, eventually: Eventually) -> None:
     triton = make_triton()
     triton.bind("double", double, **TENSORS)

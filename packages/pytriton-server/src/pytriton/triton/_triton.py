@@ -215,8 +215,9 @@ class Triton:
             monitoring_period_sec: Older name of the same.
 
         Raises:
-            TritonServerExitedError: The server ended by itself; with exit code and last log lines.
-            PyTritonUnrecoverableError: The one that an inference callable raised.
+            TritonServerExitedError: The server ended by itself, also between `run` and this call; with exit code and
+                last log lines.
+            PyTritonUnrecoverableError: The one that an inference callable raised, likewise.
             PyTritonError: As `run`, or because a worker lost its server.
         """
         period = monitoring_period_s if monitoring_period_sec is None else monitoring_period_sec
@@ -229,8 +230,10 @@ class Triton:
             )
         with StopSignals(self._note_signal):
             try:
-                self._start()
-                self._block(period)
+                # A server that ended since it was run is told of, not silently replaced.
+                if self._failure is None:
+                    self._start()
+                    self._block(period)
             except StartCancelled:
                 logger.info("The start was stopped.")
             except KeyboardInterrupt:
@@ -239,8 +242,9 @@ class Triton:
             finally:
                 self.stop()
                 self._signals.clear()
-        if self._failure is not None:
-            raise self._failure
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def stop(self) -> bool:
         """Stops the server: answers the requests that are being served, detaches the callables, ends the process.
