@@ -1,4 +1,4 @@
-"""What the tests of pytriton-proxy-backend share: the golden vectors, a scripted proxy backend, the C++ test programs."""
+"""What the tests share: the golden vectors, a proxy backend that a test moves step by step, the C++ programs."""
 
 import array
 import contextlib
@@ -45,7 +45,7 @@ def golden() -> ModuleType:
     return module
 
 
-# ---- a proxy backend at the wire --------------------------------------------------------------------------------------
+# ---- a proxy backend at the wire -----------------------------------------------------------------------------------
 
 
 class Packet(NamedTuple):
@@ -57,7 +57,7 @@ class Packet(NamedTuple):
     batch: int
     consumed: int
     segment: int
-    index: int
+    place: int
     offset: int
     length: int
     body: bytes
@@ -142,7 +142,7 @@ class Peer:
         fds = array.array("i")
         for _, _, raw in ancillary:
             fds.frombytes(raw)
-        packet = Packet(*MESSAGE.unpack_from(data), data[MESSAGE.size :], list(fds))
+        packet = Packet._make((*MESSAGE.unpack_from(data), data[MESSAGE.size :], list(fds)))
         assert packet.size == len(data)
         return packet
 
@@ -227,7 +227,7 @@ class Peer:
 def unpack_tensor(dtype: int, shape: tuple[int, ...], payload: bytes) -> np.ndarray[Any, Any]:
     """A tensor from its wire form."""
     if dtype != 13:
-        names = "bool u1 u2 u4 u8 i1 i2 i4 i8 f2 f4 f8".split()
+        names = ["bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"]
         return np.frombuffer(payload, np.dtype(names[dtype - 1])).reshape(shape)
     elements = []
     at = 0
@@ -318,7 +318,7 @@ def descriptors() -> set[str]:
     return found
 
 
-# ---- C++ test programs ------------------------------------------------------------------------------------------------
+# ---- C++ test programs ---------------------------------------------------------------------------------------------
 
 SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 COMPILE_TIMEOUT_S = 300

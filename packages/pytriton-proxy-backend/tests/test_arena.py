@@ -34,7 +34,7 @@ def take(arena: OwnArena, length: int) -> OwnedBlock:
     return block
 
 
-# ---- our own ----------------------------------------------------------------------------------------------------------
+# ---- our own -------------------------------------------------------------------------------------------------------
 
 
 def test_blocks_are_aligned_and_apart() -> None:
@@ -138,7 +138,7 @@ def test_use_in_between_restarts_the_clock() -> None:
     assert len(arena.trim(0)) == 1
 
 
-# ---- the peer's -------------------------------------------------------------------------------------------------------
+# ---- the peer's ----------------------------------------------------------------------------------------------------
 
 
 def memfd(size: int, seals: int | None = None) -> int:
@@ -178,7 +178,8 @@ def test_blocks_outside_are_refused(segment: int, offset: int, length: int) -> N
 
 
 def views(block: InputBlock) -> np.ndarray[Any, Any]:
-    return np.ndarray((4, 8), np.float32, block, 0)
+    array: np.ndarray[Any, Any] = np.ndarray((4, 8), np.float32, block, 0)
+    return array
 
 
 @pytest.mark.parametrize(

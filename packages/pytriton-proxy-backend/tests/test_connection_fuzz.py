@@ -58,7 +58,10 @@ def test_greetings(packet: bytes) -> None:
 
 MESSAGES = ["segment", "segment_close", "batch", "release_acknowledge", "release_block", "cancel", "detach", "fail"]
 STEP = st.tuples(
-    st.sampled_from([*MESSAGES, "good batch", "mutated batch", "noise"]), CHANGES, st.integers(0, 3), st.binary(max_size=96)
+    st.sampled_from([*MESSAGES, "good batch", "mutated batch", "noise"]),
+    CHANGES,
+    st.integers(0, 3),
+    st.binary(max_size=96),
 )
 
 
@@ -69,7 +72,9 @@ STEP = st.tuples(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_messages(steps: list[tuple[str, list[tuple[int, int, int]], int, bytes]], proxy: Any, golden: ModuleType) -> None:
+def test_messages(
+    steps: list[tuple[str, list[tuple[int, int, int]], int, bytes]], proxy: Any, golden: ModuleType
+) -> None:
     """Whatever comes: the connection ends with one of three errors, or goes on and gives its batches."""
     if not proxy.endpoint.exists():
         proxy.listen()
@@ -88,7 +93,9 @@ def test_messages(steps: list[tuple[str, list[tuple[int, int, int]], int, bytes]
                 elif name in MESSAGES:
                     packet = changed((GOLDEN / f"{name}.bin").read_bytes(), changes)
                 else:
-                    record = golden.batch_record(number, [golden.Request(outputs=["y"])], [golden.Tensor("x", 2, [1, 3], b"abc")])
+                    record = golden.batch_record(
+                        number, [golden.Request(outputs=["y"])], [golden.Tensor("x", 2, [1, 3], b"abc")]
+                    )
                     if name == "mutated batch":
                         record = changed(record, [(offset * 2, width, value) for offset, width, value in changes])
                     at = number << 12
@@ -103,7 +110,12 @@ def test_messages(steps: list[tuple[str, list[tuple[int, int, int]], int, bytes]
         proxy._peers.remove(peer)
 
     finished = threading.Event()
-    player = threading.Thread(target=lambda: (play(), finished.set()))
+
+    def play_and_tell() -> None:
+        play()
+        finished.set()
+
+    player = threading.Thread(target=play_and_tell)
     player.start()
     connection = Connection(proxy.endpoint, "fuzzed")
     proxy._peers[-1].drained.clear()

@@ -138,7 +138,7 @@ def test_lists_and_tuples_of_results() -> None:
 
 
 def test_response_parameters() -> None:
-    good = {"a": "x", "b": True, "c": -(1 << 63), "d": 0.5, "e": (1 << 63) - 1}
+    good: dict[str, Any] = {"a": "x", "b": True, "c": -(1 << 63), "d": 0.5, "e": (1 << 63) - 1}
     assert checker().one(Response({"y": Y}, good), 0, None)[1] == good
     bad: Any
     for bad in (None, [1], np.zeros(1), b"raw", 1 << 63, -(1 << 63) - 1):
@@ -148,7 +148,7 @@ def test_response_parameters() -> None:
         checker().one(Response({"y": Y}, {7: "x"}), 0, None)  # type: ignore[dict-item]
 
 
-# ---- what needs no further look ---------------------------------------------------------------------------------------
+# ---- what needs no further look ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("strict", BOTH)

@@ -181,5 +181,5 @@ def test_constants(header: dict[str, str]) -> None:
         ("owner of whole-batch tensors", _layout.WHOLE_BATCH, "kWholeBatch"),
     ):
         assert int(stated[name]) == ours == int(header[theirs])
-    assert (_layout.BATCH_MAGIC, _layout.RESPONSE_MAGIC) == (int(header["kBatchMagic"]), int(header["kResponseMagic"]))
+    assert (int(header["kBatchMagic"]), int(header["kResponseMagic"])) == (_layout.BATCH_MAGIC, _layout.RESPONSE_MAGIC)
     assert BACKEND_NAME == "pytriton"

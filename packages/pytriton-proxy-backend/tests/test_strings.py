@@ -77,10 +77,14 @@ def test_round_trip(elements: list[bytes]) -> None:
     assert decode_strings(encode_strings(array), array.shape).tolist() == elements
 
 
+def wire_form(elements: list[bytes]) -> bytes:
+    return b"".join(struct.pack("<I", len(element)) + element for element in elements)
+
+
 @given(
-    st.binary(max_size=64) | st.lists(st.binary(max_size=6)).map(lambda parts: b"".join(struct.pack("<I", len(p)) + p for p in parts)),
+    st.binary(max_size=64) | st.lists(st.binary(max_size=6)).map(wire_form),
     st.lists(st.integers(0, 4) | st.integers(0, (1 << 63) - 1), max_size=4).map(tuple),
-)  # fmt: skip
+)
 @settings(max_examples=500, deadline=None)
 def test_decode_of_anything(payload: bytes, shape: tuple[int, ...]) -> None:
     try:

@@ -44,7 +44,7 @@ def test_a_request_is_a_mutable_mapping() -> None:
 def test_requests_and_responses_are_compared_by_identity() -> None:
     # Equality of mappings of arrays would raise, or be wrong.
     first, second = Request({"x": np.zeros(2)}), Request({"x": np.zeros(2)})
-    assert first == first  # noqa: PLR0124
+    assert first == first
     assert first != second
     assert len({first, second}) == 2
     assert Response({"x": np.zeros(2)}) != Response({"x": np.zeros(2)})

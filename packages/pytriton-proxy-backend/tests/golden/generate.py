@@ -16,6 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 
@@ -182,7 +183,7 @@ def _record(magic: bytes, batch: int, entries: bytes, count: int, rest: bytes, t
 def batch_record(batch: int, requests: Sequence[Request], tensors: Sequence[Tensor] = ()) -> bytes:
     """A batch record as the proxy backend writes it: outputs that are the same as the first request's, once."""
     outputs: list[str] = []
-    firsts = []
+    firsts: list[int] = []
     for request in requests:
         shared = bool(firsts) and list(request.outputs) == list(requests[0].outputs)
         firsts.append(firsts[0] if shared else len(outputs))
@@ -250,7 +251,7 @@ def response_record(batch: int, answers: Sequence[Answer], tensors: Sequence[Ten
     return _record(RESPONSE_MAGIC, batch, entries, len(answers), table + dims + parameters_table + texts.raw, tensors)
 
 
-# ---- the vectors ------------------------------------------------------------------------------------------------------
+# ---- the vectors ---------------------------------------------------------------------------------------------------
 
 PARAMETERS: dict[str, Value] = {"text": "grüße", "empty": "", "count": -(1 << 62), "flag": True, "rate": 0.25}
 
@@ -279,7 +280,7 @@ def golden_columns() -> bytes:
     answers = [Answer(0, rows=2), Answer(1, rows=1), Answer(2, rows=1)]
     tensors = [
         Tensor("y", FP32, [4, 2], struct.pack("<8f", *(0.5 * i for i in range(8)))),
-        Tensor("label", BYTES, [4], strings(b"null", b"", "eins".encode(), b"\x00")),
+        Tensor("label", BYTES, [4], strings(b"null", b"", b"eins", b"\x00")),
     ]
     return response_record(7, answers, tensors)
 
@@ -309,7 +310,7 @@ def golden_mixed() -> bytes:
 
 def vectors() -> dict[str, bytes]:
     """Every vector by the name of its file."""
-    welcome = {
+    welcome: dict[str, Any] = {
         "model_flags": 1, "model_version": 3, "arena_budget": 1 << 32, "arena_idle_ms": 10_000, "max_in_flight": 1,
     }  # fmt: skip
     made = {
