@@ -19,6 +19,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -49,10 +50,22 @@ F4 = np.dtype("float32")
 GENERATOR = Path(__file__).parents[1] / "packages/pytriton-proxy-backend/tests/golden/generate.py"
 MIB = 1 << 20
 
+TYPES: dict[str, Any] = {
+    "BOOL": bool, "UINT8": np.uint8, "UINT16": np.uint16, "UINT32": np.uint32, "UINT64": np.uint64, "INT8": np.int8,
+    "INT16": np.int16, "INT32": np.int32, "INT64": np.int64, "FP16": np.float16, "FP32": np.float32,
+    "FP64": np.float64, "BYTES": object,
+}  # fmt: skip
+if importlib.util.find_spec("ml_dtypes") is not None:
+    import ml_dtypes
+
+    TYPES["BF16"] = ml_dtypes.bfloat16
+else:
+    TYPES["BF16"] = None
+
 CONFIG = """
 backend: "pytriton"
 max_batch_size: {max_batch_size}
-input [ {{ name: "x" data_type: TYPE_FP32 dims: [ -1 ] }} {more_input} ]
+input [ {{ name: "x" data_type: TYPE_FP32 dims: [ -1 ] {x} }} {more_input} ]
 output [ {{ name: "y" data_type: TYPE_FP32 dims: [ -1 ] }} {more_output} ]
 instance_group [ {{ count: 1 kind: KIND_CPU }} ]
 {extra}
@@ -85,6 +98,7 @@ class Server:
             "stream", decoupled=True, extra="model_transaction_policy { decoupled: true }", arena_budget_bytes=4 * MIB
         )
         self._add("single", batching=False)
+        self._add_types()
         backends = folder / "backends"
         backends.mkdir()
         binary = find_tritonserver()
@@ -98,11 +112,25 @@ class Server:
         self.process = ServerProcess(command, binary.environment())
 
     def _add(
-        self, name: str, *, batching: bool = True, decoupled: bool = False, extra: str = "", **settings: Any
+        self,
+        name: str,
+        *,
+        batching: bool = True,
+        decoupled: bool = False,
+        extra: str = "",
+        more_input: str = "",
+        more_output: str = "",
+        **settings: Any,
     ) -> None:
         version = self.folder / "models" / name / "1"
         version.mkdir(parents=True)
-        config = CONFIG.format(max_batch_size=8 if batching else 0, more_input="", more_output="", extra=extra)
+        config = CONFIG.format(
+            x="optional: true" if more_input else "",
+            max_batch_size=8 if batching else 0,
+            more_input=more_input,
+            more_output=more_output,
+            extra=extra,
+        )
         (version.parent / "config.pbtxt").write_text(config)
         text = ProxySettings(endpoint=self.endpoint(name), batching=batching, decoupled=decoupled, **settings).to_text()
         (version / "pytriton.conf").write_text(text)
@@ -114,6 +142,26 @@ class Server:
             batching=batching,
             max_batch_size=8 if batching else 0,
             decoupled=decoupled,
+        )
+
+    def _add_types(self) -> None:
+        """A model with one input and one output of each type, none of which a request must have."""
+        inputs, outputs = "", ""
+        for name in TYPES:
+            triton = {"BYTES": "STRING"}.get(name, name)
+            inputs += f', {{ name: "{name}" data_type: TYPE_{triton} dims: [ -1 ] optional: true }} '
+            outputs += f', {{ name: "{name}_OUT" data_type: TYPE_{triton} dims: [ -1 ] }} '
+        extra = "dynamic_batching { max_queue_delay_microseconds: 20000 }"
+        self._add("types", extra=extra, more_input=inputs, more_output=outputs)
+        dtypes = {name: np.dtype(dtype) for name, dtype in TYPES.items() if dtype is not None}
+        self._models["types"] = ModelSpec(
+            name="types",
+            version=1,
+            inputs=tuple(TensorSpec(name=name, dtype=d, shape=(-1,), optional=True) for name, d in dtypes.items()),
+            outputs=tuple(TensorSpec(name=f"{name}_OUT", dtype=d, shape=(-1,)) for name, d in dtypes.items()),
+            batching=True,
+            max_batch_size=8,
+            strict=False,
         )
 
     def endpoint(self, name: str) -> Path:
@@ -857,3 +905,104 @@ def test_batches_of_requests_with_different_shapes(server: Server, pool: ThreadP
         answers = [pool.submit(server.infer, "plain", np.full((1 + size % 2, size), size, F4)) for size in sizes]
         for size, answer in zip(sizes, answers, strict=True):
             assert answer.result(PATIENCE_S).tolist() == [[2 * size] * size] * (1 + size % 2)
+
+
+# ---- types ---------------------------------------------------------------------------------------------------------
+
+
+def identity(requests: list[Request]) -> list[dict[str, Array]]:
+    return [{f"{name}_OUT": array for name, array in request.items()} for request in requests]
+
+
+def ask_types(server: Server, inputs: dict[str, Array], outputs: list[str] | None = None) -> dict[str, Array]:
+    """One request over gRPC with these inputs, and the optional x of the model left out."""
+    with tritonclient.grpc.InferenceServerClient(server.grpc_url) as client:
+        tensors = []
+        for name, array_ in inputs.items():
+            tensor = tritonclient.grpc.InferInput(name, list(array_.shape), name)
+            try:
+                tensor.set_data_from_numpy(array_)
+            except InferenceServerException:  # clients before r26.06 want BF16 as float32
+                tensor.set_data_from_numpy(array_.astype(F4))
+            tensors.append(tensor)
+        wanted = [f"{name}_OUT" for name in outputs or inputs]
+        result = client.infer(
+            "types",
+            tensors,
+            outputs=[tritonclient.grpc.InferRequestedOutput(name) for name in wanted],
+            client_timeout=PATIENCE_S,
+        )
+        return {name.removesuffix("_OUT"): result.as_numpy(name) for name in wanted}
+
+
+def sample_of(name: str, rows: int) -> Array:
+    if name == "BYTES":
+        made = np.empty((rows, 3), object)
+        made[:] = [[b"", "gr\u00fc\u00dfe".encode(), b"\0\xff" * row] for row in range(rows)]
+        return made
+    dtype = np.dtype(TYPES[name])
+    if dtype.kind in "iu":
+        limits = np.iinfo(dtype)
+        return np.array([[limits.min, limits.max, row] for row in range(rows)], dtype)
+    if dtype.kind == "b":
+        return np.array([[True, False, row % 2] for row in range(rows)], dtype)
+    return np.array([[-1.5, np.inf, row] for row in range(rows)], dtype)
+
+
+@pytest.mark.parametrize("name", [name for name, dtype in TYPES.items() if dtype is not None])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_every_type_makes_the_round_trip(name: str, rows: int, server: Server) -> None:
+    sent = sample_of(name, rows)
+    with server.worker("types", identity):
+        received = ask_types(server, {name: sent})[name]
+        assert received.shape == sent.shape
+        assert received.tolist() == sent.tolist()
+        assert ask_types(server, {name: np.zeros((1, 0), TYPES[name])})[name].shape == (1, 0)
+
+
+@pytest.mark.skipif(TYPES["BF16"] is not None, reason="ml_dtypes is installed")
+def test_bf16_without_its_package_is_an_error_that_names_it(server: Server) -> None:
+    header = json.dumps(
+        {
+            "inputs": [
+                {"name": "BF16", "shape": [1, 1], "datatype": "BF16", "parameters": {"binary_data_size": 2}},
+            ]
+        }
+    ).encode()
+    request = urllib.request.Request(
+        f"http://{server.url}/v2/models/types/infer",
+        header + b"\x80\x3f",
+        {"Inference-Header-Content-Length": str(len(header)), "Content-Type": "application/octet-stream"},
+    )
+    with server.worker("types", identity):
+        with pytest.raises(urllib.error.HTTPError) as caught:
+            urllib.request.urlopen(request, timeout=PATIENCE_S)
+        with caught.value as response:
+            assert "pip install ml_dtypes" in response.read().decode()
+
+
+def test_requests_of_one_batch_that_lack_different_inputs(server: Server, pool: ThreadPoolExecutor) -> None:
+    sizes: list[int] = []
+
+    def look(requests: list[Request]) -> list[dict[str, Array]]:
+        sizes.append(len(requests))
+        return identity(requests)
+
+    sets = [["INT8"], ["INT8", "BYTES"], ["BYTES", "FP32", "INT8"], ["FP64"], ["FP32", "INT8", "BYTES"]]
+    with server.worker("types", look):
+        for _ in range(5):
+            answers = [
+                (names, pool.submit(ask_types, server, {name: sample_of(name, 1) for name in names})) for names in sets
+            ]
+            for names, answer in answers:
+                received = answer.result(PATIENCE_S)
+                assert {name: received[name].tolist() for name in names} == {
+                    name: sample_of(name, 1).tolist() for name in names
+                }
+    assert max(sizes) > 1
+
+
+def test_only_the_outputs_that_are_asked_for_come(server: Server) -> None:
+    inputs = {name: sample_of(name, 2) for name in ("INT8", "FP32", "BYTES")}
+    with server.worker("types", identity):
+        assert ask_types(server, inputs, ["FP32"])["FP32"].tolist() == inputs["FP32"].tolist()
