@@ -54,7 +54,32 @@ class RequestFields:
         self.trace_context = trace_context
 
 
-class Request(MutableMapping[str, "np.ndarray[Any, Any]"]):
+class _Arrays(MutableMapping[str, "np.ndarray[Any, Any]"]):
+    """The mapping methods of requests and responses, over their `data`."""
+
+    data: dict[str, np.ndarray[Any, Any]]
+
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        return self.data[name]
+
+    def __setitem__(self, name: str, value: np.ndarray[Any, Any]) -> None:
+        self.data[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.data[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    # Arrays have no truth value, so comparing two mappings of them has no answer: they are compared by identity.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+
+class Request(_Arrays):
     """One inference request: a mapping from input names to arrays, and what came along with them.
 
     The arrays of a request that came from Triton are views on shared memory. They may be kept: the memory stays
@@ -193,39 +218,18 @@ class Request(MutableMapping[str, "np.ndarray[Any, Any]"]):
             fields = self._fields = RequestFields() if self._details is None else self._details.load_fields(self._index)
         return fields
 
-    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
-        return self.data[name]
-
-    def __setitem__(self, name: str, value: np.ndarray[Any, Any]) -> None:
-        self.data[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self.data[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.data)
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    # Arrays have no truth value, so comparing two mappings of them has no answer: requests are compared by identity.
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
-
     def __repr__(self) -> str:
         inputs = ", ".join(f"{name}: {value.dtype}{list(value.shape)}" for name, value in self.data.items())
         return f"Request({inputs})"
 
 
-class Response(MutableMapping[str, "np.ndarray[Any, Any]"]):
+class Response(_Arrays):
     """The answer to one request: a mapping from output names to arrays, and response parameters.
 
     Attributes:
         data: The outputs by name.
         parameters: Response parameters: strings, integers of 64 bits, booleans and floats.
     """
-
-    __slots__ = ("data", "parameters")
 
     def __init__(
         self, data: Mapping[str, np.ndarray[Any, Any]], parameters: Mapping[str, ParameterValue] | None = None
@@ -238,24 +242,6 @@ class Response(MutableMapping[str, "np.ndarray[Any, Any]"]):
         """
         self.data: dict[str, np.ndarray[Any, Any]] = dict(data)
         self.parameters: dict[str, ParameterValue] = dict(parameters or {})
-
-    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
-        return self.data[name]
-
-    def __setitem__(self, name: str, value: np.ndarray[Any, Any]) -> None:
-        self.data[name] = value
-
-    def __delitem__(self, name: str) -> None:
-        del self.data[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.data)
-
-    def __len__(self) -> int:
-        return len(self.data)
-
-    __eq__ = object.__eq__
-    __hash__ = object.__hash__
 
 
 Requests = list[Request]
