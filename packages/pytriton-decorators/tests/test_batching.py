@@ -2,15 +2,15 @@ import collections
 from collections.abc import Callable, Iterator, Mapping
 from contextvars import copy_context
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from pytriton.decorators import batch, get_inference_request_batch_size, sample
+from pytriton.decorators import batch, get_inference_request_batch_size, get_requests, sample
 from pytriton.decorators.serving import set_served_model
-from pytriton.exceptions import PyTritonBatchSizeError, PyTritonValidationError
-from pytriton.model_config.triton_model_config import TritonModelConfig
+from pytriton.exceptions import PyTritonBatchSizeError, PyTritonRuntimeError, PyTritonValidationError
+from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 
 
 def add(a: Any, b: Any) -> dict[str, Any]:
@@ -265,3 +265,96 @@ class TestBatchSize:
     def test_without_a_batch_axis(self) -> None:
         with pytest.raises(PyTritonValidationError, match="Input 'a'"):
             get_inference_request_batch_size({"a": np.array(1)})
+
+
+# ---- calls for whole batches ---------------------------------------------------------------------------------------
+
+
+class TestWhole:
+    """What a server calls that has the batch as one array per input."""
+
+    SIZES: ClassVar[list[int]] = [1, 2]
+
+    def call(self, infer: Any, requests: Any = list) -> Any:
+        return infer.__pytriton_whole__({"a": np.arange(3.0).reshape(3, 1)}, self.SIZES, requests)
+
+    def test_outputs_come_back_whole(self) -> None:
+        @batch
+        def infer(a: Any) -> dict[str, Any]:
+            return {"b": a + 1}
+
+        outputs = self.call(infer)
+        assert type(outputs) is dict
+        assert outputs["b"].tolist() == [[1], [2], [3]]
+
+    def test_a_list_becomes_outputs_by_name(self) -> None:
+        @batch
+        def infer(a: Any) -> list[Any]:
+            return [a * 2]
+
+        config = TritonModelConfig(model_name="m", outputs=[TensorSpec(name="b", shape=(1,), dtype=np.float64)])
+        context = copy_context()
+        context.run(set_served_model, infer, config)
+        assert context.run(self.call, infer)["b"].tolist() == [[0], [2], [4]]
+
+    def test_methods_are_reached_through_their_object(self) -> None:
+        class Model:
+            offset = 5
+
+            @batch
+            def infer(self, a: Any) -> dict[str, Any]:
+                return {"b": a + self.offset}
+
+        assert self.call(Model().infer)["b"].tolist() == [[5], [6], [7]]
+        # Of the class it is not known which object to call.
+        assert Model.infer.__pytriton_whole__ is None  # type: ignore[attr-defined] # not for users
+
+    def test_steps_are_taken_apart(self) -> None:
+        @batch
+        def infer(a: Any) -> Iterator[dict[str, Any]]:
+            yield {"b": a}
+            yield {"b": -a}
+
+        steps = list(self.call(infer, lambda: [{"a": 0}, {"a": 1}]))
+        assert [[result["b"].tolist() for result in step] for step in steps] == [
+            [[[0]], [[1], [2]]],
+            [[[0]], [[-1], [-2]]],
+        ]
+
+    def test_coroutine_functions_do_not_offer_it(self) -> None:
+        @batch
+        async def infer(a: Any) -> dict[str, Any]:
+            return {"b": a}
+
+        assert infer.__pytriton_whole__ is None  # type: ignore[attr-defined] # not for users
+
+    def test_the_rows_are_checked(self) -> None:
+        @batch
+        def infer(a: Any) -> dict[str, Any]:
+            return {"b": a[:2]}
+
+        with pytest.raises(ValueError, match="Expected batch size: 3"):
+            self.call(infer)
+
+    def test_the_requests_are_made_when_somebody_asks(self) -> None:
+        made: list[list[str]] = []
+
+        def requests() -> list[str]:
+            made.append(["first", "second"])
+            return made[-1]
+
+        @batch
+        def infer(a: Any) -> dict[str, Any]:
+            return {"b": a}
+
+        @batch
+        def asking(a: Any) -> dict[str, Any]:
+            assert get_requests() is get_requests() is made[0]
+            return {"b": a}
+
+        self.call(infer, requests)
+        assert made == []
+        self.call(asking, requests)
+        assert len(made) == 1
+        with pytest.raises(PyTritonRuntimeError):
+            get_requests()

@@ -139,26 +139,21 @@ def _finisher(sizes: list[int], wrapped: Any, instance: Any) -> Callable[[list[A
     return finish
 
 
-def _batch_at_once(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """The call that a server makes: the requests alone, and the server has them as one array per input."""
-    if len(args) != 1 or kwargs:
-        return NotImplemented
-    requests = args[0]
-    if type(requests) is not list or not requests:
-        return NotImplemented
-    whole = getattr(requests[0], "__pytriton_batch__", None)
-    if whole is None or (gathered := whole(requests)) is None or not gathered[0]:
-        return NotImplemented
-    inputs, sizes = gathered
+def _batch_whole(
+    wrapped: Any, instance: Any, inputs: Mapping[str, Any], sizes: list[int], requests: Callable[[], Sequence[Any]]
+) -> Any:
     token = CURRENT_REQUESTS.set(requests)
     try:
         outputs = wrapped(**inputs)
     finally:
         CURRENT_REQUESTS.reset(token)
     if type(outputs) is not dict:
-        return deliver([outputs], Plan([((), inputs)], _finisher(sizes, wrapped, instance), requests))
+        if not isinstance(outputs, (list, tuple)):
+            # A generator, an awaitable, an object of another kind: all that the decorator does for those, per request.
+            return deliver([outputs], Plan([((), inputs)], _finisher(sizes, wrapped, instance), requests()))
+        outputs = dict(convert_output(outputs, wrapped, instance))
     _check_rows(outputs, sizes[0] if len(sizes) == 1 else sum(sizes))
-    return [outputs] if len(sizes) == 1 else _split(outputs, sizes)
+    return outputs
 
 
 def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
@@ -181,7 +176,7 @@ def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dic
     return Plan([(leading, {**kwargs, **inputs} if kwargs else inputs)], finish, requests)
 
 
-_batch = decorator(_plan_batch, name="batch", outward=takes_requests, shortcut=_batch_at_once)
+_batch = decorator(_plan_batch, name="batch", outward=takes_requests, whole=_batch_whole)
 _sample = decorator(_plan_sample, name="sample", outward=takes_requests)
 
 

@@ -1,6 +1,6 @@
 """The requests behind the call that a decorator is making."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -8,7 +8,10 @@ from pytriton.exceptions import PyTritonRuntimeError
 
 __all__ = ["CURRENT_REQUESTS", "get_requests"]
 
-CURRENT_REQUESTS: Final[ContextVar[Sequence[Any]]] = ContextVar("pytriton_current_requests")
+CURRENT_REQUESTS: Final[ContextVar[Sequence[Any] | Callable[[], Sequence[Any]]]] = ContextVar(
+    "pytriton_current_requests"
+)
+"""The requests, or what makes them: a server does not make them before somebody asks."""
 
 
 def get_requests() -> Sequence[Any]:
@@ -37,4 +40,7 @@ def get_requests() -> Sequence[Any]:
             "own thread or asyncio task. Without those decorators the callable gets the requests as its argument. In a "
             "thread of your own, run the function through contextvars.copy_context().run."
         )
+    if callable(requests):
+        requests = requests()
+        CURRENT_REQUESTS.set(requests)
     return requests

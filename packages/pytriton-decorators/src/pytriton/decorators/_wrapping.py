@@ -16,6 +16,7 @@ when the decorated callable is called, so a request that does not fit is refused
 generator.
 """
 
+import functools
 import importlib
 import inspect
 import operator
@@ -58,12 +59,15 @@ Outward = Callable[[inspect.Signature], inspect.Signature]
 """Signature of the callable below, without `self`, to that of the decorated callable."""
 
 
-Shortcut = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Any]
-"""Like `Prepare`, but makes the whole call by itself; or gives `NotImplemented`, having called nothing."""
+WholeCall = Callable[[Any, Any, Mapping[str, Any], list[int], Callable[[], Sequence[Any]]], Any]
+"""`(wrapped, instance, inputs, sizes, requests)`: the call of a server that has the batch as one array per input.
+
+`sizes` has the rows of each request, `requests` makes the requests. The result is a dictionary of arrays over the whole
+batch, or, as anything else, what the decorated callable itself would have returned."""
 
 
 def decorator(
-    prepare: Prepare, *, name: str, outward: Outward | None = None, shortcut: Shortcut | None = None
+    prepare: Prepare, *, name: str, outward: Outward | None = None, whole: WholeCall | None = None
 ) -> Callable[[Any], Any]:
     """Makes a decorator.
 
@@ -71,15 +75,14 @@ def decorator(
         prepare: Makes the plan of each call.
         name: Name of the decorator, for errors.
         outward: Makes the signature that `inspect.signature` shows; None shows that of the callable below.
-        shortcut: Makes the calls that nearly all callers make, with less in between. Not asked for coroutines.
+        whole: Makes calls for whole batches, with nothing made and taken apart for each request. The decorated callable
+            offers it as `__pytriton_whole__(inputs, sizes, requests)`, unless it is a coroutine function.
 
     Returns:
         A function that takes a callable of any kind and returns it decorated.
     """
 
     def invoke(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if shortcut is not None and (result := shortcut(wrapped, instance, args, kwargs)) is not NotImplemented:
-            return result
         return _carry_out(wrapped, prepare(wrapped, instance, args, kwargs))
 
     async def invoke_coroutine(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -91,7 +94,7 @@ def decorator(
                 f"@{name} decorates a callable, not {func!r}.", parameter=name, value=func, rule="a callable"
             )
         kind = _Decorated if _code_of_object(func) is None else _DecoratedObject
-        decorated = kind(func, invoke, outward)
+        decorated = kind(func, invoke, outward, whole=whole)
         function = func.__func__ if isinstance(func, (classmethod, staticmethod)) else decorated
         return kind(func, invoke_coroutine, outward) if inspect.iscoroutinefunction(function) else decorated
 
@@ -246,6 +249,13 @@ class _Bound(_BoundFunctionWrapper):  # type: ignore[misc]
     """A decorated callable reached through an object or a class."""
 
     @property
+    def __pytriton_whole__(self) -> Callable[..., Any] | None:
+        whole = self._self_parent._self_whole
+        if whole is None or self._self_instance is None:
+            return None
+        return functools.partial(whole, self.__wrapped__, self._self_instance)
+
+    @property
     def __signature__(self) -> inspect.Signature:
         # Model.infer of an ordinary method: the object is still to be given.
         misses_object = self._self_instance is None and self._self_binding in ("function", "instancemethod")
@@ -269,11 +279,25 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
     __bound_function_wrapper__ = _Bound
 
     def __init__(
-        self, wrapped: Any, invoke: Callable[..., Any], outward: Outward | None, *, leading: bool | None = None
+        self,
+        wrapped: Any,
+        invoke: Callable[..., Any],
+        outward: Outward | None,
+        *,
+        leading: bool | None = None,
+        whole: WholeCall | None = None,
     ) -> None:
         super().__init__(wrapped, invoke)
         self._self_outward = outward
+        self._self_whole = whole
         self._self_leading = leading
+
+    @property
+    def __pytriton_whole__(self) -> Callable[..., Any] | None:
+        # What is below may be a method, which has to be reached through its object.
+        if self._self_whole is None or isinstance(self.__wrapped__, (classmethod, staticmethod)):
+            return None
+        return functools.partial(self._self_whole, self.__wrapped__, getattr(self.__wrapped__, "__self__", None))
 
     @property
     def __signature__(self) -> inspect.Signature:

@@ -17,7 +17,7 @@ from . import _layout as layout
 from ._arena import NewSegment, OwnArena, OwnedBlock, PeerArena
 from ._layout import MessageFlag, MessageType
 from ._records import Batch, Plan
-from ._responses import Answer, Array, ResponseWriter
+from ._responses import Answer, Array, ResponseWriter, write_whole
 from .errors import AttachError, ConnectionLostError, ProtocolError, VersionMismatchError
 
 logger = logging.getLogger(__name__)
@@ -238,6 +238,16 @@ class Connection:
         written = self._writer.write(number, answers, self._allocate)
         drop()
         self.send(number, written, done=done)
+
+    def write_whole(
+        self,
+        batch: Batch,
+        outputs: dict[str, Array],
+        names: tuple[str, ...],
+        fits: Callable[[dict[str, Array], tuple[str, ...]], bool],
+    ) -> tuple[OwnedBlock, int] | None:
+        """Writes outputs over the whole batch, see `write_whole`; `send` sends them."""
+        return write_whole(batch, outputs, names, fits, self._outputs.allocate, self._make_room)
 
     def write_plain(
         self,

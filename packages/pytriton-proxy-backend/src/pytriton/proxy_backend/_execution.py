@@ -56,8 +56,18 @@ class Service:
         self.checker = OutputChecker(model)
         self.unrecoverable = unrecoverable
         self.joins = model.batching
-        # By the outputs that are asked for: those of them that the model has, in its order.
-        self.wanted: dict[tuple[str, ...] | None, tuple[str, ...]] = {}
+        # What a callable under `@batch` offers: a call for the whole batch that makes nothing for each request.
+        self.whole: Callable[..., Any] | None = getattr(infer_func, "__pytriton_whole__", None)
+        if not model.batching or model.decoupled:
+            self.whole = None
+        self._wanted: dict[tuple[str, ...] | None, tuple[str, ...]] = {}
+
+    def wanted_names(self, requested: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """The outputs that the model has of those that are asked for, in its order; `None` where it is not known."""
+        names = self._wanted.get(requested)
+        if names is None and requested is not None:
+            names = self._wanted[requested] = self.checker.wanted(requested)
+        return names
 
 
 class Execution:
@@ -73,13 +83,14 @@ class Execution:
     __slots__ = ("_batch", "_count", "_number", "_open", "_requests", "_result", "_service", "_uniform", "failure")
 
     def __init__(self, service: Service, batch: Batch) -> None:
+        """Takes a batch; its callable is not called yet."""
         self.failure: BaseException | None = None
         self._service = service
         self._number = batch.number
         self._count = len(batch.rows)
         self._uniform = batch.uniform_outputs
         self._batch: Batch | None = batch
-        self._requests: list[Any] | None = batch.requests()
+        self._requests: list[Any] | None = None  # made where they are asked for
         self._result: Any = None
         self._open: list[bool] | None = None  # by request; made when the first of them may end before the others
 
@@ -88,7 +99,18 @@ class Execution:
     def run(self, run_async: Callable[[Awaitable[Any]], Any]) -> None:
         """Serves the batch with a synchronous callable; `run_async` drives what unexpectedly is a coroutine."""
         try:
-            result = self._service.infer_func(self._requests)
+            service = self._service
+            batch = self._batch
+            if service.whole is not None and batch is not None and batch.is_uniform:
+                result = service.whole(batch.columns, batch.rows, batch.requests)
+                if result.__class__ is dict:
+                    self._result = result
+                    result = batch = None
+                    self._answer_whole()
+                    return
+            else:
+                result = self._call()
+            batch = None
             if result.__class__ is list:
                 self._result = result
                 result = None
@@ -113,11 +135,16 @@ class Execution:
     async def run_async(self) -> None:
         """Serves the batch with a callable that returns an awaitable or an async generator."""
         try:
-            await self._finish(self._service.infer_func(self._requests))
+            await self._finish(self._call())
         except ConnectionLostError:
             raise
         except BaseException as error:
             self._fail(error)
+
+    def _call(self) -> Any:
+        if self._batch is not None:
+            self._requests = self._batch.requests()
+        return self._service.infer_func(self._requests)
 
     async def _finish(self, result: Any) -> None:
         if inspect.isasyncgen(result):
@@ -197,13 +224,30 @@ class Execution:
             if result is None and not final:
                 continue
             wanted: Sequence[str] | None = self._uniform
-            if wanted is None and self._requests is not None:
-                wanted = self._requests[index].requested_output_names
+            if wanted is None and self._batch is not None:
+                wanted = self._batch.load_requested_outputs(index)
             outputs, parameters = self._service.checker.one(result, index, wanted)
             answers.append(Answer(index, outputs, parameters, final=final))
         result = results = outputs = None  # type: ignore[assignment] # nothing may refer to the inputs when they are sent
         if answers:
             self._send(answers, done=final)
+
+    def _answer_whole(self) -> None:
+        """Sends what `_result` holds: a dictionary of arrays over the whole batch."""
+        service = self._service
+        batch = self._batch
+        names = service.wanted_names(self._uniform)
+        if batch is not None and names is not None:
+            written = service.connection.write_whole(batch, self._result, names, service.checker.fits_whole)
+            if written is not None:
+                # Nothing may refer to the inputs any more when the answer is sent.
+                self._result = batch = self._batch = None
+                service.connection.send(self._number, written, done=True)
+                return
+        if batch is not None:
+            self._result = batch.split(self._result)
+            batch = None
+        self._answer_each(final=True)
 
     def _answer_plain(self) -> bool:
         """Sends what `_result` holds in one go, where it is as plain as it mostly is."""
@@ -211,11 +255,9 @@ class Execution:
         result = self._result
         if not service.joins or result.__class__ is not list or len(result) != self._count:
             return False
-        names = service.wanted.get(self._uniform)
+        names = service.wanted_names(self._uniform)
         if names is None:
-            if self._uniform is None:
-                return False
-            names = service.wanted[self._uniform] = service.checker.wanted(self._uniform)
+            return False
         if service.model.strict and not service.checker.has_exactly(result, names):
             return False
         connection = service.connection

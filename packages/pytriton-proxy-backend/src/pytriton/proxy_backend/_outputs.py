@@ -65,6 +65,12 @@ class OutputChecker:
         count = len(self._names)
         return len(names) == count and all(type(result) is dict and len(result) == count for result in results)
 
+    def fits_whole(self, outputs: Outputs, names: tuple[str, ...]) -> bool:
+        """Whether numeric arrays over the whole batch can be sent as they are."""
+        if self._model.strict and not (len(names) == len(self._names) == len(outputs)):
+            return False
+        return all(self.fits(outputs[name], name) for name in names)
+
     def fits(self, array: Array, name: str) -> bool:
         """Whether a numeric array can be sent for an output as it is."""
         spec = self._specs[name]

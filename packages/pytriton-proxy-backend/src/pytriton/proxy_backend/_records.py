@@ -43,6 +43,7 @@ class Plan:
 
     __slots__ = (
         "entries_offset",
+        "forms",
         "head",
         "metadata",
         "outputs",
@@ -69,6 +70,7 @@ class Plan:
         if tensors + tensor_count * layout.TENSOR.size > length:
             raise ProtocolError(f"{tensor_count} tensors at {tensors} do not lie inside {length} bytes of metadata")
         self.metadata = metadata
+        self.forms: dict[tuple[object, ...], Any] = {}
         self.head = (count, tensor_count, record_length, entries, tensors)
         self.entries_offset = entries
         briefs = list(layout.REQUEST_BRIEF.iter_unpack(metadata[entries : entries + count * layout.REQUEST.size]))
@@ -237,6 +239,23 @@ class Batch:
             request._index = index
             made.append(request)
         return made
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether every input is one array over the whole batch."""
+        return self._extras is None and self._batching
+
+    @property
+    def forms(self) -> dict[tuple[object, ...], Any]:
+        """A place for what answers to batches that look like this one have in common."""
+        return self._plan.forms
+
+    def split(self, outputs: dict[str, Array]) -> list[dict[str, Array]]:
+        """Takes outputs over the whole batch apart, a dictionary for each request."""
+        starts = self._plan.starts
+        return [
+            {name: array[begin:end] for name, array in outputs.items()} for begin, end in itertools.pairwise(starts)
+        ]
 
     # ---- RequestDetails ------------------------------------------------------------------------------------------
 

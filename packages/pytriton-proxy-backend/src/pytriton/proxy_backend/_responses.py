@@ -14,6 +14,7 @@ from ..proxy.types import ParameterValue
 from . import _layout as layout
 from ._arena import OwnedBlock
 from ._dtypes import BYTES_CODE, code_of
+from ._records import Batch
 from ._strings import encode_strings
 
 Array = np.ndarray[Any, Any]
@@ -21,8 +22,10 @@ Array = np.ndarray[Any, Any]
 # The metadata of a record (its batch number left 0), where each payload begins, and the record's length.
 _Metadata = tuple[bytes, list[int], int]
 
-# Metadata, the record's length, and for each tensor with a payload its name, shape, dtype and place.
-_Form = tuple[bytes, int, list[tuple[str, tuple[int, ...], np.dtype[Any], int]]]
+# A tensor with a payload: its name, shape, dtype and offset in the record.
+_Place = tuple[str, tuple[int, ...], np.dtype[Any], int]
+# Metadata, the record's length, and its payloads.
+_Form = tuple[bytes, int, list[_Place]]
 
 _NUMBER = struct.Struct("<Q")
 _MAX_TEMPLATES = 512
@@ -239,6 +242,70 @@ class ResponseWriter:
         return block, length
 
 
+def write_whole(
+    batch: Batch,
+    outputs: dict[str, Array],
+    names: tuple[str, ...],
+    fits: Callable[[dict[str, Array], tuple[str, ...]], bool],
+    allocate: Callable[[int], OwnedBlock | None],
+    make_room: Callable[[int], OwnedBlock],
+) -> tuple[OwnedBlock, int] | None:
+    """Writes the last answers to all requests of a batch, where they are numeric arrays over the whole batch.
+
+    The shortest way there is: a batch and outputs that look like earlier ones are written without a further look.
+
+    Args:
+        batch: The batch that is answered.
+        outputs: Its outputs, each of shape `(rows of all requests, *tensor.shape)`.
+        names: The outputs that are wanted.
+        fits: Whether the arrays are what the model declares; asked once for arrays that look alike.
+        allocate: Gives a block of so many bytes of the arena, or `None`.
+        make_room: Gives it where `allocate` could not, or raises.
+
+    Returns:
+        The block and the length of the record in it; `None` where the outputs have to be looked at one by one.
+    """
+    look: list[object] = [names]
+    arrays: list[Array] = []
+    for name in names:
+        array = outputs.get(name)
+        if array.__class__ is not np.ndarray:
+            return None
+        arrays.append(array)
+        look.append(array.dtype)
+        look.append(array.shape)
+    key = tuple(look)
+    form: _Form | None = batch.forms.get(key)
+    if form is None:
+        rows = batch.rows
+        if not names or not fits(outputs, names) or any(array.shape[:1] != (sum(rows),) for array in arrays):
+            return None
+        tensors = [
+            Tensor(name, layout.WHOLE_BATCH, array.shape, [array]) for name, array in zip(names, arrays, strict=True)
+        ]
+        metadata, offsets, length = _metadata([Answer(index) for index in range(len(rows))], rows, tensors)
+        if len(batch.forms) >= _MAX_TEMPLATES:
+            batch.forms.clear()
+        form = batch.forms[key] = metadata, length, _placed(tensors, offsets)
+    metadata, length, placed = form
+    block = allocate(length) or make_room(length)
+    _, start, memory = block
+    memory[start : start + len(metadata)] = metadata
+    _NUMBER.pack_into(memory, start + layout.RECORD_BATCH_OFFSET, batch.number)
+    for name, shape, dtype, offset in placed:
+        target: Array = np.ndarray(shape, dtype, memory, start + offset)
+        target[...] = outputs[name]
+    return block, length
+
+
+def _placed(tensors: Sequence[Tensor], offsets: Sequence[int]) -> list[_Place]:
+    return [
+        (tensor.name, tensor.shape, tensor.arrays[0].dtype, offset)
+        for tensor, offset in zip(tensors, offsets, strict=True)
+        if tensor.length
+    ]
+
+
 def _form(
     names: Sequence[str], results: Sequence[Mapping[str, Array]], fits: Callable[[Array, str], bool]
 ) -> _Form | None:
@@ -249,12 +316,7 @@ def _form(
         return None
     tensors, rows = joined
     metadata, offsets, length = _metadata([Answer(index) for index in range(len(rows))], rows, tensors)
-    placed = [
-        (tensor.name, tensor.shape, tensor.arrays[0].dtype, offset)
-        for tensor, offset in zip(tensors, offsets, strict=True)
-        if tensor.length
-    ]
-    return metadata, length, placed
+    return metadata, length, _placed(tensors, offsets)
 
 
 def _layout_key(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
