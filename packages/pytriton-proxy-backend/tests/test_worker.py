@@ -253,16 +253,19 @@ def test_no_capabilities_at_all(serve: Serve, golden: ModuleType) -> None:
     assert values(peer.responses(peer.answer())) == [[[2, 4]]]
 
 
-@pytest.mark.parametrize(("flags", "text"), [(0, "batching=False"), (3, "decoupled=True")])
+@pytest.mark.parametrize(
+    ("flags", "version", "text"),
+    [(0, 1, "batching=False"), (3, 1, "decoupled=True"), (1, 2, "model 'model' version 2, this worker is for")],
+)
 def test_another_kind_of_model(
-    flags: int, text: str, proxy: Any, make_worker: Callable[..., Worker], golden: ModuleType
+    flags: int, version: int, text: str, proxy: Any, make_worker: Callable[..., Worker], golden: ModuleType
 ) -> None:
     proxy.listen()
     worker = make_worker()
     worker.start()
     peer = proxy.accept()
     peer.receive()
-    peer.send(golden.greeting(golden.WELCOME, "model", model_flags=flags))
+    peer.send(golden.greeting(golden.WELCOME, "model", model_flags=flags, model_version=version))
     with pytest.raises(AttachError, match=text):
         worker.wait_attached(PATIENCE_S)
 

@@ -227,13 +227,7 @@ void Endpoint::Run() {
         }
       }
       if (!connection) continue;
-      const bool greeting = connection->state() == ConnectionState::kGreeting;
       connection->Process();
-      if (greeting && connection->state() == ConnectionState::kAttached) {
-        // From here on the Execute that waits for this worker reads its answers.
-        std::lock_guard<std::mutex> lock(mutex_);
-        ArmLocked(connection.get(), false);
-      }
     }
     const uint64_t now_ns = NowNs();
     if (count <= 0 || next_sweep_ns <= now_ns) Sweep(now_ns);
@@ -382,17 +376,16 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
                });
       },
       kNever);
-  // Nobody waits any more: what is still in flight is the background thread's.
-  bool armed = false;
+  // Nobody waits any more: what is still in flight, and what idle workers say, is the background thread's.
+  bool busy = false;
   {
     std::lock_guard<std::mutex> lock(mutex_);
     for (const auto& connection : connections_) {
-      if (connection->load() == 0) continue;
       ArmLocked(connection.get(), true);
-      armed = true;
+      busy = busy || connection->load() != 0;
     }
   }
-  if (armed && !sweeping_) Signal(kick_fd_);
+  if (busy && !sweeping_) Signal(kick_fd_);
 }
 
 }  // namespace pytriton

@@ -30,6 +30,7 @@ _ARENA_TIMEOUT_S = 30.0
 TICK_S = 1.0
 # Room for more descriptors than any message carries, so that a peer's surplus is seen and closed.
 _ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+_RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC
 _MESSAGE_SIZE = layout.MESSAGE.size
 _pack = layout.MESSAGE.pack
 _unpack = layout.MESSAGE.unpack_from
@@ -160,7 +161,9 @@ class Connection:
 
     def _read(self, flags: int = 0) -> bool:
         try:
-            size, ancillary, message_flags, _ = self._socket.recvmsg_into(self._views, _ANCILLARY_SIZE, flags)
+            size, ancillary, message_flags, _ = self._socket.recvmsg_into(
+                self._views, _ANCILLARY_SIZE, flags | _RECEIVE_FLAGS
+            )
         except BlockingIOError:
             raise
         except ConnectionResetError:
@@ -332,6 +335,9 @@ class Connection:
                         raise ConnectionLostError("the proxy backend closed the connection")
                 except BlockingIOError:
                     waited += TICK_S
+                except ProtocolError as error:
+                    # Not the callable's fault, and not to be told to its callers as such.
+                    raise ConnectionLostError(f"the proxy backend broke the protocol: {error}") from error
             block = self._outputs.allocate(length)
         return block
 

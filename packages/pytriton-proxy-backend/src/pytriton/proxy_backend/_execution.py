@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
@@ -304,7 +305,9 @@ class Execution:
         elif isinstance(error, asyncio.CancelledError):
             code = layout.ErrorCode.CANCELLED
         else:
-            logger.warning("model %s: the inference callable failed", self._service.model.name, exc_info=error)
+            # As text: a handler that keeps its records would keep the frames, and with them the inputs.
+            trace = "".join(traceback.format_exception(error))
+            logger.warning("model %s: the inference callable failed\n%s", self._service.model.name, trace)
         text = self._text(error)
         # The frames of the traceback refer to the inputs, which go back with this answer.
         error.__traceback__ = None

@@ -154,6 +154,7 @@ class Worker:
                         logger.warning("model %s: %s; attaching again", self.model.name, str(error))
                 except ProtocolError as error:
                     logger.error("model %s: the proxy backend broke the protocol: %s", self.model.name, str(error))
+                    self._stopping.wait(_LAST_RETRY_S)
                 finally:
                     self._attached.clear()
                     self._connection = None
@@ -181,6 +182,12 @@ class Worker:
                 pause_s = min(pause_s * 1.2, _LAST_RETRY_S)
                 continue
             welcome = connection.welcome
+            if (welcome.model_name, welcome.model_version) != (self.model.name, self.model.version):
+                connection.close()
+                raise AttachError(
+                    f"{self.endpoint} serves model '{welcome.model_name}' version {welcome.model_version}, this worker "
+                    f"is for model '{self.model.name}' version {self.model.version}: give each model its own socket"
+                )
             if welcome.batching != self.model.batching or welcome.decoupled != self.model.decoupled:
                 connection.close()
                 raise AttachError(
