@@ -387,7 +387,7 @@ def test_parameters_of_every_type(triton: Triton) -> None:
     client.close()
 
 
-def test_optional_inputs_that_differ_within_a_batch(connect: Connect) -> None:
+def test_optional_inputs_that_differ_between_requests(connect: Connect) -> None:
     client = connect("optional")
     x = np.ones(1, np.float32)
     extras: list[dict[str, Array]] = [{}, {"a": np.ones(1, np.int32)}, {"b": np.array([b"b"])}]

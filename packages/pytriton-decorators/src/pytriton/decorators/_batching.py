@@ -72,8 +72,8 @@ def batch(infer_func: Any) -> Any:
         results.
 
     Raises:
-        PyTritonValidationError: (When called, as all but the next.) No requests; requests with different inputs (see
-            `group_by_keys`); an input that is not an array with a batch axis or does not fit to that of the other
+        PyTritonValidationError: (When called, as all but the next.) No requests; requests with different inputs;
+            an input that is not an array with a batch axis or does not fit to that of the other
             requests; a result of a kind that is not supported.
         PyTritonBadParameterError: At once: `infer_func` is not callable.
         PyTritonBatchSizeError: Inputs of one request, or outputs, that have not the same number of rows. Also a
@@ -300,8 +300,8 @@ def _explain_inputs(arrays: list[dict[str, Any]]) -> PyTritonValidationError:
         if data.keys() != arrays[0].keys():
             return PyTritonValidationError(
                 f"Requests of one batch have different inputs: request 0 has {sorted(arrays[0])}, request {index} has "
-                f"{sorted(data)}. Put @group_by_keys above @batch to call the callable once for each set of inputs, or "
-                "@fill_optionals to give the missing ones a value.",
+                f"{sorted(data)}. Serve a model with optional inputs by a callable without @batch, which gets every "
+                "request with its own inputs, or have all callers send all inputs.",
                 request_index=index,
                 expected=sorted(arrays[0]),
                 received=sorted(data),
