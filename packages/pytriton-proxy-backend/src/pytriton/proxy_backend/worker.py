@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import logging
 import threading
@@ -200,7 +201,9 @@ class Worker:
                 self._attached.set()
                 self._changed.notify_all()
             if self._stopping.is_set():
-                connection.detach()
+                # Where the proxy backend is gone already, the first read says so.
+                with contextlib.suppress(ConnectionLostError):
+                    connection.detach()
             return connection
         return None
 
