@@ -179,6 +179,8 @@ class Batch:
             raise ProtocolError(
                 f"lengths do not nest: metadata {metadata_length}, record {record_length}, block {length}"
             )
+        if metadata_length > layout.MAX_METADATA:
+            raise ProtocolError(f"{metadata_length} bytes of metadata, the protocol allows {layout.MAX_METADATA}")
         # One copy: what is checked is what is used, whatever happens to the memory in between.
         metadata = memory[start : start + metadata_length]
         # All but magic and number of the batch. Its head was read before this copy was made, so it is compared again.
