@@ -16,7 +16,6 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -128,12 +127,30 @@ def ask_all(url: str, images: Images, answered: Callable[[], None]) -> Answers:
                 answers.labels[turn], answers.second_guesses[turn] = answer["label"][0], answer["second_guess"][0]
                 answered()
 
-    with ThreadPoolExecutor(THREADS) as pool:
+    failures: list[Exception] = []
+
+    def ask_or_tell() -> None:
         try:
-            for future in [pool.submit(ask) for _ in range(THREADS)]:
-                future.result()
-        finally:
-            stop.set()  # after Ctrl+C, or when a thread failed, the others need not go on
+            ask()
+        except Exception as error:  # raised again below, in the thread that waits
+            failures.append(error)
+            stop.set()
+
+    # Not a pool: Ctrl+C in the middle of a thread's start would leave it one that it does not know and does not wait
+    # for, which then looks for a server that has gone, and keeps the process.
+    threads = [threading.Thread(target=ask_or_tell, daemon=True) for _ in range(THREADS)]
+    try:
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        stop.set()  # after Ctrl+C the threads need not go on, but have their last answers while the server is there
+        for thread in threads:
+            if thread.is_alive():
+                thread.join(TIMEOUT_S)
+    if failures:
+        raise failures[0]
     return answers
 
 
