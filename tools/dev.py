@@ -235,6 +235,16 @@ def format_sources(runner: Runner, _arguments: Sequence[str]) -> int:
     return runner.hatch("run", "format")
 
 
+def reference(runner: Runner, arguments: Sequence[str]) -> int:
+    """Write docs/reference/ anew from the docstrings."""
+    return runner.run("python", "tools/reference.py", *arguments)
+
+
+def docs(runner: Runner, arguments: Sequence[str]) -> int:
+    """Build the pages of docs/ into .tools/site."""
+    return runner.hatch("run", "docs:build", *arguments)
+
+
 def native(runner: Runner, _arguments: Sequence[str]) -> int:
     """Compile the native proxy if its sources changed, and fetch tritonserver if it is not there."""
     return prepare(runner)
@@ -254,6 +264,8 @@ COMMANDS: dict[str, Callable[[Runner, Sequence[str]], int]] = {
     "lint": lint,
     "format": format_sources,
     "native": native,
+    "reference": reference,
+    "docs": docs,
     "build": build,
     "matrix": matrix,
     "soak": soak,
@@ -304,7 +316,7 @@ def main(arguments: Sequence[str]) -> int:
     if sys.version_info < MINIMUM_PYTHON:
         print(f"Python 3.10 or newer is needed, this is {sys.version.split()[0]}.", file=sys.stderr)
         return 2
-    summary = "\n".join(f"  {name:<8} {function.__doc__}" for name, function in COMMANDS.items())
+    summary = "\n".join(f"  {name:<10} {function.__doc__}" for name, function in COMMANDS.items())
     parser = argparse.ArgumentParser(
         prog="python3 tools/dev.py",
         epilog=f"commands:\n{summary}",

@@ -1,0 +1,340 @@
+"""Writes `docs/reference/` from the docstrings: `python3 tools/dev.py reference`; with `--check` it only compares.
+
+The sources are read, not imported. What is public is what `__all__` of the modules in `PAGES` names; a name that
+several of them offer is described where its source is nearest, and linked from the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import griffe
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "reference"
+
+PAGES: dict[str, tuple[str, ...]] = {
+    "triton": ("pytriton.triton", "pytriton.server.errors"),
+    "model_config": (
+        "pytriton.model_config",
+        "pytriton.model_config.tensor",
+        "pytriton.model_config.model_config",
+        "pytriton.model_config.common",
+        "pytriton.model_config.triton_model_config",
+    ),
+    "decorators": ("pytriton.decorators",),
+    "proxy": ("pytriton.proxy.types", "pytriton.proxy.telemetry"),
+    "exceptions": ("pytriton.exceptions",),
+    "client": (
+        "pytriton.client",
+        "pytriton.client.client",
+        "pytriton.client.exceptions",
+        "pytriton.client.auth",
+        "pytriton.client.utils",
+        "pytriton.client.warnings",
+    ),
+    "proxy_backend": ("pytriton.proxy_backend",),
+}
+"""Which modules are on which page."""
+
+HEAD = "<!-- Written by `python3 tools/dev.py reference` from the docstrings. Change those, not this file. -->\n\n"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One public name of one module.
+
+    Attributes:
+        module: The module that offers it.
+        name: Its name there.
+        page: The page of that module.
+        described: What is known of it.
+    """
+
+    module: str
+    name: str
+    page: str
+    described: griffe.Object
+
+    @property
+    def anchor(self) -> str:
+        """Where the name is on its page."""
+        return f"{self.module}.{self.name}".replace(".", "").lower()
+
+
+def load() -> griffe.GriffeLoader:
+    """Read the sources of all distributions."""
+    found = [str(path) for path in sorted(ROOT.glob("packages/*/src"))]
+    loader = griffe.GriffeLoader(search_paths=found, docstring_parser="google", allow_inspection=False)
+    loader.load("pytriton", submodules=True, try_relative_path=False)
+    loader.resolve_aliases(implicit=True, external=False)
+    return loader
+
+
+def public_names(module: griffe.Object) -> list[str]:
+    """Return the names in `__all__` of a module, in its order.
+
+    Raises:
+        SystemExit: It has none.
+    """
+    if module.exports is None:
+        raise SystemExit(f"{module.path} has no __all__: a module in PAGES of tools/reference.py says what is public.")
+    return [str(getattr(name, "name", name)) for name in module.exports]
+
+
+def entries(loader: griffe.GriffeLoader) -> Iterator[Entry]:
+    """List every public name of every module of `PAGES`."""
+    for page, modules in PAGES.items():
+        for path in modules:
+            module = loader.modules_collection[path]
+            found = [Entry(path, name, page, resolved(module, name)) for name in public_names(module)]
+            yield from sorted(found, key=rank)
+
+
+def resolved(module: griffe.Object, name: str) -> griffe.Object:
+    """Return what a name of a module stands for, also where it comes from another module of ours.
+
+    Raises:
+        SystemExit: It is not there.
+    """
+    member: Any = module.members.get(name)
+    if member is None:
+        raise SystemExit(f"{module.path}.__all__ names {name!r}, which the module does not have.")
+    if member.is_alias:
+        try:
+            member = member.final_target
+        except griffe.AliasResolutionError as error:
+            raise SystemExit(f"{module.path}.{name} cannot be followed to its source: {error}") from error
+    found: griffe.Object = member
+    return found
+
+
+def nearness(entry: Entry) -> int:
+    """How much of the path to a name's source its module shares: the description stands where the name belongs."""
+    shared = 0
+    for ours, theirs in zip(entry.module.split("."), entry.described.canonical_path.split("."), strict=False):
+        if ours != theirs:
+            break
+        shared += 1
+    return shared
+
+
+def rank(entry: Entry) -> int:
+    """Classes and functions come before values."""
+    return 0 if isinstance(entry.described, griffe.Class) else 1 if isinstance(entry.described, griffe.Function) else 2
+
+
+def pages() -> dict[str, str]:
+    """Make the text of every page, by file name."""
+    every = list(entries(load()))
+    homes: dict[int, Entry] = {}
+    for entry in sorted(every, key=lambda entry: -nearness(entry)):
+        homes.setdefault(id(entry.described), entry)
+    written = {"index.md": index_page(every)}
+    for page, modules in PAGES.items():
+        parts = [HEAD.rstrip() + f"\n\n# {modules[0]}"]
+        for number, path in enumerate(modules):
+            mine = [entry for entry in every if entry.module == path]
+            parts.append(module_text(path, mine, homes, is_first=number == 0))
+        written[f"{page}.md"] = "\n\n".join(parts) + "\n"
+    return written
+
+
+def index_page(every: list[Entry]) -> str:
+    """Make the page that lists all names by module."""
+    lines = [HEAD + "# Reference", "", "Every public name, by the module that it is imported from."]
+    for modules in PAGES.values():
+        for path in modules:
+            mine = [entry for entry in every if entry.module == path]
+            lines += ["", f"## {path}", ""]
+            lines += [f"* [`{e.name}`]({e.page}.md#{e.anchor}){ending(summary(e.described))}" for e in mine]
+    return "\n".join(lines) + "\n"
+
+
+def module_text(path: str, mine: list[Entry], homes: dict[int, Entry], *, is_first: bool) -> str:
+    """Describe the names of one module."""
+    parts = [] if is_first else [f"# {path}"]
+    for entry in mine:
+        home = homes[id(entry.described)]
+        title = f"## {path}.{entry.name}"
+        if home == entry:
+            parts += [title, object_text(entry.name, entry.described, level=3)]
+        else:
+            parts += [title, f"The same as [`{home.module}.{home.name}`]({home.page}.md#{home.anchor})."]
+    return "\n\n".join(parts)
+
+
+def object_text(name: str, described: griffe.Object, *, level: int) -> str:
+    """Describe a class, a function or a value."""
+    parts: list[str] = []
+    if isinstance(described, griffe.Class):
+        parts.append(code(class_signature(name, described)))
+    elif isinstance(described, griffe.Function):
+        parts.append(code(function_signature(name, described)))
+    elif isinstance(described, griffe.Attribute):
+        parts.append(code(attribute_signature(name, described)))
+    parts += docstring_parts(described)
+    if isinstance(described, griffe.Class):
+        for member_name, member in class_members(described):
+            parts.append(f"{'#' * level} {name}.{member_name}")
+            parts.append(object_text(member_name, member, level=level + 1))
+    return "\n\n".join(parts)
+
+
+def class_members(described: griffe.Class) -> list[tuple[str, griffe.Object]]:
+    """List the public members of a class, its own and those that it has from other classes of ours."""
+    found: list[tuple[str, griffe.Object]] = []
+    for name, member in described.all_members.items():
+        if name.startswith("_") and name not in ("__call__", "__enter__", "__aenter__"):
+            continue
+        target: Any = member.final_target if isinstance(member, griffe.Alias) else member
+        if target.is_attribute and not target.has_docstring and "instance-attribute" in target.labels:
+            continue  # an attribute that the docstring of the class describes, or nobody
+        found.append((name, target))
+    own = [pair for pair in found if pair[0] in described.members]
+    return own + [pair for pair in found if pair[0] not in described.members]
+
+
+def class_signature(name: str, described: griffe.Class) -> str:
+    """Write a class as its call."""
+    bases = ", ".join(str(base) for base in described.bases)
+    text = f"class {name}({bases})" if bases else f"class {name}"
+    try:
+        parameters = list(described.parameters)[1:] if described.parameters else []
+    except (AttributeError, KeyError):
+        parameters = []
+    return text if not parameters else f"{text}\n\n{name}({parameter_list(parameters)})"
+
+
+def function_signature(name: str, described: griffe.Function) -> str:
+    """Write a function or a method as its definition."""
+    parameters = [each for each in described.parameters if each.name not in ("self", "cls")]
+    marks = [f"@{label}\n" for label in ("classmethod", "staticmethod") if label in described.labels]
+    word = "async def" if "async" in described.labels else "def"
+    returns = f" -> {described.returns}" if described.returns is not None else ""
+    return f"{''.join(marks)}{word} {name}({parameter_list(parameters)}){returns}"
+
+
+def attribute_signature(name: str, described: griffe.Attribute) -> str:
+    """Write a value with its type."""
+    if "property" in described.labels:
+        return f"{name}: {described.annotation}  # property"
+    annotation = f": {described.annotation}" if described.annotation is not None else ""
+    value = str(described.value) if described.value is not None else ""
+    return f"{name}{annotation}" + (f" = {value}" if value and len(value) < 60 and "\n" not in value else "")
+
+
+def parameter_list(parameters: Iterable[griffe.Parameter]) -> str:
+    """Write parameters as in a definition; one to a line where there are many."""
+    written: list[str] = []
+    only_keywords = False
+    for each in parameters:
+        if each.kind is griffe.ParameterKind.keyword_only and not only_keywords:
+            only_keywords = True
+            if not any(text.startswith("*") for text in written):
+                written.append("*")
+        text = {"variadic positional": "*", "variadic keyword": "**"}.get(each.kind.value if each.kind else "", "")
+        text += each.name
+        if each.annotation is not None:
+            text += f": {each.annotation}"
+        if each.default is not None and not text.startswith("*"):
+            text += f" = {each.default}" if each.annotation is not None else f"={each.default}"
+        written.append(text)
+    line = ", ".join(written)
+    return line if len(line) <= 90 else "\n    " + ",\n    ".join(written) + ",\n"
+
+
+def docstring_parts(described: griffe.Object) -> list[str]:
+    """Render a docstring's sections as Markdown."""
+    if described.docstring is None:
+        return []
+    writers: dict[Any, Callable[[Any], str]] = {
+        griffe.DocstringSectionKind.text: lambda value: str(value),
+        griffe.DocstringSectionKind.parameters: lambda value: "**Arguments**\n\n" + "\n".join(map(named_item, value)),
+        griffe.DocstringSectionKind.other_parameters: lambda value: "\n".join(map(named_item, value)),
+        griffe.DocstringSectionKind.attributes: lambda value: "**Attributes**\n\n" + "\n".join(map(named_item, value)),
+        griffe.DocstringSectionKind.raises: lambda value: "**Raises**\n\n" + "\n".join(map(raised_item, value)),
+        griffe.DocstringSectionKind.warns: lambda value: "**Warns**\n\n" + "\n".join(map(raised_item, value)),
+        griffe.DocstringSectionKind.returns: lambda value: "**Returns**\n\n" + "\n".join(map(returned_item, value)),
+        griffe.DocstringSectionKind.yields: lambda value: "**Yields**\n\n" + "\n".join(map(returned_item, value)),
+        griffe.DocstringSectionKind.examples: lambda value: "\n\n".join(text for _, text in value),
+        griffe.DocstringSectionKind.admonition: lambda value: f"**{value.kind.capitalize()}**: {value.contents}",
+    }
+    return [
+        writers[section.kind](section.value)
+        for section in described.docstring.parsed
+        if section.kind in writers and section.value
+    ]
+
+
+def named_item(item: Any) -> str:
+    """One argument or attribute."""
+    return f"* `{item.name}`: {one_line(item.description)}"
+
+
+def raised_item(item: Any) -> str:
+    """One error."""
+    return f"* `{item.annotation}`: {one_line(item.description)}"
+
+
+def returned_item(item: Any) -> str:
+    """What is returned or yielded."""
+    return one_line(item.description)
+
+
+def one_line(text: str) -> str:
+    """Join the lines of a paragraph; paragraphs after the first are indented below the bullet."""
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.strip().split("\n\n")]
+    return "\n\n  ".join(paragraphs)
+
+
+def code(text: str) -> str:
+    """A signature: it shows, there is nothing to run."""
+    return f"```pyi\n{text}\n```"
+
+
+def summary(described: griffe.Object) -> str:
+    """The first sentence of a docstring, in one line."""
+    if described.docstring is None:
+        return ""
+    first = described.docstring.value.strip().split("\n\n")[0]
+    return " ".join(first.split())
+
+
+def ending(text: str) -> str:
+    """What follows a name in a list."""
+    return f": {text}" if text else ""
+
+
+def main(arguments: list[str]) -> int:
+    """Write the pages, or with `--check` say which are stale."""
+    parser = argparse.ArgumentParser(description="Write docs/reference/ from the docstrings.")
+    parser.add_argument("--check", action="store_true", help="change nothing; exit with 1 where a page is stale")
+    is_check = parser.parse_args(arguments).check
+    fresh = pages()
+    stale = [name for name, text in fresh.items() if not is_same(FOLDER / name, text)]
+    surplus = [path.name for path in sorted(FOLDER.glob("*.md")) if path.name not in fresh]
+    if is_check:
+        for name in [*stale, *surplus]:
+            print(f"docs/reference/{name} is stale: run `python3 tools/dev.py reference`")
+        return 1 if stale or surplus else 0
+    for name in stale:
+        (FOLDER / name).write_text(fresh[name], encoding="utf-8")
+    for name in surplus:
+        (FOLDER / name).unlink()
+    print(f"{len(stale)} of {len(fresh)} pages written, {len(surplus)} removed")
+    return 0
+
+
+def is_same(path: Path, text: str) -> bool:
+    """Whether a file has a text already."""
+    return path.exists() and path.read_text(encoding="utf-8") == text
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
