@@ -7,7 +7,8 @@ from pytriton.client._namespace import require_namespace_package as _require_nam
 
 _require_namespace_package()
 
+from ._results import ModelResult
 from ._spec import ModelSpec, TensorSpec
 from ._sync import ModelClient
 
-__all__ = ["ModelClient", "ModelSpec", "TensorSpec"]
+__all__ = ["ModelClient", "ModelResult", "ModelSpec", "TensorSpec"]

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ._deadline import check_timeout
+from ._deadline import Deadline, check_timeout
+from ._options import NO_OPTIONS
+from ._results import ParameterValue
 from ._spec import ModelSpec, to_model_spec
 from ._startup import Target
 from ._url import TritonUrl
@@ -20,7 +24,20 @@ DEFAULT_INIT_TIMEOUT_S = 300.0
 DEFAULT_INFERENCE_TIMEOUT_S = 60.0
 LATEST_MODEL_VERSION = "<latest>"
 
-Client = TypeVar("Client", bound="BaseModelClient")
+
+@dataclass
+class Knowledge:
+    """What a client and all its views have learnt about their model.
+
+    Attributes:
+        spec: Its configuration.
+        was_ready: Whether it was seen ready.
+        is_prepared: Whether the first inference has all that it needs.
+    """
+
+    spec: ModelSpec | None
+    was_ready: bool = False
+    is_prepared: bool = False
 
 
 class BaseModelClient:
@@ -71,9 +88,9 @@ class BaseModelClient:
         self._given_spec = None if model_config is None else to_model_spec(model_config)
         self._ensure_model_is_ready = ensure_model_is_ready
         self._access_token = _check_token(access_token)
-        # What is learnt later on.
-        self._spec: ModelSpec | None = self._given_spec
-        self._model_was_ready = False
+        self._options = NO_OPTIONS
+        # These two are one and the same object in all views of a client.
+        self._knowledge = Knowledge(self._given_spec)
         self._request_ids = itertools.count()
 
     @classmethod
@@ -85,26 +102,92 @@ class BaseModelClient:
         Args:
             existing_client: Stays as it is.
         """
-        return cls(
+        client = cls(
             existing_client._target.url,
             existing_client._target.model_name,
             existing_client._target.model_version,
             lazy_init=existing_client._lazy_init,
             init_timeout_s=existing_client._init_timeout_s,
             inference_timeout_s=existing_client._inference_timeout_s,
-            model_config=existing_client._spec,
-            ensure_model_is_ready=existing_client._ensure_model_is_ready and not existing_client._model_was_ready,
+            model_config=existing_client._knowledge.spec,
+            ensure_model_is_ready=existing_client._ensure_model_is_ready and not existing_client._knowledge.was_ready,
             access_token=existing_client._access_token,
         )
+        client._options = existing_client._options
+        return client
+
+    def with_options(
+        self,
+        *,
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+        priority: int | None = None,
+        queue_timeout_s: float | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        headers: Mapping[str, str | int | bool] | None = None,
+    ) -> Self:
+        """Return a view of this client whose calls have other options.
+
+        For example::
+
+            client.with_options(timeout_s=0.5, priority=1).infer_sample(a, b)
+
+        A view costs next to nothing: it uses the connections of this client and what this client knows about the model,
+        and closing either closes both. Several threads may use views of one client at a time. A view of a view keeps
+        the options that are not given anew; parameters and headers are joined, and those of a single call come last.
+
+        Args:
+            timeout_s: How long a call may take as a whole, in seconds, in place of ``inference_timeout_s``. The wait
+                for the model before a first inference is part of it. For a stream: how long each response may take.
+            request_id: The id of the requests, in place of numbers. It comes back in the result, and the server's
+                messages about a request name it.
+            priority: The priority level in the server's queue, from 1, the highest, on; 0 is the model's default.
+            queue_timeout_s: How long a request may wait in the server's queue, in seconds, where the model lets a
+                request say so.
+            parameters: Custom request parameters, also for a model with an input of the name ``parameters``.
+            headers: HTTP headers or gRPC metadata, also for a model with an input of the name ``headers``.
+
+        Raises:
+            PyTritonClientValueError: One of them cannot be sent.
+        """
+        view = type(self).__new__(type(self))
+        view.__dict__.update(self.__dict__)
+        view._options = self._options.with_changes(
+            timeout_s=timeout_s,
+            request_id=request_id,
+            priority=priority,
+            queue_timeout_s=queue_timeout_s,
+            parameters=parameters,
+            headers=headers,
+        )
+        return view
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} for {self._target.model} at {self._target.url}>"
+
+    def _next_request_id(self) -> str:
+        return self._options.request_id or str(next(self._request_ids))
+
+    def _call_deadline(self) -> Deadline | None:
+        """The deadline of a call that has one of its own; else the steps of a call have theirs."""
+        timeout_s = self._options.timeout_s
+        return None if timeout_s is None else Deadline(timeout_s)
 
     def _check_is_coupled(self, spec: ModelSpec) -> None:
         if spec.decoupled:
             raise PyTritonClientInferenceServerError(
                 f"Model config is decoupled. Use DecoupledModelClient instead. Model {self._target.model} may send any "
                 "number of responses to a request, and this client reads exactly one.",
+                url=self._target.url,
+                model_name=self._target.model_name,
+                model_version=self._target.model_version,
+            )
+
+    def _check_is_decoupled(self, spec: ModelSpec) -> None:
+        if not spec.decoupled:
+            raise PyTritonClientInferenceServerError(
+                f"Model config is coupled. Use ModelClient instead. Model {self._target.model} sends exactly one "
+                "response to a request, and this client reads streams of them.",
                 url=self._target.url,
                 model_name=self._target.model_name,
                 model_version=self._target.model_version,

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Answer", "HttpWireError", "Source", "read_answer"]
+__all__ = ["Answer", "HttpWireError", "Source", "parse_head", "parse_number", "read_answer"]
 
 _MOST_HEAD_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 16
@@ -57,7 +57,7 @@ def read_answer(source: Source) -> Answer:
     """
     reader = _Reader(source)
     while True:
-        version, status, headers = _parse_head(reader.read_until(b"\r\n\r\n"))
+        version, status, headers = parse_head(reader.read_until(b"\r\n\r\n"))
         if status >= 200:
             break
     connection = headers.get("connection", "").lower()
@@ -67,13 +67,21 @@ def read_answer(source: Source) -> Answer:
     elif "chunked" in headers.get("transfer-encoding", "").lower():
         body = _read_chunks(reader)
     elif "content-length" in headers:
-        body = reader.read_exactly(_parse_number(headers["content-length"], 10))
+        body = reader.read_exactly(parse_number(headers["content-length"], 10))
     else:
         body, can_be_kept = reader.read_to_end(), False
     return Answer(status, headers, body, can_be_kept and not reader.has_more)
 
 
-def _parse_head(head: bytes) -> tuple[str, int, dict[str, str]]:
+def parse_head(head: bytes) -> tuple[str, int, dict[str, str]]:
+    """Return the version, the status code and the headers, with their names in lower case.
+
+    Args:
+        head: All before the empty line.
+
+    Raises:
+        HttpWireError: It is no head of an HTTP/1 response.
+    """
     status_line, *lines = head.decode("latin-1").split("\r\n")
     version, _, rest = status_line.partition(" ")
     if not version.startswith("HTTP/1."):
@@ -82,10 +90,15 @@ def _parse_head(head: bytes) -> tuple[str, int, dict[str, str]]:
     for line in lines:
         name, _, value = line.partition(":")
         headers[name.lower()] = value.strip()
-    return version, _parse_number(rest[:3], 10), headers
+    return version, parse_number(rest[:3], 10), headers
 
 
-def _parse_number(text: str, base: int) -> int:
+def parse_number(text: str, base: int) -> int:
+    """Return a number without a sign.
+
+    Raises:
+        HttpWireError: The text is something else.
+    """
     # int() alone would take signs, underscores and blanks.
     if not text.isalnum() or not text.isascii():
         raise HttpWireError(f"expected a number in the response, received {text[:80]!r}")
@@ -98,7 +111,7 @@ def _parse_number(text: str, base: int) -> int:
 def _read_chunks(reader: _Reader) -> bytearray:
     body = bytearray()
     while True:
-        size = _parse_number(reader.read_until(b"\r\n").partition(b";")[0].strip().decode("latin-1"), 16)
+        size = parse_number(reader.read_until(b"\r\n").partition(b";")[0].strip().decode("latin-1"), 16)
         if size == 0:
             break
         body += reader.read_exactly(size)

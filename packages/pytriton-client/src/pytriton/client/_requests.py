@@ -12,16 +12,16 @@ Nothing here waits, opens a connection or imports a library that does.
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 
 from ._arrays import to_wire_array
+from ._options import NO_OPTIONS, CallOptions, check_headers, check_parameters
+from ._results import ModelResult, ParameterValue
 from ._spec import ModelSpec, TensorSpec
 from .exceptions import (
     PyTritonClientInferenceServerError,
@@ -29,21 +29,15 @@ from .exceptions import (
     PyTritonClientValueError,
 )
 
-__all__ = ["Call", "InferRequest", "InferResponse", "build_request", "check_call", "decode_response"]
-
-ParameterValue = str | int | float | bool
-
-# What Triton's clients pass as arguments of their own, under the names that the protocol gives them as parameters.
-_OPTIONS: dict[str, tuple[type, ...]] = {
-    "priority": (int,),
-    "timeout": (int,),
-    "sequence_id": (int, str),
-    "sequence_start": (bool,),
-    "sequence_end": (bool,),
-}
-_RESERVED = ("headers", "binary_data_output")
-_RESERVED_PREFIX = "triton_"
-_HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+__all__ = [
+    "Call",
+    "InferRequest",
+    "InferResponse",
+    "build_request",
+    "check_call",
+    "decode_response",
+    "is_end_of_stream",
+]
 
 
 @dataclass(frozen=True)
@@ -88,23 +82,45 @@ class InferResponse:
 
     Attributes:
         outputs: Arrays by name, with the batch axis where there is one; strings are object arrays of ``bytes``.
+        parameters: What the callable added.
+        request_id: The id of the request that this answers.
+        model_name: The model that answered; ``""`` where the server did not say.
+        model_version: The version that answered; ``None`` where the server did not say.
+        is_final: Whether no other response to the request follows.
     """
 
     outputs: Mapping[str, npt.NDArray[Any]]
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    request_id: str = ""
+    model_name: str = ""
+    model_version: str | None = None
+    is_final: bool = True
 
 
 def check_call(
     args: Sequence[object],
     named: Mapping[str, object],
-    parameters: Mapping[str, ParameterValue] | None,
-    headers: Mapping[str, str | int | bool] | None,
+    parameters: object,
+    headers: object,
+    options: CallOptions = NO_OPTIONS,
 ) -> Call:
     """Check all that can be checked without knowing the model.
+
+    Args:
+        args: Inputs by position.
+        named: Inputs by name.
+        parameters: Request parameters; an array is the input of that name.
+        headers: HTTP headers or gRPC metadata; an array is the input of that name.
+        options: What goes with every call through this view of the client; the call itself has the last word.
 
     Raises:
         PyTritonClientValueError: No inputs, inputs by position and by name, or parameters or headers that cannot be
             sent.
     """
+    if hasattr(parameters, "__array__"):
+        named, parameters = {**named, "parameters": parameters}, None
+    if hasattr(headers, "__array__"):
+        named, headers = {**named, "headers": headers}, None
     if args and named:
         raise PyTritonClientValueError(
             "Use either positional either keyword method arguments convention: expected all inputs by position or all "
@@ -112,8 +128,12 @@ def check_call(
         )
     if not args and not named:
         raise PyTritonClientValueError("Provide input data: expected at least one input, received none.")
-    custom, options = _check_parameters(parameters)
-    return Call(args or named, custom, options, _check_headers(headers))
+    custom, special = check_parameters(parameters)
+    sent_headers = check_headers(headers)
+    if options is not NO_OPTIONS:
+        custom, special = {**options.parameters, **custom}, {**options.options, **special}
+        sent_headers = {**options.headers, **sent_headers}
+    return Call(args or named, custom, special, sent_headers)
 
 
 def build_request(
@@ -147,23 +167,35 @@ def build_request(
     return InferRequest(model_name, model_version, request_id, tuple(inputs), call)
 
 
-def decode_response(spec: ModelSpec, response: InferResponse, *, is_batch: bool) -> dict[str, npt.NDArray[Any]]:
+def decode_response(spec: ModelSpec, response: InferResponse, *, is_batch: bool) -> ModelResult:
     """Return the outputs by name, without the batch axis where the caller gave a sample.
 
     Raises:
         PyTritonClientInferenceServerError: An output of a batching model does not hold exactly one sample.
     """
-    if is_batch or not spec.batching:
-        return dict(response.outputs)
-    for name, array in response.outputs.items():
-        if array.ndim == 0 or array.shape[0] != 1:
-            raise PyTritonClientInferenceServerError(
-                f"Output {name!r} of model {spec.model_name}: expected one sample, an array of the shape (1, ...), for "
-                f"one sample sent; received the shape {array.shape}. The model must keep the batch axis.",
-                model_name=spec.model_name,
-            )
-    # Not array[0], which would give a scalar for an output without further axes.
-    return {name: array.reshape(array.shape[1:]) for name, array in response.outputs.items()}
+    outputs = response.outputs
+    if not is_batch and spec.batching:
+        for name, array in outputs.items():
+            if array.ndim == 0 or array.shape[0] != 1:
+                raise PyTritonClientInferenceServerError(
+                    f"Output {name!r} of model {spec.model_name}: expected one sample, an array of the shape (1, ...), "
+                    f"for one sample sent; received the shape {array.shape}. The model must keep the batch axis.",
+                    model_name=spec.model_name,
+                )
+        # Not array[0], which would give a scalar for an output without further axes.
+        outputs = {name: array.reshape(array.shape[1:]) for name, array in outputs.items()}
+    return ModelResult(
+        outputs,
+        parameters=response.parameters,
+        request_id=response.request_id,
+        model_name=response.model_name or spec.model_name,
+        model_version=response.model_version,
+    )
+
+
+def is_end_of_stream(response: InferResponse) -> bool:
+    """Whether one response of many only says that no other follows, and is not a result itself."""
+    return response.is_final and not response.outputs and not response.parameters
 
 
 def _pair(spec: ModelSpec, inputs: Sequence[object] | Mapping[str, object]) -> list[tuple[TensorSpec, object]]:
@@ -207,71 +239,3 @@ def _check_batch_sizes(spec: ModelSpec, inputs: list[tuple[TensorSpec, npt.NDArr
             expected="the same batch size in every input",
             received=received,
         )
-
-
-def _check_parameters(
-    parameters: Mapping[str, ParameterValue] | None,
-) -> tuple[dict[str, ParameterValue], dict[str, Any]]:
-    custom: dict[str, ParameterValue] = {}
-    options: dict[str, Any] = {}
-    for name, value in _check_names(parameters, "Parameter").items():
-        if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
-            raise PyTritonClientValueError(
-                f"Parameter {name!r}: Triton keeps this name for itself. Choose another one.", input_name=name
-            )
-        _check_value(name, value)
-        if name in _OPTIONS:
-            # By type() and not isinstance(), which would take True for a priority of 1.
-            if type(value) not in _OPTIONS[name]:
-                types = " or ".join(kind.__name__ for kind in _OPTIONS[name])
-                _refuse_value("Parameter", name, f"of the type that Triton gives to it, {types}", value)
-            options[name] = value
-        else:
-            custom[name] = value
-    return custom, options
-
-
-def _check_value(name: str, value: object) -> None:
-    if not isinstance(value, (str, int, float)):
-        _refuse_value("Parameter", name, "a string, integer, float or boolean", value)
-    if isinstance(value, int) and not -(2**63) <= value < 2**63:
-        _refuse_value("Parameter", name, "an integer of 64 bits", value)
-    if isinstance(value, float) and not math.isfinite(value):
-        _refuse_value("Parameter", name, "a finite number, as JSON has no other", value)
-
-
-def _check_headers(headers: Mapping[str, str | int | bool] | None) -> dict[str, str]:
-    checked: dict[str, str] = {}
-    for name, value in _check_names(headers, "Header").items():
-        if not _HEADER_NAME.fullmatch(name):
-            _refuse_value("Header", name, "a name of letters, digits, dots, dashes and underscores", name)
-        if not isinstance(value, (str, int)):
-            _refuse_value("Header", name, "a string, integer or boolean", value)
-        text = str(value)
-        # A line break would end the header, and gRPC refuses what is not ASCII.
-        if not (text.isascii() and text.isprintable()):
-            _refuse_value("Header", name, "printable ASCII", value)
-        checked[name] = text
-    return checked
-
-
-def _check_names(mapping: Mapping[str, Any] | None, kind: str) -> Mapping[str, Any]:
-    if mapping is None:
-        return {}
-    if not isinstance(mapping, Mapping):
-        raise PyTritonClientValueError(
-            f"Parameters and headers must be a dictionary: expected one, received {type(mapping).__name__} {mapping!r}."
-        )
-    for name in mapping:
-        if not isinstance(name, str):
-            raise PyTritonClientValueError(f"{kind} key must be a string: received {type(name).__name__} {name!r}.")
-    return mapping
-
-
-def _refuse_value(kind: str, name: str, expected: str, value: object) -> NoReturn:
-    raise PyTritonClientValueError(
-        f"{kind} value must be {expected}: received {type(value).__name__} {value!r} for {name!r}.",
-        input_name=name,
-        expected=expected,
-        received=repr(value),
-    )

@@ -7,11 +7,10 @@ from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-import numpy.typing as npt
-
 from ._base import BaseModelClient
 from ._deadline import Deadline, check_timeout
 from ._requests import build_request, check_call, decode_response
+from ._results import ModelResult, ParameterValue
 from ._spec import ModelSpec
 from ._startup import Pause, PlanStep, Question, prepare, wait_for_model, wait_for_server
 from ._translate import closed_error
@@ -68,7 +67,6 @@ class ModelClient(BaseModelClient):
         )
         self._closed = threading.Event()
         self._prepare_lock = threading.Lock()
-        self._is_prepared = False
         self._transport = make_transport(self._url, self._access_token)
         if not lazy_init:
             try:
@@ -93,10 +91,10 @@ class ModelClient(BaseModelClient):
     def infer_sample(
         self,
         *inputs: object,
-        parameters: Mapping[str, str | int | float | bool] | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
         headers: Mapping[str, str | int | bool] | None = None,
         **named_inputs: object,
-    ) -> dict[str, npt.NDArray[Any]]:
+    ) -> ModelResult:
         """Infer one sample.
 
         Args:
@@ -124,10 +122,10 @@ class ModelClient(BaseModelClient):
     def infer_batch(
         self,
         *inputs: object,
-        parameters: Mapping[str, str | int | float | bool] | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
         headers: Mapping[str, str | int | bool] | None = None,
         **named_inputs: object,
-    ) -> dict[str, npt.NDArray[Any]]:
+    ) -> ModelResult:
         """Infer a batch of samples.
 
         Args:
@@ -185,7 +183,7 @@ class ModelClient(BaseModelClient):
             PyTritonClientClosedError: The client is closed.
         """
         self._drive(wait_for_model(self._target, Deadline(check_timeout(timeout_s, "timeout_s"))))
-        self._model_was_ready = True
+        self._knowledge.was_ready = True
 
     def load_model(self, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
         """Ask the server to load the model, or to load it anew. May take ``init_timeout_s`` seconds.
@@ -213,33 +211,38 @@ class ModelClient(BaseModelClient):
         self,
         inputs: tuple[object, ...],
         named_inputs: Mapping[str, object],
-        parameters: Mapping[str, str | int | float | bool] | None,
+        parameters: Mapping[str, ParameterValue] | None,
         headers: Mapping[str, str | int | bool] | None,
         *,
         is_batch: bool,
-    ) -> dict[str, npt.NDArray[Any]]:
-        call = check_call(inputs, named_inputs, parameters, headers)
-        spec = self._get_spec()
+    ) -> ModelResult:
+        call = check_call(inputs, named_inputs, parameters, headers, self._options)
+        deadline = self._call_deadline()
+        spec = self._get_spec(deadline)
         self._check_is_coupled(spec)
         request = build_request(
             spec,
             call,
             model_name=self._target.model_name,
             model_version=self._target.model_version,
-            request_id=str(next(self._request_ids)),
+            request_id=self._next_request_id(),
             is_batch=is_batch,
         )
-        response = self._transport.infer(request, self._inference_timeout_s)
+        timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
+        response = self._transport.infer(request, timeout_s)
         return decode_response(spec, response, is_batch=is_batch)
 
-    def _get_spec(self) -> ModelSpec:
+    def _get_spec(self, call_deadline: Deadline | None = None) -> ModelSpec:
         self._check_open()
-        spec = self._spec
-        if self._is_prepared and spec is not None:
+        knowledge = self._knowledge
+        spec = knowledge.spec
+        if knowledge.is_prepared and spec is not None:
             return spec
         deadline = Deadline(self._init_timeout_s)
+        if call_deadline is not None and call_deadline.remaining_s() < deadline.timeout_s:
+            deadline = call_deadline
         # Threads that come while one asks wait for its answer, no longer than they would have asked themselves.
-        if not self._prepare_lock.acquire(timeout=deadline.timeout_s):
+        if not self._prepare_lock.acquire(timeout=deadline.remaining_s()):
             raise PyTritonClientTimeoutError(
                 f"Waited {deadline.timeout_s:g} s at {self._target.url} for another thread that waits for the model "
                 f"{self._target.model}.",
@@ -249,21 +252,21 @@ class ModelClient(BaseModelClient):
                 waited_for="model ready",
             )
         try:
-            if self._is_prepared and self._spec is not None:
-                return self._spec
-            wait = self._ensure_model_is_ready and not self._model_was_ready
-            spec = self._spec = self._drive(prepare(self._target, deadline, wait=wait, spec=self._spec))
-            self._model_was_ready = self._model_was_ready or wait
-            self._is_prepared = True
+            if knowledge.is_prepared and knowledge.spec is not None:
+                return knowledge.spec
+            wait = self._ensure_model_is_ready and not knowledge.was_ready
+            spec = knowledge.spec = self._drive(prepare(self._target, deadline, wait=wait, spec=knowledge.spec))
+            knowledge.was_ready = knowledge.was_ready or wait
+            knowledge.is_prepared = True
             return spec
         finally:
             self._prepare_lock.release()
 
     def _forget(self) -> None:
         """A model that was loaded anew may have another configuration."""
-        self._is_prepared = False
-        self._model_was_ready = False
-        self._spec = self._given_spec
+        self._knowledge.is_prepared = False
+        self._knowledge.was_ready = False
+        self._knowledge.spec = self._given_spec
 
     def _drive(self, plan: Generator[PlanStep, Any, Result]) -> Result:
         """Answer what a plan asks until it ends."""

@@ -9,6 +9,7 @@ from tritonclient.grpc import InferenceServerClient, InferenceServerException, I
 
 from ._codec import make_inputs, read_output
 from ._requests import InferRequest, InferResponse
+from ._results import ParameterValue
 from ._translate import Operation, closed_error, grpc_error, is_denial, server_error
 from ._url import TritonUrl
 from .exceptions import PyTritonClientInferenceServerError, PyTritonClientValueError
@@ -83,8 +84,14 @@ class GrpcTransport:
             **request.call.options,
         )
         try:
-            outputs = result.get_response().outputs
-            return InferResponse({item.name: read_output(result, item.name, item.datatype) for item in outputs})
+            message = result.get_response()
+            return InferResponse(
+                {item.name: read_output(result, item.name, item.datatype) for item in message.outputs},
+                {name: _parameter_value(value) for name, value in message.parameters.items()},
+                message.id,
+                message.model_name,
+                message.model_version or None,
+            )
         except (AttributeError, TypeError, ValueError) as error:
             text = f"the answer cannot be read ({type(error).__name__}: {error})."
             raise server_error(operation, "OK", text) from error
@@ -136,6 +143,12 @@ class GrpcTransport:
             if self._is_closed:
                 raise closed_error(operation.model_name, self._url) from error
             raise
+
+
+def _parameter_value(value: Any) -> ParameterValue:
+    """Return what an ``InferParameter`` of protobuf holds."""
+    chosen: ParameterValue = getattr(value, value.WhichOneof("parameter_choice"))
+    return chosen
 
 
 def _check_size(request: InferRequest) -> None:

@@ -82,9 +82,14 @@ class HttpTransport:
         answer = self._exchange("POST", path, operation, headers, body)
         try:
             result = InferResult(_Body(answer), verbose=False)
-            outputs = result.get_response().get("outputs", [])
+            head = result.get_response()
+            outputs = head.get("outputs", [])
             return InferResponse(
-                {item["name"]: read_output(result, item["name"], item["datatype"]) for item in outputs}
+                {item["name"]: read_output(result, item["name"], item["datatype"]) for item in outputs},
+                head.get("parameters") or {},
+                str(head.get("id", "")),
+                str(head.get("model_name", "")),
+                head.get("model_version"),
             )
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _not_understood(operation, error) from error
