@@ -40,6 +40,8 @@ class BoundModel:
         config: How it is served. It is copied: later changes have no effect.
         strict: Whether outputs are held against their description in every detail.
         triton_context: What the callables learn about the other models.
+        generation: Tells the sockets of models apart that follow each other under one name and version, because
+            for a moment both are there.
 
     Raises:
         PyTritonValidationError: A name, a version, a tensor or a callable is not acceptable.
@@ -57,6 +59,7 @@ class BoundModel:
         config: ModelConfig,
         strict: bool,
         triton_context: TritonContext,
+        generation: int = 0,
     ) -> None:
         self.name = _checked_name(name)
         self.version = _checked_version(version, name)
@@ -80,6 +83,7 @@ class BoundModel:
             backend=BACKEND_NAME,
         )
         self._triton_context = triton_context
+        self.generation = generation
         self._spec = ModelSpec(
             name=name,
             version=version,
@@ -108,6 +112,11 @@ class BoundModel:
         return bool(self._workers) and all(worker.is_alive for worker in self._workers)
 
     @property
+    def is_attached(self) -> bool:
+        """Whether the model has workers and all of them are attached to the server right now."""
+        return self.is_alive and all(worker.is_attached for worker in self._workers)
+
+    @property
     def error(self) -> BaseException | None:
         """Why a worker ended that nobody stopped."""
         return next((worker.error for worker in self._workers if worker.error is not None), None)
@@ -116,6 +125,26 @@ class BoundModel:
         """Lets the callables of all models of the server see this model's configuration."""
         for infer in self._infer_funcs:
             self._triton_context.model_configs[infer] = self.triton_config
+
+    def unpublish(self) -> None:
+        """Takes the configuration back where `publish` has put it and nobody has put another one since."""
+        configs = self._triton_context.model_configs
+        for infer in self._infer_funcs:
+            if configs.get(infer) is self.triton_config:
+                del configs[infer]
+
+    def endpoint(self, endpoints: Path) -> Path:
+        """Gives the path of the socket between the server and the workers; the file is there while the model is loaded.
+
+        Args:
+            endpoints: Folder for the sockets.
+
+        Raises:
+            EndpointError: The path is too long for the system.
+        """
+        path = endpoint_path(endpoints, self.name, self.version)
+        # "~" is in no model's name.
+        return path.with_name(f"{path.stem}~{self.generation}{path.suffix}") if self.generation else path
 
     def side_files(self, endpoints: Path) -> list[tuple[str, str]]:
         """Gives names and texts of the files that the proxy reads from the version's folder.
@@ -127,7 +156,7 @@ class BoundModel:
             EndpointError: The path of the socket is too long for the system.
         """
         settings = ProxySettings(
-            endpoint=endpoint_path(endpoints, self.name, self.version),
+            endpoint=self.endpoint(endpoints),
             batching=self._spec.batching,
             decoupled=self._spec.decoupled,
             attach_timeout_s=self._config.attach_timeout_s,
@@ -143,7 +172,7 @@ class BoundModel:
             on_unrecoverable: Called in a worker's thread when its callable raised PyTritonUnrecoverableError, after the
                 caller got its answer.
         """
-        endpoint = endpoint_path(endpoints, self.name, self.version)
+        endpoint = self.endpoint(endpoints)
         for infer in self._infer_funcs:
             context = contextvars.copy_context()
             context.run(set_served_model, infer, self.triton_config, self._triton_context)
