@@ -86,7 +86,7 @@ def test_restrictions_and_what_the_user_restricts_himself() -> None:
     assert "--http-restricted-api=trace,logging:my-key=my-value" in made
     assert "--http-restricted-api=statistics:triton-access-token=abc=" in made
     assert "--grpc-restricted-protocol=trace,statistics:triton-access-token=abc=" in made
-    assert control_headers(config, security) == {"triton-access-token": "abc=", "my-key": "my-value"}
+    assert control_headers(config, security, "http") == {"triton-access-token": "abc=", "my-key": "my-value"}
 
 
 def test_tokens_are_left_out_of_logs() -> None:
@@ -101,4 +101,4 @@ def test_tokens_are_left_out_of_logs() -> None:
 
 def test_no_restriction_without_a_token() -> None:
     assert not [part for part in command(TritonConfig()) if "restricted" in part]
-    assert control_headers(TritonConfig(), OPEN) == {}
+    assert control_headers(TritonConfig(), OPEN, "http") == {}

@@ -83,7 +83,7 @@ def test_two_services_on_one_port_are_refused() -> None:
 
 
 def test_an_address_of_another_machine_is_refused() -> None:
-    with pytest.raises(PyTritonValidationError, match=r"'192\.0\.2\.1' of TritonConfig\.http_port cannot be bound"):
+    with pytest.raises(PyTritonValidationError, match=r"'192\.0\.2\.1' of TritonConfig\.http_address cannot be bound"):
         reserve_ports(TritonConfig(http_address="192.0.2.1", http_port=0, allow_grpc=False, allow_metrics=False))
 
 

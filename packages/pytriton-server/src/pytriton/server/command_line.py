@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from pytriton.server.ports import ReservedPorts
+from pytriton.server.front_ends import vertex_ai_is_on
+from pytriton.server.ports import Endpoint, ReservedPorts
 from pytriton.server.security import TRITON_ACCESS_HEADER, TritonSecurityConfig
 from pytriton.server.settings import TritonConfig
+from pytriton.server.settings_rules import Restriction, parse_restriction
 
 __all__ = [
     "EXIT_TIMEOUT_S",
@@ -17,6 +19,7 @@ __all__ = [
     "control_headers",
     "has_gpu",
     "redacted",
+    "secrets_of",
 ]
 
 EXIT_TIMEOUT_S = 1
@@ -28,7 +31,8 @@ METRICS_INTERVAL_MS = 500
 QUIET_WITHOUT_GPU = ("CudaDriverHelper has not been initialized", "CUDA driver version is insufficient")
 """What tritonserver complains about on a machine without a GPU, where it means nothing."""
 
-_SECRETS = ("http_restricted_api", "grpc_restricted_protocol")
+_RESTRICTED = {"http": "http_restricted_api", "grpc": "grpc_restricted_protocol"}
+_SECRET_OPTIONS = tuple("--" + name.replace("_", "-") + "=" for name in _RESTRICTED.values())
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,9 @@ def build_command(
     values: dict[str, object] = {field.name: getattr(config, field.name) for field in fields(config)}
     for endpoint in ports:
         values[endpoint.setting] = endpoint.port
+        address = endpoint.setting.removesuffix("_port") + "_address"
+        if values.get(address) is not None or endpoint.is_ipv6:
+            values[address] = _address(endpoint)
     values["model_repository"] = [folders.models, *([config.model_repository] if config.model_repository else [])]
     defaults: dict[str, object] = {
         # A model that cannot be loaded is told by name and reason, which an exit code cannot.
@@ -67,6 +74,7 @@ def build_command(
         "cache_directory": folders.caches,
         # Its thread sleeps for half of the interval, and the end of the server waits for it.
         "metrics_interval_ms": None if has_gpu() else METRICS_INTERVAL_MS,
+        **_protocols_beside_vertex_ai(config),
     }
     for name, value in defaults.items():
         if values[name] is None:
@@ -86,23 +94,33 @@ def build_command(
 
 def redacted(command: Sequence[str]) -> str:
     """Gives a command as text for logs and errors, without the tokens in it."""
-    options = tuple("--" + name.replace("_", "-") for name in _SECRETS)
     # <option>=<groups>:<header>=<token>, and a token may hold "=" itself.
     return " ".join(
-        "=".join([*part.split("=", 2)[:2], "***"]) if part.startswith(options) else part for part in command
+        "=".join([*part.split("=", 2)[:2], "***"]) if part.startswith(_SECRET_OPTIONS) else part for part in command
     )
 
 
-def control_headers(config: TritonConfig, security: TritonSecurityConfig) -> dict[str, str]:
-    """Gives the HTTP headers with which this package's own calls pass every restriction, the user's included."""
+def secrets_of(command: Sequence[str]) -> list[str]:
+    """Gives the tokens in a command."""
+    return [part.split("=", 2)[2] for part in command if part.startswith(_SECRET_OPTIONS)]
+
+
+def control_headers(config: TritonConfig, security: TritonSecurityConfig, protocol: str) -> dict[str, str]:
+    """Gives the headers with which this package's own calls pass every restriction, the user's included.
+
+    Args:
+        config: The settings.
+        security: The token and what it protects.
+        protocol: `"http"` or `"grpc"`.
+    """
     headers = {}
+    restriction = _restriction(config, protocol)
     if security.access_token:
         headers[TRITON_ACCESS_HEADER] = security.access_token
-    for restriction in (config.http_restricted_api, config.grpc_restricted_protocol):
-        _, _, pair = (restriction or "").partition(":")
-        key, separator, value = pair.partition("=")
-        if separator:
-            headers.setdefault(key, value)
+    if restriction is not None:
+        # Equal names with other values are refused before the start, unless this package's token protects nothing.
+        headers = {name: value for name, value in headers.items() if name.lower() != restriction.header.lower()}
+        headers[restriction.header] = restriction.value
     return headers
 
 
@@ -122,17 +140,35 @@ def _options(name: str, value: object) -> list[str]:
     return [f"{option}={value}"]
 
 
+def _address(endpoint: Endpoint) -> str:
+    if not endpoint.is_ipv6:
+        return endpoint.address
+    # The two services read addresses of IPv6 in different forms.
+    return f"[{endpoint.address}]" if endpoint.setting == "grpc_port" else f"ipv6:{endpoint.address}"
+
+
+def _protocols_beside_vertex_ai(config: TritonConfig) -> dict[str, bool]:
+    """Where it finds AIP_MODE, tritonserver serves neither HTTP nor gRPC unless told to, and could not be asked."""
+    if config.allow_vertex_ai is None and vertex_ai_is_on(config):
+        return {"allow_http": True, "allow_grpc": True}
+    return {}
+
+
+def _restriction(config: TritonConfig, protocol: str) -> Restriction | None:
+    name = _RESTRICTED[protocol]
+    text = getattr(config, name)
+    return parse_restriction(text, f"TritonConfig.{name}") if text else None
+
+
 def _restrictions(config: TritonConfig, security: TritonSecurityConfig) -> list[str]:
     if not security.access_token:
         return []
     options = []
-    for option, own in (
-        ("--http-restricted-api", config.http_restricted_api),
-        ("--grpc-restricted-protocol", config.grpc_restricted_protocol),
-    ):
+    for protocol, name in _RESTRICTED.items():
         # tritonserver refuses a group that is named twice, and what the user set for it goes first.
-        taken = (own or "").partition(":")[0].split(",")
-        groups = [group for group in security.restricted_endpoints or () if group not in taken]
+        own = _restriction(config, protocol)
+        groups = [group for group in security.restricted_endpoints or () if own is None or group not in own.groups]
         if groups:
+            option = "--" + name.replace("_", "-")
             options.append(f"{option}={','.join(groups)}:{TRITON_ACCESS_HEADER}={security.access_token}")
     return options

@@ -7,6 +7,7 @@ but tritonserver, which sets SO_REUSEADDR as the holding socket does, may bind i
 import contextlib
 import errno
 import os
+import random
 import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,12 +15,22 @@ from pathlib import Path
 
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.server.errors import PortInUseError
+from pytriton.server.front_ends import vertex_ai_is_on
 from pytriton.server.settings import TritonConfig
+from pytriton.server.settings_rules import parse_port_range
 
-__all__ = ["Endpoint", "ReservedPorts", "find_listener", "port_setting_of_bind_failure", "reserve_ports"]
+__all__ = [
+    "Endpoint",
+    "ReservedPorts",
+    "find_listener",
+    "port_setting_of_bind_failure",
+    "reserve_ports",
+    "taken",
+]
 
 _ANY_ADDRESS = "0.0.0.0"
 _LISTENING = "0A"
+_SAGEMAKER = "sagemaker_port"
 # As tritonserver words it, with the address in front: "Socket '127.0.0.1:8000' already in use".
 _IN_USE = "already in use"
 
@@ -31,10 +42,15 @@ class Endpoint:
     setting: str
     """Name of the `TritonConfig` field that holds the port."""
     address: str
-    """Address to bind."""
+    """Address to bind, a number: names are looked up, as tritonserver does not do for every service."""
     port: int
     picked: bool
     """Whether the port was chosen here, the setting being 0."""
+
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether the address is one of IPv6."""
+        return ":" in self.address
 
     @property
     def host(self) -> str:
@@ -93,7 +109,8 @@ def reserve_ports(config: TritonConfig) -> ReservedPorts:
     reserved = ReservedPorts(endpoints, holders)
     try:
         # Fixed ports first: a free one that is picked must not be one of them.
-        for setting, address, port in sorted(_wanted(config), key=lambda item: item[2] == 0):
+        for setting, named, port in sorted(_wanted(config), key=lambda item: item[2] == 0):
+            address = _resolved(setting, named)
             for other in endpoints.values():
                 if other.port == port:
                     raise PyTritonValidationError(
@@ -101,7 +118,7 @@ def reserve_ports(config: TritonConfig) -> ReservedPorts:
                         "a port of its own. Set one of them to another port, or to 0 for any free one.",
                         received=port,
                     )
-            holder = _hold(setting, address, port)
+            holder = _hold_allowed(config, setting, address, port)
             holders.append(holder)
             endpoints[setting] = Endpoint(
                 setting=setting, address=address, port=holder.getsockname()[1], picked=port == 0
@@ -152,16 +169,80 @@ def _wanted(config: TritonConfig) -> Iterator[tuple[str, str, int]]:
         yield "metrics_port", config.metrics_address or http_address, _default(config.metrics_port, 8002)
     if config.allow_sagemaker:
         yield "sagemaker_port", _ANY_ADDRESS, _default(config.sagemaker_port, 8080)
-    if config.allow_vertex_ai:
-        yield (
-            "vertex_ai_port",
-            _ANY_ADDRESS,
-            _default(config.vertex_ai_port, int(os.environ.get("AIP_HTTP_PORT") or 8080)),
-        )
+    if vertex_ai_is_on(config):
+        yield "vertex_ai_port", _ANY_ADDRESS, _default(config.vertex_ai_port, _vertex_ai_port())
 
 
 def _default(port: int | None, default: int) -> int:
     return default if port is None else port
+
+
+def _vertex_ai_port() -> int:
+    text = os.environ.get("AIP_HTTP_PORT") or "8080"
+    if not text.isdecimal() or not 0 < int(text) <= 65535:
+        raise PyTritonValidationError(
+            f"environment variable AIP_HTTP_PORT must be a port, 1 to 65535; got {text!r}.",
+            expected="1 to 65535",
+            received=text,
+        )
+    return int(text)
+
+
+def _resolved(setting: str, named: str) -> str:
+    """Gives the numeric form of an address. What tritonserver itself wants for IPv6, `ipv6:::1` or `[::1]`, is fine."""
+    field = _address_field(setting)
+    if named.startswith("unix:"):
+        raise PyTritonValidationError(
+            f"TritonConfig.{field} must be the address of a network interface, for clients reach no unix socket; got "
+            f"{named!r}. Set 127.0.0.1 for callers on this machine only.",
+            expected="a network address",
+            received=named,
+        )
+    host = named.removeprefix("ipv6:").removeprefix("ipv4:").removeprefix("[").removesuffix("]")
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise PyTritonValidationError(
+            f"The address {named!r} of TritonConfig.{field} is none: {error}. Set an address or a name of this "
+            "machine, such as 127.0.0.1, ::1 or 0.0.0.0.",
+            expected="an address or a name of this machine",
+            received=named,
+        ) from error
+    # Where a name has several, IPv4 first: it is what callers without IPv6 reach, too.
+    found.sort(key=lambda item: item[0] != socket.AF_INET)
+    return str(found[0][4][0])
+
+
+def _address_field(setting: str) -> str:
+    field = setting.removesuffix("_port") + "_address"
+    return field if hasattr(TritonConfig, field) else setting
+
+
+def _hold_allowed(config: TritonConfig, setting: str, address: str, port: int) -> socket.socket:
+    """Holds a port within the range that SageMaker allows to others, if it is served and there is one."""
+    text = config.sagemaker_safe_port_range
+    if text is None or not config.allow_sagemaker or setting == _SAGEMAKER:
+        return _hold(setting, address, port)
+    first, last = parse_port_range(text, "TritonConfig.sagemaker_safe_port_range")
+    if port:
+        # tritonserver checks the services that share SageMaker's address.
+        if address == _ANY_ADDRESS and not first <= port <= last:
+            raise PyTritonValidationError(
+                f"TritonConfig.{setting}={port} is outside of TritonConfig.sagemaker_safe_port_range={text}. Set a "
+                "port in the range, or 0 for any free one of it.",
+                expected=text,
+                received=port,
+            )
+        return _hold(setting, address, port)
+    for candidate in random.sample(range(first, last + 1), last + 1 - first):
+        with contextlib.suppress(PortInUseError):
+            return _hold(setting, address, candidate)
+    raise PortInUseError(
+        f"No port in TritonConfig.sagemaker_safe_port_range={text} is free for TritonConfig.{setting}: widen the "
+        "range, or end what listens there.",
+        setting=setting,
+        address=address,
+    )
 
 
 def _hold(setting: str, address: str, port: int) -> socket.socket:
@@ -185,8 +266,8 @@ def _hold(setting: str, address: str, port: int) -> socket.socket:
                 received=port,
             ) from error
         raise PyTritonValidationError(
-            f"The address {address!r} of TritonConfig.{setting} cannot be bound: {error.strerror or error}. Set an "
-            "address of this machine, such as 127.0.0.1 or 0.0.0.0.",
+            f"The address {address!r} of TritonConfig.{_address_field(setting)} cannot be bound: "
+            f"{error.strerror or error}. Set an address of this machine, such as 127.0.0.1 or 0.0.0.0.",
             received=address,
         ) from error
 

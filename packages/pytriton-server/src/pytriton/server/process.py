@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO
 
 from pytriton.server import exec_shim
+from pytriton.server.argument_memory import wipe_arguments
 from pytriton.server.errors import TritonServerStartError, describe_exit
 
 __all__ = ["DEATH_SIGNAL", "KILL_DEADLINE_S", "LOG_TAIL_LINES", "ExitReport", "ServerProcess"]
@@ -77,6 +78,7 @@ class ServerProcess:
             object.
         log_file: Where the process was told to log instead of its output. Its end counts as the last output.
         quiet: Lines that contain one of these go to the log at DEBUG, whatever their own severity.
+        secrets: Parts of the command to wipe out of what the system shows of it, once the process has read them.
     """
 
     def __init__(
@@ -87,12 +89,14 @@ class ServerProcess:
         on_exit: Callable[[ExitReport], None] | None = None,
         log_file: Path | None = None,
         quiet: Sequence[str] = (),
+        secrets: Sequence[str] = (),
     ) -> None:
         self._command = list(command)
         self._environment = dict(environment)
         self._on_exit = on_exit
         self._log_file = log_file
         self._quiet = tuple(quiet)
+        self._secrets = tuple(secrets)
         self._tail: collections.deque[str] = collections.deque(maxlen=LOG_TAIL_LINES)
         self._level = logging.INFO
         self._popen: subprocess.Popen[bytes] | None = None
@@ -146,6 +150,13 @@ class ServerProcess:
     def log_tail(self) -> list[str]:
         """The last lines that the process wrote, oldest first."""
         return [*_last_lines(self._log_file), *self._tail][-LOG_TAIL_LINES:]
+
+    def wipe_secrets(self) -> None:
+        """Wipes the secrets out of the command line that the system shows; the process must have read it."""
+        secrets, self._secrets = self._secrets, ()
+        pid = self.pid
+        if secrets and pid is not None and self.is_running and not wipe_arguments(pid, secrets):
+            logger.debug("The system does not let the access token be wiped out of the command line of %d.", pid)
 
     def wait(self, timeout_s: float) -> bool:
         """Waits for the end of the process; False if it has not ended after `timeout_s` seconds."""
@@ -272,6 +283,8 @@ class ServerProcess:
         found = _SEVERITY.match(text)
         if found:
             self._level = _LEVELS[found[1]]
+            # It logs only after it has read its arguments.
+            self.wipe_secrets()
         elif text.startswith("error:"):
             self._level = logging.ERROR
         if any(part in text for part in self._quiet):

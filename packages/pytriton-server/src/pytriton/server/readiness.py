@@ -64,6 +64,7 @@ def wait_until_up(
                 f"something large, look at its log; if this machine is overloaded, try again.{quote_log(lines)}",
                 log_lines=lines,
             )
+    process.wipe_secrets()
 
 
 def _opened(endpoint: Endpoint) -> Callable[[], bool]:

@@ -3,6 +3,8 @@
 import dataclasses
 import re
 import secrets
+from collections.abc import Iterable
+from typing import Any
 
 from pytriton.exceptions import PyTritonValidationError
 
@@ -34,8 +36,9 @@ _VISIBLE = re.compile(r"[\x21-\x7e]+")
 class TritonSecurityConfig:
     """A token, and the groups of endpoints that answer only to those who send it.
 
-    tritonserver takes the token on its command line and in no other way: whoever may list the processes of this machine
-    can read it there. The metrics port is never protected.
+    tritonserver takes the token on its command line and in no other way. It is wiped out there as soon as the server
+    has read it; in the moment before, whoever may list the processes of this machine can see it. The port of the
+    metrics and the ports of SageMaker and Vertex AI are never protected.
 
     Raises:
         PyTritonValidationError: A group is unknown, or the token is not made of visible ASCII characters.
@@ -49,6 +52,15 @@ class TritonSecurityConfig:
     def __post_init__(self) -> None:
         if self.restricted_endpoints is None:
             self.restricted_endpoints = list(DEFAULT_PROTECTED_ENDPOINTS)
+        given: Any = self.restricted_endpoints
+        if isinstance(given, (str, bytes)) or not isinstance(given, Iterable):
+            raise PyTritonValidationError(
+                f"TritonSecurityConfig.restricted_endpoints must be a list of names (such as health); got {given!r}.",
+                expected="a list of names",
+                received=given,
+            )
+        # tritonserver refuses a group that is named twice.
+        self.restricted_endpoints = list(dict.fromkeys(str(name) for name in given))
         unknown = sorted(set(self.restricted_endpoints) - VALID_TRITON_ENDPOINTS)
         if unknown:
             raise PyTritonValidationError(

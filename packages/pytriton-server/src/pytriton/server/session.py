@@ -16,6 +16,7 @@ from pytriton.server.command_line import (
     control_headers,
     has_gpu,
     redacted,
+    secrets_of,
 )
 from pytriton.server.control import Control, ControlError, HttpControl
 from pytriton.server.errors import (
@@ -26,6 +27,7 @@ from pytriton.server.errors import (
     quote_log,
 )
 from pytriton.server.ports import Endpoint, ReservedPorts, port_setting_of_bind_failure, reserve_ports, taken
+from pytriton.server.preflight import check_settings
 from pytriton.server.process import ExitReport, ServerProcess
 from pytriton.server.readiness import wait_until_up
 from pytriton.server.repository import ModelRepository, link_backends
@@ -131,6 +133,7 @@ class ServerSession:
             TritonModelLoadError: It refused a model, or a worker.
             WorkspaceError: The files cannot be written.
         """
+        check_settings(self._config, self._security)
         binary = find_tritonserver()
         self._workspace.create()
         link_backends(self._workspace.backends_path, library_path(), binary.backends_dir)
@@ -247,6 +250,7 @@ class ServerSession:
                 on_exit=self._exited,
                 log_file=self._config.log_file,
                 quiet=() if has_gpu() else QUIET_WITHOUT_GPU,
+                secrets=secrets_of(command),
             )
             process.start()
             self._control = control = self._make_control(ports)
@@ -266,9 +270,8 @@ class ServerSession:
         )
 
     def _make_control(self, ports: ReservedPorts) -> Control:
-        headers = control_headers(self._config, self._security)
         if ports.http is not None:
-            return HttpControl(ports.http, headers)
+            return HttpControl(ports.http, control_headers(self._config, self._security, "http"))
         # Not at the top: its import takes longer than the start of the server, and is needed only without HTTP.
         from pytriton.server.control_grpc import GrpcControl
 
@@ -276,7 +279,7 @@ class ServerSession:
             raise TritonServerStartError(
                 "Neither HTTP nor gRPC is allowed: there is no way to ask the server anything."
             )
-        return GrpcControl(ports.grpc, headers, self._config)
+        return GrpcControl(ports.grpc, control_headers(self._config, self._security, "grpc"), self._config)
 
     def _exited(self, report: ExitReport) -> None:
         if self._is_up and not report.expected:

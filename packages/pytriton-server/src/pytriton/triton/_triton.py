@@ -69,8 +69,7 @@ class Triton:
         triton_lifecycle_policy: TritonLifecyclePolicy | None = None,
         security_config: TritonSecurityConfig | None = None,
     ) -> None:
-        environment = TritonConfig.from_env()
-        self._config = environment if config is None else config.merged_over(environment)
+        self._config = (TritonConfig() if config is None else config).with_environment()
         self._security = security_config or TritonSecurityConfig()
         self._policy = triton_lifecycle_policy or DefaultTritonLifecyclePolicy
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)

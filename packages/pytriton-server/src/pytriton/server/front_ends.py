@@ -1,0 +1,34 @@
+"""The front ends that tritonserver has for clouds, Vertex AI and SageMaker: when they are on, what they need."""
+
+import os
+
+from pytriton.exceptions import PyTritonValidationError
+from pytriton.server.settings import TritonConfig
+
+__all__ = ["check_vertex_ai", "vertex_ai_is_on"]
+
+_ROUTES = ("AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE")
+
+
+def vertex_ai_is_on(config: TritonConfig) -> bool:
+    """Tells whether Vertex AI's endpoints are to be served."""
+    if config.allow_vertex_ai is None:
+        return os.environ.get("AIP_MODE") == "PREDICTION"
+    return config.allow_vertex_ai
+
+
+def check_vertex_ai(config: TritonConfig) -> None:
+    """Checks that Vertex AI's endpoints have their paths, if they are to be served.
+
+    Raises:
+        PyTritonValidationError: A variable of the environment is missing.
+    """
+    missing = [name for name in _ROUTES if not os.environ.get(name)]
+    if missing and vertex_ai_is_on(config):
+        raise PyTritonValidationError(
+            f"Vertex AI's endpoints need the environment variables {' and '.join(_ROUTES)}, such as /predict and "
+            f"/health; {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set. Set them, or "
+            "TritonConfig.allow_vertex_ai=False.",
+            expected=_ROUTES,
+            received=missing,
+        )
