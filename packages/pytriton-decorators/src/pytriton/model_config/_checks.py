@@ -1,11 +1,33 @@
 """Checks of single values, and the one wording of their errors."""
 
+from collections.abc import Iterable, Sequence
 from numbers import Integral
 from typing import Any
 
+import numpy as np
+
 from pytriton.exceptions import PyTritonBadParameterError
 
-__all__ = ["integer", "rejected"]
+__all__ = [
+    "INT32_MAX",
+    "INT64_MAX",
+    "MICROSECONDS_MAX",
+    "UINT32_MAX",
+    "UINT64_MAX",
+    "boolean",
+    "integer",
+    "is_list",
+    "rejected",
+    "seconds",
+    "sizes",
+]
+
+INT32_MAX = 2**31 - 1
+UINT32_MAX = 2**32 - 1
+UINT64_MAX = 2**64 - 1
+INT64_MAX = 2**63 - 1
+# Triton adds a time in nanoseconds to its clock, in 64 bits: 285 years are far from the end of them.
+MICROSECONDS_MAX = 9 * 10**15
 
 
 def rejected(parameter: str, value: object, rule: str, advice: str = "") -> PyTritonBadParameterError:
@@ -21,5 +43,49 @@ def integer(parameter: str, value: Any, minimum: int, maximum: int | None = None
     fits = isinstance(value, Integral) and not isinstance(value, bool)
     if fits and value >= minimum and (maximum is None or value <= maximum):
         return
-    rule = f"an integer of at least {minimum}" if maximum is None else f"an integer from {minimum} to {maximum}"
+    # A limit of the wire format is told only to those who passed it.
+    tell_maximum = maximum is not None and (maximum < INT32_MAX or (fits and value > maximum))
+    rule = f"an integer from {minimum} to {maximum}" if tell_maximum else f"an integer of at least {minimum}"
     raise rejected(parameter, value, rule, why)
+
+
+def boolean(parameter: str, value: Any) -> None:
+    """Raises PyTritonBadParameterError unless `value` is True or False, also as 1 or 0 or of numpy."""
+    if isinstance(value, (bool, np.bool_)) or (isinstance(value, Integral) and value in (0, 1)):
+        return
+    raise rejected(parameter, value, "True or False")
+
+
+def seconds(parameter: str, value: Any) -> None:
+    """Raises PyTritonBadParameterError unless `value` is a finite number of at least 0."""
+    is_number = isinstance(value, (float, Integral, np.floating)) and not isinstance(value, bool)
+    if not is_number or not 0 <= value < float("inf"):
+        raise rejected(parameter, value, "a number of seconds, 0 or more")
+
+
+def is_list(value: Any) -> bool:
+    """Tells whether `value` is a sequence of values, which a string is not meant to be."""
+    return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
+
+
+def sizes(parameter: str, shape: Any, rule: str, minimum: int, *, free: bool) -> tuple[int, ...]:
+    """Gives a shape as a tuple of integers.
+
+    Args:
+        parameter: What to call the value in an error.
+        shape: Any iterable of integers.
+        rule: What is accepted, in words.
+        minimum: The smallest size of an axis.
+        free: Whether -1 stands for a size that may vary.
+
+    Raises:
+        PyTritonBadParameterError: It is no iterable, or one of its elements is no such size.
+    """
+    if not isinstance(shape, Iterable) or isinstance(shape, (str, bytes)):
+        raise rejected(parameter, shape, rule, "One axis is written as (size,), with the comma.")
+    found = tuple(shape)
+    for size in found:
+        is_integer = isinstance(size, Integral) and not isinstance(size, bool)
+        if not is_integer or not (minimum <= size <= INT64_MAX or (free and size == -1)):
+            raise rejected(parameter, found, rule, f"{size!r} is none of them.")
+    return tuple(int(size) for size in found)

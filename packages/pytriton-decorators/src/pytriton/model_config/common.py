@@ -1,13 +1,39 @@
 """How requests of a model are queued and batched, where it runs, and how it is warmed up."""
 
 import enum
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from pytriton.model_config._checks import integer, rejected
-from pytriton.model_config._dtypes import canonical_type
+from pytriton.model_config._checks import (
+    INT32_MAX,
+    MICROSECONDS_MAX,
+    UINT32_MAX,
+    UINT64_MAX,
+    boolean,
+    integer,
+    is_list,
+    rejected,
+)
+from pytriton.model_config._warmup import (
+    ModelWarmup,
+    WarmupInput,
+    generate_warmup_data,
+    generate_warmup_requests,
+)
 
-__all__ = ["DeviceKind", "DynamicBatcher", "ModelWarmup", "QueuePolicy", "TimeoutAction", "WarmupInput"]
+__all__ = [
+    "DeviceKind",
+    "DynamicBatcher",
+    "ModelWarmup",
+    "QueuePolicy",
+    "TimeoutAction",
+    "WarmupInput",
+    "generate_warmup_data",
+    "generate_warmup_requests",
+]
+
+
+_NO_LIMIT = "0 is without limit."
 
 
 class DeviceKind(enum.Enum):
@@ -41,7 +67,7 @@ class QueuePolicy:
     default_timeout_microseconds: int = 0
     """How long a request may wait, in microseconds; 0 is without limit."""
     allow_timeout_override: bool = False
-    """Whether a request may bring a shorter timeout of its own."""
+    """Whether a request may bring a timeout of its own: a shorter one, or any where the default is without limit."""
     max_queue_size: int = 0
     """How many requests may wait; further ones are rejected. 0 is without limit."""
 
@@ -61,8 +87,21 @@ class QueuePolicy:
             raise rejected(
                 f"{where}.timeout_action", self.timeout_action, "TimeoutAction.REJECT or TimeoutAction.DELAY"
             )
-        integer(f"{where}.default_timeout_microseconds", self.default_timeout_microseconds, 0)
-        integer(f"{where}.max_queue_size", self.max_queue_size, 0)
+        integer(
+            f"{where}.default_timeout_microseconds",
+            self.default_timeout_microseconds,
+            0,
+            MICROSECONDS_MAX,
+            why=_NO_LIMIT,
+        )
+        boolean(f"{where}.allow_timeout_override", self.allow_timeout_override)
+        integer(f"{where}.max_queue_size", self.max_queue_size, 0, UINT32_MAX, why=_NO_LIMIT)
+
+    @property
+    def _delays(self) -> bool:
+        """Whether a request may be put behind those that came after it."""
+        has_timeout = bool(self.default_timeout_microseconds or self.allow_timeout_override)
+        return has_timeout and self.timeout_action is TimeoutAction.DELAY
 
 
 @dataclass
@@ -95,11 +134,28 @@ class DynamicBatcher:
         self._validate_single()
 
     def _validate_single(self) -> None:
-        integer("DynamicBatcher.max_queue_delay_microseconds", self.max_queue_delay_microseconds, 0)
-        integer("DynamicBatcher.priority_levels", self.priority_levels, 0)
-        integer("DynamicBatcher.default_priority_level", self.default_priority_level, 0)
-        for size in self.preferred_batch_size or ():
-            integer("DynamicBatcher.preferred_batch_size", size, 1)
+        name = "DynamicBatcher"
+        integer(f"{name}.max_queue_delay_microseconds", self.max_queue_delay_microseconds, 0, MICROSECONDS_MAX)
+        boolean(f"{name}.preserve_ordering", self.preserve_ordering)
+        integer(f"{name}.priority_levels", self.priority_levels, 0, UINT64_MAX)
+        integer(f"{name}.default_priority_level", self.default_priority_level, 0, UINT64_MAX)
+        preferred = self.preferred_batch_size
+        if preferred is not None and not is_list(preferred):
+            raise rejected(f"{name}.preferred_batch_size", preferred, "a list of integers, or None")
+        for size in preferred or ():
+            integer(f"{name}.preferred_batch_size", size, 1, INT32_MAX)
+        policy = self.default_queue_policy
+        if policy is not None and not isinstance(policy, QueuePolicy):
+            raise rejected(f"{name}.default_queue_policy", policy, "a QueuePolicy, or None")
+        policies = self.priority_queue_policy
+        if policies is not None and not isinstance(policies, Mapping):
+            raise rejected(
+                f"{name}.priority_queue_policy", policies, "a dictionary of QueuePolicy by priority, or None"
+            )
+        for level, policy in (policies or {}).items():
+            integer(f"{name}.priority_queue_policy key", level, 1, UINT64_MAX, why="1 is the highest priority.")
+            if not isinstance(policy, QueuePolicy):
+                raise rejected(f"{name}.priority_queue_policy[{level}]", policy, "a QueuePolicy")
 
     def validate(self, max_batch_size: int | None = None) -> None:
         """Checks the present values, also against each other.
@@ -112,30 +168,28 @@ class DynamicBatcher:
         """
         self._validate_single()
         if max_batch_size is not None:
+            why = "The model's max_batch_size is the limit."
             for size in self.preferred_batch_size or ():
-                integer(
-                    "DynamicBatcher.preferred_batch_size",
-                    size,
-                    1,
-                    max_batch_size,
-                    why="The model's max_batch_size is the limit.",
+                integer("DynamicBatcher.preferred_batch_size", size, 1, max_batch_size, why=why)
+        self._validate_priorities()
+        for name, policy in self._policies():
+            policy.validate(name)
+            if self.preserve_ordering and policy._delays:
+                raise rejected(
+                    f"{name}.timeout_action",
+                    policy.timeout_action,
+                    "TimeoutAction.REJECT with preserve_ordering=True",
+                    "A delayed request is answered out of its order: one of the two has to go.",
                 )
+
+    def _validate_priorities(self) -> None:
         levels = self.priority_levels
+        name = "DynamicBatcher.default_priority_level"
         if levels:
-            integer(
-                "DynamicBatcher.default_priority_level",
-                self.default_priority_level,
-                1,
-                levels,
-                why=f"There are priority_levels={levels}.",
-            )
+            why = f"There are priority_levels={levels}."
+            integer(name, self.default_priority_level, 1, levels, why=why)
         elif self.default_priority_level:
-            raise rejected(
-                "DynamicBatcher.default_priority_level",
-                self.default_priority_level,
-                "0 without priorities",
-                "Set priority_levels, too.",
-            )
+            raise rejected(name, self.default_priority_level, "0 without priorities", "Set priority_levels, too.")
         if levels > 1 and self.preserve_ordering:
             raise rejected(
                 "DynamicBatcher.preserve_ordering",
@@ -143,48 +197,21 @@ class DynamicBatcher:
                 f"False with priority_levels={levels}",
                 "One of the two has to go.",
             )
+        if self.priority_queue_policy and not levels:
+            raise rejected(
+                "DynamicBatcher.priority_queue_policy",
+                self.priority_queue_policy,
+                "None without priorities",
+                "Set priority_levels, too.",
+            )
+        for level in self.priority_queue_policy or ():
+            integer(
+                "DynamicBatcher.priority_queue_policy key", level, 1, levels, why=f"There are priority_levels={levels}."
+            )
+
+    def _policies(self) -> list[tuple[str, QueuePolicy]]:
+        policies = self.priority_queue_policy or {}
+        named = [(f"DynamicBatcher.priority_queue_policy[{level}]", policy) for level, policy in policies.items()]
         if self.default_queue_policy is not None:
-            self.default_queue_policy.validate("DynamicBatcher.default_queue_policy")
-        for level, policy in (self.priority_queue_policy or {}).items():
-            name = "DynamicBatcher.priority_queue_policy"
-            if not levels:
-                raise rejected(name, self.priority_queue_policy, "None without priorities", "Set priority_levels, too.")
-            integer(f"{name} key", level, 1, levels, why=f"There are priority_levels={levels}.")
-            policy.validate(f"{name}[{level}]")
-
-
-@dataclass
-class WarmupInput:
-    """One input of a warm-up request.
-
-    Raises:
-        PyTritonBadParameterError: `dtype` is no element type that Triton can carry.
-    """
-
-    dtype: Any
-    """Element type, as in `Tensor`."""
-    shape: tuple[int, ...]
-    """Shape of one row, without the batch axis."""
-    zero_data: bool | None = False
-    """Fill with zeros (empty strings)."""
-    random_data: bool | None = False
-    """Fill with random values."""
-    input_data_file: str | None = None
-    """Fill from this `.npy` file."""
-
-    def __post_init__(self) -> None:
-        self.dtype = canonical_type(self.dtype, parameter="WarmupInput.dtype")
-
-
-@dataclass
-class ModelWarmup:
-    """Requests that a model answers before it is reported as ready."""
-
-    name: str
-    """What to call this warm-up in logs."""
-    batch_size: int
-    """Rows of each request."""
-    inputs: dict[str, WarmupInput]
-    """By name of the input."""
-    count: int
-    """How often the request is sent."""
+            named.insert(0, ("DynamicBatcher.default_queue_policy", self.default_queue_policy))
+        return named

@@ -1,8 +1,10 @@
 """The configuration of a model, as the user gives it to `Triton.bind`."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pytriton.model_config._checks import integer, rejected
+from pytriton.model_config._checks import INT32_MAX, INT64_MAX, boolean, integer, is_list, rejected, seconds
+from pytriton.model_config._warmup import Described
 from pytriton.model_config.common import DynamicBatcher, ModelWarmup
 
 __all__ = ["ModelConfig"]
@@ -26,20 +28,33 @@ class ModelConfig:
     decoupled: bool = False
     """Whether the callable is a generator whose every yield is a response of its own."""
     model_warmup: list[ModelWarmup] | None = None
-    """Requests that are answered before the model is reported as ready."""
+    """Requests that every callable of the model answers before the model is reported as ready. One that fails fails
+    the load of the model."""
     arena_budget_bytes: int = 4 << 30
     """Shared memory that the tensors of one callable may take, in bytes; as much again for what it returns. Memory is
     taken when it is needed and given back when it was not for a while."""
     attach_timeout_s: float = 10.0
     """How long a request waits while no process serves the model, in seconds; then it fails as unavailable."""
 
-    def validate(self) -> None:
+    send_tracebacks: bool = False
+    """Whether a client gets the traceback of an error in the callable. It is always in the log; a client that is not
+    the owner of the model should not learn its paths and code."""
+    warmup_timeout_s: float = 600.0
+    """How long the warm-up may take, in seconds; then the load of the model fails."""
+
+    def validate(self, inputs: "Iterable[Described] | None" = None) -> None:
         """Checks the present values, also against each other.
 
+        Args:
+            inputs: The model's inputs (each with `name`, `shape`, `dtype` and `optional`), to hold the warm-up against;
+                None leaves that out.
+
         Raises:
-            PyTritonBadParameterError: A value breaks a rule that Triton, too, would refuse the model for; the error
-                names field, value and rule.
+            PyTritonBadParameterError: A value breaks a rule that Triton, too, would refuse the model for, or that the
+                warm-up needs; the error names field, value and rule.
         """
+        for name in ("batching", "response_cache", "decoupled", "send_tracebacks"):
+            boolean(f"ModelConfig.{name}", getattr(self, name))
         if self.response_cache and self.decoupled:
             raise rejected(
                 "ModelConfig.response_cache",
@@ -47,16 +62,26 @@ class ModelConfig:
                 "False for a decoupled model",
                 "Triton cannot cache several responses.",
             )
-        integer("ModelConfig.arena_budget_bytes", self.arena_budget_bytes, 1)
-        if not isinstance(self.attach_timeout_s, (int, float)) or not 0 <= self.attach_timeout_s < float("inf"):
-            raise rejected("ModelConfig.attach_timeout_s", self.attach_timeout_s, "a number of seconds, 0 or more")
-        if not self.batching:
-            return
-        integer(
-            "ModelConfig.max_batch_size",
-            self.max_batch_size,
-            1,
-            why="For a model without a batch axis set batching=False.",
-        )
-        if self.batcher is not None:
-            self.batcher.validate(self.max_batch_size)
+        integer("ModelConfig.arena_budget_bytes", self.arena_budget_bytes, 1, INT64_MAX)
+        seconds("ModelConfig.attach_timeout_s", self.attach_timeout_s)
+        seconds("ModelConfig.warmup_timeout_s", self.warmup_timeout_s)
+        if self.batcher is not None and not isinstance(self.batcher, DynamicBatcher):
+            raise rejected("ModelConfig.batcher", self.batcher, "a DynamicBatcher, or None")
+        if self.batching:
+            why = "For a model without a batch axis set batching=False."
+            integer("ModelConfig.max_batch_size", self.max_batch_size, 1, INT32_MAX, why=why)
+            if self.batcher is not None:
+                self.batcher.validate(self.max_batch_size)
+        self._validate_warmup(inputs)
+
+    def _validate_warmup(self, inputs: "Iterable[Described] | None") -> None:
+        name = "ModelConfig.model_warmup"
+        warmups = self.model_warmup
+        if warmups is not None and not is_list(warmups):
+            raise rejected(name, warmups, "a list of ModelWarmup, or None")
+        specs = None if inputs is None else list(inputs)
+        for index, warmup in enumerate(warmups or ()):
+            if not isinstance(warmup, ModelWarmup):
+                raise rejected(f"{name}[{index}]", warmup, "a ModelWarmup")
+            limit = self.max_batch_size if self.batching else None
+            warmup.validate(limit, specs, where=f"{name}[{index}]")

@@ -1,14 +1,14 @@
 """The description of one input or output of a model."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
-from numbers import Integral
 from typing import Any
 
-from pytriton.model_config._checks import rejected
+from pytriton.model_config._checks import boolean, rejected, sizes
 from pytriton.model_config._dtypes import canonical_type
 
 __all__ = ["Tensor"]
+
+_SHAPE_RULE = "an iterable of integers, each at least 1, or -1 for a size that may vary"
 
 
 @dataclass(frozen=True)
@@ -32,18 +32,9 @@ class Tensor:
     """Whether requests may leave this input out. Outputs are never optional."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", _checked_shape(self.shape))
+        object.__setattr__(self, "shape", sizes("Tensor.shape", self.shape, _SHAPE_RULE, 1, free=True))
         object.__setattr__(self, "dtype", canonical_type(self.dtype, parameter="Tensor.dtype"))
         if self.name is not None and (not isinstance(self.name, str) or not self.name):
             raise rejected("Tensor.name", self.name, "a non-empty string, or None for a name by its place")
-
-
-def _checked_shape(shape: Any) -> tuple[int, ...]:
-    rule = "an iterable of integers, each at least 1, or -1 for a size that may vary"
-    if not isinstance(shape, Iterable) or isinstance(shape, (str, bytes)):
-        raise rejected("Tensor.shape", shape, rule, "One axis is written as (size,), with the comma.")
-    sizes = tuple(shape)
-    for size in sizes:
-        if isinstance(size, bool) or not isinstance(size, Integral) or size < -1 or size == 0:
-            raise rejected("Tensor.shape", sizes, rule, f"{size!r} is none of them.")
-    return tuple(int(size) for size in sizes)
+        if self.optional is not None:
+            boolean("Tensor.optional", self.optional)

@@ -54,5 +54,8 @@ class TritonModelConfig:
     outputs: Sequence[TensorSpec] | None = None
     response_cache: ResponseCache | None = None
     model_warmup: list[ModelWarmup] | None = None
-    backend: str = "pytriton"
-    """Name of the Triton backend that serves the model."""
+
+    @property
+    def backend(self) -> str:
+        """Name of the Triton backend that serves the model."""
+        return "pytriton"

@@ -15,9 +15,11 @@ from pytriton.exceptions import PyTritonUnrecoverableError, PyTritonValidationEr
 from pytriton.model_config import DeviceKind, ModelConfig, Tensor
 from pytriton.model_config._dtypes import array_dtype
 from pytriton.model_config.triton_model_config import ResponseCache, TensorSpec, TritonModelConfig
-from pytriton.proxy_backend import BACKEND_NAME, SIDE_FILE_NAME, ModelSpec, ProxySettings, Worker, endpoint_path
+from pytriton.proxy_backend import SIDE_FILE_NAME, AttachError, ModelSpec, ProxySettings, Worker, endpoint_path
 from pytriton.proxy_backend import TensorSpec as WireSpec
 from pytriton.server.config_pbtxt import render_config
+from pytriton.server.readiness import POLL_S, StartCancelled
+from pytriton.server.warmup import WarmupBatches
 
 __all__ = ["BoundModel", "InferFunc"]
 
@@ -64,10 +66,10 @@ class BoundModel:
         self.name = _checked_name(name)
         self.version = _checked_version(version, name)
         self._infer_funcs = _checked_callables(infer_func, name)
-        config.validate()
-        if config.model_warmup:
-            logger.warning("Model %r: model_warmup is not supported yet and has no effect.", name)
+        named_inputs = _named(inputs, "INPUT", name)
+        config.validate(named_inputs)
         self._config = copy.deepcopy(config)
+        self._warmup = WarmupBatches(self._config.model_warmup or (), batching=bool(config.batching))
         self.triton_config = TritonModelConfig(
             model_name=name,
             model_version=version,
@@ -77,10 +79,10 @@ class BoundModel:
             # One Triton instance hands batches to all workers.
             instance_group={DeviceKind.KIND_CPU: 1},
             decoupled=config.decoupled,
-            inputs=_named(inputs, "INPUT", name),
+            inputs=named_inputs,
             outputs=_named(outputs, "OUTPUT", name),
             response_cache=ResponseCache(enable=True) if config.response_cache else None,
-            backend=BACKEND_NAME,
+            model_warmup=self._config.model_warmup,
         )
         self._triton_context = triton_context
         self.generation = generation
@@ -93,6 +95,7 @@ class BoundModel:
             max_batch_size=config.max_batch_size if config.batching else 0,
             decoupled=config.decoupled,
             strict=strict,
+            send_tracebacks=bool(config.send_tracebacks),
         )
         self._workers: list[Worker] = []
 
@@ -165,7 +168,7 @@ class BoundModel:
         return [(SIDE_FILE_NAME, settings.to_text())]
 
     def start_workers(self, endpoints: Path, on_unrecoverable: Callable[[BaseException], None]) -> None:
-        """Starts one worker per callable. They attach as soon as the proxy listens.
+        """Starts one worker per callable. They warm their callables up, and attach as soon as the proxy listens.
 
         Args:
             endpoints: Folder for the sockets.
@@ -183,9 +186,42 @@ class BoundModel:
                 unrecoverable=(PyTritonUnrecoverableError,),
                 on_unrecoverable=on_unrecoverable,
                 context=context,
+                warmup=self._warmup,
             )
             self._workers.append(worker)
             worker.start()
+
+    def wait_warm(self, timeout_s: float | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Waits until every callable has served the model's warm-up; returns at once where there is none.
+
+        Args:
+            timeout_s: How long to wait, in seconds; None is `ModelConfig.warmup_timeout_s`.
+            cancelled: Asked again and again; True ends the wait.
+
+        Raises:
+            StartCancelled: `cancelled` said so.
+            AttachError: A callable failed (its error is the cause, and in the text), or the time is over.
+        """
+        if not len(self._warmup):
+            return
+        limit_s = float(self._config.warmup_timeout_s if timeout_s is None else timeout_s)
+        deadline = time.monotonic() + limit_s
+        for worker in self._workers:
+            while True:
+                left_s = deadline - time.monotonic()
+                try:
+                    worker.wait_warm(max(0.0, min(left_s, POLL_S)))
+                    break
+                except AttachError:
+                    if worker.error is not None:
+                        raise
+                if cancelled():
+                    raise StartCancelled
+                if left_s <= 0:
+                    raise AttachError(
+                        f"the warm-up of model {self.name!r} (version {self.version}) was not over after "
+                        f"{limit_s:g} s. Set ModelConfig.warmup_timeout_s higher, or warm up with less."
+                    )
 
     def wait_attached(self, timeout_s: float) -> None:
         """Waits until every worker is attached to the server.
