@@ -169,7 +169,8 @@ class Blocks:
         return block
 
 
-def written(block: OwnedBlock, length: int) -> bytes:
+def written(block: OwnedBlock, length: int, payload: int) -> bytes:
+    assert 0 < payload < length
     return block.memory[block.offset : block.offset + length]
 
 

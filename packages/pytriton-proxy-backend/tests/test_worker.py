@@ -924,3 +924,85 @@ def test_cancellation_is_seen_inside_a_loop(serve: Serve, golden: ModuleType, ev
     assert looking.wait(PATIENCE_S)
     peer.arena[1][at + 64 + 80 + 72] = 1
     assert values(peer.responses(peer.answer())) == [[[0]], [[1]]]
+
+
+# ---- statistics ----------------------------------------------------------------------------------------------------
+
+
+def test_statistics(serve: Serve, golden: ModuleType, eventually: Eventually) -> None:
+    def work(requests: list[Request]) -> Any:
+        value = requests[0]["x"][0, 0]
+        if value == 1:
+            raise ValueError("one")
+        if value == 2:
+            return [{"y": object()} for _ in requests]
+        if value == 3:
+            return [KeyError("three"), *({"y": request["x"]} for request in requests[1:])]
+        time.sleep(0.002)
+        return [{"y": request["x"]} for request in requests]
+
+    worker, peer = serve(work)
+    sent_ns = time.monotonic_ns() - 5_000_000
+    tensor = golden.Tensor("x", golden.FP32, [3, 2], struct.pack("<6f", *[0.0] * 6))
+    rows = [golden.Request(rows=1, outputs=["y"]), golden.Request(rows=2, outputs=["y"])]
+    peer.batch(1, golden.batch_record(1, rows, [tensor], stamps=(sent_ns, sent_ns)))
+    assert [response.outputs["y"].shape for response in peer.responses(peer.answer())] == [(1, 2), (2, 2)]
+    for number, value in enumerate([1.0, 2.0, 3.0], 2):
+        peer.batch(number, record(golden, number, [value], [value]))
+        peer.answer()
+    peer.message(golden.CANCEL, batch=4, index=0)
+    eventually(lambda: worker.statistics.cancelled_requests == 1)
+    found = worker.statistics
+    assert (found.requests, found.batches) == (8, 4)
+    assert found.failed_requests == {
+        "callable": 2, "returned": 1, "output": 2, "memory": 0, "input": 0, "cancelled": 0,
+    }  # fmt: skip
+    assert found.rows.bounds[:4] == (1, 2, 4, 8)
+    assert found.rows.counts[:4] == (0, 3, 1, 0)
+    assert (found.rows.sum, found.rows.count) == (9, 4)
+    assert found.callable_seconds.count == 4
+    assert found.callable_seconds.sum >= 0.002
+    slow = sum(
+        count
+        for bound, count in zip(found.callable_seconds.bounds, found.callable_seconds.counts, strict=False)
+        if bound < 0.002
+    )
+    assert slow <= 3  # not the one that slept
+    assert 0.005 <= found.queued_seconds < PATIENCE_S  # the other records have no stamps
+    assert found.input_bytes == 24 + 3 * 8
+    assert found.output_bytes == 24 + 4
+
+
+def test_statistics_of_what_cannot_be_read(serve: Serve, golden: ModuleType) -> None:
+    worker, peer = serve()
+    peer.batch(1, b"\0" * 64)
+    assert peer.answer().kind == golden.FAIL
+    assert worker.statistics.failed_requests["input"] == 1
+
+
+def test_the_time_of_a_generator_is_that_inside_of_it(serve: Serve, golden: ModuleType, eventually: Eventually) -> None:
+    def work(requests: list[Request]) -> Any:
+        for _ in range(4):
+            time.sleep(0.002)
+            yield [{"y": request["x"]} for request in requests]
+
+    worker, peer = serve(work, model=spec(decoupled=True), welcome={"model_flags": 3})
+    peer.batch(1, record(golden, 1, [1.0]))
+    for _ in range(5):
+        peer.answer()
+    found = worker.statistics
+    assert (found.batches, found.callable_seconds.count) == (1, 1)
+    assert 0.008 <= found.callable_seconds.sum < PATIENCE_S
+    assert found.output_bytes == 16
+
+
+@pytest.mark.parametrize("send", [False, True])
+def test_tracebacks_reach_the_caller_only_where_the_model_says_so(send: bool, serve: Serve, golden: ModuleType) -> None:
+    def secret_place(requests: list[Request]) -> Any:
+        raise ValueError("boom")
+
+    _, peer = serve(secret_place, model=spec(send_tracebacks=send))
+    peer.batch(1, record(golden, 1, [1.0]))
+    text = peer.answer().body.decode()
+    assert text.startswith("model 'model': the inference callable raised ValueError: boom")
+    assert ("Traceback" in text) is ("in secret_place" in text) is send

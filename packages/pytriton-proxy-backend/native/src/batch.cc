@@ -255,7 +255,7 @@ bool Batch::Collect(BatchSource* source, std::string* error) {
   return CollectTensors(source, error);
 }
 
-void Batch::MarkSent() { sent_ns_ = NowNs(); }
+uint64_t Batch::MarkSent() { return sent_ns_ = NowNs(); }
 
 TRITONBACKEND_Response* Batch::NewResponse(Item& item, std::string* error) {
   TRITONBACKEND_Response* response = nullptr;

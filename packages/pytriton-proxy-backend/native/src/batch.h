@@ -29,7 +29,8 @@ class Batch {
 
   // Fills `source` with views on the memory of the requests. False with the reason.
   bool Collect(BatchSource* source, std::string* error);
-  void MarkSent();
+  // Returns the time that it noted.
+  uint64_t MarkSent();
 
   // Answers the requests that the record answers. Whatever is wrong with one answer becomes that request's error.
   void Respond(const ResponseRecord& record);

@@ -424,7 +424,7 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
              "smaller batches";
     return give_back(SendResult::kRefused);
   }
-  WriteBatch(*scratch, layout, (*batch)->id(), block.data);
+  WriteBatch(*scratch, layout, (*batch)->id(), (*batch)->started_ns(), block.data);
   (*batch)->input = block;
   (*batch)->input_in_use = true;
   Message message{};
@@ -434,7 +434,7 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
   message.segment = block.segment;
   message.offset = block.offset;
   message.length = layout.record_length;
-  (*batch)->MarkSent();
+  StampSent(block.data, (*batch)->MarkSent());
   if (!WriteLocked(&message, nullptr, 0, -1, error)) {
     inputs_.Release(block.segment, block.offset);
     (*batch)->input_in_use = false;

@@ -89,7 +89,9 @@ struct RecordHeader {
   uint64_t record_length;    // metadata and payloads
   uint32_t entries_offset;   // all offsets count from the start of the record
   uint32_t tensors_offset;
-  uint64_t reserved2[2];
+  // CLOCK_MONOTONIC in nanoseconds; 0 in a response record.
+  uint64_t received_ns;  // when the proxy got the batch from Triton
+  uint64_t sent_ns;      // when it handed it to the worker
 };
 static_assert(sizeof(RecordHeader) == 64);
 

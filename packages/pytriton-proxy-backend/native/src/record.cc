@@ -76,7 +76,8 @@ bool LayoutBatch(const BatchSource& source, BatchLayout* layout, std::string* er
   return true;
 }
 
-void WriteBatch(const BatchSource& source, const BatchLayout& layout, uint64_t batch, uint8_t* out) {
+void WriteBatch(
+    const BatchSource& source, const BatchLayout& layout, uint64_t batch, uint64_t received_ns, uint8_t* out) {
   Cursor cursor(out, sizeof(RecordHeader));
   auto* header = reinterpret_cast<RecordHeader*>(out);
   RequestEntry* requests;
@@ -99,6 +100,7 @@ void WriteBatch(const BatchSource& source, const BatchLayout& layout, uint64_t b
   header->record_length = layout.record_length;
   header->entries_offset = requests_offset;
   header->tensors_offset = tensors_offset;
+  header->received_ns = received_ns;
 
   if (!source.dims.empty()) std::memcpy(dims, source.dims.data(), source.dims.size() * sizeof(int64_t));
   for (size_t i = 0; i < source.outputs.size(); ++i) outputs[i] = cursor.String(source.outputs[i]);

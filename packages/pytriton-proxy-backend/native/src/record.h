@@ -70,8 +70,14 @@ struct BatchLayout {
 // Returns false, with the reason, where the record would pass the limits of the protocol.
 bool LayoutBatch(const BatchSource& source, BatchLayout* layout, std::string* error);
 
-// Writes `layout.record_length` bytes to `out`, which is aligned to kAlignment.
-void WriteBatch(const BatchSource& source, const BatchLayout& layout, uint64_t batch, uint8_t* out);
+// Writes `layout.record_length` bytes to `out`, which is aligned to kAlignment. The time of sending stays 0.
+void WriteBatch(
+    const BatchSource& source, const BatchLayout& layout, uint64_t batch, uint64_t received_ns, uint8_t* out);
+
+// Notes in a record written by WriteBatch when it is sent.
+inline void StampSent(uint8_t* record, uint64_t sent_ns) {
+  reinterpret_cast<RecordHeader*>(record)->sent_ns = sent_ns;
+}
 
 // Where the cancellation byte of a request lies in a record written by WriteBatch.
 inline uint64_t CancelledOffset(uint32_t request) {

@@ -186,7 +186,8 @@ void WriteTheBatch() {
   const std::string expected = Read("record_batch");
   CHECK(layout.record_length == expected.size());
   alignas(64) static uint8_t out[4096];
-  WriteBatch(source, layout, 7, out);
+  WriteBatch(source, layout, 7, 1000000007, out);
+  StampSent(out, (uint64_t{1} << 40) + 3);
   Compare("record_batch", out, layout.record_length);
   CHECK(CancelledOffset(2) == 64 + 2 * 80 + 72);
 }

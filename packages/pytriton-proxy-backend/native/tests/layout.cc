@@ -88,7 +88,8 @@ int main() {
   FIELD(RecordHeader, record_length);
   FIELD(RecordHeader, entries_offset);
   FIELD(RecordHeader, tensors_offset);
-  FIELD(RecordHeader, reserved2);
+  FIELD(RecordHeader, received_ns);
+  FIELD(RecordHeader, sent_ns);
   SIZE(RequestEntry);
   FIELD(RequestEntry, rows);
   FIELD(RequestEntry, flags);

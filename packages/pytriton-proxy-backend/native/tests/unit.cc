@@ -204,7 +204,7 @@ void BeyondFourGiB() {
   Block filler = Take(arena, 5 * kGiB);
   const Block block = Take(arena, layout.record_length);
   CHECK(block.segment != filler.segment || block.offset > 4 * kGiB);
-  WriteBatch(source, layout, 1, block.data);
+  WriteBatch(source, layout, 1, 0, block.data);
   TensorEntry entry;
   std::memcpy(&entry, block.data + 64 + 80 + 48, sizeof(entry));
   CHECK(entry.payload_offset == layout.metadata_length + 5 * kGiB);

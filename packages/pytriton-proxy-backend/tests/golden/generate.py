@@ -160,7 +160,15 @@ def _tensor_table(tensors: Sequence[Tensor], names: Sequence[tuple[int, int]], d
     return table
 
 
-def _record(magic: bytes, batch: int, entries: bytes, count: int, rest: bytes, tensors: Sequence[Tensor]) -> bytes:
+def _record(
+    magic: bytes,
+    batch: int,
+    entries: bytes,
+    count: int,
+    rest: bytes,
+    tensors: Sequence[Tensor],
+    stamps: tuple[int, int] = (0, 0),
+) -> bytes:
     payloads = b"".join(tensor.payload.ljust(align(len(tensor.payload), 64), b"\0") for tensor in tensors)
     length = align(64 + len(entries) + len(rest), 64)
     header = struct.pack(
@@ -174,14 +182,18 @@ def _record(magic: bytes, batch: int, entries: bytes, count: int, rest: bytes, t
         length + len(payloads),
         64,
         64 + len(entries),
-        0,
-        0,
+        *stamps,
     )
     return (header + entries + rest).ljust(length, b"\0") + payloads
 
 
-def batch_record(batch: int, requests: Sequence[Request], tensors: Sequence[Tensor] = ()) -> bytes:
-    """A batch record as the proxy backend writes it: outputs that are the same as the first request's, once."""
+def batch_record(
+    batch: int, requests: Sequence[Request], tensors: Sequence[Tensor] = (), stamps: tuple[int, int] = (0, 0)
+) -> bytes:
+    """A batch record as the proxy backend writes it: outputs that are the same as the first request's, once.
+
+    `stamps` are the times when it got the batch and when it sent it.
+    """
     outputs: list[str] = []
     firsts: list[int] = []
     for request in requests:
@@ -217,7 +229,7 @@ def batch_record(batch: int, requests: Sequence[Request], tensors: Sequence[Tens
     metadata_length = align(texts.offset + len(texts.raw), 64)
     table = _tensor_table(tensors, names, dims_offset, metadata_length)
     rest = table + dims + parameters_table + outputs_table + texts.raw
-    return _record(BATCH_MAGIC, batch, entries, len(requests), rest, tensors)
+    return _record(BATCH_MAGIC, batch, entries, len(requests), rest, tensors, stamps)
 
 
 def response_record(batch: int, answers: Sequence[Answer], tensors: Sequence[Tensor] = ()) -> bytes:
@@ -272,7 +284,7 @@ def golden_batch() -> bytes:
         Tensor("opt", INT64, [2, 1], struct.pack("<2q", -1, 1 << 40), owner=0),
         Tensor("opt", INT64, [1, 3], struct.pack("<3q", 1, 2, 3), owner=2),
     ]
-    return batch_record(7, requests, tensors)
+    return batch_record(7, requests, tensors, stamps=(1_000_000_007, (1 << 40) + 3))
 
 
 def golden_columns() -> bytes:

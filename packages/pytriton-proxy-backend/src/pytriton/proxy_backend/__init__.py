@@ -11,6 +11,7 @@ _require_namespace_package()
 from ._layout import MAJOR as _MAJOR
 from ._layout import MINOR as _MINOR
 from ._native import BACKEND_NAME, LIBRARY_NAME, library_path
+from ._statistics import Histogram, WorkerStatistics
 from .errors import (
     ArenaFullError,
     AttachError,
@@ -36,6 +37,7 @@ __all__ = [
     "AttachError",
     "ConnectionLostError",
     "EndpointError",
+    "Histogram",
     "LibraryNotFoundError",
     "ModelSpec",
     "OutputError",
@@ -45,6 +47,7 @@ __all__ = [
     "TensorSpec",
     "VersionMismatchError",
     "Worker",
+    "WorkerStatistics",
     "endpoint_path",
     "library_path",
 ]

@@ -17,7 +17,8 @@ from . import _layout as layout
 from ._arena import NewSegment, OwnArena, OwnedBlock, PeerArena
 from ._layout import MessageFlag, MessageType
 from ._records import Batch, Plan
-from ._responses import Answer, Array, ResponseWriter, write_whole
+from ._responses import Answer, Array, ResponseWriter, Written, write_whole
+from ._statistics import Counters
 from .errors import AttachError, ConnectionLostError, ProtocolError, VersionMismatchError
 
 logger = logging.getLogger(__name__)
@@ -70,8 +71,14 @@ def _timeval(seconds: float) -> bytes:
 class Connection:
     """An attached worker. Not thread-safe, apart from `detach` and `shutdown`."""
 
-    def __init__(self, endpoint: Path, name: str, *, max_in_flight: int = 1) -> None:
+    def __init__(self, endpoint: Path, name: str, *, max_in_flight: int = 1, counters: Counters | None = None) -> None:
         """Connects and greets.
+
+        Args:
+            endpoint: Where the proxy backend listens.
+            name: What the worker calls itself.
+            max_in_flight: Batches that it takes at once.
+            counters: Where it counts; a place of its own by default.
 
         Raises:
             FileNotFoundError: If nobody listens there yet; `ConnectionRefusedError` likewise.
@@ -89,6 +96,7 @@ class Connection:
         self._held: dict[int, tuple[int, int]] = {}  # place of each batch that is being worked on
         self._writer = ResponseWriter()
         self._plans: dict[bytes, Plan] = {}
+        self._counters = Counters() if counters is None else counters
         self.on_cancel: Callable[[int, int], None] | None = None
         try:
             self._socket.settimeout(_GREETING_TIMEOUT_S)
@@ -199,6 +207,7 @@ class Connection:
         elif kind == MessageType.SEGMENT_CLOSE:
             self._inputs.detach(segment)
         elif kind == MessageType.CANCEL:
+            self._counters.cancelled += 1
             if self.on_cancel is not None:
                 self.on_cancel(number, index)
         else:
@@ -215,6 +224,7 @@ class Connection:
         except (ProtocolError, TypeError) as error:
             # The doorbell was fine and the record is not: its requests get the reason, the connection goes on.
             logger.warning("model %s: batch %d cannot be read: %s", self.welcome.model_name, number, str(error))
+            self._counters.failed["input"] += 1
             self.fail(number, f"the worker cannot read the batch: {error}", layout.ErrorCode.INVALID_ARG)
 
     def _acknowledge(self, consumed: int) -> None:
@@ -248,7 +258,7 @@ class Connection:
         outputs: dict[str, Array],
         names: tuple[str, ...],
         fits: Callable[[dict[str, Array], tuple[str, ...]], bool],
-    ) -> tuple[OwnedBlock, int] | None:
+    ) -> Written | None:
         """Writes outputs over the whole batch, see `write_whole`; `send` sends them."""
         return write_whole(batch, outputs, names, fits, self._outputs.allocate, self._make_room)
 
@@ -258,23 +268,24 @@ class Connection:
         results: Sequence[Mapping[str, Array]],
         names: tuple[str, ...],
         fits: Callable[[Array, str], bool],
-    ) -> tuple[OwnedBlock, int] | None:
+    ) -> Written | None:
         """Writes the last answers to a batch in one go, see `ResponseWriter.write_plain`; `send` sends them.
 
         Between the two, the caller lets go of everything that refers to the batch's inputs.
         """
         return self._writer.write_plain(number, results, names, fits, self._outputs.allocate, self._make_room)
 
-    def send(self, number: int, written: tuple[OwnedBlock, int], *, done: bool) -> None:
+    def send(self, number: int, written: Written, *, done: bool) -> None:
         """Sends a record that was written.
 
         Args:
             number: The batch that it answers.
-            written: Its block and its length.
+            written: Its block, its length, and the bytes of its payloads.
             done: Whether nothing more comes for the batch.
         """
-        (segment, offset, _), length = written
+        (segment, offset, _), length, payload = written
         self._unacknowledged.append(written[0])
+        self._counters.output_bytes += payload
         flags = self._settle(number, done)
         if done:
             flags |= _BATCH_DONE

@@ -7,6 +7,7 @@ import inspect
 import logging
 import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from time import monotonic_ns
 from typing import Any
 
 from . import _layout as layout
@@ -14,10 +15,15 @@ from ._connection import Connection
 from ._outputs import OutputChecker
 from ._records import Batch
 from ._responses import Answer
+from ._statistics import Counters
 from .errors import ArenaFullError, ConnectionLostError, OutputError, ProtocolError
 from .model import ModelSpec
 
 logger = logging.getLogger(__name__)
+
+# In the place of the time when the callable began, or went on.
+_PAUSED = 0
+_COUNTED = -1
 
 InferenceCallable = Callable[..., Any]
 
@@ -33,29 +39,32 @@ def is_async(infer_func: InferenceCallable) -> bool:
 
 
 class Service:
-    """What all batches of a connection have in common.
+    """What all batches of a worker have in common.
 
     Attributes:
-        connection: Where the batches come from.
+        connection: Where the batches come from; there is none while the worker warms up.
         infer_func: The callable.
         model: The model that it serves.
         checker: Checks what it returns.
         unrecoverable: Errors of the callable after which it must not be called again.
+        counters: Where it is counted what happens.
         joins: Whether answers may go out as arrays over the whole batch.
     """
 
+    connection: Connection
+
     def __init__(
         self,
-        connection: Connection,
         infer_func: InferenceCallable,
         model: ModelSpec,
-        unrecoverable: tuple[type[BaseException], ...],
+        unrecoverable: tuple[type[BaseException], ...] = (),
+        counters: Counters | None = None,
     ) -> None:
-        self.connection = connection
         self.infer_func = infer_func
         self.model = model
         self.checker = OutputChecker(model)
         self.unrecoverable = unrecoverable
+        self.counters = Counters() if counters is None else counters
         self.joins = model.batching
         # What a callable under `@batch` offers: a call for the whole batch that makes nothing for each request.
         self.whole: Callable[..., Any] | None = getattr(infer_func, "__pytriton_whole__", None)
@@ -79,9 +88,23 @@ class Execution:
 
     Attributes:
         failure: What the callable raised, where it is of one of the `unrecoverable` types.
+        first_ns: When the callable was called, on the clock of `time.monotonic_ns`.
     """
 
-    __slots__ = ("_batch", "_count", "_number", "_open", "_requests", "_result", "_service", "_uniform", "failure")
+    __slots__ = (
+        "_batch",
+        "_began_ns",
+        "_count",
+        "_number",
+        "_open",
+        "_requests",
+        "_result",
+        "_service",
+        "_spent_ns",
+        "_uniform",
+        "failure",
+        "first_ns",
+    )
 
     def __init__(self, service: Service, batch: Batch) -> None:
         """Takes a batch; its callable is not called yet."""
@@ -94,6 +117,7 @@ class Execution:
         self._requests: list[Any] | None = None  # made where they are asked for
         self._result: Any = None
         self._open: list[bool] | None = None  # by request; made when the first of them may end before the others
+        self._spent_ns = 0  # inside the callable, up to the last step of a generator
 
     # ---- how callables are called -----------------------------------------------------------------------------------
 
@@ -102,9 +126,11 @@ class Execution:
         try:
             service = self._service
             batch = self._batch
+            self.first_ns = self._began_ns = monotonic_ns()
             if service.whole is not None and batch is not None and batch.is_uniform:
                 result = service.whole(batch.columns, batch.rows, batch.requests)
                 if result.__class__ is dict:
+                    self._count_call()
                     self._result = result
                     result = batch = None
                     self._answer_whole()
@@ -113,6 +139,7 @@ class Execution:
                 result = self._call()
             batch = None
             if result.__class__ is list:
+                self._count_call()
                 self._result = result
                 result = None
                 if not self._answer_plain():
@@ -125,6 +152,7 @@ class Execution:
                 if inspect.isawaitable(result) or inspect.isasyncgen(result):
                     run_async(self._finish(result))
                     return
+            self._count_call()
             self._result = result
             result = None
             self._answer(final=True)
@@ -136,6 +164,7 @@ class Execution:
     async def run_async(self) -> None:
         """Serves the batch with a callable that returns an awaitable or an async generator."""
         try:
+            self.first_ns = self._began_ns = monotonic_ns()
             await self._finish(self._call())
         except ConnectionLostError:
             raise
@@ -156,6 +185,7 @@ class Execution:
         if inspect.isgenerator(result):
             self._stream(result)
             return
+        self._count_call()
         self._result = result
         result = None
         self._answer(final=True)
@@ -163,26 +193,50 @@ class Execution:
     def _stream(self, results: Iterator[Any]) -> None:
         if self._service.model.decoupled:
             for self._result in results:
+                self._pause()
                 self._answer(final=False)
+                self._began_ns = monotonic_ns()
+            self._count_call()
             self._end()
             return
         try:
             self._result = self._only(next(results, _NOTHING), next(results, _NOTHING))
         finally:
             results.close()  # type: ignore[attr-defined] # a generator: inspect said so
+        self._count_call()
         self._answer(final=True)
 
     async def _stream_async(self, results: AsyncIterator[Any]) -> None:
         if self._service.model.decoupled:
             async for self._result in results:
+                self._pause()
                 self._answer(final=False)
+                self._began_ns = monotonic_ns()
+            self._count_call()
             self._end()
             return
         try:
             self._result = self._only(await anext(results, _NOTHING), await anext(results, _NOTHING))
         finally:
             await results.aclose()  # type: ignore[attr-defined] # an async generator: inspect said so
+        self._count_call()
         self._answer(final=True)
+
+    def _pause(self) -> None:
+        """Notes that a generator gives something: what follows until it goes on is not its time."""
+        self._spent_ns += monotonic_ns() - self._began_ns
+        self._began_ns = _PAUSED
+
+    def _count_call(self) -> None:
+        """Counts the call: the callable has nothing more to do for this batch."""
+        batch = self._batch
+        if batch is None:
+            return
+        spent_ns = self._spent_ns
+        if self._began_ns != _PAUSED:
+            spent_ns += monotonic_ns() - self._began_ns
+        self._began_ns = _COUNTED
+        self._service.counters.add_call(batch.size, batch.sent_ns, self.first_ns, spent_ns)
 
     def _only(self, first: Any, second: Any) -> Any:
         if first is _NOTHING or second is not _NOTHING:
@@ -213,13 +267,7 @@ class Execution:
             if not self._open[index]:
                 continue
             if isinstance(result, BaseException):
-                logger.warning(
-                    "model %s: the callable returned an error for request %d: %s",
-                    self._service.model.name,
-                    index,
-                    str(result),
-                )
-                answers.append(Answer(index, error=self._text(result)))
+                answers.append(self._refuse(index, result))
                 self._open[index] = False
                 continue
             if result is None and not final:
@@ -232,6 +280,14 @@ class Execution:
         result = results = outputs = None  # type: ignore[assignment] # nothing may refer to the inputs when they are sent
         if answers:
             self._send(answers, done=final)
+
+    def _refuse(self, index: int, error: BaseException) -> Answer:
+        """The answer to a request for which the callable returned an error."""
+        logger.warning(
+            "model %s: the callable returned an error for request %d: %s", self._service.model.name, index, str(error)
+        )
+        self._service.counters.failed["returned"] += 1
+        return Answer(index, error=self._text(error))
 
     def _answer_whole(self) -> None:
         """Sends what `_result` holds: a dictionary of arrays over the whole batch."""
@@ -296,18 +352,23 @@ class Execution:
         self._service.connection.respond(self._number, answers, done=done, drop=drop)
 
     def _fail(self, error: BaseException) -> None:
+        if self._began_ns != _COUNTED:
+            self._count_call()
         code = layout.ErrorCode.INTERNAL
+        kind = "callable"
         if isinstance(error, self._service.unrecoverable):
             self.failure = error
             logger.error("model %s: the callable cannot go on: %s", self._service.model.name, str(error))
-        elif isinstance(error, (OutputError, ArenaFullError, ProtocolError)):
+        elif isinstance(error, _OURS):
+            kind = "memory" if isinstance(error, ArenaFullError) else "output"
             logger.warning("%s", str(error))
         elif isinstance(error, asyncio.CancelledError):
+            kind = "cancelled"
             code = layout.ErrorCode.CANCELLED
         else:
             # As text: a handler that keeps its records would keep the frames, and with them the inputs.
-            trace = "".join(traceback.format_exception(error))
-            logger.warning("model %s: the inference callable failed\n%s", self._service.model.name, trace)
+            logger.warning("model %s: the inference callable failed\n%s", self._service.model.name, _trace(error))
+        self._service.counters.failed[kind] += self._count if self._open is None else sum(self._open)
         text = self._text(error)
         # The frames of the traceback refer to the inputs, which go back with this answer.
         error.__traceback__ = None
@@ -315,11 +376,21 @@ class Execution:
         self._service.connection.fail(self._number, text, code)
 
     def _text(self, error: BaseException) -> str:
-        if isinstance(error, (OutputError, ArenaFullError, ProtocolError)):
+        model = self._service.model
+        if isinstance(error, _OURS):
             return str(error)
         if isinstance(error, asyncio.CancelledError):
-            return f"model '{self._service.model.name}': the request was cancelled"
-        return f"model '{self._service.model.name}': the inference callable raised {type(error).__name__}: {error}"
+            return f"model '{model.name}': the request was cancelled"
+        text = f"model '{model.name}': the inference callable raised {type(error).__name__}: {error}"
+        return f"{text}\n{_trace(error)}" if model.send_tracebacks else text
+
+
+def _trace(error: BaseException) -> str:
+    return "".join(traceback.format_exception(error))
+
+
+# Errors that are ours, not the callable's: their text says it all.
+_OURS = (OutputError, ArenaFullError, ProtocolError)
 
 
 class _Nothing:

@@ -113,8 +113,9 @@ BATCH_MAGIC = 0x31425450
 RESPONSE_MAGIC = 0x31525450
 WHOLE_BATCH = 0xFFFFFFFF
 
-# magic, entry_count, tensor_count, batch, metadata_length, record_length, entries_offset, tensors_offset
-RECORD = struct.Struct("<III4xQQQII16x")
+# magic, entry_count, tensor_count, batch, metadata_length, record_length, entries_offset, tensors_offset, received_ns,
+# sent_ns
+RECORD = struct.Struct("<III4xQQQIIQQ")
 RECORD_BATCH_OFFSET = 16
 # rows, flags, priority, timeout_us, correlation_id, id, correlation_string, trace_context (offset and length each),
 # parameters_offset, parameters_count, outputs_offset, outputs_count, cancelled

@@ -14,6 +14,7 @@ from ..proxy.types import ParameterValue, Request, RequestFields
 from . import _layout as layout
 from ._arena import InputBlock
 from ._dtypes import BYTES_CODE, dtype_of
+from ._statistics import batch_size
 from ._strings import decode_strings
 from .errors import ProtocolError
 
@@ -22,7 +23,7 @@ Array = np.ndarray[Any, Any]
 _new_request = Request.__new__
 _MAX_DIMS = 64
 _MAX_PLANS = 256
-_KEY_OFFSET = 24
+_KEY_OFFSET = layout.RECORD.size
 _MAX_PLAN_BYTES = 64 << 10
 
 
@@ -49,6 +50,7 @@ class Plan:
         "outputs",
         "plain",
         "rows",
+        "size",
         "starts",
         "tensors",
         "uniform_outputs",
@@ -83,6 +85,7 @@ class Plan:
             self._read_tensor(tensors + index * layout.TENSOR.size, record_length, batching)
             for index in range(tensor_count)
         ]
+        self.size = batch_size(count, self.starts[-1], sum(tensor.length for tensor in self.tensors))
         # Nothing but numbers over the whole batch, as nearly always: made without a look at each tensor.
         self.plain: list[tuple[str, tuple[int, ...], np.dtype[Any], int]] | None = None
         if all(tensor.owner == layout.WHOLE_BATCH and not tensor.strings for tensor in self.tensors):
@@ -138,12 +141,27 @@ class Batch:
 
     Attributes:
         number: The batch's number on this connection.
+        received_ns: When the proxy backend got it, on the clock of `time.monotonic_ns`.
+        sent_ns: When the proxy backend sent it, likewise.
         rows: Rows of the batch axis, per request; 1 each where the model does not batch.
+        size: What the batch adds to the counters.
         columns: The inputs that all requests share, each one array over the whole batch.
         uniform_outputs: The outputs that all requests want; `None` where they want different ones.
     """
 
-    __slots__ = ("_batching", "_block", "_extras", "_plan", "columns", "number", "rows", "uniform_outputs")
+    __slots__ = (
+        "_batching",
+        "_block",
+        "_extras",
+        "_plan",
+        "columns",
+        "number",
+        "received_ns",
+        "rows",
+        "sent_ns",
+        "size",
+        "uniform_outputs",
+    )
 
     def __init__(
         self,
@@ -170,8 +188,8 @@ class Batch:
         if length < layout.RECORD.size:
             raise ProtocolError(f"a batch record of {length} bytes is shorter than its header")
         start = block.place[1]
-        magic, count, tensor_count, batch, metadata_length, record_length, entries, tensors = layout.RECORD.unpack_from(
-            memory, start
+        magic, count, tensor_count, batch, metadata_length, record_length, entries, tensors, received_ns, sent_ns = (
+            layout.RECORD.unpack_from(memory, start)
         )
         if magic != layout.BATCH_MAGIC or batch != number:
             raise ProtocolError(f"expected the record of batch {number}, got magic {magic:#x} and batch {batch}")
@@ -183,7 +201,7 @@ class Batch:
             raise ProtocolError(f"{metadata_length} bytes of metadata, the protocol allows {layout.MAX_METADATA}")
         # One copy: what is checked is what is used, whatever happens to the memory in between.
         metadata = memory[start : start + metadata_length]
-        # All but magic and number of the batch. Its head was read before this copy was made, so it is compared again.
+        # All but the header, whose numbers are compared below: they were read before this copy was made.
         key = metadata[_KEY_OFFSET:]
         plan = None if plans is None else plans.get(key)
         if plan is None or plan.head != (count, tensor_count, record_length, entries, tensors):
@@ -193,7 +211,10 @@ class Batch:
                     plans.clear()
                 plans[key] = plan
         self.number = number
+        self.received_ns = received_ns
+        self.sent_ns = sent_ns
         self.rows = plan.rows
+        self.size = plan.size
         self.uniform_outputs = plan.uniform_outputs
         self._plan = plan
         self._block = block

@@ -19,13 +19,16 @@ from ._strings import encode_strings
 
 Array = np.ndarray[Any, Any]
 
+# A block, the length of the record in it, and the bytes of its payloads.
+Written = tuple[OwnedBlock, int, int]
+
 # The metadata of a record (its batch number left 0), where each payload begins, and the record's length.
 _Metadata = tuple[bytes, list[int], int]
 
 # A tensor with a payload: its name, shape, dtype and offset in the record.
 _Place = tuple[str, tuple[int, ...], np.dtype[Any], int]
-# Metadata, the record's length, and its payloads.
-_Form = tuple[bytes, int, list[_Place]]
+# Metadata, the record's length, the bytes of its payloads, and these.
+_Form = tuple[bytes, int, int, list[_Place]]
 
 _NUMBER = struct.Struct("<Q")
 _MAX_TEMPLATES = 512
@@ -132,9 +135,7 @@ class ResponseWriter:
         self._templates: dict[tuple[Any, ...], _Metadata] = {}
         self._forms: dict[tuple[object, ...], _Form] = {}
 
-    def write(
-        self, number: int, answers: Sequence[Answer], allocate: Callable[[int], OwnedBlock]
-    ) -> tuple[OwnedBlock, int]:
+    def write(self, number: int, answers: Sequence[Answer], allocate: Callable[[int], OwnedBlock]) -> Written:
         """Writes a record.
 
         Args:
@@ -143,7 +144,7 @@ class ResponseWriter:
             allocate: Gives a block of so many bytes of the arena, or raises.
 
         Returns:
-            The block and the length of the record in it.
+            The block, the length of the record in it, and the bytes of its payloads.
         """
         plain = all(answer.error is None and not answer.empty and not answer.parameters for answer in answers)
         joined = None
@@ -173,7 +174,7 @@ class ResponseWriter:
         fits: Callable[[Array, str], bool],
         allocate: Callable[[int], OwnedBlock | None],
         make_room: Callable[[int], OwnedBlock],
-    ) -> tuple[OwnedBlock, int] | None:
+    ) -> Written | None:
         """Writes the last answers to all requests of a batch, where they are dictionaries of plain numeric arrays.
 
         The way that nearly every batch takes: what was checked and laid out for arrays of the same types and shapes
@@ -188,7 +189,7 @@ class ResponseWriter:
             make_room: Gives it where `allocate` could not, or raises.
 
         Returns:
-            The block and the length of the record in it; `None` where `write` must take each answer by itself.
+            As `write`; `None` where that must take each answer by itself.
         """
         look: list[object] = [names]
         for name in names:
@@ -207,7 +208,7 @@ class ResponseWriter:
             if len(self._forms) >= _MAX_TEMPLATES:
                 self._forms.clear()
             self._forms[key] = form
-        metadata, length, tensors = form
+        metadata, length, payload, tensors = form
         block = allocate(length) or make_room(length)
         _, start, memory = block
         memory[start : start + len(metadata)] = metadata
@@ -218,7 +219,7 @@ class ResponseWriter:
                 target[...] = results[0][name]
             else:
                 np.concatenate([result[name] for result in results], out=target)
-        return block, length
+        return block, length, payload
 
     def _template(self, key: tuple[Any, ...], make: Callable[[], _Metadata]) -> _Metadata:
         template = self._templates.get(key)
@@ -230,7 +231,7 @@ class ResponseWriter:
 
     def _place(
         self, number: int, tensors: Sequence[Tensor], template: _Metadata, allocate: Callable[[int], OwnedBlock]
-    ) -> tuple[OwnedBlock, int]:
+    ) -> Written:
         metadata, offsets, length = template
         block = allocate(length)
         memory = block.memory
@@ -239,7 +240,7 @@ class ResponseWriter:
         _NUMBER.pack_into(memory, start + layout.RECORD_BATCH_OFFSET, number)
         for tensor, offset in zip(tensors, offsets, strict=True):
             tensor.write(memory, start + offset)
-        return block, length
+        return block, length, _payload_bytes(tensors)
 
 
 def write_whole(
@@ -249,7 +250,7 @@ def write_whole(
     fits: Callable[[dict[str, Array], tuple[str, ...]], bool],
     allocate: Callable[[int], OwnedBlock | None],
     make_room: Callable[[int], OwnedBlock],
-) -> tuple[OwnedBlock, int] | None:
+) -> Written | None:
     """Writes the last answers to all requests of a batch, where they are numeric arrays over the whole batch.
 
     The shortest way there is: a batch and outputs that look like earlier ones are written without a further look.
@@ -263,7 +264,8 @@ def write_whole(
         make_room: Gives it where `allocate` could not, or raises.
 
     Returns:
-        The block and the length of the record in it; `None` where the outputs have to be looked at one by one.
+        The block, the length of the record in it, and the bytes of its payloads; `None` where the outputs have to be
+        looked at one by one.
     """
     look: list[object] = [names]
     arrays: list[Array] = []
@@ -286,8 +288,8 @@ def write_whole(
         metadata, offsets, length = _metadata([Answer(index) for index in range(len(rows))], rows, tensors)
         if len(batch.forms) >= _MAX_TEMPLATES:
             batch.forms.clear()
-        form = batch.forms[key] = metadata, length, _placed(tensors, offsets)
-    metadata, length, placed = form
+        form = batch.forms[key] = metadata, length, _payload_bytes(tensors), _placed(tensors, offsets)
+    metadata, length, payload, placed = form
     block = allocate(length) or make_room(length)
     _, start, memory = block
     memory[start : start + len(metadata)] = metadata
@@ -295,7 +297,11 @@ def write_whole(
     for name, shape, dtype, offset in placed:
         target: Array = np.ndarray(shape, dtype, memory, start + offset)
         target[...] = outputs[name]
-    return block, length
+    return block, length, payload
+
+
+def _payload_bytes(tensors: Sequence[Tensor]) -> int:
+    return sum([tensor.length for tensor in tensors])
 
 
 def _placed(tensors: Sequence[Tensor], offsets: Sequence[int]) -> list[_Place]:
@@ -316,7 +322,7 @@ def _form(
         return None
     tensors, rows = joined
     metadata, offsets, length = _metadata([Answer(index) for index in range(len(rows))], rows, tensors)
-    return metadata, length, _placed(tensors, offsets)
+    return metadata, length, _payload_bytes(tensors), _placed(tensors, offsets)
 
 
 def _layout_key(tensors: Sequence[Tensor]) -> tuple[tuple[Any, ...], ...]:
@@ -379,6 +385,8 @@ def _metadata(answers: Sequence[Answer], rows: Sequence[int], tensors: Sequence[
         payload_at,
         entries_offset,
         tensors_offset,
+        0,
+        0,
     )
     metadata = b"".join([header, entries, table, dims, parameters, texts])
     return metadata.ljust(metadata_length, b"\0"), offsets, payload_at

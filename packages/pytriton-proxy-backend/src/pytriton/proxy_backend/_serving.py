@@ -12,34 +12,32 @@ from ._execution import Execution, Service
 OnFailure = Callable[[BaseException], None]
 
 
-class _LazyLoop:
+class LazyLoop:
     """Runs what a synchronous callable returned as a coroutine; makes its event loop when that happens first."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
+        """Runs it to its end."""
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         return self._loop.run_until_complete(awaitable)
 
     def close(self) -> None:
+        """Ends the loop, where one was made."""
         if self._loop is not None:
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
 
 
-def serve(service: Service, on_failure: OnFailure) -> None:
+def serve(service: Service, loop: LazyLoop, on_failure: OnFailure) -> None:
     """Serves a synchronous callable until the connection closes."""
-    loop = _LazyLoop()
-    try:
-        # No name here may hold on to a batch: the memory of its inputs goes back while its answer is sent.
-        while (execution := _next(service)) is not None:
-            execution.run(loop.run)
-            if execution.failure is not None:
-                on_failure(execution.failure)
-    finally:
-        loop.close()
+    # No name here may hold on to a batch: the memory of its inputs goes back while its answer is sent.
+    while (execution := _next(service)) is not None:
+        execution.run(loop.run)
+        if execution.failure is not None:
+            on_failure(execution.failure)
 
 
 def _next(service: Service) -> Execution | None:

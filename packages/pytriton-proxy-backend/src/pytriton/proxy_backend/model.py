@@ -47,6 +47,7 @@ class ModelSpec:
         max_batch_size: Rows of the largest batch; without meaning where the model does not batch.
         decoupled: Whether a request may get any number of responses.
         strict: Whether outputs must have the declared names, dtypes and shapes; else they are cast where possible.
+        send_tracebacks: Whether callers get the traceback of what the callable raises; the log has it in any case.
     """
 
     name: str
@@ -57,6 +58,7 @@ class ModelSpec:
     max_batch_size: int
     decoupled: bool = False
     strict: bool = False
+    send_tracebacks: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

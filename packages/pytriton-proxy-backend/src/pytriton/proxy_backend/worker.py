@@ -7,13 +7,16 @@ import contextlib
 import contextvars
 import logging
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ._connection import Connection
 from ._execution import InferenceCallable, Service, is_async
-from ._serving import serve, serve_async
-from .errors import AttachError, ConnectionLostError, ProtocolError
+from ._serving import LazyLoop, serve, serve_async
+from ._statistics import Counters, WorkerStatistics
+from ._warmup import WarmupBatches, warm_up, warm_up_async
+from .errors import AttachError, ConnectionLostError, ProtocolError, ProxyBackendError
 from .model import ModelSpec
 
 logger = logging.getLogger(__name__)
@@ -27,10 +30,11 @@ _LAST_RETRY_S = 0.25
 class Worker:
     """Serves one model version with one callable, in a thread of this process.
 
-    The thread connects as soon as the proxy backend listens, and again after the server was restarted. A synchronous
-    callable gets one batch at a time; an `async` one gets up to 64 at once, all on one event loop in that thread.
+    The thread warms the callable up, connects as soon as the proxy backend listens, and again after the server was
+    restarted. A synchronous callable gets one batch at a time; an `async` one gets up to 64 at once, all on one event
+    loop in that thread, which lasts as long as the worker.
 
-    States: new --start()--> attaching <--> attached --stop(), or an error--> ended
+    States: new --start()--> warming up --> attaching <--> attached --stop(), or an error--> ended
     """
 
     def __init__(
@@ -42,6 +46,7 @@ class Worker:
         unrecoverable: tuple[type[BaseException], ...] = (),
         on_unrecoverable: Callable[[BaseException], None] | None = None,
         context: contextvars.Context | None = None,
+        warmup: WarmupBatches = (),
     ) -> None:
         """Prepares a worker; nothing happens before `start`.
 
@@ -52,7 +57,9 @@ class Worker:
             endpoint: The socket of that model version.
             unrecoverable: Errors of the callable after which it must not be called again.
             on_unrecoverable: Called with such an error in the worker's thread, after the callers got their answer.
-            context: The context that the callable runs in; a copy of the current one by default.
+            context: The callable runs in a copy of this context; of the current one by default.
+            warmup: Batches of requests for the callable to serve before the worker attaches; their results are checked
+                like any others and thrown away. What fails here ends the worker with that error.
         """
         self.model = model
         self.endpoint = endpoint
@@ -60,12 +67,17 @@ class Worker:
         self._unrecoverable = unrecoverable
         self._on_unrecoverable = on_unrecoverable
         self._name = getattr(infer_func, "__qualname__", None) or type(infer_func).__name__
-        self._context = context if context is not None else contextvars.copy_context()
+        # A copy: a context cannot be entered by two threads, and its owner may give it to several workers.
+        self._context = contextvars.copy_context() if context is None else context.copy()
         self._thread: threading.Thread | None = None
         self._stopping = threading.Event()
+        self._warmup = warmup
+        self._warm = threading.Event()
         self._attached = threading.Event()
+        self._counters = Counters()
         self._changed = threading.Condition()
         self._connection: Connection | None = None
+        self._ended = False
         self._error: BaseException | None = None
 
     # ---- life -------------------------------------------------------------------------------------------------------
@@ -83,22 +95,49 @@ class Worker:
         )
         self._thread.start()
 
+    def wait_warm(self, timeout_s: float) -> None:
+        """Waits until the callable has served the warm-up requests; at once where there are none.
+
+        Raises:
+            AttachError: If the warm-up failed, with the callable's error as its cause, or is not over after
+                `timeout_s` seconds.
+        """
+        if not self._wait(self._warm, timeout_s):
+            raise AttachError(
+                f"the warm-up of model '{self.model.name}' was not over after {timeout_s:g} s. Allow more time, "
+                f"or warm up with fewer or smaller requests"
+            )
+
     def wait_attached(self, timeout_s: float) -> None:
         """Waits until the worker is attached.
 
         Raises:
-            AttachError: If it was refused, or is not attached after `timeout_s` seconds.
+            AttachError: If its warm-up failed, it was refused, or it is not attached after `timeout_s` seconds.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._attached.is_set() or not self.is_alive, timeout_s)
-        if self._attached.is_set():
+        if self._wait(self._attached, timeout_s):
             return
-        if self._error is not None:
-            raise AttachError(f"the worker of model '{self.model.name}' ended: {self._error}") from self._error
+        if not self._warm.is_set():
+            raise AttachError(
+                f"the worker of model '{self.model.name}' was not attached after {timeout_s:g} s: its warm-up is not "
+                f"over. Allow more time, or warm up with fewer or smaller requests"
+            )
         raise AttachError(
             f"the worker of model '{self.model.name}' was not attached after {timeout_s:g} s: nobody accepts it at "
             f"{self.endpoint}. Is tritonserver running, and has it loaded the model?"
         )
+
+    def _wait(self, event: threading.Event, timeout_s: float) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: event.is_set() or not self.is_alive, timeout_s)
+        if event.is_set():
+            return True
+        if self._error is None:
+            return False
+        if self._warm.is_set():
+            what = f"the worker of model '{self.model.name}' ended"
+        else:
+            what = f"the warm-up of model '{self.model.name}' failed"
+        raise AttachError(f"{what}: {_shown(self._error)}") from self._error
 
     def stop(self, timeout_s: float) -> bool:
         """Detaches: takes no more batches and finishes those in flight.
@@ -128,7 +167,7 @@ class Worker:
     @property
     def is_alive(self) -> bool:
         """Whether the thread runs: attached, or trying to attach."""
-        return self._thread is not None and self._thread.is_alive() and self._error is None
+        return self._thread is not None and self._thread.is_alive() and not self._ended
 
     @property
     def is_attached(self) -> bool:
@@ -140,62 +179,86 @@ class Worker:
         """Why it ended, where it did not end by `stop`."""
         return self._error
 
+    @property
+    def statistics(self) -> WorkerStatistics:
+        """What it has done since it was made, as a snapshot; cheap, and may be asked for from any thread."""
+        return self._counters.snapshot()
+
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        service = Service(self._infer_func, self.model, self._unrecoverable, self._counters)
         try:
-            while not self._stopping.is_set():
-                connection = self._attach()
-                if connection is None:
-                    break
-                try:
-                    self._serve(connection)
-                except ConnectionLostError as error:
-                    if not self._stopping.is_set():
-                        logger.warning("model %s: %s; attaching again", self.model.name, str(error))
-                except ProtocolError as error:
-                    logger.error("model %s: the proxy backend broke the protocol: %s", self.model.name, str(error))
-                    self._stopping.wait(_LAST_RETRY_S)
-                finally:
-                    self._attached.clear()
-                    self._connection = None
-                    connection.close()
+            if is_async(self._infer_func):
+                asyncio.run(self._run_async(service))
+            else:
+                self._run_sync(service)
         except BaseException as error:
             self._end(error)
         else:
             self._end(None)
 
+    def _run_sync(self, service: Service) -> None:
+        loop = LazyLoop()
+        try:
+            warm_up(service, self._warmup, loop.run)
+            self._warmed()
+            for pause_s in self._connections(service, max_in_flight=1):
+                if pause_s:
+                    self._stopping.wait(pause_s)
+                    continue
+                with self._attachment(service):
+                    serve(service, loop, self._give_up)
+        finally:
+            loop.close()
+
+    async def _run_async(self, service: Service) -> None:
+        await warm_up_async(service, self._warmup)
+        self._warmed()
+        for pause_s in self._connections(service, max_in_flight=ASYNC_MAX_IN_FLIGHT):
+            if pause_s:
+                # Not the thread's: what the callable has started on this loop goes on meanwhile.
+                await asyncio.sleep(pause_s)
+                continue
+            with self._attachment(service):
+                await serve_async(service, self._give_up)
+
+    def _warmed(self) -> None:
+        self._warmup = ()
+        with self._changed:
+            self._warm.set()
+            self._changed.notify_all()
+
     def _end(self, error: BaseException | None) -> None:
         with self._changed:
             self._error = error
+            self._ended = True
             self._changed.notify_all()
-        if error is not None and not isinstance(error, self._unrecoverable):
+        if error is None:
+            return
+        if not self._warm.is_set():
+            logger.error(
+                "model %s: the warm-up failed\n%s", self.model.name, "".join(traceback.format_exception(error))
+            )
+        elif not isinstance(error, self._unrecoverable):
             logger.error("model %s: the worker ended: %s", self.model.name, str(error))
 
-    def _attach(self) -> Connection | None:
+    def _connections(self, service: Service, *, max_in_flight: int) -> Iterator[float]:
+        """Attaches until the worker is stopped.
+
+        Yields:
+            0 when it is attached; where nobody listens, how long to wait before the next attempt, in seconds.
+        """
         pause_s = _FIRST_RETRY_S
-        max_in_flight = ASYNC_MAX_IN_FLIGHT if is_async(self._infer_func) else 1
         while not self._stopping.is_set():
             try:
-                connection = Connection(self.endpoint, self._name, max_in_flight=max_in_flight)
+                connection = Connection(self.endpoint, self._name, max_in_flight=max_in_flight, counters=self._counters)
             except (FileNotFoundError, ConnectionError, BlockingIOError):
-                self._stopping.wait(pause_s)
+                yield pause_s
                 pause_s = min(pause_s * 1.2, _LAST_RETRY_S)
                 continue
-            welcome = connection.welcome
-            if (welcome.model_name, welcome.model_version) != (self.model.name, self.model.version):
-                connection.close()
-                raise AttachError(
-                    f"{self.endpoint} serves model '{welcome.model_name}' version {welcome.model_version}, this worker "
-                    f"is for model '{self.model.name}' version {self.model.version}: give each model its own socket"
-                )
-            if welcome.batching != self.model.batching or welcome.decoupled != self.model.decoupled:
-                connection.close()
-                raise AttachError(
-                    f"the proxy backend of model '{self.model.name}' has batching={welcome.batching}, "
-                    f"decoupled={welcome.decoupled}; this worker was made for batching={self.model.batching}, "
-                    f"decoupled={self.model.decoupled}"
-                )
+            self._check(connection)
+            service.connection = connection
             with self._changed:
                 self._connection = connection
                 self._attached.set()
@@ -204,17 +267,51 @@ class Worker:
                 # Where the proxy backend is gone already, the first read says so.
                 with contextlib.suppress(ConnectionLostError):
                     connection.detach()
-            return connection
-        return None
+            yield 0
+            pause_s = _FIRST_RETRY_S
 
-    def _serve(self, connection: Connection) -> None:
-        service = Service(connection, self._infer_func, self.model, self._unrecoverable)
-        if is_async(self._infer_func):
-            asyncio.run(serve_async(service, self._give_up))
-        else:
-            serve(service, self._give_up)
+    def _check(self, connection: Connection) -> None:
+        """Compares what the proxy backend serves with what this worker is for; closes the connection if they differ."""
+        welcome = connection.welcome
+        model = self.model
+        if (welcome.model_name, welcome.model_version) != (model.name, model.version):
+            connection.close()
+            raise AttachError(
+                f"{self.endpoint} serves model '{welcome.model_name}' version {welcome.model_version}, this worker "
+                f"is for model '{model.name}' version {model.version}: give each model its own socket"
+            )
+        if welcome.batching != model.batching or welcome.decoupled != model.decoupled:
+            connection.close()
+            raise AttachError(
+                f"the proxy backend of model '{model.name}' has batching={welcome.batching}, "
+                f"decoupled={welcome.decoupled}; this worker was made for batching={model.batching}, "
+                f"decoupled={model.decoupled}"
+            )
+
+    @contextlib.contextmanager
+    def _attachment(self, service: Service) -> Iterator[None]:
+        """Sees to the end of a connection; an end that is not the callable's fault is no error of the worker."""
+        try:
+            yield
+        except ConnectionLostError as error:
+            if not self._stopping.is_set():
+                logger.warning("model %s: %s; attaching again", self.model.name, str(error))
+        except ProtocolError as error:
+            logger.error("model %s: the proxy backend broke the protocol: %s", self.model.name, str(error))
+            self._stopping.wait(_LAST_RETRY_S)
+        finally:
+            self._attached.clear()
+            self._connection = None
+            service.connection.close()
 
     def _give_up(self, failure: BaseException) -> None:
         if self._on_unrecoverable is not None:
             self._on_unrecoverable(failure)
         raise failure
+
+
+def _shown(error: BaseException) -> str:
+    """An error of ours by its text, another by its type and its text."""
+    if isinstance(error, ProxyBackendError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"

@@ -1,0 +1,152 @@
+"""What a worker counts: plain numbers that its thread adds to, and a snapshot of them for everybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+# An integer of 64 bits has a `bit_length` of at most 64: no index needs a check.
+_BUCKETS = 65
+_LARGEST_ROWS_EXPONENT = 16
+# From 2^10 ns, a microsecond, to 2^37 ns, more than two minutes.
+_SECONDS_EXPONENTS = range(10, 38)
+
+ERROR_KINDS = ("callable", "returned", "output", "memory", "input", "cancelled")
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """How often values of some size came.
+
+    Attributes:
+        bounds: The upper bounds of the buckets, each included in its bucket, growing; powers of two.
+        counts: The number of values in each bucket, not cumulative; one more than bounds, the last for all above.
+        sum: All values added up.
+    """
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+    @property
+    def count(self) -> int:
+        """The number of values."""
+        return sum(self.counts)
+
+
+@dataclass(frozen=True)
+class WorkerStatistics:
+    """What a worker has done since it was made; warm-up does not count.
+
+    The numbers are read one after the other while the worker goes on, so they may be apart by a batch.
+
+    Attributes:
+        requests: Requests that were handed to the callable.
+        batches: Batches of them, one call each.
+        failed_requests: Requests that were answered with an error, by its kind: `callable` (it raised), `returned` (an
+            error in the place of a result), `output` (a result that cannot be sent), `memory` (no room in shared
+            memory), `input` (a batch that cannot be read), `cancelled` (the caller gave up, and the callable was
+            cancelled for it). Every kind is there, with 0 where none came.
+        cancelled_requests: Requests of which the worker was told that their callers gave up.
+        rows: The sizes of the batches, in rows.
+        callable_seconds: The time in the callable, for each batch: until it returned or its coroutine ended; for a
+            generator the time inside of it, without that of sending.
+        queued_seconds: How long batches lay in the worker's socket until the callable was called, in all.
+        input_bytes: Bytes of the inputs.
+        output_bytes: Bytes of the outputs that were sent.
+    """
+
+    requests: int
+    batches: int
+    failed_requests: Mapping[str, int]
+    cancelled_requests: int
+    rows: Histogram
+    callable_seconds: Histogram
+    queued_seconds: float
+    input_bytes: int
+    output_bytes: int
+
+
+# Requests, rows, the bucket of the rows, bytes of the inputs.
+BatchSize = tuple[int, int, int, int]
+
+
+def batch_size(requests: int, rows: int, input_bytes: int) -> BatchSize:
+    """What a batch adds to the counters."""
+    # The bucket of 2^n is that of everything above 2^(n-1).
+    return requests, rows, (rows - 1).bit_length() if rows else 0, input_bytes
+
+
+class Counters:
+    """The running numbers; only the worker's thread writes them."""
+
+    __slots__ = (
+        "callable_counts",
+        "callable_ns",
+        "cancelled",
+        "failed",
+        "input_bytes",
+        "output_bytes",
+        "queued_ns",
+        "requests",
+        "row_counts",
+        "rows",
+    )
+
+    def __init__(self) -> None:
+        self.requests = 0
+        self.rows = 0
+        self.row_counts = [0] * _BUCKETS
+        self.callable_ns = 0
+        self.callable_counts = [0] * _BUCKETS
+        self.queued_ns = 0
+        self.input_bytes = 0
+        self.output_bytes = 0
+        self.cancelled = 0
+        self.failed = dict.fromkeys(ERROR_KINDS, 0)
+
+    def add_call(self, size: BatchSize, sent_ns: int, called_ns: int, callable_ns: int) -> None:
+        """Counts one call of the callable. On the way of every batch: each operation here costs all of them.
+
+        Args:
+            size: Of its batch.
+            sent_ns: When the proxy backend sent it.
+            called_ns: When the callable was called.
+            callable_ns: How long it took.
+        """
+        requests, rows, bucket, input_bytes = size
+        self.requests += requests
+        self.rows += rows
+        self.row_counts[bucket] += 1
+        self.input_bytes += input_bytes
+        # A stamp of another clock, or none, says nothing.
+        if 0 < sent_ns < called_ns:
+            self.queued_ns += called_ns - sent_ns
+        self.callable_ns += callable_ns
+        self.callable_counts[callable_ns.bit_length()] += 1
+
+    def snapshot(self) -> WorkerStatistics:
+        """The numbers as they are now."""
+        rows = list(self.row_counts)
+        return WorkerStatistics(
+            requests=self.requests,
+            batches=sum(rows),
+            failed_requests=MappingProxyType(dict(self.failed)),
+            cancelled_requests=self.cancelled,
+            rows=_histogram(rows, range(_LARGEST_ROWS_EXPONENT + 1), 1, self.rows),
+            callable_seconds=_histogram(self.callable_counts, _SECONDS_EXPONENTS, 1e-9, self.callable_ns * 1e-9),
+            queued_seconds=self.queued_ns * 1e-9,
+            input_bytes=self.input_bytes,
+            output_bytes=self.output_bytes,
+        )
+
+
+def _histogram(counts: Sequence[int], exponents: range, unit: float, total: float) -> Histogram:
+    kept = [counts[exponent] for exponent in exponents]
+    kept[0] += sum(counts[: exponents.start])
+    return Histogram(
+        bounds=tuple(2**exponent * unit for exponent in exponents),
+        counts=(*kept, sum(counts[exponents.stop :])),
+        sum=total,
+    )
