@@ -59,7 +59,6 @@ def test_everything_of_a_batcher() -> None:
     batcher = DynamicBatcher(
         max_queue_delay_microseconds=100,
         preferred_batch_size=[2, 4],
-        preserve_ordering=True,
         priority_levels=2,
         default_priority_level=1,
         default_queue_policy=QueuePolicy(TimeoutAction.DELAY, 5, True, 7),
@@ -68,7 +67,6 @@ def test_everything_of_a_batcher() -> None:
     assert parsed(dataclasses.replace(BASE, batcher=batcher))["dynamic_batching"] == {
         "max_queue_delay_microseconds": "100",
         "preferred_batch_size": [2, 4],
-        "preserve_ordering": True,
         "priority_levels": "2",
         "default_priority_level": "1",
         "default_queue_policy": {
@@ -83,11 +81,9 @@ def test_everything_of_a_batcher() -> None:
 
 def test_the_rest() -> None:
     config = parsed(
-        dataclasses.replace(
-            BASE, decoupled=True, response_cache=ResponseCache(enable=True), backend_parameters={"key": "value"}
-        )
+        dataclasses.replace(BASE, response_cache=ResponseCache(enable=True), backend_parameters={"key": "value"})
     )
-    assert config["model_transaction_policy"] == {"decoupled": True}
+    assert parsed(dataclasses.replace(BASE, decoupled=True))["model_transaction_policy"] == {"decoupled": True}
     assert config["response_cache"] == {"enable": True}
     assert config["parameters"] == {"key": {"string_value": "value"}}
     assert "response_cache" not in parsed(dataclasses.replace(BASE, response_cache=ResponseCache(enable=False)))
