@@ -10,5 +10,6 @@ _require_namespace_package()
 from ._results import ModelResult
 from ._spec import ModelSpec, TensorSpec
 from ._sync import ModelClient
+from ._tls import TlsSettings
 
-__all__ = ["ModelClient", "ModelResult", "ModelSpec", "TensorSpec"]
+__all__ = ["ModelClient", "ModelResult", "ModelSpec", "TensorSpec", "TlsSettings"]

@@ -12,6 +12,7 @@ from ._options import NO_OPTIONS
 from ._results import ParameterValue
 from ._spec import ModelSpec, to_model_spec
 from ._startup import Target
+from ._tls import TlsSettings, check_tls
 from ._url import TritonUrl
 from .exceptions import PyTritonClientInferenceServerError, PyTritonClientValueError
 
@@ -57,6 +58,7 @@ class BaseModelClient:
             is not asked for it.
         ensure_model_is_ready: Whether to ask, before the first inference, if the model is ready, and to wait for it.
         access_token: Sent with every request; ``None`` for a server that asks for none.
+        tls: Certificates for an ``https`` or ``grpcs`` address; ``None`` trusts the usual authorities.
 
     Raises:
         PyTritonClientInvalidUrlError: The address cannot be understood.
@@ -75,8 +77,10 @@ class BaseModelClient:
         model_config: object | None = None,
         ensure_model_is_ready: bool = True,
         access_token: str | None = None,
+        tls: TlsSettings | None = None,
     ) -> None:
         self._url = TritonUrl.from_url(url)
+        self._tls = check_tls(tls, self._url)
         self._target = Target(self._url.with_scheme, _check_name(model_name), _check_version(model_version))
         self._lazy_init = lazy_init
         self._init_timeout_s = check_timeout(
@@ -112,6 +116,7 @@ class BaseModelClient:
             model_config=existing_client._knowledge.spec,
             ensure_model_is_ready=existing_client._ensure_model_is_ready and not existing_client._knowledge.was_ready,
             access_token=existing_client._access_token,
+            tls=existing_client._tls,
         )
         client._options = existing_client._options
         return client

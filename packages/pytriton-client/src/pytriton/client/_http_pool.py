@@ -9,20 +9,23 @@ through the standard library instead.
 from __future__ import annotations
 
 import os
-import socket
-import ssl
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, TypeVar
 
 from ._deadline import Deadline
-from ._http_wire import Answer, HttpWireError, read_answer
+from ._http_connection import Connection
+from ._http_wire import Answer, HttpWireError, StreamedAnswer, read_answer
 from ._url import TritonUrl
 
-__all__ = ["ConnectionPool", "PoolClosedError"]
+if TYPE_CHECKING:
+    import ssl
 
-# Below this a copy costs less than a second system call.
-_JOIN_BELOW_BYTES = 1 << 16
+__all__ = ["ConnectionPool", "HttpStream", "PoolClosedError"]
+
 _MOST_IDLE = 128
+
+Result = TypeVar("Result")
 
 
 class PoolClosedError(Exception):
@@ -34,13 +37,15 @@ class ConnectionPool:
 
     Args:
         url: The server.
+        tls: How to encrypt; ``None`` for a connection in the clear.
     """
 
-    def __init__(self, url: TritonUrl) -> None:
+    def __init__(self, url: TritonUrl, tls: ssl.SSLContext | None = None) -> None:
         self._url = url
-        self._tls = ssl.create_default_context() if url.is_encrypted else None
+        self._tls = tls
         self._lock = threading.Lock()
-        self._idle: list[_Connection] = []
+        self._idle: list[Connection] = []
+        self._busy: set[Connection] = set()
         self._pid = os.getpid()
         self._is_closed = False
 
@@ -56,7 +61,7 @@ class ConnectionPool:
                 the operating system has no limit to give to it.
 
         Raises:
-            PoolClosedError: The pool has been closed.
+            PoolClosedError: The pool has been closed, before the exchange or during it.
             TimeoutError: The deadline is over.
             OSError: The connection cannot be made, or broke.
             HttpWireError: The answer is no HTTP, or ended early.
@@ -66,24 +71,51 @@ class ConnectionPool:
             try:
                 return self._exchange_on(idle, method, path, headers, body, deadline)
             except (ConnectionError, HttpWireError):
-                # The server may have closed the idle connection just now. A question can be asked again; an inference
-                # cannot, as nobody knows whether the server has begun with it.
-                if method != "GET":
+                # The server may have closed the idle connection just now. A question can be asked again. An inference
+                # can be if the server does not have all of it; else nobody knows whether it has begun with it.
+                if method != "GET" and idle.has_sent:
                     raise
-        fresh = _Connection(self._url, self._tls, deadline)
-        return self._exchange_on(fresh, method, path, headers, body, deadline)
+        return self._exchange_on(self._connect(deadline), method, path, headers, body, deadline)
+
+    def stream(self, path: str, headers: Mapping[str, str], body: bytes, deadline: Deadline) -> HttpStream:
+        """Send a ``POST`` request on a connection of its own, whose response is read piece by piece.
+
+        Args:
+            path: From the first slash on, quoted.
+            headers: Without line breaks.
+            body: May be empty.
+            deadline: For connecting and sending together.
+
+        Raises:
+            OSError: As ``exchange``; also ``PoolClosedError`` and ``TimeoutError``.
+        """
+        connection = self._take_idle()
+        if connection is not None:
+            try:
+                self._send_on(connection, path, headers, body, deadline)
+                return HttpStream(self, connection)
+            except ConnectionError:
+                if connection.has_sent:
+                    raise
+        connection = self._connect(deadline)
+        self._send_on(connection, path, headers, body, deadline)
+        return HttpStream(self, connection)
 
     def close(self) -> None:
-        """Close the idle connections; those in use are closed at the end of their exchange."""
+        """Close the connections. Exchanges and streams in flight end with ``PoolClosedError``."""
         with self._lock:
             self._is_closed = True
             idle, self._idle = self._idle, []
+            busy = list(self._busy) if self._pid == os.getpid() else []
         for connection in idle:
             connection.close()
+        for connection in busy:
+            # Its thread closes it: the descriptor of a socket that is waited on must not be given to another one.
+            connection.shut_down()
 
     def _exchange_on(
         self,
-        connection: _Connection,
+        connection: Connection,
         method: str,
         path: str,
         headers: Mapping[str, str],
@@ -91,129 +123,120 @@ class ConnectionPool:
         deadline: Deadline,
     ) -> Answer:
         try:
-            answer = connection.exchange(method, path, headers, body, deadline)
-        except BaseException:
-            # Whatever was left unread would be taken for the answer to the next request.
-            connection.close()
+            connection.send(method, path, headers, body, deadline)
+            answer = read_answer(connection.source_until(deadline))
+        except BaseException as error:
+            self.discard(connection, error)
             raise
         if answer.can_be_kept:
-            self._give_back(connection)
+            self.give_back(connection)
         else:
-            connection.close()
+            self.discard(connection)
         return answer
 
-    def _take_idle(self) -> _Connection | None:
+    def _send_on(
+        self, connection: Connection, path: str, headers: Mapping[str, str], body: bytes, deadline: Deadline
+    ) -> None:
+        try:
+            connection.send("POST", path, headers, body, deadline)
+        except BaseException as error:
+            self.discard(connection, error)
+            raise
+
+    def _connect(self, deadline: Deadline) -> Connection:
+        connection = Connection(self._url, self._tls, deadline)
+        with self._lock:
+            if not self._is_closed:
+                self._busy.add(connection)
+                return connection
+        connection.close()
+        raise PoolClosedError
+
+    def _take_idle(self) -> Connection | None:
         while True:
             with self._lock:
                 if self._is_closed:
                     raise PoolClosedError
                 if self._pid != os.getpid():
                     # After a fork both processes would read from the same sockets.
-                    inherited, self._idle, self._pid = self._idle, [], os.getpid()
+                    inherited, self._idle, self._busy, self._pid = self._idle, [], set(), os.getpid()
                     for connection in inherited:
                         connection.close()
                 if not self._idle:
                     return None
                 connection = self._idle.pop()
+                self._busy.add(connection)
             if connection.is_alive():
                 return connection
-            connection.close()
+            self.discard(connection)
 
-    def _give_back(self, connection: _Connection) -> None:
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection whose exchange is over for the next one."""
         with self._lock:
+            self._busy.discard(connection)
             if not self._is_closed and self._pid == os.getpid() and len(self._idle) < _MOST_IDLE:
                 self._idle.append(connection)
                 return
         connection.close()
 
+    def discard(self, connection: Connection, error: BaseException | None = None) -> None:
+        """Close a connection whose exchange is not over: what it left unread would be the answer to the next request.
 
-class _Connection:
-    def __init__(self, url: TritonUrl, tls: ssl.SSLContext | None, deadline: Deadline) -> None:
-        self._host = url.without_scheme
-        self._socket = _connect(url, deadline)
-        try:
-            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            if tls is not None:
-                self._socket = tls.wrap_socket(self._socket, server_hostname=url.hostname)
-        except BaseException:
-            self._socket.close()
-            raise
+        Args:
+            connection: The connection.
+            error: Why, where something went wrong.
 
-    def exchange(self, method: str, path: str, headers: Mapping[str, str], body: bytes, deadline: Deadline) -> Answer:
-        lines = [f"{method} {path} HTTP/1.1", f"Host: {self._host}", f"Content-Length: {len(body)}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        head = "\r\n".join([*lines, "\r\n"]).encode("latin-1")
-        if len(body) < _JOIN_BELOW_BYTES:
-            self._send(head + body, deadline)
-        else:
-            self._send(head, deadline)
-            self._send(body, deadline)
-        return read_answer(_TimedSource(self._socket, deadline))
+        Raises:
+            PoolClosedError: In place of an error that came from closing the pool.
+        """
+        with self._lock:
+            self._busy.discard(connection)
+        connection.close()
+        if self._is_closed and isinstance(error, (OSError, HttpWireError)):
+            raise PoolClosedError from error
 
-    def is_alive(self) -> bool:
-        """Whether an idle connection can be used: the server has neither closed it nor sent what nobody asked for."""
-        try:
-            self._socket.settimeout(0)
-            # An SSLSocket refuses to peek; the socket below it does not.
-            pending = socket.socket.recv(self._socket, 1, socket.MSG_PEEK)
-        except (BlockingIOError, InterruptedError):
-            return True
-        except OSError:
-            return False
-        # TLS sends tickets of its own accord.
-        return bool(pending) and isinstance(self._socket, ssl.SSLSocket)
+
+class HttpStream:
+    """A response that is read piece by piece, by one thread at a time. Must be closed.
+
+    Each read raises what ``ConnectionPool.exchange`` does, and closes the stream then.
+    """
+
+    def __init__(self, pool: ConnectionPool, connection: Connection) -> None:
+        self._pool = pool
+        self._connection: Connection | None = connection
+        self._answer: StreamedAnswer | None = None
+
+    def read_head(self, deadline: Deadline) -> tuple[int, Mapping[str, str]]:
+        """Wait for the status code and the headers, whose names are in lower case. Must come first."""
+        answer = self._answer = self._read(lambda connection: StreamedAnswer(connection.source_until(deadline)))
+        return answer.status, answer.headers
+
+    def read_piece(self, deadline: Deadline) -> bytes:
+        """Wait for the next piece of the body and return it; ``b""`` after the last one."""
+        answer = self._answer
+        if answer is None or self._connection is None:
+            return b""
+        self._connection.source_until(deadline)
+        return self._read(lambda connection: answer.read_piece())
 
     def close(self) -> None:
-        self._socket.close()
+        """Keep the connection if the response is over; else close it, which the server takes for a cancel."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if self._answer is not None and self._answer.can_be_kept:
+            self._pool.give_back(connection)
+        else:
+            self._pool.discard(connection)
 
-    def _send(self, data: bytes, deadline: Deadline) -> None:
-        view = memoryview(data)
-        while view:
-            self._socket.settimeout(_seconds(deadline))
-            view = view[self._socket.send(view) :]
-
-
-class _TimedSource:
-    """The reading side of a socket, every read of which ends at the deadline."""
-
-    def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
-        self._socket = connected
-        self._deadline = deadline
-
-    def recv(self, most_bytes: int, /) -> bytes:
-        self._socket.settimeout(_seconds(self._deadline))
-        return self._socket.recv(most_bytes)
-
-    def recv_into(self, buffer: memoryview, /) -> int:
-        self._socket.settimeout(_seconds(self._deadline))
-        return self._socket.recv_into(buffer)
-
-
-def _connect(url: TritonUrl, deadline: Deadline) -> socket.socket:
-    try:
-        addresses = socket.getaddrinfo(url.hostname, url.port, type=socket.SOCK_STREAM)
-    except UnicodeError as error:
-        # What the look-up says of a name with an empty label or one of more than 63 characters.
-        raise OSError(f"{url.hostname!r} cannot be a host name: {error}") from error
-    failure: OSError | None = None
-    for family, kind, protocol, _, address in addresses:
-        connecting = socket.socket(family, kind, protocol)
+    def _read(self, read: Callable[[Connection], Result]) -> Result:
+        connection = self._connection
+        if connection is None:
+            raise PoolClosedError
         try:
-            connecting.settimeout(_seconds(deadline))
-            connecting.connect(address)
-            return connecting
-        except OSError as error:
-            connecting.close()
-            failure = error
-        except BaseException:
-            connecting.close()
+            return read(connection)
+        except BaseException as error:
+            self._connection = None
+            self._pool.discard(connection, error)
             raise
-    raise failure or OSError(f"the host name {url.hostname!r} has no address")
-
-
-def _seconds(deadline: Deadline) -> float:
-    seconds = deadline.remaining_s()
-    if seconds <= 0:
-        # A timeout of 0 would make the socket non-blocking.
-        raise TimeoutError("the deadline is over")
-    return seconds

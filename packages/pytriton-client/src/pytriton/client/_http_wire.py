@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = ["Answer", "HttpWireError", "Source", "parse_head", "parse_number", "read_answer"]
+__all__ = ["Answer", "HttpWireError", "Source", "StreamedAnswer", "parse_head", "parse_number", "read_answer"]
 
 _MOST_HEAD_BYTES = 1 << 16
 _CHUNK_BYTES = 1 << 16
@@ -56,12 +56,8 @@ def read_answer(source: Source) -> Answer:
         HttpWireError: The response cannot be understood or ends early.
     """
     reader = _Reader(source)
-    while True:
-        version, status, headers = parse_head(reader.read_until(b"\r\n\r\n"))
-        if status >= 200:
-            break
-    connection = headers.get("connection", "").lower()
-    can_be_kept = "close" not in connection and (version == "HTTP/1.1" or "keep-alive" in connection)
+    version, status, headers = _read_head(reader)
+    can_be_kept = _can_be_kept(version, headers)
     if status in _NO_BODY:
         body = bytearray()
     elif "chunked" in headers.get("transfer-encoding", "").lower():
@@ -71,6 +67,64 @@ def read_answer(source: Source) -> Answer:
     else:
         body, can_be_kept = reader.read_to_end(), False
     return Answer(status, headers, body, can_be_kept and not reader.has_more)
+
+
+class StreamedAnswer:
+    """An HTTP response whose body is read piece by piece, as it comes.
+
+    Args:
+        source: Where the bytes come from.
+
+    Attributes:
+        status: The status code.
+        headers: Names in lower case, and values.
+        can_be_kept: Whether the connection may carry another request; known at the end of the body.
+
+    Raises:
+        HttpWireError: The response cannot be understood or ends early.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._reader = _Reader(source)
+        version, self.status, self.headers = _read_head(self._reader)
+        self.can_be_kept = False
+        self._is_chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
+        length = None if self._is_chunked else self.headers.get("content-length")
+        self._length = None if length is None else parse_number(length, 10)
+        has_end = self._is_chunked or self._length is not None
+        self._may_be_kept = has_end and _can_be_kept(version, self.headers)
+        self._is_over = False
+
+    def read_piece(self) -> bytes:
+        """Wait for the next piece of the body and return it; ``b""`` after the last one.
+
+        Raises:
+            HttpWireError: The body ends early, or is malformed.
+        """
+        if self._is_over:
+            return b""
+        if self._is_chunked:
+            piece = _read_chunk(self._reader)
+        elif self._length is not None:
+            piece, self._length = self._reader.read_exactly(self._length), 0
+        else:
+            piece = self._reader.read_some()
+        if not piece:
+            self._is_over = True
+            self.can_be_kept = self._may_be_kept and not self._reader.has_more
+        return bytes(piece)
+
+
+def _read_head(reader: _Reader) -> tuple[str, int, dict[str, str]]:
+    while True:
+        version, status, headers = parse_head(reader.read_until(b"\r\n\r\n"))
+        if status >= 200:
+            return version, status, headers
+
+
+def _can_be_kept(version: str, headers: Mapping[str, str]) -> bool:
+    connection = headers.get("connection", "").lower()
+    return "close" not in connection and (version == "HTTP/1.1" or "keep-alive" in connection)
 
 
 def parse_head(head: bytes) -> tuple[str, int, dict[str, str]]:
@@ -110,16 +164,22 @@ def parse_number(text: str, base: int) -> int:
 
 def _read_chunks(reader: _Reader) -> bytearray:
     body = bytearray()
-    while True:
-        size = parse_number(reader.read_until(b"\r\n").partition(b";")[0].strip().decode("latin-1"), 16)
-        if size == 0:
-            break
-        body += reader.read_exactly(size)
-        if reader.read_until(b"\r\n"):
-            raise HttpWireError("expected the end of a chunk of the response, received more bytes")
-    while reader.read_until(b"\r\n"):
-        pass  # trailers, which nobody asked for
+    while chunk := _read_chunk(reader):
+        body += chunk
     return body
+
+
+def _read_chunk(reader: _Reader) -> bytearray:
+    """Return the next chunk; an empty one at the end of the body."""
+    size = parse_number(reader.read_until(b"\r\n").partition(b";")[0].strip().decode("latin-1"), 16)
+    if size == 0:
+        while reader.read_until(b"\r\n"):
+            pass  # trailers, which nobody asked for
+        return bytearray()
+    chunk = reader.read_exactly(size)
+    if reader.read_until(b"\r\n"):
+        raise HttpWireError("expected the end of a chunk of the response, received more bytes")
+    return chunk
 
 
 class _Reader:
@@ -167,6 +227,13 @@ class _Reader:
         while received := self._source.recv(_CHUNK_BYTES):
             body += received
         return body
+
+    def read_some(self) -> bytearray:
+        """Return what is there, after a wait where nothing is; nothing at the end of the connection."""
+        if not self._data:
+            self._data += self._source.recv(_CHUNK_BYTES)
+        data, self._data = self._data, bytearray()
+        return data
 
     def _receive(self) -> bytes:
         received = self._source.recv(_CHUNK_BYTES)

@@ -13,6 +13,7 @@ from ._requests import build_request, check_call, decode_response
 from ._results import ModelResult, ParameterValue
 from ._spec import ModelSpec
 from ._startup import Pause, PlanStep, Question, prepare, wait_for_model, wait_for_server
+from ._tls import TlsSettings
 from ._translate import closed_error
 from ._transport import make_transport
 from .exceptions import PyTritonClientError, PyTritonClientTimeoutError
@@ -53,6 +54,7 @@ class ModelClient(BaseModelClient):
         model_config: object | None = None,
         ensure_model_is_ready: bool = True,
         access_token: str | None = None,
+        tls: TlsSettings | None = None,
     ) -> None:
         super().__init__(
             url,
@@ -64,10 +66,11 @@ class ModelClient(BaseModelClient):
             model_config=model_config,
             ensure_model_is_ready=ensure_model_is_ready,
             access_token=access_token,
+            tls=tls,
         )
         self._closed = threading.Event()
         self._prepare_lock = threading.Lock()
-        self._transport = make_transport(self._url, self._access_token)
+        self._transport = make_transport(self._url, self._access_token, self._tls)
         if not lazy_init:
             try:
                 self._get_spec()

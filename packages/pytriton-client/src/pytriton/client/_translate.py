@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .exceptions import (
     PyTritonClientClosedError,
@@ -58,6 +58,10 @@ class Operation:
     model_name: str | None = None
     model_version: str | None = None
 
+    def with_timeout(self, timeout_s: float) -> Operation:
+        """Return the same with another time limit, in seconds."""
+        return self if timeout_s == self.timeout_s else replace(self, timeout_s=timeout_s)
+
 
 def timeout_error(operation: Operation) -> PyTritonClientTimeoutError:
     """The answer was not there in time."""
@@ -90,12 +94,12 @@ def closed_error(model_name: str | None, url: str) -> PyTritonClientClosedError:
     )
 
 
-def server_error(operation: Operation, status: str, text: str) -> PyTritonClientInferenceServerError:
+def server_error(operation: Operation, status: str | None, text: str) -> PyTritonClientInferenceServerError:
     """The server answered with an error.
 
     Args:
         operation: What was asked.
-        status: Triton's status, as text.
+        status: Triton's status, as text; ``None`` where it is not told.
         text: What the server says.
     """
     advice = ""

@@ -10,10 +10,27 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ._requests import InferRequest, InferResponse
+from ._spec import ModelSpec
+from ._tls import TlsSettings
 from ._url import TritonUrl
 from .auth import create_auth_headers
 
-__all__ = ["Transport", "make_transport"]
+__all__ = ["ResponseStream", "Transport", "make_transport"]
+
+
+class ResponseStream(Protocol):
+    """The responses to one request, read by one thread at a time."""
+
+    def receive(self, timeout_s: float) -> InferResponse | None:
+        """Return the next response, or ``None`` after the last one.
+
+        Ends within ``timeout_s`` seconds, and raises only errors of ours, after which there is nothing left to receive.
+        """
+        ...
+
+    def close(self) -> None:
+        """Cancel the request on the server if it is not over, and give back what is held. May be called twice."""
+        ...
 
 
 class Transport(Protocol):
@@ -40,6 +57,19 @@ class Transport(Protocol):
         """Carry one inference request."""
         ...
 
+    def stream(self, spec: ModelSpec, request: InferRequest, timeout_s: float) -> ResponseStream:
+        """Send one inference request that any number of responses may answer. The stream must be closed.
+
+        Args:
+            spec: The model.
+            request: The request.
+            timeout_s: For sending alone, in seconds.
+
+        Raises:
+            PyTritonClientValueError: The protocol has no way to send it; nothing was sent.
+        """
+        ...
+
     def load_model(
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
     ) -> None:
@@ -55,18 +85,22 @@ class Transport(Protocol):
         ...
 
 
-def make_transport(url: TritonUrl, access_token: str | None) -> Transport:
+def make_transport(url: TritonUrl, access_token: str | None, tls: TlsSettings | None = None) -> Transport:
     """Return the transport for an address. Nothing is sent yet.
 
     Args:
         url: The server.
         access_token: Sent with every request; ``None`` for a server that asks for none.
+        tls: Certificates for an encrypted connection.
+
+    Raises:
+        PyTritonClientValueError: The certificates cannot be read.
     """
     headers = create_auth_headers(access_token, url.protocol) if access_token else {}
     if url.protocol == "grpc":
         from ._transport_grpc import GrpcTransport
 
-        return GrpcTransport(url, headers)
+        return GrpcTransport(url, headers, tls)
     from ._transport_http import HttpTransport
 
-    return HttpTransport(url, headers)
+    return HttpTransport(url, headers, tls)

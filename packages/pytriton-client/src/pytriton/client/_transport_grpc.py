@@ -1,40 +1,55 @@
-"""KServe v2 over gRPC. The only module that imports ``tritonclient.grpc``, which brings grpc and protobuf."""
+"""KServe v2 over gRPC. The only module that imports ``grpc`` for clients that wait."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from typing import Any
 
-from tritonclient.grpc import InferenceServerClient, InferenceServerException, InferInput
+import grpc
+from tritonclient.grpc import InferenceServerClient
 
-from ._codec import make_inputs, read_output
-from ._requests import InferRequest, InferResponse
-from ._results import ParameterValue
-from ._translate import Operation, closed_error, grpc_error, is_denial, server_error
-from ._url import TritonUrl
-from .exceptions import PyTritonClientInferenceServerError, PyTritonClientValueError
-
-__all__ = ["GrpcTransport", "make_tritonclient"]
-
-_MOST_BYTES = 2**31 - 1
-_CHANNEL_OPTIONS = (
-    ("grpc.max_send_message_length", _MOST_BYTES),
-    ("grpc.max_receive_message_length", _MOST_BYTES),
-    # A channel that could not connect refuses to try again for 1 s and up to 2 minutes by default: too long for a
-    # client that waits for its server to start.
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+from ._grpc_messages import (
+    CHANNEL_OPTIONS,
+    STREAM_METHOD,
+    decode_infer_response,
+    decode_model_config,
+    encode_infer_request,
+    encode_load_request,
+    make_metadata,
+    service_pb2,
+    service_pb2_grpc,
 )
-# What a message holds besides the tensors: names, shapes, parameters.
-_LONGEST_TENSORS_BYTES = _MOST_BYTES - (1 << 20)
+from ._requests import InferRequest, InferResponse
+from ._spec import ModelSpec
+from ._tls import TlsSettings, read_certificates
+from ._translate import Operation, closed_error, grpc_error, is_denial, server_error, timeout_error
+from ._url import TritonUrl
+from ._watchdog import Watchdog
+from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
+
+__all__ = ["GrpcTransport", "make_credentials", "make_tritonclient"]
+
 _NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
+# Triton then ends a stream that fails with the status of the failure; else it would tell no more than the text.
+_STRICT_ERRORS = {"triton_grpc_error": "true"}
 
-Result = TypeVar("Result")
+
+def make_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
+    """Return what a channel to an address needs for its encryption; ``None`` where it has none.
+
+    Raises:
+        PyTritonClientValueError: The certificates cannot be read.
+    """
+    if not url.is_encrypted:
+        return None
+    return grpc.ssl_channel_credentials(*read_certificates(tls))
 
 
-def make_tritonclient(url: TritonUrl) -> InferenceServerClient:
+def make_tritonclient(url: TritonUrl, tls: TlsSettings | None) -> InferenceServerClient:
     """Return a client of tritonclient itself, for code that wants one."""
-    return InferenceServerClient(url.without_scheme, ssl=url.is_encrypted, channel_args=list(_CHANNEL_OPTIONS))
+    return InferenceServerClient(
+        url.without_scheme, creds=make_credentials(url, tls), channel_args=list(CHANNEL_OPTIONS)
+    )
 
 
 class GrpcTransport:
@@ -43,123 +58,172 @@ class GrpcTransport:
     Args:
         url: The server.
         headers: Sent with every request as metadata.
+        tls: Certificates for an encrypted connection.
     """
 
-    def __init__(self, url: TritonUrl, headers: Mapping[str, str]) -> None:
+    def __init__(self, url: TritonUrl, headers: Mapping[str, str], tls: TlsSettings | None = None) -> None:
         self._url = url.with_scheme
         self._headers = dict(headers)
-        self._client = make_tritonclient(url)
+        credentials = make_credentials(url, tls)
+        if credentials is None:
+            self._channel = grpc.insecure_channel(url.without_scheme, CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.secure_channel(url.without_scheme, credentials, CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        # The method takes a stream of requests. One request and the end of the stream look the same on the wire, and
+        # need no thread that sends them.
+        self._open_stream = self._channel.unary_stream(
+            STREAM_METHOD,
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )
+        self._watchdog = Watchdog()
         self._is_closed = False
 
     def is_server_ready(self, timeout_s: float) -> bool:
         """Ask whether the server is ready."""
         operation = Operation("server readiness request", self._url, timeout_s)
-        return self._is_ready(operation, self._client.is_server_ready)
+        return self._is_ready(operation, self._stub.ServerReady, service_pb2.ServerReadyRequest())
 
     def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
         """Ask whether a model is ready; a model that is not known is not ready."""
         operation = Operation("model readiness request", self._url, timeout_s, model_name, model_version)
-        return self._is_ready(operation, self._client.is_model_ready, model_name, model_version or "")
+        message = service_pb2.ModelReadyRequest(name=model_name, version=model_version or "")
+        return self._is_ready(operation, self._stub.ModelReady, message)
 
     def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
         """Return the model configuration."""
         operation = Operation("model configuration request", self._url, timeout_s, model_name, model_version)
-        answer = self._call(operation, self._client.get_model_config, model_name, model_version or "", as_json=True)
-        config: Mapping[str, Any] = answer["config"]
-        return config
+        message = service_pb2.ModelConfigRequest(name=model_name, version=model_version or "")
+        return decode_model_config(self._call(operation, self._stub.ModelConfig, message))
 
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
         operation = Operation("inference request", self._url, timeout_s, request.model_name, request.model_version)
-        _check_size(request)
-        result = self._call(
-            operation,
-            self._client.infer,
-            request.model_name,
-            make_inputs(InferInput, request),
-            request.model_version or "",
-            headers=request.call.headers,
-            request_id=request.request_id,
-            parameters=dict(request.call.parameters),
-            **request.call.options,
-        )
-        try:
-            message = result.get_response()
-            return InferResponse(
-                {item.name: read_output(result, item.name, item.datatype) for item in message.outputs},
-                {name: _parameter_value(value) for name, value in message.parameters.items()},
-                message.id,
-                message.model_name,
-                message.model_version or None,
-            )
-        except (AttributeError, TypeError, ValueError) as error:
-            text = f"the answer cannot be read ({type(error).__name__}: {error})."
-            raise server_error(operation, "OK", text) from error
+        message = encode_infer_request(request)
+        return _decode(operation, self._call(operation, self._stub.ModelInfer, message, request.call.headers))
+
+    def stream(self, spec: ModelSpec, request: InferRequest, timeout_s: float) -> GrpcStream:
+        """Send one inference request that any number of responses may answer."""
+        operation = Operation("streaming inference", self._url, timeout_s, request.model_name, request.model_version)
+        message = encode_infer_request(request)
+        call = self._invoke(operation, self._open_stream, message, {**request.call.headers, **_STRICT_ERRORS})
+        return GrpcStream(call, operation, self._watchdog, self._translate)
 
     def load_model(
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
     ) -> None:
         """Load a model, or load it anew."""
         operation = Operation("loading of the model", self._url, timeout_s, model_name)
-        self._call(operation, self._client.load_model, model_name, config=config, files=files)
+        self._call(operation, self._stub.RepositoryModelLoad, encode_load_request(model_name, config, files))
 
     def unload_model(self, model_name: str, timeout_s: float) -> None:
         """Unload a model."""
         operation = Operation("unloading of the model", self._url, timeout_s, model_name)
-        self._call(operation, self._client.unload_model, model_name)
+        message = service_pb2.RepositoryModelUnloadRequest(model_name=model_name)
+        self._call(operation, self._stub.RepositoryModelUnload, message)
 
     def close(self) -> None:
-        """Close the channel; calls in flight end with ``PyTritonClientClosedError``."""
+        """Close the channel; calls and streams in flight end with ``PyTritonClientClosedError``."""
         self._is_closed = True
-        self._client.close()
+        self._channel.close()
 
-    def _is_ready(self, operation: Operation, ask: Callable[..., bool], *args: str) -> bool:
+    def _is_ready(self, operation: Operation, method: Callable[..., Any], message: Any) -> bool:
         try:
-            return self._call(operation, ask, *args)
+            return bool(self._call(operation, method, message).ready)
         except PyTritonClientInferenceServerError as error:
             if error.status not in _NOT_THERE or is_denial(error.status, error.server_message or ""):
                 raise
             return False
 
     def _call(
+        self, operation: Operation, method: Callable[..., Any], message: Any, headers: Mapping[str, str] | None = None
+    ) -> Any:
+        try:
+            return self._invoke(operation, method, message, headers or {}, timeout=operation.timeout_s)
+        except grpc.RpcError as error:
+            raise self._translate(operation, error) from error
+
+    def _invoke(
         self,
         operation: Operation,
-        method: Callable[..., Result],
-        *args: Any,
-        headers: Mapping[str, str] | None = None,
-        **options: Any,
-    ) -> Result:
-        # gRPC refuses capital letters in the keys of metadata.
-        metadata = {name.lower(): value for name, value in {**self._headers, **(headers or {})}.items()}
+        method: Callable[..., Any],
+        message: Any,
+        headers: Mapping[str, str],
+        **options: float,
+    ) -> Any:
         if self._is_closed:
             raise closed_error(operation.model_name, self._url)
         try:
-            return method(*args, headers=metadata, client_timeout=operation.timeout_s, **options)
-        except InferenceServerException as error:
-            status = (error.status() or "").removeprefix("StatusCode.")
-            raise grpc_error(operation, status, error.message() or "") from error
+            return method(message, metadata=make_metadata(self._headers, headers), **options)
         except ValueError as error:
             # What a channel says that another thread has closed meanwhile.
             if self._is_closed:
                 raise closed_error(operation.model_name, self._url) from error
             raise
 
+    def _translate(self, operation: Operation, error: Any) -> PyTritonClientError:
+        if self._is_closed:
+            return closed_error(operation.model_name, self._url)
+        return grpc_error(operation, error.code().name, error.details() or "")
 
-def _parameter_value(value: Any) -> ParameterValue:
-    """Return what an ``InferParameter`` of protobuf holds."""
-    chosen: ParameterValue = getattr(value, value.WhichOneof("parameter_choice"))
-    return chosen
+
+class GrpcStream:
+    """The responses to one request, a ``ResponseStream``.
+
+    Args:
+        call: The call of gRPC.
+        operation: What is being done.
+        watchdog: Keeps the time, which gRPC does for a whole call and not for one response.
+        translate: Makes an error of ours of one of gRPC.
+    """
+
+    def __init__(
+        self,
+        call: Any,
+        operation: Operation,
+        watchdog: Watchdog,
+        translate: Callable[[Operation, Any], PyTritonClientError],
+    ) -> None:
+        self._call = call
+        self._operation = operation
+        self._watchdog = watchdog
+        self._translate = translate
+        self._took_too_long = False
+        watchdog.watch(self)
+
+    def receive(self, timeout_s: float) -> InferResponse | None:
+        """Return the next response, or ``None`` after the last one."""
+        operation = self._operation.with_timeout(timeout_s)
+        self._watchdog.begin(self, timeout_s)
+        try:
+            message = next(self._call, None)
+        except grpc.RpcError as error:
+            if self._took_too_long:
+                raise timeout_error(operation) from error
+            raise self._translate(operation, error) from error
+        finally:
+            self._watchdog.finish(self)
+        if message is None:
+            return None
+        if message.error_message:
+            raise server_error(operation, None, message.error_message)
+        return _decode(operation, message.infer_response)
+
+    def end_wait(self) -> None:
+        """End a wait in another thread with a timeout."""
+        self._took_too_long = True
+        self._call.cancel()
+
+    def close(self) -> None:
+        """Cancel the request if it is not over."""
+        self._watchdog.forget(self)
+        self._call.cancel()
 
 
-def _check_size(request: InferRequest) -> None:
-    """Refuse what protobuf would refuse later, after copies of gigabytes and without a word about the reason."""
-    size = sum(array.nbytes for tensor, array in request.inputs if tensor.datatype != "BYTES")
-    if size > _LONGEST_TENSORS_BYTES:
-        raise PyTritonClientValueError(
-            f"Model {request.model_name}: expected inputs of less than 2 GiB together, all that a gRPC message "
-            f"holds; received {size} bytes. Send smaller batches, or use HTTP.",
-            model_name=request.model_name,
-            model_version=request.model_version,
-            expected="less than 2 GiB",
-            received=f"{size} bytes",
-        )
+def _decode(operation: Operation, message: Any) -> InferResponse:
+    try:
+        return decode_infer_response(message)
+    except (AttributeError, TypeError, ValueError) as error:
+        text = f"the answer cannot be read ({type(error).__name__}: {error})."
+        raise server_error(operation, "OK", text) from error

@@ -12,25 +12,29 @@ from tritonclient.http import InferenceServerClient, InferInput, InferResult
 
 from ._codec import make_inputs, read_output
 from ._deadline import Deadline
-from ._http_pool import ConnectionPool, PoolClosedError
+from ._generate import GenerateError, decode_generate_event, encode_generate_request, split_events
+from ._http_pool import ConnectionPool, HttpStream, PoolClosedError
 from ._http_wire import Answer, HttpWireError
 from ._requests import InferRequest, InferResponse
+from ._spec import ModelSpec
+from ._tls import TlsSettings, make_ssl_context
 from ._translate import Operation, closed_error, connection_error, is_denial, server_error, timeout_error
 from ._url import TritonUrl
-from .exceptions import PyTritonClientInferenceServerError
+from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 
 __all__ = ["HttpTransport", "make_tritonclient"]
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
-def make_tritonclient(url: TritonUrl, network_timeout_s: float) -> InferenceServerClient:
+def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings | None) -> InferenceServerClient:
     """Return a client of tritonclient itself, for code that wants one."""
     return InferenceServerClient(
         url.without_scheme,
         ssl=url.is_encrypted,
         connection_timeout=network_timeout_s,
         network_timeout=network_timeout_s,
+        ssl_context_factory=(lambda: make_ssl_context(tls)) if url.is_encrypted else None,
     )
 
 
@@ -40,12 +44,13 @@ class HttpTransport:
     Args:
         url: The server.
         headers: Sent with every request.
+        tls: Certificates for an encrypted connection.
     """
 
-    def __init__(self, url: TritonUrl, headers: Mapping[str, str]) -> None:
+    def __init__(self, url: TritonUrl, headers: Mapping[str, str], tls: TlsSettings | None = None) -> None:
         self._url = url.with_scheme
         self._headers = dict(headers)
-        self._pool = ConnectionPool(url)
+        self._pool = ConnectionPool(url, make_ssl_context(tls) if url.is_encrypted else None)
 
     def is_server_ready(self, timeout_s: float) -> bool:
         """Ask whether the server is ready."""
@@ -94,6 +99,18 @@ class HttpTransport:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _not_understood(operation, error) from error
 
+    def stream(self, spec: ModelSpec, request: InferRequest, timeout_s: float) -> HttpResponseStream:
+        """Send one inference request that any number of responses may answer."""
+        operation = Operation("streaming inference", self._url, timeout_s, request.model_name, request.model_version)
+        body = encode_generate_request(spec, request)
+        path = f"{_model_path(request.model_name, request.model_version)}/generate_stream"
+        headers = {**self._headers, **request.call.headers}
+        try:
+            stream = self._pool.stream(path, headers, body, Deadline(timeout_s))
+        except (PoolClosedError, OSError, HttpWireError) as error:
+            raise _translate(operation, error) from error
+        return HttpResponseStream(stream, operation, spec, request)
+
     def load_model(
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
     ) -> None:
@@ -135,15 +152,68 @@ class HttpTransport:
         all_headers = {**self._headers, **headers} if headers else self._headers
         try:
             answer = self._pool.exchange(method, path, all_headers, body, Deadline(operation.timeout_s))
-        except PoolClosedError as error:
-            raise closed_error(operation.model_name, self._url) from error
-        except TimeoutError as error:
-            raise timeout_error(operation) from error
-        except (OSError, HttpWireError) as error:
-            raise connection_error(operation, f"{type(error).__name__}: {error}") from error
+        except (PoolClosedError, OSError, HttpWireError) as error:
+            raise _translate(operation, error) from error
         if answer.status != 200:
-            raise server_error(operation, str(answer.status), _error_text(answer))
+            raise server_error(operation, str(answer.status), _error_text(answer.status, answer.body))
         return answer
+
+
+class HttpResponseStream:
+    """The responses to one request, a ``ResponseStream``.
+
+    Args:
+        stream: The response of HTTP that carries them.
+        operation: What is being done.
+        spec: The model.
+        request: What the responses answer.
+    """
+
+    def __init__(self, stream: HttpStream, operation: Operation, spec: ModelSpec, request: InferRequest) -> None:
+        self._stream = stream
+        self._operation = operation
+        self._spec = spec
+        self._request = request
+        self._status: int | None = None
+        self._buffer = bytearray()
+        self._events: list[bytes] = []
+
+    def receive(self, timeout_s: float) -> InferResponse | None:
+        """Return the next response, or ``None`` after the last one."""
+        operation = self._operation.with_timeout(timeout_s)
+        deadline = Deadline(timeout_s)
+        try:
+            if self._status is None:
+                self._status, _ = self._stream.read_head(deadline)
+                if self._status != 200:
+                    raise self._refused(operation, deadline)
+            while not self._events:
+                piece = self._stream.read_piece(deadline)
+                if not piece:
+                    return None
+                self._buffer += piece
+                self._events = split_events(self._buffer)
+        except (PoolClosedError, OSError, HttpWireError) as error:
+            raise _translate(operation, error) from error
+        try:
+            return decode_generate_event(self._spec, self._request, self._events.pop(0))
+        except GenerateError as error:
+            # The status was sent before, when nothing had failed.
+            raise server_error(operation, None, error.text) from error
+        except (AttributeError, TypeError, ValueError) as error:
+            raise _not_understood(operation, error) from error
+
+    def close(self) -> None:
+        """Cancel the request if it is not over."""
+        self._stream.close()
+
+    def _refused(self, operation: Operation, deadline: Deadline) -> PyTritonClientError:
+        body = bytearray()
+        while piece := self._stream.read_piece(deadline):
+            body += piece
+        # An error of the model comes as an event, one of the server as plain JSON.
+        event = next(iter(split_events(body)), bytes(body))
+        return server_error(operation, str(self._status), _error_text(self._status or 0, event))
 
 
 class _Body:
@@ -168,12 +238,20 @@ def _model_path(model_name: str, model_version: str | None) -> str:
     return path if model_version is None else f"{path}/versions/{model_version}"
 
 
-def _error_text(answer: Answer) -> str:
-    text = answer.body.decode("utf-8", errors="replace")
+def _error_text(status: int, body: bytes | bytearray) -> str:
+    text = body.decode("utf-8", errors="replace")
     try:
         return str(json.loads(text)["error"])
     except (KeyError, TypeError, ValueError):
-        return text or f"(HTTP status {answer.status} without a text)"
+        return text or f"(HTTP status {status} without a text)"
+
+
+def _translate(operation: Operation, error: Exception) -> PyTritonClientError:
+    if isinstance(error, PoolClosedError):
+        return closed_error(operation.model_name, operation.url)
+    if isinstance(error, TimeoutError):
+        return timeout_error(operation)
+    return connection_error(operation, f"{type(error).__name__}: {error}")
 
 
 def _not_understood(operation: Operation, error: Exception) -> PyTritonClientInferenceServerError:

@@ -14,6 +14,7 @@ from typing import Any
 from ._base import DEFAULT_INIT_TIMEOUT_S, LATEST_MODEL_VERSION
 from ._deadline import Deadline, check_timeout
 from ._spec import ModelSpec, parse_model_config
+from ._tls import TlsSettings, check_tls
 from ._url import TritonUrl
 from .exceptions import PyTritonClientModelNotReadyError, PyTritonClientTimeoutError
 
@@ -43,26 +44,29 @@ class ModelState(enum.Enum):
     READY = "READY"
 
 
-def create_client_from_url(url: str, network_timeout_s: float | None = None) -> Any:
+def create_client_from_url(url: str, network_timeout_s: float | None = None, tls: TlsSettings | None = None) -> Any:
     """Return a client of tritonclient for an address; nothing is sent yet.
 
     Args:
         url: As for ``ModelClient``.
         network_timeout_s: For connecting and for each read over HTTP, in seconds; ``None`` is 60. gRPC takes its limit
             with each call.
+        tls: Certificates for an ``https`` or ``grpcs`` address.
 
     Raises:
         PyTritonClientInvalidUrlError: The address cannot be understood.
+        PyTritonClientValueError: Another argument cannot be used.
     """
     parsed = TritonUrl.from_url(url)
+    check_tls(tls, parsed)
     if parsed.protocol == "grpc":
         from . import _transport_grpc
 
-        return _transport_grpc.make_tritonclient(parsed)
+        return _transport_grpc.make_tritonclient(parsed, tls)
     from . import _transport_http
 
     timeout_s = _DEFAULT_NETWORK_TIMEOUT_S if network_timeout_s is None else network_timeout_s
-    return _transport_http.make_tritonclient(parsed, check_timeout(timeout_s, "network_timeout_s"))
+    return _transport_http.make_tritonclient(parsed, check_timeout(timeout_s, "network_timeout_s"), tls)
 
 
 def wait_for_server_ready(
