@@ -4,6 +4,7 @@ import contextvars
 import copy
 import logging
 import re
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from pytriton.model_config.triton_model_config import ResponseCache, TensorSpec,
 from pytriton.proxy_backend import SIDE_FILE_NAME, AttachError, ModelSpec, ProxySettings, Worker, endpoint_path
 from pytriton.proxy_backend import TensorSpec as WireSpec
 from pytriton.server.config_pbtxt import render_config
+from pytriton.server.metrics_totals import CallableTotals, StatisticsTotals
 from pytriton.server.readiness import POLL_S, StartCancelled
 from pytriton.server.warmup import WarmupBatches
 
@@ -63,6 +65,7 @@ class BoundModel:
         triton_context: TritonContext,
         generation: int = 0,
     ) -> None:
+        self._inputs, self._outputs, self._strict = inputs, outputs, strict
         self.name = _checked_name(name)
         self.version = _checked_version(version, name)
         self._infer_funcs = _checked_callables(infer_func, name)
@@ -98,6 +101,33 @@ class BoundModel:
             send_tracebacks=bool(config.send_tracebacks),
         )
         self._workers: list[Worker] = []
+        self._totals = StatisticsTotals()
+
+    def successor(
+        self,
+        infer_func: "InferFunc | Sequence[InferFunc]",
+        *,
+        inputs: Sequence[Tensor] | None = None,
+        outputs: Sequence[Tensor] | None = None,
+        config: ModelConfig | None = None,
+        strict: bool | None = None,
+    ) -> "BoundModel":
+        """Makes the model that is to follow this one under its name and version. What is None stays as it is.
+
+        Raises:
+            PyTritonValidationError: A tensor or a callable is not acceptable.
+            PyTritonBadParameterError: `config` breaks one of its own rules.
+        """
+        return BoundModel(
+            name=self.name,
+            infer_func=infer_func,
+            inputs=self._inputs if inputs is None else inputs,
+            outputs=self._outputs if outputs is None else outputs,
+            version=self.version,
+            config=self._config if config is None else config,
+            strict=self._strict if strict is None else strict,
+            triton_context=self._triton_context,
+        )
 
     @property
     def key(self) -> tuple[str, int]:
@@ -176,7 +206,7 @@ class BoundModel:
                 caller got its answer.
         """
         endpoint = self.endpoint(endpoints)
-        for infer in self._infer_funcs:
+        for place, infer in enumerate(self._infer_funcs):
             context = contextvars.copy_context()
             context.run(set_served_model, infer, self.triton_config, self._triton_context)
             worker = Worker(
@@ -190,6 +220,15 @@ class BoundModel:
             )
             self._workers.append(worker)
             worker.start()
+            self._totals.add(place, worker)
+
+    def read_totals(self) -> list[CallableTotals]:
+        """Gives what the callables have done, those included that served the model before."""
+        return self._totals.read()
+
+    def continue_totals(self, old: "BoundModel") -> None:
+        """Goes on with the totals of the model that this one replaces; to be called before the workers start."""
+        self._totals = old._totals
 
     def wait_warm(self, timeout_s: float | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Waits until every callable has served the model's warm-up; returns at once where there is none.
@@ -237,17 +276,32 @@ class BoundModel:
         """Detaches the workers when they have finished what they are at.
 
         Args:
-            timeout_s: After so many seconds a busy one is left behind, with a warning.
+            timeout_s: After so many seconds a busy one is cut off and left behind, with a warning.
         """
-        deadline = time.monotonic() + timeout_s
         workers, self._workers = self._workers, []
-        for worker in workers:
-            if not worker.stop(max(0.0, deadline - time.monotonic())):
-                logger.warning(
-                    "The inference callable of model %r (version %d) is still busy: it is left to end by itself.",
-                    self.name,
-                    self.version,
-                )
+        for _ in range(_still_busy(workers, timeout_s)):
+            logger.warning(
+                "The inference callable of model %r (version %d) is still busy: it is left to end by itself.",
+                self.name,
+                self.version,
+            )
+
+
+def _still_busy(workers: Sequence[Worker], timeout_s: float) -> int:
+    """Stops workers and tells how many have not ended."""
+    ended: list[bool] = []
+    # All at once: each takes no more batches from the beginning, and has the whole time for what it is at.
+    stoppers = [
+        threading.Thread(target=lambda worker=worker: ended.append(worker.stop(timeout_s)), name="pytriton-stop-worker")
+        for worker in workers[1:]
+    ]
+    for stopper in stoppers:
+        stopper.start()
+    if workers:
+        ended.append(workers[0].stop(timeout_s))
+    for stopper in stoppers:
+        stopper.join()
+    return ended.count(False)
 
 
 def _checked_name(name: str) -> str:

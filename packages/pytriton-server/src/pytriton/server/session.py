@@ -3,9 +3,10 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
 
-from pytriton.proxy_backend import ProxyBackendError, library_path
+from pytriton.proxy_backend import library_path
 from pytriton.server.binary import find_tritonserver
 from pytriton.server.bound_model import BoundModel
 from pytriton.server.command_line import (
@@ -26,6 +27,8 @@ from pytriton.server.errors import (
     describe_exit,
     quote_log,
 )
+from pytriton.server.hosting import ModelHost
+from pytriton.server.metrics_page import MetricsPage
 from pytriton.server.ports import Endpoint, ReservedPorts, port_setting_of_bind_failure, reserve_ports, taken
 from pytriton.server.preflight import check_settings
 from pytriton.server.process import ExitReport, ServerProcess
@@ -35,7 +38,7 @@ from pytriton.server.security import TritonSecurityConfig
 from pytriton.server.settings import TritonConfig
 from pytriton.server.workspace import Workspace
 
-__all__ = ["DRAIN_DEADLINE_S", "ServerSession"]
+__all__ = ["DRAIN_DEADLINE_S", "ServerSession", "Session"]
 
 DRAIN_DEADLINE_S = 30.0
 """How long a stop waits for requests that are being served, in seconds, unless `exit_timeout_secs` says."""
@@ -47,10 +50,36 @@ _DRAIN_POLL_S = 0.02
 # What tritonserver needs to end beyond its own exit timeout: its metrics thread sleeps in steps of
 # `metrics_interval_ms`.
 _EXIT_MARGIN_S = 5.0
-# With the server gone, what a callable still computes is for nobody.
-_WORKER_DEADLINE_S = 2.0
 
 logger = logging.getLogger(__name__)
+
+
+class Session(Protocol):
+    """A server with models, from the start or the first contact to the end."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server is up."""
+
+    @property
+    def host(self) -> ModelHost:
+        """The models on the server."""
+
+    def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+        """Brings server and models up. After an error, `close` has to follow.
+
+        Args:
+            models: The models that are bound already.
+            timeout_s: How long the server, and then each model's callables, may take, in seconds.
+            cancelled: Asked again and again; True ends the wait.
+        """
+
+    def close(self, *, hurried: Callable[[], bool]) -> None:
+        """Takes the models out of service when their requests are answered, and lets go of the server.
+
+        Args:
+            hurried: Asked again and again; True ends all patience.
+        """
 
 
 class ServerSession:
@@ -77,12 +106,18 @@ class ServerSession:
         self._security = security
         self._workspace = workspace
         self._on_exit = on_exit
-        self._on_unrecoverable = on_unrecoverable
         self._repository = ModelRepository(workspace.model_store_path)
-        self._models: list[BoundModel] = []
+        self._host = ModelHost(
+            self,
+            workspace.endpoints_path,
+            is_running=lambda: self.is_running,
+            log_tail=self._log_tail,
+            on_unrecoverable=on_unrecoverable,
+        )
         self._ports: ReservedPorts | None = None
         self._process: ServerProcess | None = None
         self._control: Control | None = None
+        self._metrics_page: MetricsPage | None = None
         self._is_up = False
 
     @property
@@ -94,6 +129,11 @@ class ServerSession:
     def process(self) -> ServerProcess | None:
         """The server's process; None before the start."""
         return self._process
+
+    @property
+    def host(self) -> ModelHost:
+        """The models on the server."""
+        return self._host
 
     @property
     def http(self) -> Endpoint | None:
@@ -144,10 +184,13 @@ class ServerSession:
             caches=binary.caches_dir if binary.caches_dir.is_dir() else None,
         )
         for model in models:
-            self._models.append(model)
-            self._write(model)
             # At once: attaching is done by the time that the server answers.
-            model.start_workers(self._workspace.endpoints_path, self._on_unrecoverable)
+            self._host.prepare(model)
+        for name in {model.name for model in self._host.models}:
+            self._repository.write(name, *self._files([model for model in self._host.models if model.name == name]))
+        # Before the server starts, because it says that it is ready as soon as it has loaded its models.
+        for model in self._host.models:
+            self._host.wait_warm(model, cancelled)
         environment = binary.environment(os.environ)
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
@@ -163,8 +206,8 @@ class ServerSession:
                 logger.info("Port %d was taken by somebody else in the meantime: trying another one.", endpoint.port)
         try:
             self._check_loaded()
-            for model in self._models:
-                self._wait_attached(model, timeout_s)
+            for model in self._host.models:
+                self._host.wait_attached(model, timeout_s)
         except TritonServerError as error:
             if self._process is not None and isinstance(error, ControlError) and error.reason is None:
                 # No answer, most likely because it just ended, which takes a moment to be known.
@@ -176,29 +219,13 @@ class ServerSession:
         if ended is not None:
             raise ended
 
-    def load(self, model: BoundModel, *, timeout_s: float) -> None:
-        """Adds a model to the running server. After an error nothing of the model is left.
-
-        Args:
-            model: The model.
-            timeout_s: How long the load, and then the attaching of its callables, may take, in seconds.
-
-        Raises:
-            TritonModelLoadError: The server refused it; the text has Triton's reason.
-            WorkspaceError: Its files cannot be written.
-        """
-        try:
-            self._models.append(model)
-            self._write(model)
-            model.start_workers(self._workspace.endpoints_path, self._on_unrecoverable)
-            try:
-                self.control.load(model.name, timeout_s)
-            except ControlError as error:
-                raise self._refused(model, error.reason or str(error)) from error
-            self._wait_attached(model, timeout_s)
-        except BaseException:
-            self._take_back(model)
-            raise
+    def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> None:
+        """Makes the server serve these versions under a name, and no others; see `hosting.Placement`."""
+        with self._repository.changed(name, *self._files(models)):
+            if models:
+                self.control.load(name, timeout_s)
+            else:
+                self.control.unload(name, timeout_s)
 
     def close(self, *, hurried: Callable[[], bool]) -> None:
         """Ends the server: waits for requests that are being served, detaches the workers, stops the process.
@@ -221,12 +248,13 @@ class ServerSession:
 
     def _end(self, patience_s: float, hurried: Callable[[], bool]) -> None:
         try:
+            if self._metrics_page is not None:
+                self._metrics_page.close()
             if self._process is not None:
                 self._process.stop(patience_s, hurried=hurried)
         finally:
             self._is_up = False
-            for model in self._models:
-                model.stop_workers(_WORKER_DEADLINE_S)
+            self._host.stop_workers()
             if self._ports is not None:
                 self._ports.release()
             if self._control is not None:
@@ -255,8 +283,24 @@ class ServerSession:
             process.start()
             self._control = control = self._make_control(ports)
             wait_until_up(process, control, ports, timeout_s=timeout_s, cancelled=cancelled)
+            self._serve_metrics(ports)
         finally:
             ports.release()
+
+    def _serve_metrics(self, ports: ReservedPorts) -> None:
+        page, triton, listener = ports.metrics, ports.triton_metrics, ports.take_metrics_listener()
+        if page is None or triton is None or listener is None:
+            return
+
+        def render() -> bytes:
+            # Not at the top: its import takes as long as the rest of the start.
+            from pytriton.server.metrics import render_metrics
+
+            return render_metrics(triton, lambda: self._host.models)
+
+        self._metrics_page = MetricsPage(listener, render)
+        self._metrics_page.start()
+        logger.info("Metrics are served at http://%s/metrics", page.authority)
 
     def _ended_in_start(self) -> TritonServerStartError | None:
         process = self._process
@@ -290,17 +334,20 @@ class ServerSession:
             return None
         return port_setting_of_bind_failure(list(error.log_lines), self._ports)
 
-    def _write(self, model: BoundModel) -> None:
-        self._repository.add(
-            model.name, model.version, model.config_text, model.side_files(self._workspace.endpoints_path)
-        )
+    def _files(self, models: Sequence[BoundModel]) -> tuple[str, dict[int, list[tuple[str, str]]]]:
+        """Gives the configuration of one name, and the files of its versions."""
+        endpoints = self._host.endpoints
+        return models[0].config_text if models else "", {m.version: m.side_files(endpoints) for m in models}
+
+    def _log_tail(self) -> list[str]:
+        return self._process.log_tail if self._process is not None else []
 
     def _check_loaded(self) -> None:
         states = {(state.name, state.version): state for state in self.control.index()}
-        for model in self._models:
+        for model in self._host.models:
             state = states.get((model.name, model.version))
             if state is None or state.state != "READY":
-                raise self._refused(
+                raise self._host.refused(
                     model, state.reason if state is not None else "it is not in the server's list of models"
                 )
         if self._config.exit_on_error is not False:
@@ -314,40 +361,6 @@ class ServerSession:
                         reason=state.reason,
                     )
 
-    def _refused(self, model: BoundModel, reason: str) -> TritonModelLoadError:
-        lines = self._process.log_tail if self._process is not None else []
-        return TritonModelLoadError(
-            f"tritonserver did not load model {model.name!r} (version {model.version}): {reason}",
-            model_name=model.name,
-            model_version=model.version,
-            reason=reason,
-            log_lines=lines,
-        )
-
-    def _wait_attached(self, model: BoundModel, timeout_s: float) -> None:
-        try:
-            model.wait_attached(timeout_s)
-        except ProxyBackendError as error:
-            raise TritonModelLoadError(
-                f"Model {model.name!r} (version {model.version}) is loaded, but nothing serves it: {error}",
-                model_name=model.name,
-                model_version=model.version,
-                reason=str(error),
-            ) from error
-
-    def _take_back(self, model: BoundModel) -> None:
-        self._models.remove(model)
-        self._repository.remove(model.name, model.version)
-        try:
-            if any(other.name == model.name for other in self._models):
-                # The other versions come back by loading what is left.
-                self.control.load(model.name, _DRAIN_CALL_TIMEOUT_S)
-            else:
-                self.control.unload(model.name)
-        except ControlError as error:
-            logger.debug("After a failed load, model %r: %s", model.name, error)
-        model.stop_workers(_WORKER_DEADLINE_S)
-
     def _drain(self, deadline: float, hurried: Callable[[], bool]) -> bool:
         """Takes all models out of service and waits until their requests are answered; False if they are not."""
         process, control = self._process, self.control
@@ -358,11 +371,10 @@ class ServerSession:
             for name in {state.name for state in control.index(_DRAIN_CALL_TIMEOUT_S) if state.state == "READY"}:
                 control.unload(name, _DRAIN_CALL_TIMEOUT_S)
             while process.is_running and not hurried():
-                pending = [
-                    state.name
-                    for state in control.index(_DRAIN_CALL_TIMEOUT_S)
-                    if state.state not in ("UNAVAILABLE", "")
-                ]
+                index = control.index(_DRAIN_CALL_TIMEOUT_S)
+                pending = [state.name for state in index if state.state not in ("UNAVAILABLE", "")]
+                # What is not in the repository any more is not in the index either.
+                pending += self._host.busy()
                 if not pending:
                     # The server counts connections when it is told to end and sleeps for a second if there are any,
                     # so it has to have noticed first that the one of this very call is closed.

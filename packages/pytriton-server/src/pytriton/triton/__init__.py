@@ -27,6 +27,7 @@ from pytriton.server.security import (
 )
 from pytriton.server.settings import TritonConfig
 from pytriton.server.workspace import Workspace
+from pytriton.triton._base import MONITORING_PERIOD_S, WAIT_FORM_MODEL_TIMEOUT_S, TritonBase
 from pytriton.triton._constants import (
     GROWTH_BACKEND_SHM_SIZE,
     INITIAL_BACKEND_SHM_SIZE,
@@ -36,7 +37,7 @@ from pytriton.triton._constants import (
     MODEL_URL,
     TRITONSERVER_DIST_DIR,
 )
-from pytriton.triton._triton import MONITORING_PERIOD_S, WAIT_FORM_MODEL_TIMEOUT_S, Triton
+from pytriton.triton._triton import Triton
 
 if TYPE_CHECKING:
     from pytriton.client import ModelClient
@@ -60,6 +61,7 @@ __all__ = [
     "PortInUseError",
     "Tensor",
     "Triton",
+    "TritonBase",
     "TritonConfig",
     "TritonContext",
     "TritonLifecyclePolicy",

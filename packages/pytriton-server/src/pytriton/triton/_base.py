@@ -1,0 +1,500 @@
+"""`TritonBase`: what `Triton` and `RemoteTriton` have in common, which is nearly everything but the server itself."""
+
+import abc
+import atexit
+import logging
+import os
+import queue
+import signal
+import threading
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from typing_extensions import Self
+
+from pytriton.decorators import TritonContext
+from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError
+from pytriton.model_config import ModelConfig, Tensor
+from pytriton.server.bound_model import BoundModel, InferFunc
+from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
+from pytriton.server.lifecycle import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy
+from pytriton.server.readiness import StartCancelled
+from pytriton.server.session import DRAIN_DEADLINE_S, Session
+from pytriton.server.stop_signals import StopSignals
+from pytriton.server.workspace import Workspace
+
+__all__ = ["MONITORING_PERIOD_S", "STARTUP_TIMEOUT_S", "WAIT_FORM_MODEL_TIMEOUT_S", "TritonBase"]
+
+MONITORING_PERIOD_S = 10.0
+"""How often `serve` looks after its workers, in seconds. The end of a server of our own is noticed at once."""
+STARTUP_TIMEOUT_S = 120.0
+"""How long the server may take to answer, in seconds."""
+WAIT_FORM_MODEL_TIMEOUT_S = 60.0
+"""How long a model may take to load on a running server, in seconds."""
+
+logger = logging.getLogger(__name__)
+
+
+class TritonBase(abc.ABC):
+    """Binds Python callables as models to a Triton Inference Server. Make a `Triton` or a `RemoteTriton`.
+
+    The callables run in this process, each in a thread of its own. Methods may be called from any thread.
+
+    Args:
+        workspace: A path for files, which must not exist yet and is removed at the end. None takes a new folder under
+            `PYTRITON_HOME`, `XDG_CACHE_HOME/pytriton` or `~/.cache/pytriton`.
+        triton_lifecycle_policy: Whether entering the context manager connects.
+
+    Raises:
+        FileExistsError: `workspace` exists.
+    """
+
+    def __init__(
+        self,
+        workspace: "Workspace | str | os.PathLike[str] | None" = None,
+        triton_lifecycle_policy: TritonLifecyclePolicy | None = None,
+    ) -> None:
+        self._policy = triton_lifecycle_policy or DefaultTritonLifecyclePolicy
+        self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
+        self._context = TritonContext()
+        self._models: dict[tuple[str, int], BoundModel] = {}
+        self._session: Session | None = None
+        self._failure: BaseException | None = None
+        self._owner = os.getpid()
+        # Held while the server is started, changed or stopped.
+        self._lock = threading.RLock()
+        # Set by whoever wants the server stopped; whoever holds the lock and waits looks at them.
+        self._stop_requests: list[None] = []
+        self._signals: list[int] = []
+        # Wakes `serve`. A SimpleQueue, because a signal handler may put into it whatever the main thread is at.
+        self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def __enter__(self) -> Self:
+        """Connects, unless the lifecycle policy says otherwise."""
+        if self._policy.launch_triton_on_startup:
+            self.connect()
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Calls `stop`."""
+        self.stop()
+
+    def bind(
+        self,
+        model_name: str,
+        infer_func: "InferFunc | Sequence[InferFunc]",
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        model_version: int = 1,
+        config: ModelConfig | None = None,
+        strict: bool = False,
+        trace_config: list[str] | None = None,
+    ) -> None:
+        """Makes a callable a model. On a running server, the model is served when this returns.
+
+        Args:
+            model_name: Name of the model: letters, digits, dots, underscores and dashes.
+            infer_func: Called with a list of requests, returns a list of results, one for each. A sequence of callables
+                is served in parallel, each in a thread of its own.
+            inputs: The model's inputs. Unnamed ones are called `INPUT_1`, `INPUT_2`, ... by their place.
+            outputs: The model's outputs. Unnamed ones are called `OUTPUT_1`, `OUTPUT_2`, ... by their place.
+            model_version: Version of the model, at least 1. Several versions of one name must agree in everything but
+                the callables.
+            config: How the model is served; batched by default.
+            strict: Whether results that differ from `outputs` in name, dtype or shape are errors.
+            trace_config: Kept for old scripts; has no effect yet.
+
+        Raises:
+            PyTritonValidationError: A name, version, tensor or callable is not acceptable.
+            PyTritonBadParameterError: `config` breaks one of its rules.
+            PyTritonInvalidOperationError: There is a model of this name and version already, or another version of it
+                with other tensors or another configuration; or this is a fork of the process that made this object.
+            EndpointError: Workspace and name make the path of a socket that is too long for the system.
+            TritonModelLoadError: The running server refused the model, a callable failed in its warm-up, or `stop` was
+                called in the meantime. Nothing of it is left.
+        """
+        if trace_config:
+            logger.warning("Model %r: trace_config is not supported yet and has no effect.", model_name)
+        model = BoundModel(
+            name=model_name,
+            infer_func=infer_func,
+            inputs=inputs,
+            outputs=outputs,
+            version=model_version,
+            config=ModelConfig() if config is None else config,
+            strict=strict,
+            triton_context=self._context,
+        )
+        self._refuse_fork()
+        with self._lock:
+            if model.key in self._models:
+                raise PyTritonInvalidOperationError(
+                    "Cannot add model with the same name twice. "
+                    f"There is a model {self._models[model.key].name!r} of version {model.version} already: choose "
+                    "another name or version (names that differ only in case count as the same), or call rebind() to "
+                    "replace it."
+                )
+            self._refuse_difference(model)
+            # Now and not at the start, so that a socket path that is too long is told where the name is chosen.
+            model.side_files(self._workspace.endpoints_path)
+            session = self._running()
+            if session is not None:
+                try:
+                    session.host.load(model, timeout_s=WAIT_FORM_MODEL_TIMEOUT_S, stop_wanted=self._is_stop_wanted)
+                except StartCancelled:
+                    raise _stopped_meanwhile(model) from None
+                self._announce(model)
+            self._models[model.key] = model
+            model.publish()
+
+    def rebind(
+        self,
+        model_name: str,
+        infer_func: "InferFunc | Sequence[InferFunc]",
+        inputs: Sequence[Tensor] | None = None,
+        outputs: Sequence[Tensor] | None = None,
+        model_version: int | None = None,
+        config: ModelConfig | None = None,
+        strict: bool | None = None,
+        *,
+        timeout_s: float = DRAIN_DEADLINE_S,
+    ) -> None:
+        """Replaces the callable of a bound model, on a running server without losing a request.
+
+        Requests that the old callable has got are answered by it, later ones by the new one; when this returns, the
+        old one is done. For a moment both are called. With other tensors or another configuration Triton loads the
+        model anew beside the old one.
+
+        Args:
+            model_name: Name of the model.
+            infer_func: The new callable, or a sequence of them.
+            inputs: New inputs; None keeps them.
+            outputs: New outputs; None keeps them.
+            model_version: Which version; None is the only one.
+            config: New configuration; None keeps it.
+            strict: Whether results that differ from `outputs` are errors; None keeps what was said.
+            timeout_s: How long the old callable may take for what it has got, in seconds; then it is cut off.
+
+        Raises:
+            PyTritonValidationError: A tensor or a callable is not acceptable.
+            PyTritonBadParameterError: `config` or `timeout_s` breaks one of its rules.
+            PyTritonInvalidOperationError: There is no such model, or several versions and `model_version` is None, or
+                another version with other tensors or another configuration than the new ones; or this is a fork of the
+                process that made this object.
+            EndpointError: Workspace and name make the path of a socket that is too long for the system.
+            TritonModelLoadError: The running server refused the model, a callable failed in its warm-up, or `stop` was
+                called in the meantime. The old one is served as before.
+        """
+        _check_timeout(timeout_s)
+        self._refuse_fork()
+        with self._lock:
+            candidates = self._bound(model_name, model_version)
+            if len(candidates) > 1:
+                versions = sorted(model.version for model in candidates)
+                raise PyTritonInvalidOperationError(
+                    f"Model {model_name!r} is bound with versions {versions}: say with model_version which of them is "
+                    "to be replaced."
+                )
+            old = candidates[0]
+            new = old.successor(infer_func, inputs=inputs, outputs=outputs, config=config, strict=strict)
+            self._refuse_difference(new)
+            session = self._running()
+            try:
+                if session is not None:
+                    session.host.replace(
+                        old,
+                        new,
+                        timeout_s=WAIT_FORM_MODEL_TIMEOUT_S,
+                        patience_s=timeout_s,
+                        stop_wanted=self._is_stop_wanted,
+                    )
+            except StartCancelled:
+                raise _stopped_meanwhile(new) from None
+            finally:
+                if session is None or new in session.host.models:
+                    self._models[new.key] = new
+                    self._withdraw([old])
+            logger.info("Model %s (version %d) is served by another callable now.", new.name, new.version)
+
+    def unbind(self, model_name: str, model_version: int | None = None, *, timeout_s: float = DRAIN_DEADLINE_S) -> None:
+        """Takes a model away, on a running server after its requests in flight are answered.
+
+        New requests are refused from the beginning on. When this returns, the callables are not called any more, and
+        their sockets and shared memory are given back. Other versions of the name stay.
+
+        Args:
+            model_name: Name of the model.
+            model_version: Which version; None is all of them.
+            timeout_s: How long requests in flight may take, in seconds; then they are cut off, with a warning.
+
+        Raises:
+            PyTritonBadParameterError: `timeout_s` is not acceptable.
+            PyTritonInvalidOperationError: There is no such model; or this is a fork of the process that made this
+                object.
+            TritonServerError: The server refused, or did not answer. The model is served as before.
+        """
+        _check_timeout(timeout_s)
+        self._refuse_fork()
+        with self._lock:
+            models = self._bound(model_name, model_version)
+            session = self._running()
+            try:
+                if session is not None:
+                    session.host.unload(
+                        models,
+                        timeout_s=WAIT_FORM_MODEL_TIMEOUT_S,
+                        patience_s=timeout_s,
+                        stop_wanted=self._is_stop_wanted,
+                    )
+            finally:
+                gone = [model for model in models if session is None or model not in session.host.models]
+                for model in gone:
+                    del self._models[model.key]
+                self._withdraw(gone)
+            for model in models:
+                logger.info("Model %s (version %d) is not served any more.", model.name, model.version)
+
+    @abc.abstractmethod
+    def connect(self) -> None:
+        """Makes the server serve all bound models, and returns when it does."""
+
+    def serve(
+        self, monitoring_period_s: float = MONITORING_PERIOD_S, *, monitoring_period_sec: float | None = None
+    ) -> None:
+        """Connects if that has not been done yet, and blocks until the server is stopped.
+
+        SIGINT (Ctrl+C) and SIGTERM end it: requests that are being served are answered first, for as long as
+        `TritonConfig.exit_timeout_secs` allows (30 s when unset), then this returns, so that a script ends with exit
+        code 0. A second signal ends the patience. Signals that the program handles itself are left to it, and outside
+        the main thread there are no handlers: call `stop` then.
+
+        Args:
+            monitoring_period_s: How often the workers are looked after, in seconds.
+            monitoring_period_sec: Older name of the same.
+
+        Raises:
+            TritonServerExitedError: The server ended by itself, also between `run` and this call; with exit code and
+                last log lines.
+            PyTritonUnrecoverableError: The one that an inference callable raised, likewise.
+            PyTritonError: As `connect`, or because a worker lost its server.
+        """
+        period = monitoring_period_s if monitoring_period_sec is None else monitoring_period_sec
+        if not period > 0:
+            raise PyTritonBadParameterError(
+                f"monitoring_period_s must be more than 0 seconds; got {period!r}.",
+                parameter="monitoring_period_s",
+                value=period,
+                rule="more than 0",
+            )
+        with StopSignals(self._note_signal):
+            try:
+                # A server that ended since it was run is told of, not silently replaced.
+                if self._failure is None:
+                    self._start()
+                    self._block(period)
+            except StartCancelled:
+                logger.info("The start was stopped.")
+            except KeyboardInterrupt:
+                # From a handler of the program's own.
+                logger.info("Interrupted: stopping the server.")
+            finally:
+                self.stop()
+                self._signals.clear()
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+
+    def stop(self) -> bool:
+        """Takes the models out of service after their requests are answered, and lets go of the server.
+
+        May be called from any thread and again and again. It always returns: what does not end in time is cut off.
+
+        Returns:
+            True if it stopped something, False if there was nothing to stop.
+        """
+        if os.getpid() != self._owner:
+            # A fork of the owner: the server is not its child.
+            return False
+        self._stop_requests.append(None)
+        try:
+            with self._lock:
+                return self._close()
+        finally:
+            self._stop_requests.pop()
+
+    def is_alive(self) -> bool:
+        """Tells whether the server runs and every bound model has a worker that is up."""
+        return self.is_connected() and all(model.is_alive for model in list(self._models.values()))
+
+    def is_connected(self) -> bool:
+        """Tells whether the server runs."""
+        session = self._session
+        return session is not None and session.is_running
+
+    @abc.abstractmethod
+    def _open(self) -> Session:
+        """Makes a session, without starting it."""
+
+    @abc.abstractmethod
+    def _urls(self) -> Sequence[str]:
+        """Gives the addresses of the connected server, for the log."""
+
+    @abc.abstractmethod
+    def _startup_timeout_s(self) -> float:
+        """Gives how long the server may take to answer, in seconds."""
+
+    def _look_after(self) -> BaseException | None:
+        """Looks after server and workers, and tells what is wrong with them."""
+        return next((model.error for model in list(self._models.values()) if model.error is not None), None)
+
+    def _running(self) -> Session | None:
+        return self._session if self.is_connected() else None
+
+    def _connect(self) -> None:
+        try:
+            self._start()
+        except StartCancelled:
+            raise TritonServerStartError("The server was stopped from another thread while it was starting.") from None
+
+    def _start(self) -> None:
+        self._refuse_fork()
+        with self._lock:
+            if self._session is not None:
+                if self._session.is_running:
+                    return
+                # It ended by itself, and its remains are about to be cleaned up.
+                self._close()
+            self._failure = None
+            session = self._session = self._open()
+            atexit.register(self.stop)
+            try:
+                session.start(
+                    list(self._models.values()),
+                    timeout_s=self._startup_timeout_s(),
+                    cancelled=self._is_stop_wanted,
+                )
+            except BaseException:
+                self._close()
+                raise
+            for model in self._models.values():
+                self._announce(model)
+
+    def _close(self) -> bool:
+        session, self._session = self._session, None
+        if session is None:
+            return False
+        atexit.unregister(self.stop)
+        try:
+            session.close(hurried=lambda: len(self._signals) > 1)
+        finally:
+            self._wake.put(None)
+        return True
+
+    def _block(self, period_s: float) -> None:
+        logger.info("Serving. Press Ctrl+C or send SIGTERM to stop.")
+        while not self._signals:
+            if self._session is None or self._failure is not None:
+                return
+            failure = self._look_after()
+            if failure is not None:
+                self._failure = failure
+                return
+            try:
+                self._wake.get(timeout=period_s)
+            except queue.Empty:
+                continue
+        logger.info("Got %s: stopping the server.", signal.Signals(self._signals[0]).name)
+
+    def _is_stop_wanted(self) -> bool:
+        return bool(self._stop_requests or self._signals)
+
+    def _note_signal(self, number: int) -> None:
+        # Runs between any two instructions of the main thread: no locks, no logging.
+        self._signals.append(number)
+        self._wake.put(None)
+
+    def _note_unrecoverable(self, error: BaseException) -> None:
+        logger.error("An inference callable can never answer again, so the server is stopped: %s", error)
+        self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        if self._failure is None:
+            self._failure = error
+        self._wake.put(None)
+        # Not in the thread that reports: stopping waits for it.
+        stopper = threading.Thread(target=self.stop, name="pytriton-stop", daemon=True)
+        try:
+            stopper.start()
+        except RuntimeError:
+            # The interpreter is ending; its atexit hook stops the server.
+            logger.debug("No thread can be started any more.")
+
+    def _bound(self, name: str, version: int | None) -> list[BoundModel]:
+        """Gives the bound versions of a name, or the one that is asked for.
+
+        Raises:
+            PyTritonInvalidOperationError: There are none.
+        """
+        models = [
+            model
+            for model in self._models.values()
+            if model.name.lower() == str(name).lower() and version in (None, model.version)
+        ]
+        if not models:
+            what = repr(name) if version is None else f"{name!r} of version {version!r}"
+            there = sorted({f"{model.name!r} ({model.version})" for model in self._models.values()})
+            raise PyTritonInvalidOperationError(
+                f"There is no model {what}. Bound are: {', '.join(there) or 'none'}. Give the name and version that "
+                "were given to bind()."
+            )
+        return models
+
+    def _withdraw(self, gone: Sequence[BoundModel]) -> None:
+        """Shows callables the configurations of the models that are left."""
+        for model in gone:
+            model.unpublish()
+        # A callable that serves several models shows the one that was bound last.
+        for model in self._models.values():
+            model.publish()
+
+    def _refuse_fork(self) -> None:
+        if os.getpid() != self._owner:
+            raise PyTritonInvalidOperationError(
+                f"This process is a fork of process {self._owner}, which owns the server and the inference callables. "
+                f"Make a {type(self).__name__} of its own here, or call the one of process {self._owner} there."
+            )
+
+    def _refuse_difference(self, model: BoundModel) -> None:
+        for other in self._models.values():
+            if other.name == model.name and other.key != model.key and other.config_text != model.config_text:
+                raise PyTritonInvalidOperationError(
+                    f"Model {model.name!r}: version {model.version} differs from version {other.version} in its "
+                    "tensors or its configuration, but Triton keeps one configuration for all versions of a name. Bind "
+                    "it under another name."
+                )
+
+    def _announce(self, model: BoundModel) -> None:
+        logger.info("Model %s (version %d) is served at %s", model.name, model.version, " and ".join(self._urls()))
+
+
+def _check_timeout(timeout_s: Any) -> None:
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
+        raise PyTritonBadParameterError(
+            f"timeout_s must be a number of seconds of at least 0; got {timeout_s!r}.",
+            parameter="timeout_s",
+            value=timeout_s,
+            rule="at least 0",
+        )
+
+
+def _stopped_meanwhile(model: BoundModel) -> TritonModelLoadError:
+    reason = "the server was stopped in the meantime"
+    return TritonModelLoadError(
+        f"Model {model.name!r} (version {model.version}) cannot be served: {reason}.",
+        model_name=model.name,
+        model_version=model.version,
+        reason=reason,
+    )
