@@ -54,6 +54,9 @@ class Control(Protocol):
     def is_ready(self) -> bool:
         """Tells whether the server says that it is ready."""
 
+    def has_failed(self) -> bool:
+        """Tells whether the server answers that it could not be set up, and serves nothing."""
+
     def load(self, model_name: str, timeout_s: float) -> None:
         """Loads all versions of a model and waits until they are loaded."""
 
@@ -96,6 +99,15 @@ class HttpControl:
             return self._call("GET", "/v2/health/ready")[0] == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException):
             return False
+
+    def has_failed(self) -> bool:
+        """Tells whether the server answers that it could not be set up, and serves nothing."""
+        try:
+            status = self._call("GET", "/v2/health/live")[0]
+        except (OSError, http.client.HTTPException):
+            return False
+        # Anything else, such as a refusal, comes from a server that was set up.
+        return status in (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.SERVICE_UNAVAILABLE)
 
     def load(self, model_name: str, timeout_s: float) -> None:
         """Loads all versions of a model and waits until they are loaded."""

@@ -68,6 +68,13 @@ class GrpcControl:
         except (InferenceServerException, ControlError):
             return False
 
+    def has_failed(self) -> bool:
+        """Tells whether the server answers that it could not be set up, and serves nothing."""
+        try:
+            return not self._client.is_server_live(headers=self._headers, client_timeout=CALL_TIMEOUT_S)
+        except (InferenceServerException, ControlError):
+            return False
+
     def load(self, model_name: str, timeout_s: float) -> None:
         """Loads all versions of a model and waits until they are loaded."""
         self._call("load_model", model_name, timeout_s=timeout_s)

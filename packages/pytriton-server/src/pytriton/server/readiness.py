@@ -1,5 +1,6 @@
 """Waiting for a server that is coming up."""
 
+import re
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -13,6 +14,10 @@ __all__ = ["POLL_S", "StartCancelled", "wait_until_up"]
 
 POLL_S = 0.01
 """Time between two looks at a server that is coming up, in seconds."""
+
+# How long what the server has written may take to get here, in seconds.
+_LOG_DEADLINE_S = 2.0
+_ERROR_LINE = re.compile(r"E\d{4} ")
 
 
 class StartCancelled(Exception):
@@ -38,7 +43,7 @@ def wait_until_up(
 
     Raises:
         StartCancelled: `cancelled` said so.
-        TritonServerStartError: The process ended.
+        TritonServerStartError: The process ended, or says that it cannot serve.
         TritonServerTimeoutError: The time is over.
     """
     deadline = time.monotonic() + timeout_s
@@ -65,6 +70,17 @@ def wait_until_up(
                 log_lines=lines,
             )
     process.wipe_secrets()
+    if control.has_failed():
+        # Where models that cannot be loaded are forgiven, it opens its ports whatever went wrong.
+        reported = time.monotonic() + _LOG_DEADLINE_S
+        while not any(_ERROR_LINE.match(line) for line in process.log_tail) and time.monotonic() < reported:
+            time.sleep(POLL_S)
+        lines = process.log_tail
+        raise TritonServerStartError(
+            "tritonserver runs and says that it cannot serve anything: one of its settings is most likely wrong."
+            f"{quote_log(lines)}",
+            log_lines=lines,
+        )
 
 
 def _opened(endpoint: Endpoint) -> Callable[[], bool]:
