@@ -152,7 +152,9 @@ class TestBatchErrors:
         third = {**second, "c": second["a"]}
         for odd in ({"a": second["a"]}, third, {"a": second["a"], "c": second["a"]}, {}):
             for requests in ([first, first, odd], [odd, first]):
-                with pytest.raises(PyTritonValidationError, match=r"different inputs.*without @batch") as caught:
+                with pytest.raises(
+                    PyTritonValidationError, match=r"different inputs.*@group_by_keys above @batch"
+                ) as caught:
                     batch(add)(requests)
                 assert caught.value.request_index == len(requests) - 1
 

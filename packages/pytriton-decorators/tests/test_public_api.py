@@ -5,6 +5,7 @@ import pytest
 
 PUBLIC = {
     "pytriton.decorators": {
+        "ConstantPadder",
         "InferCallable",
         "InferenceRequest",
         "InferenceRequests",
@@ -16,11 +17,18 @@ PUBLIC = {
         "TritonContext",
         "batch",
         "convert_output",
+        "fill_optionals",
+        "first_value",
         "get_inference_request_batch_size",
         "get_model_config",
         "get_requests",
+        "get_row_requests",
         "get_triton_context",
+        "group_by_keys",
+        "group_by_values",
+        "pad_batch",
         "sample",
+        "triton_context",
     },
     "pytriton.decorators.serving": {"set_served_model"},
     "pytriton.exceptions": {

@@ -4,10 +4,15 @@ from pytriton.exceptions._namespace import require_namespace_package as _require
 
 _require_namespace_package()
 
-from pytriton.decorators._batching import batch, get_inference_request_batch_size, sample
+from pytriton.decorators._batching import batch, sample
 from pytriton.decorators._context import ModelConfigDict, TritonContext, get_model_config, get_triton_context
+from pytriton.decorators._context_argument import triton_context
+from pytriton.decorators._grouping import group_by_keys, group_by_values
+from pytriton.decorators._inputs import get_inference_request_batch_size
+from pytriton.decorators._optionals import fill_optionals
 from pytriton.decorators._outputs import convert_output
-from pytriton.decorators._requests import get_requests
+from pytriton.decorators._padding import ConstantPadder, pad_batch
+from pytriton.decorators._requests import get_requests, get_row_requests
 from pytriton.decorators._types import (
     InferCallable,
     InferenceRequest,
@@ -17,8 +22,10 @@ from pytriton.decorators._types import (
     InputNames,
     RequestLike,
 )
+from pytriton.decorators._values import first_value
 
 __all__ = [
+    "ConstantPadder",
     "InferCallable",
     "InferenceRequest",
     "InferenceRequests",
@@ -30,9 +37,16 @@ __all__ = [
     "TritonContext",
     "batch",
     "convert_output",
+    "fill_optionals",
+    "first_value",
     "get_inference_request_batch_size",
     "get_model_config",
     "get_requests",
+    "get_row_requests",
     "get_triton_context",
+    "group_by_keys",
+    "group_by_values",
+    "pad_batch",
     "sample",
+    "triton_context",
 ]

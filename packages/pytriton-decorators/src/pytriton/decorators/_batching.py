@@ -6,40 +6,20 @@ Shapes: `(batch, *tensor.shape)` is the array of one request; `rows` is the sum 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
-from itertools import accumulate
 from typing import Any, overload
 
 import numpy as np
 
+from pytriton.decorators._calls import Plan, deliver
+from pytriton.decorators._inputs import arrays_of, explain_inputs, requests_of
 from pytriton.decorators._outputs import convert_output
-from pytriton.decorators._requests import CURRENT_REQUESTS
-from pytriton.decorators._types import InferCallable, InferenceRequest, InferenceResults
-from pytriton.decorators._wrapping import Plan, decorator, deliver, takes_requests
-from pytriton.exceptions import PyTritonBatchSizeError, PyTritonValidationError
+from pytriton.decorators._requests import CURRENT_SCOPE, Scope
+from pytriton.decorators._rows import PartialOutputs, by_request, check_rows
+from pytriton.decorators._types import InferCallable, InferenceResults
+from pytriton.decorators._wrapping import decorator, takes_requests
+from pytriton.exceptions import PyTritonRuntimeError, PyTritonValidationError
 
-__all__ = ["batch", "get_inference_request_batch_size", "sample"]
-
-
-def get_inference_request_batch_size(inference_request: InferenceRequest) -> int:
-    """Gives the number of rows of a request of a batching model.
-
-    Args:
-        inference_request: Arrays `(batch, *tensor.shape)` by input name.
-
-    Returns:
-        Size of axis 0 of the first input; 1 for a request without inputs, which counts as one row.
-
-    Raises:
-        PyTritonValidationError: The first input is not an array with a batch axis, or this is no request.
-    """
-    data = _arrays(inference_request, 0)
-    if not data:
-        return 1
-    try:
-        size = next(iter(data.values())).shape[0]
-    except (AttributeError, IndexError):
-        raise _explain_inputs([data]) from None
-    return int(size)
+__all__ = ["batch", "sample"]
 
 
 @overload
@@ -113,7 +93,7 @@ def sample(infer_func: Any) -> Any:
 
 
 def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    requests = _requests_of("batch", args)
+    requests = requests_of("batch", args)
     # What precedes the requests is an object or a class: Python 3.13 calls so through @classmethod above @batch.
     leading = args[:-1]
     if leading and instance is None:
@@ -124,17 +104,18 @@ def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
     if gathered is not None and gathered[0]:
         inputs, sizes = gathered
     else:
-        inputs, sizes = _gather([_arrays(request, index) for index, request in enumerate(requests)])
+        inputs, sizes = _gather([arrays_of(request, index) for index, request in enumerate(requests)])
     if kwargs:
         inputs = {**kwargs, **inputs}
-    return Plan([(leading, inputs)], _finisher(sizes, wrapped, instance), requests)
+    return Plan([(leading, inputs, Scope(requests, sizes))], _finisher(sizes, wrapped, instance))
 
 
 def _finisher(sizes: list[int], wrapped: Any, instance: Any) -> Callable[[list[Any]], InferenceResults]:
     def finish(results: list[Any]) -> InferenceResults:
         outputs = convert_output(results[0], wrapped, instance)
-        _check_rows(outputs, sum(sizes))
-        return [outputs] if len(sizes) == 1 else _split(outputs, sizes)
+        partial = isinstance(outputs, PartialOutputs)
+        check_rows(outputs, len(outputs.rows) if isinstance(outputs, PartialOutputs) else sum(sizes))
+        return [outputs] if len(sizes) == 1 and not partial else by_request(outputs, sizes)
 
     return finish
 
@@ -142,22 +123,23 @@ def _finisher(sizes: list[int], wrapped: Any, instance: Any) -> Callable[[list[A
 def _batch_whole(
     wrapped: Any, instance: Any, inputs: Mapping[str, Any], sizes: list[int], requests: Callable[[], Sequence[Any]]
 ) -> Any:
-    token = CURRENT_REQUESTS.set(requests)
+    scope = Scope(requests, sizes)
+    token = CURRENT_SCOPE.set(scope)
     try:
         outputs = wrapped(**inputs)
     finally:
-        CURRENT_REQUESTS.reset(token)
+        CURRENT_SCOPE.reset(token)
     if type(outputs) is not dict:
         if not isinstance(outputs, (list, tuple)):
             # A generator, an awaitable, an object of another kind: all that the decorator does for those, per request.
-            return deliver([outputs], Plan([((), inputs)], _finisher(sizes, wrapped, instance), requests()))
+            return deliver([outputs], Plan([((), inputs, scope)], _finisher(sizes, wrapped, instance)))
         outputs = dict(convert_output(outputs, wrapped, instance))
-    _check_rows(outputs, sizes[0] if len(sizes) == 1 else sum(sizes))
+    check_rows(outputs, sizes[0] if len(sizes) == 1 else sum(sizes))
     return outputs
 
 
 def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
-    requests = _requests_of("sample", args)
+    requests = requests_of("sample", args)
     leading = args[:-1]
     if leading and instance is None:
         instance = leading[0]
@@ -168,48 +150,22 @@ def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dic
             expected=1,
             received=len(requests),
         )
-    inputs = _arrays(requests[0], 0)
+    inputs = arrays_of(requests[0], 0)
 
     def finish(results: list[Any]) -> InferenceResults:
-        return [convert_output(results[0], wrapped, instance)]
+        outputs = convert_output(results[0], wrapped, instance)
+        if isinstance(outputs, PartialOutputs):
+            raise PyTritonRuntimeError(
+                "The generators of the groups of @group_by_values yielded different numbers of times. Under @sample "
+                "there is one request, which cannot end in parts: yield equally often for every group."
+            )
+        return [outputs]
 
-    return Plan([(leading, {**kwargs, **inputs} if kwargs else inputs)], finish, requests)
+    return Plan([(leading, {**kwargs, **inputs} if kwargs else inputs, Scope(requests, [1]))], finish)
 
 
 _batch = decorator(_plan_batch, name="batch", outward=takes_requests, whole=_batch_whole)
 _sample = decorator(_plan_sample, name="sample", outward=takes_requests)
-
-
-def _requests_of(name: str, args: tuple[Any, ...]) -> Sequence[Any]:
-    requests: Sequence[Any] = args[-1] if args else ()
-    if type(requests) is list and requests:
-        return requests
-    if isinstance(requests, Mapping) or not hasattr(requests, "__len__") or not len(requests):
-        what = f"{type(requests).__name__} {requests!r:.200}" if args else "no positional argument"
-        raise PyTritonValidationError(
-            f"A callable under @{name} expected a list of at least one request, received {what}. Each request is a "
-            "mapping of arrays by input name; the arrays are not passed as keyword arguments.",
-            expected="a list of requests",
-            received=requests,
-        )
-    return requests
-
-
-def _arrays(request: Any, index: int) -> dict[str, Any]:
-    if type(request) is dict:
-        return request
-    # The dictionary within a request: asking it is several times cheaper than asking the request.
-    data = getattr(request, "data", None)
-    if type(data) is dict:
-        return data
-    if hasattr(request, "items"):
-        return dict(request.items())
-    raise PyTritonValidationError(
-        f"Request {index} is a {type(request).__name__}, expected a mapping of arrays by input name.",
-        request_index=index,
-        expected=Mapping,
-        received=type(request),
-    )
 
 
 def _gather(arrays: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
@@ -226,15 +182,15 @@ def _gather(arrays: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
             rows = [array.shape[0] for array in column]
             if rows != sizes:
                 if sizes:
-                    raise _explain_inputs(arrays)
+                    raise explain_inputs(arrays)
                 sizes = rows
     except (KeyError, AttributeError, IndexError, TypeError):
-        raise _explain_inputs(arrays) from None
+        raise explain_inputs(arrays) from None
     if len(arrays) == 1:
         return first, sizes
     for data in arrays:
         if len(data) != width:
-            raise _explain_inputs(arrays)
+            raise explain_inputs(arrays)
     return {name: _concatenate(name, column) for name, column in columns.items()}, sizes
 
 
@@ -253,77 +209,3 @@ def _concatenate(name: str, column: list[Any]) -> Any:
             expected=shapes[0],
             received=shapes[odd],
         ) from error
-
-
-def _split(outputs: Mapping[str, Any], sizes: list[int]) -> list[dict[str, Any]]:
-    stops = list(accumulate(sizes))
-    slices = list(map(slice, [0, *stops], stops))
-    results: list[dict[str, Any]] = [{} for _ in sizes]
-    for name, array in outputs.items():
-        for result, rows in zip(results, slices, strict=True):
-            result[name] = array[rows]
-    return results
-
-
-def _check_rows(outputs: Mapping[str, Any], rows: int) -> None:
-    try:
-        for array in outputs.values():
-            if array.shape[0] != rows:
-                break
-        else:
-            return
-    except (AttributeError, IndexError, TypeError):
-        for name, array in outputs.items():
-            if not getattr(array, "shape", None):
-                raise PyTritonValidationError(
-                    f"Output {name!r} is a {type(array).__name__} without a batch axis, expected a numpy array of "
-                    f"shape ({rows}, ...): one row for each row of the batch.",
-                    tensor=name,
-                    expected=rows,
-                    received=getattr(array, "shape", type(array)),
-                ) from None
-        raise
-    received = {name: array.shape[0] for name, array in outputs.items()}
-    listed = ", ".join(f"{name}: {size}" for name, size in received.items())
-    raise PyTritonBatchSizeError(
-        f"Received output tensors with different batch sizes: {listed}. Expected batch size: {rows}. Axis 0 of every "
-        "output of a callable under @batch has one row for each row of its inputs.",
-        tensor=next(name for name, size in received.items() if size != rows),
-        expected=rows,
-        received=received,
-    )
-
-
-def _explain_inputs(arrays: list[dict[str, Any]]) -> PyTritonValidationError:
-    """Finds out which request does not fit, and why."""
-    for index, data in enumerate(arrays):
-        if data.keys() != arrays[0].keys():
-            return PyTritonValidationError(
-                f"Requests of one batch have different inputs: request 0 has {sorted(arrays[0])}, request {index} has "
-                f"{sorted(data)}. Serve a model with optional inputs by a callable without @batch, which gets every "
-                "request with its own inputs, or have all callers send all inputs.",
-                request_index=index,
-                expected=sorted(arrays[0]),
-                received=sorted(data),
-            )
-        for name, array in data.items():
-            if not getattr(array, "shape", None):
-                return PyTritonValidationError(
-                    f"Input {name!r} of request {index} is a {type(array).__name__} without a batch axis, expected a "
-                    "numpy array of shape (batch, ...). For a model without batching use @sample.",
-                    tensor=name,
-                    request_index=index,
-                    received=getattr(array, "shape", type(array)),
-                )
-        sizes = {name: array.shape[0] for name, array in data.items()}
-        if len(set(sizes.values())) > 1:
-            listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
-            return PyTritonBatchSizeError(
-                f"Inputs of request {index} have different batch sizes: {listed}. Expected the same size of axis 0.",
-                request_index=index,
-                received=sizes,
-            )
-    return PyTritonValidationError(
-        "The requests cannot be made one batch, though each fits to the first. Please report this with the requests.",
-        received=[{name: getattr(array, "shape", None) for name, array in data.items()} for data in arrays],
-    )

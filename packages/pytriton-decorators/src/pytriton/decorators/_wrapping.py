@@ -2,72 +2,54 @@
 
 A decorator is one function, `prepare`: it looks at a call and says, as a `Plan`, with which arguments the callable
 below is to be called, once or several times, and how the results become one. `decorator(prepare)` does the rest for
-every kind of callable. What comes back from the callable below decides how its results are taken:
-
-| the callable below returns | the decorated callable returns |
-|---|---|
-| a value | `plan.finish` of it |
-| an awaitable (`async def`) | a coroutine that awaits it, then as above |
-| an iterator (generator function) | a generator; `plan.finish` of every step |
-| an asynchronous iterator | an asynchronous generator; `plan.finish` of every step |
+every kind of callable.
 
 For a coroutine function everything happens when the coroutine is awaited. For all others `prepare` and the calls happen
 when the decorated callable is called, so a request that does not fit is refused there, not in the first step of a
 generator.
 """
 
+import copy
 import functools
 import importlib
 import inspect
 import operator
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import wrapt  # type: ignore[import-untyped, unused-ignore]
 
-from pytriton.decorators._requests import CURRENT_REQUESTS
+from pytriton.decorators._calls import Prepare, carry_out, carry_out_awaiting
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonRuntimeError
 
-__all__ = ["Plan", "Prepare", "decorator", "takes_requests", "undecorated"]
+__all__ = ["WholeCall", "decorator", "takes_requests", "undecorated"]
 
 # wrapt 2 put a base below ObjectProxy.
 _PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)
 # Only wrapt 2 brings types, and they know less of these classes than what is used here.
 _FunctionWrapper: Any = wrapt.FunctionWrapper
 _BoundFunctionWrapper: Any = wrapt.BoundFunctionWrapper
-_VALUES = frozenset({dict, list, tuple})
 
-
-@dataclass(slots=True)
-class Plan:
-    """What a decorator makes of one call."""
-
-    calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]]
-    """Positional and keyword arguments of every call of the callable below, at least one."""
-    finish: Callable[[list[Any]], Any]
-    """Makes the result of the decorated callable of the results of the calls, in their order. For generators it runs
-    for every step; the calls advance together."""
-    requests: Sequence[Any] | None = None
-    """What `get_requests()` is to give during the calls; None leaves it as it is."""
-
-
-Prepare = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Plan]
-"""`(wrapped, instance, args, kwargs)`, as in wrapt: `wrapped` is already bound to `instance`, the object of a method
-call, the class of a class method call, else None."""
 Outward = Callable[[inspect.Signature], inspect.Signature]
 """Signature of the callable below, without `self`, to that of the decorated callable."""
-
 
 WholeCall = Callable[[Any, Any, Mapping[str, Any], list[int], Callable[[], Sequence[Any]]], Any]
 """`(wrapped, instance, inputs, sizes, requests)`: the call of a server that has the batch as one array per input.
 
 `sizes` has the rows of each request, `requests` makes the requests. The result is a dictionary of arrays over the whole
 batch, or, as anything else, what the decorated callable itself would have returned."""
+Relay = Callable[[Callable[..., Any], Any, Any, Mapping[str, Any], list[int], Callable[[], Sequence[Any]]], Any]
+"""`(below, wrapped, instance, inputs, sizes, requests)`: hands such a call on to that of the callable below, which is
+`below(inputs, sizes, requests)`."""
 
 
 def decorator(
-    prepare: Prepare, *, name: str, outward: Outward | None = None, whole: WholeCall | None = None
+    prepare: Prepare,
+    *,
+    name: str,
+    outward: Outward | None = None,
+    whole: WholeCall | None = None,
+    relay: Relay | None = None,
 ) -> Callable[[Any], Any]:
     """Makes a decorator.
 
@@ -77,16 +59,17 @@ def decorator(
         outward: Makes the signature that `inspect.signature` shows; None shows that of the callable below.
         whole: Makes calls for whole batches, with nothing made and taken apart for each request. The decorated callable
             offers it as `__pytriton_whole__(inputs, sizes, requests)`, unless it is a coroutine function.
+        relay: Hands such calls on, where the callable below offers them.
 
     Returns:
         A function that takes a callable of any kind and returns it decorated.
     """
 
     def invoke(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _carry_out(wrapped, prepare(wrapped, instance, args, kwargs))
+        return carry_out(wrapped, prepare(wrapped, instance, args, kwargs))
 
     async def invoke_coroutine(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return await _carry_out_awaiting(wrapped, prepare(wrapped, instance, args, kwargs))
+        return await carry_out_awaiting(wrapped, prepare(wrapped, instance, args, kwargs))
 
     def apply(func: Any) -> Any:
         if not callable(func) and not isinstance(func, (classmethod, staticmethod)):
@@ -94,7 +77,7 @@ def decorator(
                 f"@{name} decorates a callable, not {func!r}.", parameter=name, value=func, rule="a callable"
             )
         kind = _Decorated if _code_of_object(func) is None else _DecoratedObject
-        decorated = kind(func, invoke, outward, whole=whole)
+        decorated = kind(func, invoke, outward, whole=whole, relay=relay)
         function = func.__func__ if isinstance(func, (classmethod, staticmethod)) else decorated
         return kind(func, invoke_coroutine, outward) if inspect.iscoroutinefunction(function) else decorated
 
@@ -114,134 +97,6 @@ def undecorated(func: Any) -> Any:
     return func
 
 
-# --- carrying out a plan ---------------------------------------------------------------------------------------------
-
-
-def _carry_out(wrapped: Any, plan: Plan) -> Any:
-    results: list[Any] = []
-    token = _enter(plan)
-    try:
-        for args, kwargs in plan.calls:
-            results.append(wrapped(*args, **kwargs))
-    except BaseException:
-        _discard(results)
-        raise
-    finally:
-        _leave(token)
-    return deliver(results, plan)
-
-
-def deliver(results: list[Any], plan: Plan) -> Any:
-    """Gives the result of the decorated callable, whatever kind of results the calls below had."""
-    kind = results[0]
-    if type(kind) in _VALUES:
-        return plan.finish(results)
-    if inspect.isawaitable(kind):
-        return _deliver_awaited(results, plan)
-    if isinstance(kind, AsyncIterator):
-        return _deliver_async_steps(results, plan)
-    if isinstance(kind, Iterator):
-        return _deliver_steps(results, plan)
-    return plan.finish(results)
-
-
-async def _carry_out_awaiting(wrapped: Any, plan: Plan) -> Any:
-    results: list[Any] = []
-    token = _enter(plan)
-    try:
-        for args, kwargs in plan.calls:
-            # One after the other: where a call fails, the coroutines of the later ones do not exist yet.
-            results.append(await wrapped(*args, **kwargs))
-    finally:
-        _leave(token)
-    return deliver(results, plan)
-
-
-async def _deliver_awaited(awaitables: list[Awaitable[Any]], plan: Plan) -> Any:
-    results: list[Any] = []
-    token = _enter(plan)
-    try:
-        for awaitable in awaitables:
-            results.append(await awaitable)
-    except BaseException:
-        _discard(awaitables[len(results) + 1 :])
-        raise
-    finally:
-        _leave(token)
-    return deliver(results, plan)
-
-
-def _deliver_steps(iterators: list[Iterator[Any]], plan: Plan) -> Iterator[Any]:
-    try:
-        while True:
-            step: list[Any] = []
-            # Entered for each step, not for the whole run: between the steps the caller's own context is in force.
-            token = _enter(plan)
-            try:
-                for iterator in iterators:
-                    try:
-                        step.append(next(iterator))
-                    except StopIteration:
-                        continue
-            finally:
-                _leave(token)
-            if not _is_whole(step, iterators):
-                return
-            yield plan.finish(step)
-    finally:
-        _discard(iterators)
-
-
-async def _deliver_async_steps(iterators: list[AsyncIterator[Any]], plan: Plan) -> AsyncIterator[Any]:
-    try:
-        while True:
-            step: list[Any] = []
-            token = _enter(plan)
-            try:
-                for iterator in iterators:
-                    try:
-                        step.append(await iterator.__anext__())
-                    except StopAsyncIteration:
-                        continue
-            finally:
-                _leave(token)
-            if not _is_whole(step, iterators):
-                return
-            yield plan.finish(step)
-    finally:
-        for iterator in iterators:
-            close = getattr(iterator, "aclose", None)
-            if close is not None:
-                await close()
-
-
-def _is_whole(step: list[Any], iterators: Sequence[Any]) -> bool:
-    if step and len(step) != len(iterators):
-        raise PyTritonRuntimeError(
-            f"The callable was called {len(iterators)} times for one batch, and its generators yielded different "
-            f"numbers of times: {len(iterators) - len(step)} ended while {len(step)} went on. Yield equally often for "
-            "every group of requests."
-        )
-    return bool(step)
-
-
-def _enter(plan: Plan) -> Any:
-    return None if plan.requests is None else CURRENT_REQUESTS.set(plan.requests)
-
-
-def _leave(token: Any) -> None:
-    if token is not None:
-        CURRENT_REQUESTS.reset(token)
-
-
-def _discard(results: Sequence[Any]) -> None:
-    """Closes coroutines and generators that nobody will finish (a coroutine would warn that it was never awaited)."""
-    for result in results:
-        close = getattr(result, "close", None)
-        if close is not None and (inspect.iscoroutine(result) or isinstance(result, Iterator)):
-            close()
-
-
 # --- what a decorated callable looks like ----------------------------------------------------------------------------
 
 
@@ -250,10 +105,12 @@ class _Bound(_BoundFunctionWrapper):  # type: ignore[misc]
 
     @property
     def __pytriton_whole__(self) -> Callable[..., Any] | None:
-        whole = self._self_parent._self_whole
-        if whole is None or self._self_instance is None:
-            return None
-        return functools.partial(whole, self.__wrapped__, self._self_instance)
+        # Of a class it is not known which object to call.
+        return (
+            None
+            if self._self_instance is None
+            else self._self_parent._self_whole_of(self.__wrapped__, self._self_instance)
+        )
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -265,6 +122,13 @@ class _Bound(_BoundFunctionWrapper):  # type: ignore[misc]
     def __func__(self) -> "_Decorated":
         # inspect asks a bound method for its function, and takes the signature of that less its first parameter.
         return _Decorated(self.__wrapped__.__func__, self._self_wrapper, self._self_parent._self_outward, leading=True)
+
+    def __copy__(self) -> "_Bound":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # As methods are: that of a copied object.
+        return self if self._self_instance is None else getattr(copy.deepcopy(self._self_instance, memo), self.__name__)
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         if inspect.ismethod(self.__wrapped__):
@@ -286,18 +150,29 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
         *,
         leading: bool | None = None,
         whole: WholeCall | None = None,
+        relay: Relay | None = None,
     ) -> None:
         super().__init__(wrapped, invoke)
         self._self_outward = outward
         self._self_whole = whole
+        self._self_relay = relay
         self._self_leading = leading
 
     @property
     def __pytriton_whole__(self) -> Callable[..., Any] | None:
         # What is below may be a method, which has to be reached through its object.
-        if self._self_whole is None or isinstance(self.__wrapped__, (classmethod, staticmethod)):
+        if isinstance(self.__wrapped__, (classmethod, staticmethod)):
             return None
-        return functools.partial(self._self_whole, self.__wrapped__, getattr(self.__wrapped__, "__self__", None))
+        return self._self_whole_of(self.__wrapped__, getattr(self.__wrapped__, "__self__", None))
+
+    def _self_whole_of(self, wrapped: Any, instance: Any) -> Callable[..., Any] | None:
+        if self._self_whole is not None:
+            return functools.partial(self._self_whole, wrapped, instance)
+        # Only of our own: another proxy hands out the attribute of what it wraps, and would be passed over.
+        below = wrapped.__pytriton_whole__ if isinstance(wrapped, (_Decorated, _Bound)) else None
+        if self._self_relay is None or below is None:
+            return None
+        return functools.partial(self._self_relay, below, wrapped, instance)
 
     @property
     def __signature__(self) -> inspect.Signature:
@@ -308,8 +183,28 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
         # For a bound method that was decorated afterwards; anything else has none.
         return _Decorated(self.__wrapped__.__func__, self._self_wrapper, self._self_outward, leading=True)
 
+    def __copy__(self) -> "_Decorated":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Decorated":
+        # As functions are, which are their own copies; not so a method or an object that was decorated afterwards.
+        below = copy.deepcopy(self.__wrapped__, memo)
+        return self if below is self.__wrapped__ else self._self_around(below)
+
+    def _self_around(self, below: Any) -> "_Decorated":
+        return type(self)(
+            below,
+            self._self_wrapper,
+            self._self_outward,
+            leading=self._self_leading,
+            whole=self._self_whole,
+            relay=self._self_relay,
+        )
+
     def __reduce_ex__(self, protocol: Any) -> str:
         # By name, as functions are; the name leads to the decorated callable.
+        if not inspect.isfunction(undecorated(self)):
+            raise _not_picklable(self.__wrapped__)
         name: str = self.__qualname__
         return name
 
@@ -338,11 +233,18 @@ class _DecoratedObject(_Decorated):
     def __kwdefaults__(self) -> None:
         return None
 
+    def __copy__(self) -> "_Decorated":
+        return self._self_around(copy.copy(self.__wrapped__))
+
     def __reduce_ex__(self, protocol: Any) -> Any:
-        raise PyTritonRuntimeError(
-            f"The decorated object {self.__wrapped__!r} cannot be pickled. Decorate its __call__ method instead of the "
-            "object."
-        )
+        raise _not_picklable(self.__wrapped__)
+
+
+def _not_picklable(below: Any) -> PyTritonRuntimeError:
+    return PyTritonRuntimeError(
+        f"The decorated object {below!r} cannot be pickled: only functions and methods that were decorated where they "
+        "are defined have a name to be found by. Decorate its __call__ method (the function of a partial) instead."
+    )
 
 
 def _named(module: str, qualified_name: str) -> Any:

@@ -1,0 +1,78 @@
+"""`triton_context`: the context of the server as an argument of a callable."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, TypeVar, overload
+
+from pytriton.decorators._calls import Plan, first_result
+from pytriton.decorators._context import get_triton_context
+from pytriton.decorators._inputs import requests_among
+from pytriton.decorators._requests import Scope
+from pytriton.decorators._wrapping import decorator
+
+__all__ = ["triton_context"]
+
+ResultT = TypeVar("ResultT")
+_ARGUMENT: Final = "triton_context"
+
+
+@overload
+def triton_context(infer_func: Callable[..., ResultT]) -> Callable[..., ResultT]: ...
+@overload
+def triton_context(infer_func: classmethod[Any, ..., ResultT]) -> Callable[..., ResultT]: ...
+def triton_context(infer_func: Any) -> Any:
+    """Gives a callable the context of its server as the keyword argument `triton_context`.
+
+    ```python
+    @batch
+    @triton_context
+    def infer(prompt, triton_context):
+        config = triton_context.model_configs[infer]
+        temperatures = [request.parameters["temperature"] for request in triton_context.row_requests]
+        ...
+    ```
+
+    It may be anywhere among the decorators, or alone above a callable that takes requests. The context is a
+    `TritonContext`: configurations by callable, and the requests that are being answered, with their parameters. Works
+    on all kinds of callables that `batch` does.
+
+    Args:
+        infer_func: The callable to decorate.
+
+    Returns:
+        A callable that takes the same arguments but `triton_context`.
+
+    Raises:
+        PyTritonValidationError: When called: the callable is not bound to a model.
+        PyTritonBadParameterError: At once: `infer_func` is not callable.
+    """
+    return _with_context(infer_func)
+
+
+def _plan_context(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    if args and instance is None:
+        instance = args[0]
+    requests = requests_among(args)
+    context = get_triton_context(wrapped, instance)
+    scope = None if requests is None else Scope(requests)
+    return Plan([(args, {**kwargs, _ARGUMENT: context}, scope)], first_result)
+
+
+def _relay_context(
+    below: Callable[..., Any],
+    wrapped: Any,
+    instance: Any,
+    inputs: Mapping[str, Any],
+    sizes: list[int],
+    requests: Callable[[], Sequence[Any]],
+) -> Any:
+    return below({**inputs, _ARGUMENT: get_triton_context(wrapped, instance)}, sizes, requests)
+
+
+def _without_context(inner: inspect.Signature) -> inspect.Signature:
+    return inner.replace(parameters=[it for it in inner.parameters.values() if it.name != _ARGUMENT])
+
+
+_with_context = decorator(_plan_context, name="triton_context", outward=_without_context, relay=_relay_context)

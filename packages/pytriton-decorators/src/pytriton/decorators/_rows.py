@@ -1,0 +1,198 @@
+"""Outputs for some rows of a batch: taken apart by request, put together from groups.
+
+A generator that was called once for each group of rows may end for one group before it ends for the others. What it
+yields from then on covers the rows of the other groups only.
+"""
+
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytriton.decorators._inputs import with_data
+from pytriton.exceptions import PyTritonBatchSizeError, PyTritonRuntimeError, PyTritonValidationError
+
+__all__ = ["PartialOutputs", "Rows", "by_request", "check_rows", "merge"]
+
+Rows = slice | NDArray[np.intp]
+"""Places of rows in a batch, ascending."""
+
+
+class PartialOutputs(dict[str, Any]):
+    """Outputs `(len(rows), *tensor.shape)` by name, for some rows of a batch only.
+
+    Attributes:
+        rows: The places of these rows in the batch, ascending.
+        like: A result whose response parameters these outputs have.
+    """
+
+    def __init__(self, outputs: Mapping[str, Any], rows: NDArray[np.intp], like: Mapping[str, Any]) -> None:
+        super().__init__(outputs)
+        self.rows = rows
+        self.like = like
+
+
+def check_rows(outputs: Mapping[str, Any], rows: int, whose: str = "@batch") -> None:
+    """Makes sure that every output has one row for each row of the batch.
+
+    Raises:
+        PyTritonValidationError: An output is no array with a batch axis.
+        PyTritonBatchSizeError: An output has another number of rows.
+    """
+    try:
+        for array in outputs.values():
+            if array.shape[0] != rows:
+                break
+        else:
+            return
+    except (AttributeError, IndexError, TypeError):
+        for name, array in outputs.items():
+            if not getattr(array, "shape", None):
+                raise PyTritonValidationError(
+                    f"Output {name!r} is a {type(array).__name__} without a batch axis, expected a numpy array of "
+                    f"shape ({rows}, ...): one row for each row of the batch.",
+                    tensor=name,
+                    expected=rows,
+                    received=getattr(array, "shape", type(array)),
+                ) from None
+        raise
+    received = {name: array.shape[0] for name, array in outputs.items()}
+    listed = ", ".join(f"{name}: {size}" for name, size in received.items())
+    raise PyTritonBatchSizeError(
+        f"Received output tensors with different batch sizes: {listed}. Expected batch size: {rows}. Axis 0 of every "
+        f"output of a callable under {whose} has one row for each row of its inputs.",
+        tensor=next(name for name, size in received.items() if size != rows),
+        expected=rows,
+        received=received,
+    )
+
+
+def by_request(outputs: Mapping[str, Any], sizes: list[int]) -> list[Any]:
+    """Gives each request its rows of every output.
+
+    Args:
+        outputs: Checked outputs over the whole batch, or `PartialOutputs`.
+        sizes: The rows of each request.
+
+    Returns:
+        A result for each request; None for one whose rows are all missing.
+
+    Raises:
+        PyTritonRuntimeError: Some rows of a request are there and others are missing.
+    """
+    stops = list(accumulate(sizes))
+    starts = [0, *stops][:-1]
+    present = [True] * len(sizes)
+    if isinstance(outputs, PartialOutputs):
+        begins, ends = np.searchsorted(outputs.rows, [starts, stops]).tolist()
+        for index, (begin, end, size) in enumerate(zip(begins, ends, sizes, strict=True)):
+            present[index] = end - begin == size
+            if 0 < end - begin < size:
+                raise PyTritonRuntimeError(
+                    f"The rows of request {index} are in several groups of @group_by_values, and the generators of "
+                    f"these groups yielded different numbers of times: {end - begin} of its {size} rows got outputs, "
+                    "the others have ended. Yield equally often for every group, or have callers send such rows as "
+                    "separate requests."
+                )
+        starts, stops = begins, ends
+    results: list[Any] = [{} for _ in sizes]
+    slices = list(map(slice, starts, stops))
+    for name, array in outputs.items():
+        for result, rows in zip(results, slices, strict=True):
+            result[name] = array[rows]
+    like = outputs.like if isinstance(outputs, PartialOutputs) else outputs
+    if getattr(like, "parameters", None):
+        # A response with parameters: each request gets them.
+        results = [with_data(like, result) for result in results]
+    if isinstance(outputs, PartialOutputs):
+        return [result if whole else None for result, whole in zip(results, present, strict=True)]
+    return results
+
+
+def merge(groups: Sequence[tuple[Rows, Mapping[str, Any]]], rows: int) -> Mapping[str, Any]:
+    """Puts the outputs of groups of rows together in the order of the batch.
+
+    Args:
+        groups: The places of the rows of each group in the batch, and its checked outputs. Where groups have ended,
+            those that are left.
+        rows: The rows of the batch.
+
+    Returns:
+        Outputs over the batch; `PartialOutputs` where rows are missing.
+
+    Raises:
+        PyTritonValidationError: The groups have different outputs.
+        PyTritonRuntimeError: The outputs of the groups differ in more than axis 0, or in response parameters.
+    """
+    partial = any(isinstance(outputs, PartialOutputs) for _, outputs in groups)
+    places = [_places(selection, outputs) if partial else selection for selection, outputs in groups]
+    count = sum(_length(selection) for selection in places)
+    kept: NDArray[np.intp] | None = None
+    if count < rows:
+        kept = np.sort(np.concatenate([_places(selection, {}) for selection in places]))
+        places = [np.searchsorted(kept, _places(selection, {})) for selection in places]
+    first = groups[0][1]
+    merged: dict[str, Any] = {}
+    for _, outputs in groups:
+        if outputs.keys() != first.keys():
+            raise PyTritonValidationError(
+                "The groups of @group_by_values have different outputs: the first one has "
+                f"{sorted(first)}, another one {sorted(outputs)}. Return the same outputs for every group.",
+                expected=sorted(first),
+                received=sorted(outputs),
+            )
+    for name in first:
+        arrays = [np.asarray(outputs[name]) for _, outputs in groups]
+        target = np.empty((count, *_common_tail(name, arrays)), _common_dtype(arrays))
+        for selection, array in zip(places, arrays, strict=True):
+            target[selection] = array
+        merged[name] = target
+    parameters = [_parameters(outputs) for _, outputs in groups]
+    if any(other != parameters[0] for other in parameters):
+        raise PyTritonRuntimeError(
+            "The groups of @group_by_values have different response parameters, which one batch cannot have. Return "
+            f"equal ones for all groups, or none. Received: {parameters!r:.500}"
+        )
+    like = first.like if isinstance(first, PartialOutputs) else first
+    if kept is not None:
+        return PartialOutputs(merged, kept, like)
+    return with_data(like, merged) if parameters[0] else merged
+
+
+def _places(selection: Rows, outputs: Mapping[str, Any]) -> NDArray[np.intp]:
+    if isinstance(selection, slice):
+        selection = np.arange(selection.start, selection.stop)
+    return selection[outputs.rows] if isinstance(outputs, PartialOutputs) else selection
+
+
+def _parameters(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    return dict(getattr(outputs.like if isinstance(outputs, PartialOutputs) else outputs, "parameters", None) or {})
+
+
+def _length(selection: Rows) -> int:
+    return int(selection.stop - selection.start) if isinstance(selection, slice) else len(selection)
+
+
+def _common_tail(name: str, arrays: list[Any]) -> tuple[int, ...]:
+    tail: tuple[int, ...] = arrays[0].shape[1:]
+    for array in arrays:
+        if array.shape[1:] != tail:
+            raise PyTritonRuntimeError(
+                f"Output {name!r} of the groups of @group_by_values cannot be made one batch: one has shape "
+                f"{arrays[0].shape}, another one {array.shape}; only axis 0 may differ. Give the decorator a pad_fn, "
+                "such as ConstantPadder(0)."
+            )
+    return tail
+
+
+def _common_dtype(arrays: list[Any]) -> np.dtype[Any]:
+    dtype: np.dtype[Any] = arrays[0].dtype
+    if all(array.dtype == dtype for array in arrays):
+        return dtype
+    if any(array.dtype.kind in "OSU" for array in arrays):
+        # Strings of different widths; of different kinds only as objects.
+        kinds = {array.dtype.kind for array in arrays}
+        return np.result_type(*arrays) if len(kinds) == 1 else np.dtype(object)
+    return np.result_type(*[array.dtype for array in arrays])

@@ -1,0 +1,135 @@
+"""`first_value`: one value in place of an input whose rows are all the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pytriton.decorators._calls import Plan, first_result
+from pytriton.decorators._context import find_model_config
+from pytriton.decorators._grouping import absent_input
+from pytriton.decorators._inputs import arrays_of, checked_names, requests_among, requests_of, with_data
+from pytriton.decorators._requests import CURRENT_SCOPE, Scope
+from pytriton.decorators._wrapping import decorator
+from pytriton.exceptions import PyTritonBadParameterError, PyTritonRuntimeError
+
+__all__ = ["first_value"]
+
+ResultT = TypeVar("ResultT")
+
+
+def first_value(
+    *keys: str, squeeze_single_values: bool = True, strict: bool = True
+) -> Callable[[Callable[..., ResultT]], Callable[..., ResultT]]:
+    """Hands a callable one value of an input in place of its array over the batch.
+
+    It is for values that are the same for all rows, as below `@group_by_values`:
+
+    ```python
+    @batch
+    @group_by_values("temperature")
+    @first_value("temperature")
+    def infer(prompt, temperature):  # temperature is one number
+        ...
+    ```
+
+    An input `(rows, *tensor.shape)` becomes its first row, an array `tensor.shape`; a row of one element becomes the
+    element itself: a numpy scalar of the dtype, `bytes` for a string. Directly on a callable that takes requests it
+    does so within each request. Where the model has an input which is optional and not there, nothing is done about it.
+    Works on all kinds of callables that `batch` does.
+
+    Args:
+        *keys: Names of the inputs.
+        squeeze_single_values: False leaves a row of one element as an array `tensor.shape`.
+        strict: Whether all rows have to be equal. False takes the first, whatever the others are. Two NaN are equal.
+
+    Returns:
+        The decorator.
+
+    Raises:
+        PyTritonBadParameterError: At once: there are no keys, or one is no name or `__triton_context__`. When called: a
+            key that is no input of the model.
+        PyTritonRuntimeError: When called: the model does not batch; an input is no array with a batch axis, or has no
+            rows; with `strict`, its rows differ.
+    """
+    if len(keys) == 1 and callable(keys[0]):
+        raise PyTritonBadParameterError(
+            'Write @first_value("temperature"), with the names of the inputs, not @first_value alone.',
+            parameter="first_value.keys",
+            value=keys[0],
+            rule="one or more names of inputs",
+        )
+    names = checked_names("first_value", keys)
+    taken = frozenset(names)
+
+    def replaced(inputs: Mapping[str, Any], wrapped: Any, instance: Any) -> dict[str, Any]:
+        result = dict(inputs)
+        for name in names:
+            if name in inputs:
+                result[name] = _first(name, inputs[name], squeeze_single_values, strict)
+            else:
+                absent_input("first_value", name, inputs, wrapped, instance)
+        return result
+
+    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+        if args and instance is None:
+            instance = args[0]
+        _check_batching(wrapped, instance)
+        requests = requests_among(args)
+        if requests is None:
+            if args and isinstance(args[-1], Mapping):
+                requests_of("first_value", args)
+            scope = CURRENT_SCOPE.get().without_batch_axis(taken)
+            return Plan([(args, replaced(kwargs, wrapped, instance), scope)], first_result)
+        changed = [
+            with_data(request, replaced(arrays_of(request, index), wrapped, instance))
+            for index, request in enumerate(requests)
+        ]
+        return Plan([((*args[:-1], changed), kwargs, Scope(requests))], first_result)
+
+    return decorator(prepare, name="first_value")
+
+
+def _check_batching(wrapped: Any, instance: Any) -> None:
+    config = find_model_config(wrapped, instance)
+    if config is not None and not config.batching:
+        raise PyTritonRuntimeError(
+            f"@first_value takes a value from the rows of a batch, and model {config.model_name!r} has batching=False, "
+            "so its inputs have no rows. Take the decorator off, or bind the model with ModelConfig(batching=True)."
+        )
+
+
+def _first(name: str, column: Any, squeeze: bool, strict: bool) -> Any:
+    shape = getattr(column, "shape", None)
+    if not shape:
+        raise PyTritonRuntimeError(
+            f"@first_value expected input {name!r} to be an array with a batch axis, (rows, ...), received a "
+            f"{type(column).__name__} without one."
+        )
+    if not shape[0]:
+        raise PyTritonRuntimeError(f"@first_value found no row in input {name!r}, which has shape {shape}.")
+    if strict and shape[0] > 1 and not _is_constant(column):
+        values = str(np.asarray(column).reshape(shape[0], -1)[:, :8].tolist())
+        raise PyTritonRuntimeError(
+            f"@first_value expected all {shape[0]} rows of input {name!r} to be equal, received {values[:200]}. Put "
+            f'@group_by_values("{name}") above it, or give it strict=False to take the first row, whatever the others '
+            "are."
+        )
+    row = column[0]
+    return row.reshape(-1)[0] if squeeze and getattr(row, "size", 0) == 1 else row
+
+
+def _is_constant(column: Any) -> bool:
+    if column.dtype.kind == "O":
+        rows = column.reshape(len(column), -1).tolist()
+        return all(row == rows[0] for row in rows)
+    raw = column.tobytes()
+    if raw == raw[: len(raw) // len(column)] * len(column):
+        return True
+    # The same values may have different bytes: 0.0 and -0.0, the many forms of NaN.
+    equal = column == column[0]
+    if column.dtype.kind not in "biuSU":
+        equal |= (column != column) & (column[0] != column[0])
+    return bool(equal.all())
