@@ -83,7 +83,7 @@ READY = "Serving. Press Ctrl+C"
 LISTENING = {
     "8000": re.compile(r"Started HTTPService at \S*:(\d+)"),
     "8001": re.compile(r"Started GRPCInferenceService at \S*:(\d+)"),
-    "8002": re.compile(r"Started Metrics Service at \S*:(\d+)"),
+    "8002": re.compile(r"Metrics are served at http://\S*:(\d+)/metrics"),
 }
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>.*)$")

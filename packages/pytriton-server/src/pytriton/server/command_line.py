@@ -64,6 +64,9 @@ def build_command(
         address = endpoint.setting.removesuffix("_port") + "_address"
         if values.get(address) is not None or endpoint.is_ipv6:
             values[address] = _address(endpoint)
+    if ports.triton_metrics is not None:
+        # Where the user wants the metrics is for the page that includes these.
+        values["metrics_address"] = ports.triton_metrics.address
     values["model_repository"] = [folders.models, *([config.model_repository] if config.model_repository else [])]
     defaults: dict[str, object] = {
         # A model that cannot be loaded is told by name and reason, which an exit code cannot.

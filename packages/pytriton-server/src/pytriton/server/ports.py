@@ -1,7 +1,8 @@
-"""The ports that tritonserver listens on: picked, checked, and held until the server has bound them.
+"""The ports of a server: picked, checked, and held until the server has bound them.
 
 A port is held by a socket that is bound but does not listen. Linux then gives it to nobody who asks for any free port,
-but tritonserver, which sets SO_REUSEADDR as the holding socket does, may bind it.
+but tritonserver, which sets SO_REUSEADDR as the holding socket does, may bind it. The page of metrics is served by this
+process: its socket listens from the beginning.
 """
 
 import contextlib
@@ -30,6 +31,8 @@ __all__ = [
 
 _ANY_ADDRESS = "0.0.0.0"
 _LISTENING = "0A"
+_LOOPBACK_ADDRESS = "127.0.0.1"
+_METRICS = "metrics_port"
 _SAGEMAKER = "sagemaker_port"
 # As tritonserver words it, with the address in front: "Socket '127.0.0.1:8000' already in use".
 _IN_USE = "already in use"
@@ -69,6 +72,8 @@ class ReservedPorts:
     def __init__(self, endpoints: dict[str, Endpoint], holders: list[socket.socket]) -> None:
         self._endpoints = endpoints
         self._holders = holders
+        self._triton_metrics: Endpoint | None = None
+        self._metrics_listener: socket.socket | None = None
 
     @property
     def http(self) -> Endpoint | None:
@@ -82,16 +87,47 @@ class ReservedPorts:
 
     @property
     def metrics(self) -> Endpoint | None:
-        """Endpoint of the metrics; None where they are not allowed."""
-        return self._endpoints.get("metrics_port")
+        """Endpoint of the page of metrics; None where they are not allowed."""
+        return self._endpoints.get(_METRICS)
+
+    @property
+    def triton_metrics(self) -> Endpoint | None:
+        """Endpoint of tritonserver's own metrics, which the page includes; None where they are not allowed."""
+        return self._triton_metrics
+
+    def take_metrics_listener(self) -> socket.socket | None:
+        """Hands over the socket that listens for the page of metrics: `release` leaves it alone from now on."""
+        listener, self._metrics_listener = self._metrics_listener, None
+        return listener
 
     def __iter__(self) -> Iterator[Endpoint]:
-        return iter(self._endpoints.values())
+        """Goes through the endpoints of tritonserver itself: the metrics' is not that of the page."""
+        for setting, endpoint in self._endpoints.items():
+            yield self._triton_metrics if setting == _METRICS and self._triton_metrics is not None else endpoint
 
     def release(self) -> None:
         """Lets go of the ports; to be called when the server has bound them, or never will."""
         while self._holders:
             self._holders.pop().close()
+        listener = self.take_metrics_listener()
+        if listener is not None:
+            listener.close()
+
+    def _listen_for_metrics(self, page: Endpoint, holder: socket.socket) -> None:
+        """Makes the page's port ours for good, and picks one for tritonserver's part of it, on this machine only."""
+        self._metrics_listener = holder
+        try:
+            holder.listen()
+        except OSError as error:
+            # Others may bind the port as long as nobody listens, and the first one who does has it.
+            if error.errno == errno.EADDRINUSE:
+                raise taken(page) from error
+            raise
+        own = _hold(_METRICS, _LOOPBACK_ADDRESS, 0)
+        self._holders.append(own)
+        self._triton_metrics = Endpoint(
+            setting=_METRICS, address=_LOOPBACK_ADDRESS, port=own.getsockname()[1], picked=True
+        )
 
 
 def reserve_ports(config: TritonConfig) -> ReservedPorts:
@@ -119,10 +155,13 @@ def reserve_ports(config: TritonConfig) -> ReservedPorts:
                         received=port,
                     )
             holder = _hold_allowed(config, setting, address, port)
-            holders.append(holder)
-            endpoints[setting] = Endpoint(
+            endpoint = endpoints[setting] = Endpoint(
                 setting=setting, address=address, port=holder.getsockname()[1], picked=port == 0
             )
+            if setting == _METRICS:
+                reserved._listen_for_metrics(endpoint, holder)
+            else:
+                holders.append(holder)
     except BaseException:
         reserved.release()
         raise
@@ -166,7 +205,7 @@ def _wanted(config: TritonConfig) -> Iterator[tuple[str, str, int]]:
     if config.allow_grpc is not False:
         yield "grpc_port", config.grpc_address or _ANY_ADDRESS, _default(config.grpc_port, 8001)
     if config.allow_metrics is not False:
-        yield "metrics_port", config.metrics_address or http_address, _default(config.metrics_port, 8002)
+        yield _METRICS, config.metrics_address or http_address, _default(config.metrics_port, 8002)
     if config.allow_sagemaker:
         yield "sagemaker_port", _ANY_ADDRESS, _default(config.sagemaker_port, 8080)
     if vertex_ai_is_on(config):
