@@ -4,14 +4,7 @@ import numpy as np
 import pytest
 
 from pytriton.exceptions import PyTritonBadParameterError
-from pytriton.model_config.common import (
-    DeviceKind,
-    DynamicBatcher,
-    ModelWarmup,
-    QueuePolicy,
-    TimeoutAction,
-    WarmupInput,
-)
+from pytriton.model_config.common import DeviceKind, DynamicBatcher, QueuePolicy, TimeoutAction
 
 
 def test_defaults_are_those_of_triton() -> None:
@@ -37,6 +30,15 @@ def test_names_of_enums() -> None:
         (DynamicBatcher, {"priority_levels": "2"}),
         (DynamicBatcher, {"default_priority_level": -1}),
         (DynamicBatcher, {"preferred_batch_size": [4, 0]}),
+        (DynamicBatcher, {"preferred_batch_size": 4}),
+        (DynamicBatcher, {"preferred_batch_size": "4"}),
+        (DynamicBatcher, {"preserve_ordering": "no"}),
+        (DynamicBatcher, {"default_queue_policy": {"max_queue_size": 1}}),
+        (DynamicBatcher, {"priority_queue_policy": [QueuePolicy()]}),
+        (DynamicBatcher, {"max_queue_delay_microseconds": 2**63}),
+        (QueuePolicy, {"allow_timeout_override": "yes"}),
+        (QueuePolicy, {"max_queue_size": 2**32}),
+        (QueuePolicy, {"default_timeout_microseconds": 2**62}),
     ],
 )
 def test_values_wrong_on_their_own_are_refused_at_construction(kind: Any, fields: dict[str, Any]) -> None:
@@ -72,6 +74,33 @@ def test_values_that_do_not_fit_together_are_refused_by_validate(batcher: Dynami
         batcher.validate(8)
 
 
+@pytest.mark.parametrize("policy", [{0: POLICY}, {"1": POLICY}, {1: "REJECT"}, {True: POLICY}])
+def test_policies_by_something_else_than_priority(policy: Any) -> None:
+    with pytest.raises(PyTritonBadParameterError, match=r"DynamicBatcher\.priority_queue_policy"):
+        DynamicBatcher(priority_levels=2, default_priority_level=1, priority_queue_policy=policy)
+
+
+@pytest.mark.parametrize(
+    ("delays", "name"),
+    [
+        ({"default_queue_policy": QueuePolicy(TimeoutAction.DELAY, 5)}, "default_queue_policy"),
+        ({"default_queue_policy": QueuePolicy(TimeoutAction.DELAY, 0, True)}, "default_queue_policy"),
+        (
+            {
+                "priority_levels": 1,
+                "default_priority_level": 1,
+                "priority_queue_policy": {1: QueuePolicy(TimeoutAction.DELAY, 5)},
+            },
+            r"priority_queue_policy\[1\]",
+        ),
+    ],
+)
+def test_delaying_breaks_an_order_that_is_to_be_preserved(delays: dict[str, Any], name: str) -> None:
+    with pytest.raises(PyTritonBadParameterError, match=rf"{name}\.timeout_action=.*REJECT with preserve_ordering"):
+        DynamicBatcher(preserve_ordering=True, **delays).validate()
+    DynamicBatcher(preserve_ordering=True, default_queue_policy=QueuePolicy(TimeoutAction.DELAY)).validate()
+
+
 def test_values_that_fit_together() -> None:
     delay: Any = np.int64(100)
     DynamicBatcher(
@@ -91,10 +120,3 @@ def test_validate_sees_later_assignments_also_of_policies() -> None:
     policy.max_queue_size = -5
     with pytest.raises(PyTritonBadParameterError, match=r"priority_queue_policy\[1\]\.max_queue_size=-5"):
         batcher.validate()
-
-
-def test_warmup() -> None:
-    warmup = ModelWarmup("zeros", 2, {"x": WarmupInput("float32", (3,), zero_data=True)}, 5)
-    assert warmup.inputs["x"].dtype is np.float32
-    with pytest.raises(PyTritonBadParameterError, match=r"WarmupInput\.dtype"):
-        WarmupInput(np.complex64, (3,))

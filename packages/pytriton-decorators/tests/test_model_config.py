@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from pytriton.exceptions import PyTritonBadParameterError
@@ -39,10 +40,39 @@ def test_a_decoupled_model_cannot_be_cached() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("arena_budget_bytes", 0), ("attach_timeout_s", -1), ("attach_timeout_s", "10")]
+    ("field", "value"),
+    [
+        ("arena_budget_bytes", 0),
+        ("arena_budget_bytes", 2**63),
+        ("attach_timeout_s", -1),
+        ("attach_timeout_s", "10"),
+        ("attach_timeout_s", float("nan")),
+        ("attach_timeout_s", True),
+        ("warmup_timeout_s", float("inf")),
+        ("warmup_timeout_s", None),
+        ("batching", "no"),
+        ("batching", None),
+        ("decoupled", 2),
+        ("response_cache", "false"),
+        ("send_tracebacks", "yes"),
+        ("batcher", {"max_queue_delay_microseconds": 1}),
+        ("max_batch_size", 4.0),
+        ("max_batch_size", True),
+        ("max_batch_size", 2**31),
+    ],
 )
-def test_limits_of_the_way_to_the_callable(field: str, value: object) -> None:
+def test_every_value_is_checked(field: str, value: object) -> None:
     config = ModelConfig(**{field: value})  # type: ignore[arg-type] # wrong on purpose
-    with pytest.raises(PyTritonBadParameterError, match=field) as caught:
+    with pytest.raises(PyTritonBadParameterError, match=rf"ModelConfig\.{field}=.* must be ") as caught:
         config.validate()
-    assert caught.value.value == value
+    assert caught.value.parameter == f"ModelConfig.{field}"
+    assert caught.value.value is value
+
+
+def test_values_of_numpy_are_taken() -> None:
+    true, number, seconds = np.bool_(True), np.int64(8), np.float32(0.5)
+    ModelConfig(
+        batching=true,  # type: ignore[arg-type] # numpy's are as good
+        max_batch_size=number,
+        attach_timeout_s=seconds,
+    ).validate()

@@ -56,8 +56,12 @@ PUBLIC = {
         "QueuePolicy",
         "TimeoutAction",
         "WarmupInput",
+        "generate_warmup_data",
+        "generate_warmup_requests",
     },
+    "pytriton.model_config.generator": {"ModelConfigGenerator"},
     "pytriton.model_config.model_config": {"ModelConfig"},
+    "pytriton.model_config.parser": {"ModelConfigParser"},
     "pytriton.model_config.tensor": {"Tensor"},
     "pytriton.model_config.triton_model_config": {"ResponseCache", "TensorSpec", "TritonModelConfig"},
 }

@@ -40,7 +40,7 @@ def test_shapes_of_other_iterables_become_tuples() -> None:
     assert all(type(size) is int for size in tensor.shape)
 
 
-@pytest.mark.parametrize("shape", [3, "12", b"12", None, (0,), (-2,), (1.5,), (True,), (1, "2")])
+@pytest.mark.parametrize("shape", [3, "12", b"12", None, (0,), (-2,), (1.5,), (True,), (1, "2"), (2**63,)])
 def test_bad_shapes(shape: Any) -> None:
     with pytest.raises(PyTritonBadParameterError, match=r"Tensor\.shape=.*at least 1, or -1") as caught:
         Tensor(shape, np.float32)
@@ -58,3 +58,9 @@ def test_bad_dtypes_are_refused_at_construction(dtype: Any) -> None:
 def test_bad_names(name: Any) -> None:
     with pytest.raises(PyTritonBadParameterError, match=r"Tensor\.name="):
         Tensor((1,), np.float32, name)
+
+
+def test_optional_is_yes_or_no() -> None:
+    with pytest.raises(PyTritonBadParameterError, match=r"Tensor\.optional='no'"):
+        Tensor((1,), np.float32, optional="no")  # type: ignore[arg-type] # wrong on purpose
+    assert Tensor((1,), np.float32, optional=None).optional is None

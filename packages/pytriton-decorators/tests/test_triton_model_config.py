@@ -11,6 +11,8 @@ def test_defaults() -> None:
     assert (config.batcher, config.inputs, config.outputs, config.response_cache) == (None, None, None, None)
     assert config.instance_group is not TritonModelConfig("m").instance_group
     assert config.backend == "pytriton"
+    with pytest.raises(AttributeError):
+        config.backend = "python"  # type: ignore[misc] # it is what serves the model, not a choice
 
 
 def test_equality_is_that_of_values() -> None:

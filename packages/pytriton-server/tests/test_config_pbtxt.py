@@ -2,12 +2,18 @@ import dataclasses
 import importlib
 from typing import Any
 
+import hypothesis.strategies as st
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
 
 from pytriton.model_config import DeviceKind, DynamicBatcher, QueuePolicy, TimeoutAction
+from pytriton.model_config._prototxt import parse
+from pytriton.model_config.common import ModelWarmup, WarmupInput
+from pytriton.model_config.parser import ModelConfigParser
 from pytriton.model_config.triton_model_config import ResponseCache, TensorSpec, TritonModelConfig
-from pytriton.server.config_pbtxt import render_config
+from pytriton.proxy_backend import BACKEND_NAME
+from pytriton.server.config_pbtxt import render_config, render_config_json
 
 # Imported by name: whether protobuf brings type stubs depends on what else is installed.
 json_format: Any = importlib.import_module("google.protobuf.json_format")
@@ -105,3 +111,82 @@ def test_any_name_survives(name: str) -> None:
     read = parsed(config)
     assert read["output"][0]["name"] == name
     assert read["parameters"] == {name: {"string_value": name}}
+
+
+# ---- any configuration: Triton's definition of it is the judge ----------------------------------------------------
+
+DTYPES = [np.bool_, np.int8, np.uint16, np.int64, np.float16, np.float32, np.float64, np.bytes_]
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=8)
+MICROSECONDS = st.integers(0, 9 * 10**15)
+
+
+@st.composite
+def policies(draw: st.DrawFn, *, may_delay: bool) -> QueuePolicy:
+    actions = [TimeoutAction.REJECT, TimeoutAction.DELAY] if may_delay else [TimeoutAction.REJECT]
+    return QueuePolicy(
+        draw(st.sampled_from(actions)), draw(MICROSECONDS), draw(st.booleans()), draw(st.integers(0, 2**32 - 1))
+    )
+
+
+@st.composite
+def batchers(draw: st.DrawFn, max_batch_size: int) -> DynamicBatcher:
+    levels = draw(st.sampled_from([0, 0, 1, 2, 5, 2**64 - 1]))
+    ordered = draw(st.booleans()) and levels < 2
+    policy = policies(may_delay=not ordered)
+    level = st.integers(1, levels) if levels else st.nothing()
+    return DynamicBatcher(
+        max_queue_delay_microseconds=draw(MICROSECONDS),
+        preferred_batch_size=draw(st.none() | st.lists(st.integers(1, max_batch_size), max_size=3)),
+        preserve_ordering=ordered,
+        priority_levels=levels,
+        default_priority_level=draw(level) if levels else 0,
+        default_queue_policy=draw(st.none() | policy),
+        priority_queue_policy=draw(st.none() | st.dictionaries(level, policy, max_size=3)) if levels else None,
+    )
+
+
+@st.composite
+def configs(draw: st.DrawFn) -> TritonModelConfig:
+    shapes = st.lists(st.just(-1) | st.integers(1, 2**63 - 1), min_size=1, max_size=3).map(tuple)
+    tensors = st.builds(TensorSpec, TEXTS, shapes, st.sampled_from(DTYPES))
+    optional = st.builds(TensorSpec, TEXTS, shapes, st.sampled_from(DTYPES), st.booleans())
+    batching = draw(st.booleans())
+    max_batch_size = draw(st.integers(1, 2**31 - 1)) if batching else 0
+    decoupled = draw(st.booleans())
+    return TritonModelConfig(
+        model_name=draw(TEXTS),
+        max_batch_size=max_batch_size,
+        batching=batching,
+        batcher=draw(st.none() | batchers(max_batch_size)) if batching else None,
+        instance_group=draw(
+            st.dictionaries(st.sampled_from(list(DeviceKind)), st.none() | st.integers(1, 2**31 - 1), max_size=2)
+        ),
+        decoupled=decoupled,
+        backend_parameters=draw(st.dictionaries(TEXTS, TEXTS, max_size=2)),
+        inputs=draw(st.lists(optional, max_size=3)),
+        outputs=draw(st.lists(tensors, max_size=3)),
+        response_cache=None if decoupled else draw(st.none() | st.builds(ResponseCache, st.booleans())),
+    )
+
+
+@given(configs())
+@settings(max_examples=60, derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_text_and_json_say_the_same_and_can_be_read(config: TritonModelConfig) -> None:
+    from_text = text_format.Parse(render_config(config), model_config_pb2.ModelConfig())
+    assert json_format.Parse(render_config_json(config), model_config_pb2.ModelConfig()) == from_text
+    # And our reader understands what protobuf writes itself.
+    read = ModelConfigParser.from_dict(parse(text_format.MessageToString(from_text)))
+    assert read == ModelConfigParser.from_dict(json_format.MessageToDict(from_text))
+    expected = dataclasses.replace(config, response_cache=read.response_cache, batcher=read.batcher)
+    assert read == dataclasses.replace(expected, instance_group=read.instance_group)
+    assert (config.batcher is None) == (read.batcher is None)
+
+
+def test_the_warmup_is_not_told_to_triton() -> None:
+    config = dataclasses.replace(BASE, model_warmup=[ModelWarmup("w", 1, {"a": WarmupInput("int8", (1,), True)}, 1)])
+    assert "model_warmup" not in render_config(config)
+    assert "model_warmup" not in render_config_json(config)
+
+
+def test_the_backend_is_the_one_that_is_installed() -> None:
+    assert parsed(BASE)["backend"] == BACKEND_NAME

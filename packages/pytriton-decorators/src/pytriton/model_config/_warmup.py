@@ -257,7 +257,9 @@ def _random(shape: tuple[int, ...], declared: Any, random: np.random.Generator) 
     if dtype.kind == "O":
         words = np.empty(shape, dtype=dtype)
         for index in np.ndindex(shape):
-            words[index] = bytes(random.integers(ord("a"), ord("z") + 1, random.integers(1, _RANDOM_TEXT_MAX + 1)))
+            words[index] = bytes(
+                random.integers(ord("a"), ord("z") + 1, random.integers(1, _RANDOM_TEXT_MAX + 1)).tolist()
+            )
         return words
     if dtype.kind == "b":
         return random.integers(0, 2, shape).astype(dtype)
