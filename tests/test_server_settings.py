@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from support.http import call, infer
-from support.serving import local_config, running, server_pid, short_home
 
-from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.server.binary import find_tritonserver
-from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig, TritonServerStartError
+from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig
+from support.http import call, infer
+from support.serving import running, server_pid, short_home
 
 TENSORS: dict[str, Any] = {
     "inputs": [Tensor((-1,), np.float32, "x")],

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.http import call, infer
-from support.serving import local_config, running, server_pid, short_home
 
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
 from pytriton.triton import Triton, TritonSecurityConfig, TritonServerStartError
+from support.http import call, infer
+from support.serving import local_config, running, server_pid, short_home
 
 TENSORS: dict[str, Any] = {
     "inputs": [Tensor((-1,), np.float32, "x")],
@@ -92,7 +92,7 @@ def test_names_of_this_machine_are_addresses() -> None:
         ),
         (
             {"grpc_use_ssl": True, "grpc_server_cert": "/proc/version", "grpc_server_key": "/proc/version"},
-            "grpc_server_cert='/proc/version' holds nothing in the PEM format",
+            "grpc_server_key='/proc/version' must be a certificate and its key",
         ),
         (
             {"http_restricted_api": "health:triton-access-token=other"},
@@ -120,9 +120,8 @@ def test_certificates_without_the_switch_are_warned_about(caplog: pytest.LogCapt
 
 
 def test_a_cache_that_is_not_there_is_an_error_with_the_reason() -> None:
-    with short_home():
-        with pytest.raises(TritonServerStartError, match=r"libtritoncache_nosuch\.so"):
-            Triton(config=local_config(cache_config=["nosuch,size=1"])).run()
+    with short_home(), pytest.raises(TritonServerStartError, match=r"libtritoncache_nosuch\.so"):
+        Triton(config=local_config(cache_config=["nosuch,size=1"])).run()
 
 
 def test_strict_readiness(broken_models: Path) -> None:

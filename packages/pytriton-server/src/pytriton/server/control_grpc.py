@@ -15,6 +15,11 @@ from pytriton.server.settings import TritonConfig
 __all__ = ["GrpcControl"]
 
 _METADATA_PREFIX = "triton-grpc-protocol-"
+_MUTUAL_ADVICE = (
+    " With TritonConfig.grpc_use_ssl_mutual and without HTTP, the server is asked with its own certificate, which "
+    "TritonConfig.grpc_root_cert has to vouch for and whose extended key usage, if it has one, must name client "
+    "authentication. Or allow HTTP, on 127.0.0.1 if nobody else is to use it."
+)
 
 
 class GrpcControl:
@@ -106,7 +111,8 @@ class GrpcControl:
             return getattr(self._client, method)(*arguments, headers=self._headers, client_timeout=timeout_s, **options)
         except InferenceServerException as error:
             reason = error.message()
-            raise ControlError(f"tritonserver refused {method} over gRPC: {reason}", reason=reason) from error
+            advice = _MUTUAL_ADVICE if self._config.grpc_use_ssl_mutual else ""
+            raise ControlError(f"tritonserver refused {method} over gRPC: {reason}{advice}", reason=reason) from error
 
 
 def _name_override(endpoint: Endpoint, config: TritonConfig) -> list[tuple[str, str]]:

@@ -95,6 +95,16 @@ class ReservedPorts:
         """Endpoint of tritonserver's own metrics, which the page includes; None where they are not allowed."""
         return self._triton_metrics
 
+    @property
+    def sagemaker(self) -> Endpoint | None:
+        """Endpoint of SageMaker's calls; None where they are not allowed."""
+        return self._endpoints.get(_SAGEMAKER)
+
+    @property
+    def vertex_ai(self) -> Endpoint | None:
+        """Endpoint of Vertex AI's calls; None where they are not allowed."""
+        return self._endpoints.get("vertex_ai_port")
+
     def take_metrics_listener(self) -> socket.socket | None:
         """Hands over the socket that listens for the page of metrics: `release` leaves it alone from now on."""
         listener, self._metrics_listener = self._metrics_listener, None

@@ -46,22 +46,48 @@ def _check_tls(config: TritonConfig) -> None:
             raise PyTritonValidationError(
                 f"TritonConfig.{switch} needs TritonConfig.{name}, a PEM file; it is not set.", expected="a PEM file"
             )
+        _check_readable(name, path)
+    _check_certificates(config)
+
+
+def _check_readable(name: str, path: Path) -> None:
+    try:
+        with path.open("rb"):
+            return
+    except OSError as error:
+        raise PyTritonValidationError(
+            f"TritonConfig.{name}={str(path)!r} cannot be read: {error.strerror}.",
+            expected="a PEM file",
+            received=str(path),
+        ) from error
+
+
+def _check_certificates(config: TritonConfig) -> None:
+    # Not at the top: most servers do without.
+    import ssl
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        # Without a password of some kind Python would ask the terminal for that of an encrypted key.
+        context.load_cert_chain(str(config.grpc_server_cert), str(config.grpc_server_key), password="")
+    except (OSError, ValueError) as error:
+        raise PyTritonValidationError(
+            f"TritonConfig.grpc_server_cert={str(config.grpc_server_cert)!r} and "
+            f"TritonConfig.grpc_server_key={str(config.grpc_server_key)!r} must be a certificate and its key, not "
+            f"encrypted, in the PEM format: {error}.",
+            expected="a certificate and its key",
+            received=(str(config.grpc_server_cert), str(config.grpc_server_key)),
+        ) from error
+    if config.grpc_use_ssl_mutual:
         try:
-            with path.open("rb") as file:
-                is_pem = b"-----BEGIN" in file.read()
-        except OSError as error:
+            context.load_verify_locations(str(config.grpc_root_cert))
+        except (OSError, ValueError) as error:
             raise PyTritonValidationError(
-                f"TritonConfig.{name}={str(path)!r} cannot be read: {error.strerror}.",
-                expected="a PEM file",
-                received=str(path),
+                f"TritonConfig.grpc_root_cert={str(config.grpc_root_cert)!r} must hold certificates in the PEM format: "
+                f"{error}.",
+                expected="certificates in the PEM format",
+                received=str(config.grpc_root_cert),
             ) from error
-        if not is_pem:
-            raise PyTritonValidationError(
-                f"TritonConfig.{name}={str(path)!r} holds nothing in the PEM format (-----BEGIN ...). Convert it, for "
-                "example with openssl.",
-                expected="a PEM file",
-                received=str(path),
-            )
 
 
 def _check_log_file(path: Path | None) -> None:

@@ -151,6 +151,16 @@ class ServerSession:
         return self._ports.metrics if self._ports is not None else None
 
     @property
+    def sagemaker(self) -> Endpoint | None:
+        """Where SageMaker's endpoints are served, if they are."""
+        return self._ports.sagemaker if self._ports is not None else None
+
+    @property
+    def vertex_ai(self) -> Endpoint | None:
+        """Where Vertex AI's endpoints are served, if they are."""
+        return self._ports.vertex_ai if self._ports is not None else None
+
+    @property
     def control(self) -> Control:
         """The calls to the running server."""
         if self._control is None:

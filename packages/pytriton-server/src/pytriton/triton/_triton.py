@@ -55,6 +55,7 @@ class Triton(TritonBase):
         self._security = security_config or TritonSecurityConfig()
         self._server: ServerSession | None = None
         super().__init__(workspace, triton_lifecycle_policy)
+        self._trace_config = self._config.trace_config
 
     @property
     def http_url(self) -> str | None:
@@ -64,9 +65,13 @@ class Triton(TritonBase):
 
     @property
     def grpc_url(self) -> str | None:
-        """`grpc://host:port` for clients on this machine; None while the server is not running, or without gRPC."""
+        """`grpc://host:port` for clients on this machine; None while the server is not running, or without gRPC.
+
+        With TLS it is `grpcs://host:port`.
+        """
         server = self._current()
-        return _url("grpc", server.grpc) if server is not None else None
+        scheme = "grpcs" if self._config.grpc_use_ssl or self._config.grpc_use_ssl_mutual else "grpc"
+        return _url(scheme, server.grpc) if server is not None else None
 
     @property
     def metrics_url(self) -> str | None:
@@ -74,6 +79,18 @@ class Triton(TritonBase):
         server = self._current()
         base = _url("http", server.metrics) if server is not None else None
         return None if base is None else f"{base}/metrics"
+
+    @property
+    def sagemaker_url(self) -> str | None:
+        """`http://host:port` of SageMaker's endpoints; None while the server is not running, or without them."""
+        server = self._current()
+        return _url("http", server.sagemaker) if server is not None else None
+
+    @property
+    def vertex_ai_url(self) -> str | None:
+        """`http://host:port` of Vertex AI's endpoints; None while the server is not running, or without them."""
+        server = self._current()
+        return _url("http", server.vertex_ai) if server is not None else None
 
     def get_access_token(self) -> str | None:
         """Gives the token that protected endpoints ask for; None if there is none."""
@@ -91,6 +108,7 @@ class Triton(TritonBase):
             TritonServerTimeoutError: It did not answer within `STARTUP_TIMEOUT_S`.
             TritonModelLoadError: It refused a model, or a callable failed in its warm-up.
             WorkspaceError: The workspace cannot be made or written.
+            PyTritonValidationError: Two settings exclude each other, or name a file that is not there.
             PyTritonInvalidOperationError: This is a fork of the process that made this object.
         """
         self._connect()
