@@ -1,0 +1,368 @@
+"""The asyncio client: it drives the core and awaits."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import warnings
+from collections.abc import Callable, Generator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ._base import BaseModelClient
+from ._deadline import Deadline, check_timeout
+from ._requests import build_request, check_call, decode_response
+from ._results import ModelResult, ParameterValue
+from ._spec import ModelSpec
+from ._startup import Pause, PlanStep, Question, prepare, wait_for_model, wait_for_server
+from ._tls import TlsSettings
+from ._translate import closed_error
+from ._transport_aio import AsyncTransport, make_async_transport
+from .exceptions import PyTritonClientError, PyTritonClientTimeoutError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = ["AsyncioModelClient"]
+
+Result = TypeVar("Result")
+
+# A call that waits for what another call asks may get the other's error a little after its own deadline.
+_GRACE_S = 0.05
+
+
+class AsyncioModelClient(BaseModelClient):
+    """A client for one model whose calls are awaited.
+
+    Any number of tasks may use one client at a time. It may be made where no event loop runs, and serve one loop after
+    the other, or several in different threads. Close it when it is no longer needed, or use ``async with``::
+
+        async with AsyncioModelClient("localhost", "AddSub") as client:
+            result = await client.infer_sample(np.array([1.0], np.float32), np.array([2.0], np.float32))
+
+    A call whose task is cancelled is cancelled on the server as well.
+
+    The arguments are those of ``BaseModelClient``. With ``lazy_init=False`` the server is contacted on entry of
+    ``async with``, since a constructor cannot wait.
+
+    Raises:
+        PyTritonClientInvalidUrlError: The address cannot be understood.
+        PyTritonClientValueError: Another argument cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        model_name: str,
+        model_version: str | None = None,
+        *,
+        lazy_init: bool = True,
+        init_timeout_s: float | None = None,
+        inference_timeout_s: float | None = None,
+        model_config: object | None = None,
+        ensure_model_is_ready: bool = True,
+        access_token: str | None = None,
+        tls: TlsSettings | None = None,
+    ) -> None:
+        super().__init__(
+            url,
+            model_name,
+            model_version,
+            lazy_init=lazy_init,
+            init_timeout_s=init_timeout_s,
+            inference_timeout_s=inference_timeout_s,
+            model_config=model_config,
+            ensure_model_is_ready=ensure_model_is_ready,
+            access_token=access_token,
+            tls=tls,
+        )
+        self._transport = make_async_transport(self._url, self._access_token, self._tls)
+        # One object in all views of a client, so that the last of them to go speaks up.
+        self._holder = _Holder(repr(self), self._transport)
+
+    async def __aenter__(self) -> Self:
+        if not self._lazy_init:
+            try:
+                await self._get_spec()
+            except BaseException:
+                await self.close()
+                raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections. Calls that wait end with an error. A second call does nothing."""
+        self._holder.is_closed = True
+        for pausing in tuple(self._holder.pausing):
+            pausing.get_loop().call_soon_threadsafe(_wake, pausing)
+        await self._transport.close()
+
+    async def infer_sample(
+        self,
+        *inputs: object,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        headers: Mapping[str, str | int | bool] | None = None,
+        **named_inputs: object,
+    ) -> ModelResult:
+        """Infer one sample.
+
+        Args:
+            inputs: Each of the shape ``shape`` of its input, without a batch axis, in the order of the model. An array
+                of the declared type, or of one that converts to it safely, a list, a scalar, text or bytes.
+            parameters: Custom request parameters. ``priority``, ``timeout`` (in microseconds, for the server's queue),
+                ``sequence_id``, ``sequence_start`` and ``sequence_end`` have the meaning that Triton gives to them.
+            headers: HTTP headers or gRPC metadata.
+            named_inputs: The same by name, in place of ``inputs``. Optional inputs may be left out.
+
+        Returns:
+            An array of ``shape`` for every output, by name. Strings are object arrays of ``bytes``.
+
+        Raises:
+            PyTritonClientValueError: The inputs, parameters or headers cannot be sent; nothing was.
+            PyTritonClientModelNotReadyError: Before the first inference: the model was not ready within
+                ``init_timeout_s``.
+            PyTritonClientTimeoutError: The answer was not there within ``inference_timeout_s``.
+            PyTritonClientInferenceServerError: The server, or the model in it, answered with an error.
+            PyTritonClientConnectionError: The server cannot be reached, or the connection broke.
+            PyTritonClientClosedError: The client is closed.
+        """
+        return await self._infer(inputs, named_inputs, parameters, headers, is_batch=False)
+
+    async def infer_batch(
+        self,
+        *inputs: object,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        headers: Mapping[str, str | int | bool] | None = None,
+        **named_inputs: object,
+    ) -> ModelResult:
+        """Infer a batch of samples.
+
+        Args:
+            inputs: Each of the shape ``(batch, *shape)``, in the order of the model; else as in ``infer_sample``.
+            parameters: As in ``infer_sample``.
+            headers: As in ``infer_sample``.
+            named_inputs: The same by name, in place of ``inputs``.
+
+        Returns:
+            An array of the shape ``(batch, *shape)`` for every output, by name.
+
+        Raises:
+            PyTritonClientModelDoesntSupportBatchingError: The model takes one sample at a time.
+            PyTritonClientError: As in ``infer_sample``.
+        """
+        return await self._infer(inputs, named_inputs, parameters, headers, is_batch=True)
+
+    @property
+    async def model_config(self) -> ModelSpec:
+        """What the server says about the model, to be awaited: ``await client.model_config``.
+
+        Asked for once; waits for the model like a first inference.
+
+        Raises:
+            PyTritonClientModelNotReadyError: The model was not ready within ``init_timeout_s``.
+            PyTritonClientClosedError: The client is closed.
+        """
+        return await self._get_spec()
+
+    @property
+    async def is_batching_supported(self) -> bool:
+        """Whether ``infer_batch`` can be used with the model, to be awaited. Raises as ``model_config`` does."""
+        return (await self._get_spec()).batching
+
+    async def wait_for_server(self, timeout_s: float) -> None:
+        """Wait until the server is ready.
+
+        Args:
+            timeout_s: How long, in seconds.
+
+        Raises:
+            PyTritonClientTimeoutError: It was not ready in time.
+            PyTritonClientClosedError: The client is closed.
+        """
+        await self._drive(wait_for_server(self._target, Deadline(check_timeout(timeout_s, "timeout_s"))))
+
+    async def wait_for_model(self, timeout_s: float) -> None:
+        """Wait until the model is ready.
+
+        Args:
+            timeout_s: How long, in seconds.
+
+        Raises:
+            PyTritonClientModelNotReadyError: It was not ready in time: a ``PyTritonClientTimeoutError`` and a
+                ``PyTritonClientModelUnavailableError`` that says whether the server, the model or the version is
+                missing.
+            PyTritonClientClosedError: The client is closed.
+        """
+        await self._drive(wait_for_model(self._target, Deadline(check_timeout(timeout_s, "timeout_s"))))
+        self._knowledge.was_ready = True
+
+    async def load_model(self, config: str | None = None, files: Mapping[str, bytes] | None = None) -> None:
+        """Ask the server to load the model, or to load it anew. May take ``init_timeout_s`` seconds.
+
+        Args:
+            config: A model configuration as JSON, in place of the one in the server's repository.
+            files: The files of the model, by names such as ``"file:1/model.py"``; needs ``config``.
+
+        Raises:
+            PyTritonClientInferenceServerError: The server cannot load it, or runs in another model control mode.
+            PyTritonClientTimeoutError: It was not loaded in time.
+            PyTritonClientClosedError: The client is closed.
+        """
+        self._check_open()
+        await self._transport.load_model(self._target.model_name, config, files, self._init_timeout_s)
+        self._forget()
+
+    async def unload_model(self) -> None:
+        """Ask the server to unload the model. Raises as ``load_model`` does."""
+        self._check_open()
+        await self._transport.unload_model(self._target.model_name, self._init_timeout_s)
+        self._forget()
+
+    async def _infer(
+        self,
+        inputs: tuple[object, ...],
+        named_inputs: Mapping[str, object],
+        parameters: Mapping[str, ParameterValue] | None,
+        headers: Mapping[str, str | int | bool] | None,
+        *,
+        is_batch: bool,
+    ) -> ModelResult:
+        call = check_call(inputs, named_inputs, parameters, headers, self._options)
+        deadline = self._call_deadline()
+        spec = await self._get_spec(deadline)
+        self._check_is_coupled(spec)
+        request = build_request(
+            spec,
+            call,
+            model_name=self._target.model_name,
+            model_version=self._target.model_version,
+            request_id=self._next_request_id(),
+            is_batch=is_batch,
+        )
+        timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
+        response = await self._transport.infer(request, timeout_s)
+        return decode_response(spec, response, is_batch=is_batch)
+
+    async def _get_spec(self, call_deadline: Deadline | None = None) -> ModelSpec:
+        self._check_open()
+        knowledge, holder = self._knowledge, self._holder
+        if knowledge.is_prepared and knowledge.spec is not None:
+            return knowledge.spec
+        deadline = Deadline(self._init_timeout_s)
+        if call_deadline is not None and call_deadline.remaining_s() < deadline.timeout_s:
+            deadline = call_deadline
+        # Of the tasks of one loop, one asks. If it is cancelled or fails, the next one takes over.
+        loop = asyncio.get_running_loop()
+        while (asking := holder.asking.get(loop)) is not None:
+            await asyncio.wait({asking}, timeout=deadline.remaining_s() + _GRACE_S)
+            if knowledge.is_prepared and knowledge.spec is not None:
+                return knowledge.spec
+            if deadline.remaining_s() <= _GRACE_S:
+                raise self._not_answered(deadline, asking)
+        asking = holder.asking[loop] = loop.create_future()
+        error: PyTritonClientError | None = None
+        try:
+            wait = self._ensure_model_is_ready and not knowledge.was_ready
+            spec = knowledge.spec = await self._drive(prepare(self._target, deadline, wait=wait, spec=knowledge.spec))
+            knowledge.was_ready = knowledge.was_ready or wait
+            knowledge.is_prepared = True
+            return spec
+        except PyTritonClientError as failure:
+            error = failure
+            raise
+        finally:
+            del holder.asking[loop]
+            asking.set_result(error)
+
+    def _not_answered(
+        self, deadline: Deadline, asking: asyncio.Future[PyTritonClientError | None]
+    ) -> PyTritonClientError:
+        error = asking.result() if asking.done() else None
+        if error is not None:
+            return copy.copy(error)
+        return PyTritonClientTimeoutError(
+            f"Waited {deadline.timeout_s:g} s at {self._target.url} for another call that waits for the model "
+            f"{self._target.model}.",
+            url=self._target.url,
+            model_name=self._target.model_name,
+            model_version=self._target.model_version,
+            timeout_s=deadline.timeout_s,
+            waited_for="model ready",
+        )
+
+    def _forget(self) -> None:
+        """A model that was loaded anew may have another configuration."""
+        self._knowledge.is_prepared = False
+        self._knowledge.was_ready = False
+        self._knowledge.spec = self._given_spec
+
+    async def _drive(self, plan: Generator[PlanStep, Any, Result]) -> Result:
+        """Answer what a plan asks until it ends."""
+        resume: Callable[[Any], PlanStep] = plan.send
+        answer: Any = None
+        try:
+            while True:
+                step = resume(answer)
+                self._check_open()
+                try:
+                    answer, resume = await self._answer(step), plan.send
+                except PyTritonClientError as error:
+                    answer, resume = error, plan.throw
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        finally:
+            plan.close()
+
+    async def _answer(self, step: PlanStep) -> Any:
+        if isinstance(step, Pause):
+            return await self._holder.pause(step.seconds)
+        name, version = self._target.model_name, self._target.model_version
+        if step.question is Question.SERVER_READY:
+            return await self._transport.is_server_ready(step.timeout_s)
+        if step.question is Question.MODEL_READY:
+            return await self._transport.is_model_ready(name, version, step.timeout_s)
+        if step.question is Question.ANY_VERSION_READY:
+            return await self._transport.is_model_ready(name, None, step.timeout_s)
+        return await self._transport.get_model_config(name, version, step.timeout_s)
+
+    def _check_open(self) -> None:
+        if self._holder.is_closed:
+            raise closed_error(self._target.model_name, self._target.url)
+
+
+class _Holder:
+    """What a client and its views hold together, and a warning when all of them go without having been closed."""
+
+    def __init__(self, text: str, transport: AsyncTransport) -> None:
+        self.is_closed = False
+        self.pausing: set[asyncio.Future[None]] = set()
+        self.asking: dict[asyncio.AbstractEventLoop, asyncio.Future[PyTritonClientError | None]] = {}
+        self._text = text
+        self._transport = transport
+
+    def __del__(self) -> None:
+        if not self.is_closed and self._transport.has_connections:
+            warnings.warn(f"{self._text} was not closed; await its close()", ResourceWarning, source=self, stacklevel=2)
+            self._transport.close_soon()
+
+    async def pause(self, seconds: float) -> None:
+        """Sleep, but not beyond the end of the client."""
+        loop = asyncio.get_running_loop()
+        pausing: asyncio.Future[None] = loop.create_future()
+        timer = loop.call_later(seconds, _wake, pausing)
+        self.pausing.add(pausing)
+        try:
+            await pausing
+        finally:
+            timer.cancel()
+            self.pausing.discard(pausing)
+
+
+def _wake(pausing: asyncio.Future[None]) -> None:
+    if not pausing.done():
+        pausing.set_result(None)

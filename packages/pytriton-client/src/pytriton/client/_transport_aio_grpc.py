@@ -1,0 +1,238 @@
+"""KServe v2 over gRPC for asyncio. The only module that uses ``grpc.aio``."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import grpc
+import grpc.aio
+
+from ._asyncio_loops import LoopsClosedError, PerLoop
+from ._grpc_messages import (
+    CHANNEL_OPTIONS,
+    STREAM_METHOD,
+    decode_infer_response,
+    decode_model_config,
+    encode_infer_request,
+    encode_load_request,
+    make_metadata,
+    service_pb2,
+    service_pb2_grpc,
+)
+from ._requests import InferRequest, InferResponse
+from ._spec import ModelSpec
+from ._tls import TlsSettings
+from ._translate import Operation, closed_error, grpc_error, is_denial, server_error, timeout_error
+from ._transport_grpc import make_credentials
+from ._url import TritonUrl
+from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
+
+__all__ = ["AsyncGrpcTransport"]
+
+_NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
+# Triton then ends a stream that fails with the status of the failure; else it would tell no more than the text.
+_STRICT_ERRORS = {"triton_grpc_error": "true"}
+
+
+class AsyncGrpcTransport:
+    """The ``AsyncTransport`` for gRPC: one channel for each event loop.
+
+    Args:
+        url: The server.
+        headers: Sent with every request as metadata.
+        tls: Certificates for an encrypted connection.
+
+    Raises:
+        PyTritonClientValueError: The certificates cannot be read.
+    """
+
+    def __init__(self, url: TritonUrl, headers: Mapping[str, str], tls: TlsSettings | None) -> None:
+        self._url = url.with_scheme
+        self._headers = dict(headers)
+        credentials = make_credentials(url, tls)
+        self._channels = PerLoop(lambda: _Channel(url.without_scheme, credentials), _Channel.close)
+
+    @property
+    def has_connections(self) -> bool:
+        """Whether a loop that is not closed holds a channel."""
+        return self._channels.is_any_open
+
+    async def is_server_ready(self, timeout_s: float) -> bool:
+        """Ask whether the server is ready."""
+        operation = Operation("server readiness request", self._url, timeout_s)
+        return await self._is_ready(operation, "ServerReady", service_pb2.ServerReadyRequest())
+
+    async def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
+        """Ask whether a model is ready; a model that is not known is not ready."""
+        operation = Operation("model readiness request", self._url, timeout_s, model_name, model_version)
+        message = service_pb2.ModelReadyRequest(name=model_name, version=model_version or "")
+        return await self._is_ready(operation, "ModelReady", message)
+
+    async def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
+        """Return the model configuration."""
+        operation = Operation("model configuration request", self._url, timeout_s, model_name, model_version)
+        message = service_pb2.ModelConfigRequest(name=model_name, version=model_version or "")
+        return decode_model_config(await self._call(operation, "ModelConfig", message))
+
+    async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
+        """Carry one inference request."""
+        operation = Operation("inference request", self._url, timeout_s, request.model_name, request.model_version)
+        message = encode_infer_request(request)
+        return _decode(operation, await self._call(operation, "ModelInfer", message, request.call.headers))
+
+    def stream(self, spec: ModelSpec, request: InferRequest) -> AsyncGrpcStream:
+        """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
+        message = encode_infer_request(request)
+        metadata = make_metadata(request.call.headers, _STRICT_ERRORS, self._headers)
+        operation = Operation("streaming inference", self._url, 0, request.model_name, request.model_version)
+
+        async def send() -> Any:
+            channel = await self._channel(operation)
+            return channel.open_stream(message, metadata=metadata)
+
+        return AsyncGrpcStream(send, operation, self._translate)
+
+    async def load_model(
+        self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
+    ) -> None:
+        """Load a model, or load it anew."""
+        operation = Operation("loading of the model", self._url, timeout_s, model_name)
+        await self._call(operation, "RepositoryModelLoad", encode_load_request(model_name, config, files))
+
+    async def unload_model(self, model_name: str, timeout_s: float) -> None:
+        """Unload a model."""
+        operation = Operation("unloading of the model", self._url, timeout_s, model_name)
+        message = service_pb2.RepositoryModelUnloadRequest(model_name=model_name)
+        await self._call(operation, "RepositoryModelUnload", message)
+
+    def close_soon(self) -> None:
+        """Let every loop close its channel, without waiting for that."""
+        self._channels.close_soon()
+
+    async def close(self) -> None:
+        """Close the channels; calls and streams in flight end with ``PyTritonClientClosedError``."""
+        await self._channels.close()
+
+    async def _is_ready(self, operation: Operation, method: str, message: Any) -> bool:
+        try:
+            return bool((await self._call(operation, method, message)).ready)
+        except PyTritonClientInferenceServerError as error:
+            if error.status not in _NOT_THERE or is_denial(error.status, error.server_message or ""):
+                raise
+            return False
+
+    async def _call(
+        self, operation: Operation, method: str, message: Any, headers: Mapping[str, str] | None = None
+    ) -> Any:
+        channel = await self._channel(operation)
+        metadata = make_metadata(headers or {}, self._headers)
+        try:
+            return await getattr(channel.stub, method)(message, metadata=metadata, timeout=operation.timeout_s)
+        except grpc.RpcError as error:
+            raise self._translate(operation, error) from error
+        except asyncio.CancelledError as error:
+            # A channel that is closed cancels its calls, which looks as if somebody had cancelled the task.
+            if self._channels.is_closed and not _is_being_cancelled():
+                raise closed_error(operation.model_name, self._url) from error
+            raise
+
+    async def _channel(self, operation: Operation) -> _Channel:
+        try:
+            return await self._channels.get()
+        except LoopsClosedError as error:
+            raise closed_error(operation.model_name, self._url) from error
+
+    def _translate(self, operation: Operation, error: Any) -> PyTritonClientError:
+        if self._channels.is_closed:
+            return closed_error(operation.model_name, self._url)
+        return grpc_error(operation, error.code().name, error.details() or "")
+
+
+class AsyncGrpcStream:
+    """The responses to one request, an ``AsyncResponseStream``.
+
+    Args:
+        send: Sends the request and returns the call of gRPC.
+        operation: What is being done.
+        translate: Makes an error of ours of one of gRPC.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[], Awaitable[Any]],
+        operation: Operation,
+        translate: Callable[[Operation, Any], PyTritonClientError],
+    ) -> None:
+        self._send = send
+        self._operation = operation
+        self._translate = translate
+        self._call: Any = None
+
+    async def receive(self, timeout_s: float) -> InferResponse | None:
+        """Return the next response, or ``None`` after the last one."""
+        operation = self._operation.with_timeout(timeout_s)
+        if self._call is None:
+            self._call = await self._send()
+        # A task of its own, since gRPC tells that a call was cancelled by cancelling whoever reads from it.
+        reading = asyncio.ensure_future(self._call.read())
+        try:
+            await asyncio.wait({reading}, timeout=timeout_s)
+        finally:
+            if not reading.done():
+                self._call.cancel()
+        if not reading.done():
+            await asyncio.wait({reading})
+            raise timeout_error(operation)
+        if reading.cancelled():
+            raise closed_error(operation.model_name, operation.url)
+        error = reading.exception()
+        if isinstance(error, grpc.RpcError):
+            raise self._translate(operation, error) from error
+        message = reading.result()
+        if message is grpc.aio.EOF:
+            return None
+        if message.error_message:
+            raise server_error(operation, None, message.error_message)
+        return _decode(operation, message.infer_response)
+
+    def close(self) -> None:
+        """Cancel the request if it is not over."""
+        if self._call is not None:
+            self._call.cancel()
+
+
+class _Channel:
+    """A channel of one event loop."""
+
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+        if credentials is None:
+            self._channel = grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.aio.secure_channel(address, credentials, CHANNEL_OPTIONS)
+        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        # One request and the end of the stream of requests look the same on the wire, and need no task that sends them.
+        self.open_stream = self._channel.unary_stream(
+            STREAM_METHOD,
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def _is_being_cancelled() -> bool:
+    """Whether somebody has cancelled the running task; before Python 3.11 nobody can tell."""
+    task = asyncio.current_task()
+    cancelling: Callable[[], int] | None = getattr(task, "cancelling", None)
+    return cancelling is not None and cancelling() > 0
+
+
+def _decode(operation: Operation, message: Any) -> InferResponse:
+    try:
+        return decode_infer_response(message)
+    except (AttributeError, TypeError, ValueError) as error:
+        text = f"the answer cannot be read ({type(error).__name__}: {error})."
+        raise server_error(operation, "OK", text) from error
