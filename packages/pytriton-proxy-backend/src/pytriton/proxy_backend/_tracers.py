@@ -1,0 +1,82 @@
+"""Which OpenTelemetry tracer is used where. Nothing here imports OpenTelemetry: without it, nothing is ever found."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from contextvars import ContextVar
+from typing import Any
+
+_TRACE = "opentelemetry.trace"
+
+# What the user chose for the whole process.
+_chosen: Any = None
+# That of the tracer provider that the user set up, which is there once and for all.
+_provided: Any = None
+# What the model was bound with. A worker runs in a context of its own.
+_of_worker: ContextVar[Any] = ContextVar("pytriton_worker_tracer", default=None)
+# Which tracer made the span of a request: the thread that asks may be one that the callable started.
+_of_span: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
+
+
+def choose_tracer(tracer: Any) -> None:
+    """Takes a tracer for the whole process, once.
+
+    Raises:
+        ValueError: There is one already.
+    """
+    global _chosen
+    if _chosen is not None:
+        raise ValueError(
+            "The telemetry tracer of this process is set already, and spans may have been made with it: call "
+            "set_telemetry_tracer once, before the first model is served."
+        )
+    _chosen = tracer
+
+
+def use_worker_tracer(tracer: Any) -> None:
+    """Gives the worker that runs in the current context a tracer."""
+    _of_worker.set(tracer)
+
+
+def worker_tracer() -> Any:
+    """Gives the tracer of the worker whose context this is; `None` if it has none of its own."""
+    return _of_worker.get()
+
+
+def find_tracer(own: Any = None) -> Any:
+    """Gives the tracer to use: the process's, else `own`, else that of the tracer provider of the process, else `None`.
+
+    On the way of every batch, so it is quick where there is none.
+    """
+    if _chosen is not None:
+        return _chosen
+    if own is not None:
+        return own
+    if _TRACE not in sys.modules:
+        return None
+    return _provided if _provided is not None else _find_provided()
+
+
+def note_span(span: Any, tracer: Any) -> None:
+    """Keeps in mind who made a span, as long as the span lives."""
+    _of_span[span] = tracer
+
+
+def tracer_of(span: Any) -> Any:
+    """Gives the tracer for children of a span; `None` where there is no telemetry."""
+    tracer = _of_span.get(span)
+    return tracer if tracer is not None else find_tracer(worker_tracer())
+
+
+def _find_provided() -> Any:
+    global _provided
+    trace = sys.modules[_TRACE]
+    try:
+        provider = trace.get_tracer_provider()
+        if not isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
+            _provided = provider.get_tracer("pytriton")
+    except AttributeError:
+        # Another thread is just importing it.
+        return None
+    return _provided
