@@ -205,12 +205,10 @@ class ModelHost:
         """
         place = self._models.index(old)
         new.generation = old.generation
-        new.continue_totals(old)
         same = self._files(new) == self._files(old)
         if not same:
             # Both listen at once, so each needs a socket of its own.
             new.generation = next(self._generations)
-        new.continue_totals(old)
         try:
             new.start_workers(self._endpoints, self._on_unrecoverable)
             self.wait_warm(new, stop_wanted)
