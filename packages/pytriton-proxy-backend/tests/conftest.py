@@ -110,12 +110,12 @@ class Peer:
         self.send(self.generate.message(kind, **fields))
 
     def welcome(self, **fields: Any) -> Packet:
-        """Reads HELLO, answers WELCOME and announces segment 1 of 4 MiB; returns the HELLO."""
+        """Reads HELLO, answers WELCOME and announces segment 1 of at most 4 MiB; returns the HELLO."""
         hello = self.receive()
         assert hello.kind == self.generate.HELLO
         values = {"model_flags": 1, "model_version": 1, "arena_budget": 64 << 20, "arena_idle_ms": 10_000, **fields}
         self.send(self.generate.greeting(self.generate.WELCOME, "model", **values))
-        self.segment(1, 4 << 20)
+        self.segment(1, min(4 << 20, values["arena_budget"]))
         return hello
 
     def segment(self, number: int, size: int) -> None:

@@ -39,6 +39,12 @@ def test_unknown_dtype(name: str) -> None:
         code_of(dtype)
 
 
+@pytest.mark.parametrize("name", [">f4", ">i2", ">u8"])
+def test_another_byte_order_is_not_taken_for_ours(name: str) -> None:
+    with pytest.raises(TypeError, match="has not this machine's byte order"):
+        code_of(np.dtype(name))
+
+
 def test_bf16_with_ml_dtypes() -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     assert dtype_of(14) == np.dtype(ml_dtypes.bfloat16)

@@ -66,6 +66,19 @@ def test_cast_where_it_is_not_strict() -> None:
         assert output.shape == (1, 2)
 
 
+@pytest.mark.parametrize("strict", BOTH)
+def test_another_byte_order_is_the_same_type(strict: bool) -> None:
+    output = checker(strict=strict).one({"y": Y.astype(">f4"), "label": LABEL}, 0, None)[0]["y"]
+    assert output.dtype == F4
+    assert output.dtype.isnative
+    np.testing.assert_array_equal(output, Y)
+
+
+@pytest.mark.parametrize("value", [np.array([[10**400]], object), np.array([[object()]], object)])
+def test_objects_that_are_no_numbers(value: np.ndarray[Any, Any]) -> None:
+    assert "its values cannot be cast" in str(failure({"y": value, "label": LABEL}, strict=False))
+
+
 def test_not_strict_takes_shapes_and_names_as_they_come() -> None:
     outputs = checker().one({"y": np.zeros((3, 7), F4), "unknown": 5}, 0, None)[0]
     assert outputs.keys() == {"y"}
@@ -140,6 +153,10 @@ def test_lists_and_tuples_of_results() -> None:
 def test_response_parameters() -> None:
     good: dict[str, Any] = {"a": "x", "b": True, "c": -(1 << 63), "d": 0.5, "e": (1 << 63) - 1}
     assert checker().one(Response({"y": Y}, good), 0, None)[1] == good
+    scalars: dict[str, Any] = {"a": np.int64(7), "b": np.bool_(True), "c": np.float32(0.5), "d": np.str_("x")}
+    found = checker().one(Response({"y": Y}, scalars), 0, None)[1]
+    assert found == {"a": 7, "b": True, "c": 0.5, "d": "x"}
+    assert [type(value) for value in found.values()] == [int, bool, float, str]
     bad: Any
     for bad in (None, [1], np.zeros(1), b"raw", 1 << 63, -(1 << 63) - 1):
         with pytest.raises(OutputError, match="response parameter 'bad'"):

@@ -1,5 +1,9 @@
 """Requests and responses as callables see them."""
 
+import copy
+import pickle
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 
@@ -60,3 +64,38 @@ def test_response() -> None:
     assert Response(data).parameters == {}
     del response["y"]
     assert len(response) == 1
+    assert not response.final
+    assert repr(response) == "Response(z: float64[1])"
+
+
+def test_the_end_of_a_stream() -> None:
+    end = Response(final=True)
+    assert (end.final, len(end), end.parameters) == (True, 0, {})
+    assert repr(end) == "Response(final)"
+
+
+def test_requests_and_responses_are_mappings() -> None:
+    assert isinstance(Request({}), Mapping)
+    assert isinstance(Response({}), Mapping)
+    assert dict(**Request({"x": np.zeros(1)})).keys() == {"x"}
+
+
+def test_copies_of_a_request() -> None:
+    x = np.arange(3)
+    request = Request(
+        {"x": x}, {"a": 1}, object(), ["y"], request_id="7", priority=2, timeout_us=3, correlation_id="four"
+    )
+    shallow, deep, far = copy.copy(request), copy.deepcopy(request), pickle.loads(pickle.dumps(request))
+    for made in (shallow, deep, far):
+        assert isinstance(made, Request)
+        assert made["x"].tolist() == [0, 1, 2]
+        assert (made.parameters, made.requested_output_names) == ({"a": 1}, ["y"])
+        assert (made.request_id, made.priority, made.timeout_us, made.correlation_id) == ("7", 2, 3, "four")
+        made["z"] = x
+        made.parameters["b"] = 2
+        assert list(request) == ["x"]
+        assert request.parameters == {"a": 1}
+    assert shallow["x"] is x
+    assert deep["x"] is not x
+    assert shallow.span is request.span
+    assert far.span is None

@@ -359,7 +359,9 @@ def test_what_is_no_string_is_not_sent_where_strings_are_declared(
     outputs = (TensorSpec(name="y", dtype=np.dtype(object), shape=(-1,)),)
     _, peer = serve(lambda requests: [{"y": label} for _ in requests], model=spec(outputs=outputs))
     peer.batch(1, record(golden, 1, [1.0], [2.0]))
-    assert "output 'y', request 0 of the batch" in peer.answer().body.decode()
+    for index, response in enumerate(peer.responses(peer.answer())):
+        assert response.flags & golden.ERROR
+        assert f"output 'y', request {index} of the batch" in response.error
 
 
 @pytest.mark.parametrize(
@@ -367,7 +369,6 @@ def test_what_is_no_string_is_not_sent_where_strings_are_declared(
     [
         (lambda requests: 1 / 0, "the inference callable raised ZeroDivisionError: division by zero"),
         (lambda requests: [], "one element per request: expected a list of 1, got a list of 0"),
-        (lambda requests: [{"y": "no array"}], "output 'y', request 0 of the batch"),
         (lambda requests: [{"y": np.zeros(1 << 24, "f8")[None]}], "Raise arena_budget_bytes"),
         (lambda requests: (_ for _ in range(2)), "must yield exactly one result"),
         (lambda requests: exec("raise SystemExit(3)"), "SystemExit: 3"),
@@ -756,6 +757,20 @@ def test_a_malformed_message_ends_the_connection_and_no_more(
     assert worker.error is None
 
 
+def test_memory_over_the_budget_is_refused(serve: Serve, proxy: Any, golden: ModuleType) -> None:
+    worker, peer = serve(welcome={"arena_budget": 8 << 20})
+    peer.segment(2, 4 << 20)
+    peer.batch(1, record(golden, 1, [1.0]))
+    assert values(peer.responses(peer.answer())) == [[[2]]]
+    peer.message(golden.SEGMENT_CLOSE, segment=2)
+    peer.segment(3, 4 << 20)
+    peer.segment(4, 4096)
+    with pytest.raises((EOFError, ConnectionResetError)):
+        peer.receive()
+    proxy.accept().welcome()
+    worker.wait_attached(PATIENCE_S)
+
+
 def test_memory_that_could_shrink_is_refused(serve: Serve, proxy: Any, golden: ModuleType) -> None:
     _, peer = serve()
     fd = os.memfd_create("test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
@@ -866,11 +881,192 @@ def test_a_stream_whose_requests_all_failed_ends_the_batch(serve: Serve, golden:
 
     _, peer = serve(work, model=spec(decoupled=True), welcome={"model_flags": 3})
     peer.batch(1, record(golden, 1, [1.0]))
-    assert [r.error for r in peer.responses(peer.answer())] == [
-        "model 'model': the inference callable raised ValueError: no"
-    ]
     packet = peer.answer()
-    assert (packet.kind, packet.flags & golden.BATCH_DONE) == (golden.FAIL, golden.BATCH_DONE)
+    assert packet.flags & golden.BATCH_DONE
+    assert [r.error for r in peer.responses(packet)] == ["model 'model': the inference callable raised ValueError: no"]
+    peer.batch(2, record(golden, 2, [1.0]))
+    assert peer.answer().batch == 2
+
+
+STREAMS = {"model": spec(decoupled=True), "welcome": {"model_flags": 3}}
+
+
+def one(value: float) -> dict[str, np.ndarray[Any, Any]]:
+    return {"y": np.full((1, 1), value, F4)}
+
+
+def in_both_ways(steps: Callable[[list[Request]], Iterator[Any]]) -> list[Callable[..., Any]]:
+    async def steps_async(requests: list[Request]) -> Any:
+        results = steps(requests)
+        try:
+            for result in results:
+                await asyncio.sleep(0)
+                yield result
+        finally:
+            results.close()  # type: ignore[attr-defined] # it is a generator
+
+    return [steps, steps_async]
+
+
+@pytest.mark.parametrize("way", [0, 1])
+def test_requests_of_a_batch_end_one_after_the_other(
+    way: int, serve: Serve, golden: ModuleType, eventually: Eventually
+) -> None:
+    closed = []
+
+    def steps(requests: list[Request]) -> Iterator[Any]:
+        try:
+            yield [one(0), one(0), Response(one(0), {"why": "done"}, final=True)]
+            yield [one(1), Response(final=True), one(1)]  # the last one has ended: what is for it goes nowhere
+            yield [Response(one(2)), None, None]
+            yield [Response(one(3), final=True), None, None]
+            yield [one(4)] * 3
+        finally:
+            closed.append(True)
+
+    worker, peer = serve(in_both_ways(steps)[way], **STREAMS)
+    peer.batch(1, record(golden, 1, [1.0], [2.0], [3.0]))
+    packets = [peer.answer() for _ in range(4)]
+    assert [packet.flags & golden.BATCH_DONE for packet in packets] == [0, 0, 0, golden.BATCH_DONE]
+    steps_seen = [peer.responses(packet) for packet in packets]
+    final, empty = golden.FINAL, golden.EMPTY
+    assert [[(r.request, r.flags) for r in step] for step in steps_seen] == [
+        [(0, 0), (1, 0), (2, final)], [(0, 0), (1, final | empty)], [(0, 0)], [(0, final)],
+    ]  # fmt: skip
+    assert steps_seen[0][2].parameters == {"why": "done"}
+    eventually(lambda: bool(closed))
+    assert worker.statistics.batches == 1
+    assert set(worker.statistics.failed_requests.values()) == {0}
+    peer.batch(2, record(golden, 2, [1.0]))
+    assert peer.answer().batch == 2
+
+
+@pytest.mark.parametrize("way", [0, 1])
+def test_a_stream_that_nobody_reads_any_more_is_closed(
+    way: int, serve: Serve, golden: ModuleType, eventually: Eventually
+) -> None:
+    closed = []
+
+    def steps(requests: list[Request]) -> Iterator[Any]:
+        try:
+            while True:
+                yield [one(0) for _ in requests]
+                time.sleep(0.001)
+        except GeneratorExit:
+            closed.append(True)
+            raise
+
+    worker, peer = serve(in_both_ways(steps)[way], **STREAMS)
+    at = peer.batch(1, record(golden, 1, [1.0], [2.0]))
+    peer.answer()
+    peer.arena[1][at + 64 + 80 + 72] = 1  # the second request
+    while len(responses := peer.responses(peer.answer())) == 2 and responses[1].flags == 0:
+        pass
+    assert (responses[1].request, responses[1].flags, responses[1].code) == (1, golden.FINAL | golden.ERROR, 7)
+    assert "the request was cancelled" in responses[1].error
+    assert [r.request for r in peer.responses(peer.answer())] == [0]
+    assert not closed
+    peer.arena[1][at + 64 + 72] = 1
+    while not (packet := peer.answer()).flags & golden.BATCH_DONE:
+        pass
+    assert [(r.request, r.code) for r in peer.responses(packet)] == [(0, 7)]
+    eventually(lambda: bool(closed))
+    assert worker.statistics.failed_requests["cancelled"] == 2
+
+
+@pytest.mark.parametrize("way", [0, 1])
+def test_a_stream_is_closed_when_what_it_yields_cannot_be_sent(
+    way: int, serve: Serve, golden: ModuleType, eventually: Eventually
+) -> None:
+    closed = []
+
+    def steps(requests: list[Request]) -> Iterator[Any]:
+        try:
+            yield [one(0)] * len(requests)
+            yield "nonsense"
+        finally:
+            closed.append(True)
+            raise KeyError("of closing")
+
+    _, peer = serve(in_both_ways(steps)[way], **STREAMS)
+    peer.batch(1, record(golden, 1, [1.0]))
+    assert peer.answer().flags & golden.BATCH_DONE == 0
+    packet = peer.answer()
+    assert packet.kind == golden.FAIL
+    assert "expected a list of 1, got str: 'nonsense'" in packet.body.decode()
+    eventually(lambda: bool(closed))
+    peer.batch(2, record(golden, 2, [1.0]))
+    assert peer.answer().batch == 2
+
+
+def test_a_plain_callable_of_a_decoupled_model_answers_once_or_not_at_all(serve: Serve, golden: ModuleType) -> None:
+    _, peer = serve(lambda requests: [None, one(1), Response(one(2), final=True)], **STREAMS)
+    peer.batch(1, record(golden, 1, [1.0], [2.0], [3.0]))
+    packet = peer.answer()
+    assert packet.flags & golden.BATCH_DONE
+    assert [(r.request, r.flags) for r in peer.responses(packet)] == [
+        (0, golden.FINAL | golden.EMPTY), (1, golden.FINAL), (2, golden.FINAL),
+    ]  # fmt: skip
+
+
+def test_a_result_that_cannot_be_sent_leaves_the_other_requests_whole(serve: Serve, golden: ModuleType) -> None:
+    results: list[Any] = [one(1), None, {"y": np.array([["no number"]])}, Response(final=True), one(5)]
+    worker, peer = serve(lambda requests: results)
+    peer.batch(1, record(golden, 1, *[[float(i)] for i in range(5)]))
+    responses = peer.responses(peer.answer())
+    assert [r.flags & golden.ERROR for r in responses] == [0, 2, 2, 0, 0]
+    assert responses[0].outputs["y"] == 1
+    assert "got NoneType" in responses[1].error
+    assert "its values cannot be cast" in responses[2].error
+    assert responses[3].outputs == {}  # without `decoupled` there is one response, and this is it
+    assert responses[4].outputs["y"] == 5
+    assert worker.statistics.failed_requests["output"] == 2
+
+
+def test_a_fast_stream_reads_acknowledgements_before_it_takes_more_memory(serve: Serve, golden: ModuleType) -> None:
+    go_on = threading.Event()
+
+    def work(requests: list[Request]) -> Iterator[Any]:
+        for step in range(8):
+            if step == 4:
+                assert go_on.wait(PATIENCE_S)
+            yield [{"y": np.ones((1, 50_000), F4)}]
+
+    _, peer = serve(work, **STREAMS)
+    peer.batch(1, record(golden, 1, [1.0]))
+    for _ in range(4):
+        peer.answer()
+    peer.message(golden.RELEASE, consumed=4)
+    go_on.set()
+    while not peer.answer().flags & golden.BATCH_DONE:
+        pass
+    assert len(peer.outputs) == 1
+
+
+def test_a_stream_does_not_fill_its_budget_with_what_nobody_has_read(
+    serve: Serve, golden: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_connection, "_STREAM_WINDOW", 1 << 20)
+    yielded = []
+
+    def work(requests: list[Request]) -> Iterator[Any]:
+        for step in range(40):
+            yielded.append(step)
+            yield [{"y": np.ones((1, 50_000), F4)}]
+
+    _, peer = serve(work, **STREAMS)
+    peer.batch(1, record(golden, 1, [1.0]))
+    for _ in range(5):
+        peer.answer()
+    assert len(yielded) <= 6  # five of 200 kB are a MiB, and the sixth waits
+    answered = 5
+    while True:
+        peer.message(golden.RELEASE, consumed=answered)
+        if peer.answer().flags & golden.BATCH_DONE:
+            break
+        answered += 1
+    assert answered == 40
+    assert sum(map(len, peer.outputs.values())) <= 2 << 20
 
 
 def test_a_stream_waits_for_room_while_nothing_else_comes(serve: Serve, golden: ModuleType) -> None:

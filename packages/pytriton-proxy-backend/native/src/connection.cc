@@ -191,8 +191,18 @@ bool Connection::SegmentLocked(const Message& message, int fd, std::string* erro
     close(fd);
     return false;
   }
+  // Blocks are aligned, so a budget that is not is rounded up.
+  const uint64_t budget = std::max(settings_.arena_budget_bytes, settings_.arena_budget_bytes + (kAlignment - 1));
+  if (message.length > budget || outputs_size_ > budget - message.length) {
+    *error = "with segment " + std::to_string(message.segment) + " of " + std::to_string(message.length) +
+             " bytes its arena would have more than arena_budget_bytes, " +
+             std::to_string(settings_.arena_budget_bytes) + "; it has " + std::to_string(outputs_size_);
+    close(fd);
+    return false;
+  }
   auto segment = Segment::Attach(message.segment, fd, message.length, error);
   if (!segment) return false;
+  outputs_size_ += message.length;
   outputs_[message.segment] = std::move(segment);
   return true;
 }
@@ -293,9 +303,13 @@ bool Connection::HandleLocked(
   switch (type) {
     case MessageType::kSegment:
       return SegmentLocked(message, fd, error);
-    case MessageType::kSegmentClose:
-      outputs_.erase(message.segment);
+    case MessageType::kSegmentClose: {
+      const auto closed = outputs_.find(message.segment);
+      if (closed == outputs_.end()) return true;
+      outputs_size_ -= closed->second->size();
+      outputs_.erase(closed);
       return true;
+    }
     case MessageType::kResponse:
       return ResponseLocked(message, error);
     case MessageType::kFail:
@@ -504,6 +518,7 @@ void Connection::CloseLocked(const std::string& reason, bool expected) {
   load_.fetch_sub(static_cast<uint32_t>(in_flight_.size()), std::memory_order_acq_rel);
   in_flight_.clear();
   outputs_.clear();
+  outputs_size_ = 0;
 }
 
 }  // namespace pytriton

@@ -94,6 +94,7 @@ class Connection {
   uint64_t capabilities_ = 0;
   Arena inputs_;                                          // ours: the worker reads it
   std::map<uint32_t, std::unique_ptr<Segment>> outputs_;  // the worker's
+  uint64_t outputs_size_ = 0;                             // of all of them
   std::map<uint64_t, std::unique_ptr<Batch>> in_flight_;
   uint64_t consumed_ = 0;      // RESPONSE messages read
   uint64_t acknowledged_ = 0;  // of these, those that the worker has been told of

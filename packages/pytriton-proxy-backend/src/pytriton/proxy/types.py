@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
-__all__ = ["ParameterValue", "Request", "Requests", "Response", "Responses"]
+__all__ = [
+    "ParameterValue",
+    "Request",
+    "Requests",
+    "Response",
+    "Responses",
+    "ResponsesNoneOrError",
+    "ResponsesOrError",
+    "Scope",
+]
 
 ParameterValue = str | int | bool | float
 
@@ -52,6 +63,12 @@ class RequestFields:
         self.correlation_id = correlation_id
         self.flags = flags
         self.trace_context = trace_context
+
+    def values(self) -> tuple[Any, ...]:
+        """All of them, as the constructor takes them."""
+        return (
+            self.request_id, self.priority, self.timeout_us, self.correlation_id, self.flags, self.trace_context,
+        )  # fmt: skip
 
 
 class _Arrays(MutableMapping[str, "np.ndarray[Any, Any]"]):
@@ -218,31 +235,96 @@ class Request(_Arrays):
             fields = self._fields = RequestFields() if self._details is None else self._details.load_fields(self._index)
         return fields
 
+    def traced_span(self, span_name: str, **kwargs: Any) -> contextlib.AbstractContextManager[Any]:
+        """Gives a context manager for a tracing span below this request's; it does nothing where nothing is traced.
+
+        Args:
+            span_name: The name of the span.
+            **kwargs: Handed to the tracer, see `pytriton.proxy.telemetry.traced_span`.
+        """
+        from .telemetry import traced_span
+
+        return traced_span(self, span_name, **kwargs)
+
+    def __copy__(self) -> Request:
+        return self._detached()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Request:
+        return self._detached(copy.deepcopy(self.data, memo))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # To another process: a span, and what ties the request to its batch, stay here.
+        made = self._detached()
+        return _restored, (made._data, made._parameters, made._outputs, made._load_fields().values())
+
+    def _detached(self, data: dict[str, np.ndarray[Any, Any]] | None = None) -> Request:
+        """A request of the same content that is not part of a batch any more, and is never cancelled."""
+        names = self.requested_output_names
+        made = Request(dict(self.data) if data is None else data, dict(self.parameters), self.span, names and [*names])
+        made._fields = self._load_fields()
+        return made
+
     def __repr__(self) -> str:
-        inputs = ", ".join(f"{name}: {value.dtype}{list(value.shape)}" for name, value in self.data.items())
-        return f"Request({inputs})"
+        return f"Request({', '.join(_described(self.data))})"
+
+
+def _restored(
+    data: dict[str, np.ndarray[Any, Any]],
+    parameters: dict[str, ParameterValue],
+    outputs: list[str] | None,
+    fields: tuple[Any, ...],
+) -> Request:
+    request = Request(data, parameters, requested_output_names=outputs)
+    request._fields = RequestFields(*fields)
+    return request
+
+
+def _described(data: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{name}: {value.dtype}{list(value.shape)}"
+        if isinstance(value, np.ndarray)
+        else f"{name}: {type(value).__name__}"
+        for name, value in data.items()
+    ]
 
 
 class Response(_Arrays):
     """The answer to one request: a mapping from output names to arrays, and response parameters.
 
+    A generator that serves a decoupled model ends the stream of one request with `Response(data, final=True)`, or
+    without a further response with `Response(final=True)`; the other requests of the batch go on.
+
     Attributes:
         data: The outputs by name.
         parameters: Response parameters: strings, integers of 64 bits, booleans and floats.
+        final: Whether nothing more comes for the request; without meaning where the model is not decoupled, whose
+            responses are all final.
     """
 
     def __init__(
-        self, data: Mapping[str, np.ndarray[Any, Any]], parameters: Mapping[str, ParameterValue] | None = None
+        self,
+        data: Mapping[str, np.ndarray[Any, Any]] | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        *,
+        final: bool = False,
     ) -> None:
         """Makes a response.
 
         Args:
-            data: The outputs by name, each of shape `(batch, *tensor.shape)` where the model batches.
+            data: The outputs by name, each of shape `(batch, *tensor.shape)` where the model batches; none by default.
             parameters: Response parameters.
+            final: See the attribute.
         """
-        self.data: dict[str, np.ndarray[Any, Any]] = dict(data)
+        self.data: dict[str, np.ndarray[Any, Any]] = dict(data or {})
         self.parameters: dict[str, ParameterValue] = dict(parameters or {})
+        self.final = final
+
+    def __repr__(self) -> str:
+        return f"Response({', '.join([*_described(self.data), *['final'] * self.final])})"
 
 
 Requests = list[Request]
 Responses = list[Response]
+ResponsesOrError = Responses | Exception
+ResponsesNoneOrError = Responses | Exception | None
+Scope = dict[str, Any]

@@ -215,6 +215,7 @@ class PeerArena:
     """The arena that the peer owns: segments mapped by number, blocks handed out as numpy views."""
 
     def __init__(self) -> None:
+        self.budget: int | None = None  # that the peer has for all its segments, in bytes; known after the greeting
         self.released: collections.deque[tuple[int, int]] = collections.deque()
         self._segments: dict[int, mmap.mmap] = {}
 
@@ -222,11 +223,17 @@ class PeerArena:
         """Maps a segment; takes `fd` over.
 
         Raises:
-            ProtocolError: If the number is taken, or `fd` is no memfd of `size` bytes sealed against shrinking.
+            ProtocolError: If the number is taken, the budget does not allow it, or `fd` is no memfd of `size` bytes
+                sealed against shrinking.
         """
         try:
             if number in self._segments:
                 raise ProtocolError(f"segment {number} was announced twice")
+            total = size + sum(map(len, self._segments.values()))
+            if self.budget is not None and total > align(self.budget):
+                raise ProtocolError(
+                    f"with segment {number} the arena would have {total} bytes, its budget is {self.budget}"
+                )
             try:
                 seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             except OSError as error:

@@ -27,6 +27,9 @@ _GREETING_TIMEOUT_S = 10.0
 _SEND_TIMEOUT_S = 30.0
 # How long a full output arena may wait for the proxy backend to read what is in it.
 _ARENA_TIMEOUT_S = 30.0
+# How much of its budget the arena may take for the responses of streams: a fast generator waits for the proxy backend
+# instead of filling more.
+_STREAM_WINDOW = 64 << 20
 # How late a block that nobody uses any more is given back while no request comes.
 TICK_S = 1.0
 # Room for more descriptors than any message carries, so that a peer's surplus is seen and closed.
@@ -115,6 +118,7 @@ class Connection:
             self._socket.close()
             raise
         self._outputs = OwnArena(self.welcome.arena_budget)
+        self._inputs.budget = self.welcome.arena_budget
 
     # ---- greeting -------------------------------------------------------------------------------------------------
 
@@ -329,10 +333,14 @@ class Connection:
         return self._make_room(length) if block is None else block
 
     def _make_room(self, length: int) -> OwnedBlock:
-        block = None
+        # What was acknowledged meanwhile may be enough.
+        self._read_acknowledgements()
+        block = self._outputs.allocate(length)
         waited = 0.0
         while block is None:
-            if self._outputs.can_grow(length):
+            if self._must_wait(length) and waited < _ARENA_TIMEOUT_S:
+                waited += self._wait_for_room()
+            elif self._outputs.can_grow(length):
                 self._announce(self._outputs.add_segment(length))
             elif length <= self._outputs.budget and (unused := self._outputs.drop_unused()):
                 # Segments that were made for smaller outputs make way for a larger one.
@@ -341,16 +349,36 @@ class Connection:
             elif length > self._outputs.budget or not self._unacknowledged or waited >= _ARENA_TIMEOUT_S:
                 self._outputs.add_segment(length)  # raises, with the numbers
             else:
-                try:
-                    if not self._read():
-                        raise ConnectionLostError("the proxy backend closed the connection")
-                except BlockingIOError:
-                    waited += TICK_S
-                except ProtocolError as error:
-                    # Not the callable's fault, and not to be told to its callers as such.
-                    raise ConnectionLostError(f"the proxy backend broke the protocol: {error}") from error
+                waited += self._wait_for_room()
             block = self._outputs.allocate(length)
         return block
+
+    def _must_wait(self, length: int) -> bool:
+        """Whether a stream has enough on its way, so that its arena shall not grow for more."""
+        return self.welcome.decoupled and bool(self._unacknowledged) and self._outputs.in_use + length > _STREAM_WINDOW
+
+    def _wait_for_room(self) -> float:
+        """Reads one message; returns how long nothing came, in seconds."""
+        try:
+            self._read_or_lose(0)
+        except BlockingIOError:
+            return TICK_S
+        return 0.0
+
+    def _read_acknowledgements(self) -> None:
+        try:
+            while True:
+                self._read_or_lose(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+
+    def _read_or_lose(self, flags: int) -> None:
+        try:
+            if not self._read(flags):
+                raise ConnectionLostError("the proxy backend closed the connection")
+        except ProtocolError as error:
+            # Not the callable's fault, and not to be told to its callers as such.
+            raise ConnectionLostError(f"the proxy backend broke the protocol: {error}") from error
 
     def _announce(self, segment: NewSegment) -> None:
         try:

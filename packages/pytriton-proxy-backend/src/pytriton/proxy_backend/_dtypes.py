@@ -57,7 +57,7 @@ def code_of(dtype: np.dtype[Any]) -> int:
     """The Triton data type number of a numpy dtype; strings of any kind (`O`, `S`, `U`) are BYTES.
 
     Raises:
-        TypeError: If Triton has no such type.
+        TypeError: If Triton has no such type, or its byte order is not the machine's.
     """
     code = _CODE_OF_NUMPY.get(dtype)
     if code is not None:
@@ -66,7 +66,9 @@ def code_of(dtype: np.dtype[Any]) -> int:
         return BYTES_CODE
     if dtype.name == "bfloat16":
         return BF16_CODE
-    native = dtype.newbyteorder("=")
-    if native != dtype and native in _CODE_OF_NUMPY:
-        return _CODE_OF_NUMPY[native]
+    if not dtype.isnative:
+        raise TypeError(
+            f"numpy's dtype {dtype} has not this machine's byte order, which is what is sent: "
+            f"array.astype(array.dtype.newbyteorder('=')) converts it"
+        )
     raise TypeError(f"numpy's dtype {dtype} has no counterpart among Triton's data types")

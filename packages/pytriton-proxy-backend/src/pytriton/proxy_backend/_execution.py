@@ -6,78 +6,22 @@ import asyncio
 import inspect
 import logging
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
 from time import monotonic_ns
 from typing import Any
 
+from ..proxy.types import Response
 from . import _layout as layout
-from ._connection import Connection
-from ._outputs import OutputChecker
 from ._records import Batch
 from ._responses import Answer
-from ._statistics import Counters
+from ._service import Service
 from .errors import ArenaFullError, ConnectionLostError, OutputError, ProtocolError
-from .model import ModelSpec
 
 logger = logging.getLogger(__name__)
 
 # In the place of the time when the callable began, or went on.
 _PAUSED = 0
 _COUNTED = -1
-
-InferenceCallable = Callable[..., Any]
-
-
-def is_async(infer_func: InferenceCallable) -> bool:
-    """Whether a callable is a coroutine function or an async generator function, or an object whose `__call__` is."""
-    while hasattr(infer_func, "func") and hasattr(infer_func, "keywords"):  # functools.partial
-        infer_func = infer_func.func
-    for candidate in (infer_func, getattr(infer_func, "__call__", None)):  # noqa: B004 - the method itself is wanted
-        if inspect.iscoroutinefunction(candidate) or inspect.isasyncgenfunction(candidate):
-            return True
-    return False
-
-
-class Service:
-    """What all batches of a worker have in common.
-
-    Attributes:
-        connection: Where the batches come from; there is none while the worker warms up.
-        infer_func: The callable.
-        model: The model that it serves.
-        checker: Checks what it returns.
-        unrecoverable: Errors of the callable after which it must not be called again.
-        counters: Where it is counted what happens.
-        joins: Whether answers may go out as arrays over the whole batch.
-    """
-
-    connection: Connection
-
-    def __init__(
-        self,
-        infer_func: InferenceCallable,
-        model: ModelSpec,
-        unrecoverable: tuple[type[BaseException], ...] = (),
-        counters: Counters | None = None,
-    ) -> None:
-        self.infer_func = infer_func
-        self.model = model
-        self.checker = OutputChecker(model)
-        self.unrecoverable = unrecoverable
-        self.counters = Counters() if counters is None else counters
-        self.joins = model.batching
-        # What a callable under `@batch` offers: a call for the whole batch that makes nothing for each request.
-        self.whole: Callable[..., Any] | None = getattr(infer_func, "__pytriton_whole__", None)
-        if not model.batching or model.decoupled:
-            self.whole = None
-        self._wanted: dict[tuple[str, ...] | None, tuple[str, ...]] = {}
-
-    def wanted_names(self, requested: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """The outputs that the model has of those that are asked for, in its order; `None` where it is not known."""
-        names = self._wanted.get(requested)
-        if names is None and requested is not None:
-            names = self._wanted[requested] = self.checker.wanted(requested)
-        return names
 
 
 class Execution:
@@ -190,42 +134,53 @@ class Execution:
         result = None
         self._answer(final=True)
 
-    def _stream(self, results: Iterator[Any]) -> None:
-        if self._service.model.decoupled:
-            for self._result in results:
-                self._pause()
-                self._answer(final=False)
-                self._began_ns = monotonic_ns()
-            self._count_call()
-            self._end()
-            return
+    def _stream(self, results: Generator[Any, Any, Any]) -> None:
         try:
+            if self._service.model.decoupled:
+                for self._result in results:
+                    if not self._give():
+                        break
+                    self._began_ns = monotonic_ns()
+                self._end()
+                return
             self._result = self._only(next(results, _NOTHING), next(results, _NOTHING))
         finally:
-            results.close()  # type: ignore[attr-defined] # a generator: inspect said so
+            self._close(results)
         self._count_call()
         self._answer(final=True)
 
-    async def _stream_async(self, results: AsyncIterator[Any]) -> None:
-        if self._service.model.decoupled:
-            async for self._result in results:
-                self._pause()
-                self._answer(final=False)
-                self._began_ns = monotonic_ns()
-            self._count_call()
-            self._end()
-            return
+    async def _stream_async(self, results: AsyncGenerator[Any, Any]) -> None:
         try:
+            if self._service.model.decoupled:
+                async for self._result in results:
+                    if not self._give():
+                        break
+                    self._began_ns = monotonic_ns()
+                self._end()
+                return
             self._result = self._only(await anext(results, _NOTHING), await anext(results, _NOTHING))
         finally:
-            await results.aclose()  # type: ignore[attr-defined] # an async generator: inspect said so
+            await self._close_async(results)
         self._count_call()
         self._answer(final=True)
 
-    def _pause(self) -> None:
-        """Notes that a generator gives something: what follows until it goes on is not its time."""
-        self._spent_ns += monotonic_ns() - self._began_ns
-        self._began_ns = _PAUSED
+    def _close(self, results: Generator[Any, Any, Any]) -> None:
+        """Ends a generator, so that its `finally` blocks have run; of one that came to its end this costs nothing."""
+        try:
+            results.close()
+        except Exception as error:
+            self._log_close(error)
+
+    async def _close_async(self, results: AsyncGenerator[Any, Any]) -> None:
+        try:
+            await results.aclose()
+        except Exception as error:
+            self._log_close(error)
+
+    def _log_close(self, error: Exception) -> None:
+        # Its callers have their answers, or get the error that it is closed for.
+        logger.warning("model %s: closing the generator failed\n%s", self._service.model.name, _trace(error))
+        error.__traceback__ = None
 
     def _count_call(self) -> None:
         """Counts the call: the callable has nothing more to do for this batch."""
@@ -259,34 +214,63 @@ class Execution:
             self._answer_each(final=final)
 
     def _answer_each(self, *, final: bool) -> None:
-        if self._open is None:
-            self._open = [True] * self._count
+        still_open = self._open
+        if still_open is None:
+            still_open = self._open = [True] * self._count
         answers: list[Answer] = []
         results = self._service.checker.results(self._result, self._count)
         for index, result in enumerate(results):
-            if not self._open[index]:
-                continue
-            if isinstance(result, BaseException):
-                answers.append(self._refuse(index, result))
-                self._open[index] = False
-                continue
-            if result is None and not final:
-                continue
-            wanted: Sequence[str] | None = self._uniform
-            if wanted is None and self._batch is not None:
-                wanted = self._batch.load_requested_outputs(index)
-            outputs, parameters = self._service.checker.one(result, index, wanted)
-            answers.append(Answer(index, outputs, parameters, final=final))
-        result = results = outputs = None  # type: ignore[assignment] # nothing may refer to the inputs when they are sent
+            if still_open[index] and (answer := self._checked(index, result, final)) is not None:
+                answers.append(answer)
+                still_open[index] = not answer.final
+        result = results = answer = None  # type: ignore[assignment] # nothing may refer to the inputs when they are sent
         if answers:
-            self._send(answers, done=final)
+            self._send(answers, done=not any(still_open))
+
+    def _checked(self, index: int, result: Any, final: bool) -> Answer | None:
+        """What one element of the result is for its request; `None` where that is nothing."""
+        if not final and self._batch is not None and self._batch.is_cancelled(index):
+            # Nobody reads this stream any more: it ends here, whatever becomes of the others.
+            self._service.counters.failed["cancelled"] += 1
+            return Answer(index, error=self._text(asyncio.CancelledError()), code=layout.ErrorCode.CANCELLED)
+        if isinstance(result, BaseException):
+            return self._refuse(index, result)
+        if result is None and self._service.model.decoupled:
+            return Answer(index, empty=True) if final else None
+        if isinstance(result, Response) and result.final and self._service.model.decoupled:
+            final = True
+            if not result.data and not result.parameters:
+                return Answer(index, empty=True)
+        wanted: Sequence[str] | None = self._uniform
+        if wanted is None and self._batch is not None:
+            wanted = self._batch.load_requested_outputs(index)
+        try:
+            outputs, parameters = self._service.checker.one(result, index, wanted)
+        except OutputError as error:
+            # The other requests of the batch can have what is theirs. The frames of the traceback refer to the inputs.
+            return self._refuse(index, error.with_traceback(None))
+        return Answer(index, outputs, parameters, final=final)
+
+    def _give(self) -> bool:
+        """Sends what a generator has given; says whether anybody is left to give something to."""
+        self._spent_ns += monotonic_ns() - self._began_ns
+        self._began_ns = _PAUSED
+        self._answer_each(final=False)
+        return not self._is_over()
+
+    def _is_over(self) -> bool:
+        return self._open is not None and not any(self._open)
 
     def _refuse(self, index: int, error: BaseException) -> Answer:
-        """The answer to a request for which the callable returned an error."""
-        logger.warning(
-            "model %s: the callable returned an error for request %d: %s", self._service.model.name, index, str(error)
-        )
-        self._service.counters.failed["returned"] += 1
+        """The answer to a request for which the callable returned an error, or something that cannot be sent."""
+        if isinstance(error, OutputError):
+            kind = "output"
+            logger.warning("%s", str(error))
+        else:
+            kind = "returned"
+            name = self._service.model.name
+            logger.warning("model %s: the callable returned an error for request %d: %s", name, index, str(error))
+        self._service.counters.failed[kind] += 1
         return Answer(index, error=self._text(error))
 
     def _answer_whole(self) -> None:
@@ -331,17 +315,16 @@ class Execution:
 
     def _end(self) -> None:
         """Ends the stream of every request that is still open."""
-        answers = [
-            Answer(index, final=True, empty=True)
-            for index, is_open in enumerate(self._open or [True] * self._count)
-            if is_open
-        ]
-        if answers:
-            self._send(answers, done=True)
-        else:
-            self._service.connection.fail(self._number, "")
+        if self._is_over():
+            return
+        self._count_call()
+        still_open = self._open or [True] * self._count
+        self._send([Answer(index, empty=True) for index, is_open in enumerate(still_open) if is_open], done=True)
 
     def _send(self, answers: list[Answer], *, done: bool) -> None:
+        if done and self._began_ns != _COUNTED:
+            self._count_call()
+
         def drop() -> None:
             answers.clear()
             if done:

@@ -178,12 +178,12 @@ class OutputChecker:
         if spec.dtype.kind == "O":
             if kind in "OSU":
                 return array
-        elif array.dtype == spec.dtype:
-            return array if array.dtype.isnative else array.astype(spec.dtype)
+        elif array.dtype == spec.dtype or array.dtype.newbyteorder("=") == spec.dtype:
+            return array.astype(spec.dtype, copy=False)
         elif not self._model.strict and (kind in "biufOSU" or array.dtype.name == "bfloat16"):
             try:
                 return array.astype(spec.dtype)
-            except (TypeError, ValueError) as error:
+            except (ArithmeticError, TypeError, ValueError) as error:
                 raise self._error(
                     f"its values cannot be cast: {error}",
                     spec.name,
@@ -219,6 +219,10 @@ class OutputChecker:
         )
 
     def _parameters(self, parameters: Mapping[str, object], index: int) -> Mapping[str, ParameterValue]:
+        if any(isinstance(value, np.generic) for value in parameters.values()):
+            parameters = {
+                name: value.item() if isinstance(value, np.generic) else value for name, value in parameters.items()
+            }
         for name, value in parameters.items():
             if not isinstance(name, str) or not isinstance(value, (str, bool, int, float)):
                 raise self._error(

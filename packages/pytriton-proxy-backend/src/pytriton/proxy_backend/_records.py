@@ -146,6 +146,7 @@ class Batch:
         rows: Rows of the batch axis, per request; 1 each where the model does not batch.
         size: What the batch adds to the counters.
         columns: The inputs that all requests share, each one array over the whole batch.
+        spans: What `Request.span` is, for each request; `None` where no request is traced.
         uniform_outputs: The outputs that all requests want; `None` where they want different ones.
     """
 
@@ -160,6 +161,7 @@ class Batch:
         "rows",
         "sent_ns",
         "size",
+        "spans",
         "uniform_outputs",
     )
 
@@ -215,6 +217,7 @@ class Batch:
         self.sent_ns = sent_ns
         self.rows = plan.rows
         self.size = plan.size
+        self.spans: list[Any] | None = None
         self.uniform_outputs = plan.uniform_outputs
         self._plan = plan
         self._block = block
@@ -261,6 +264,9 @@ class Batch:
             request._details = self
             request._index = index
             made.append(request)
+        if self.spans is not None:
+            for request, span in zip(made, self.spans, strict=True):
+                request.span = span
         return made
 
     @property

@@ -7,7 +7,10 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 from ._connection import TICK_S
-from ._execution import Execution, Service
+from ._execution import Execution
+from ._records import Batch
+from ._service import Service
+from ._tracers import find_tracer, worker_tracer
 
 OnFailure = Callable[[BaseException], None]
 
@@ -33,21 +36,33 @@ class LazyLoop:
 
 def serve(service: Service, loop: LazyLoop, on_failure: OnFailure) -> None:
     """Serves a synchronous callable until the connection closes."""
+    tracer = worker_tracer()
     # No name here may hold on to a batch: the memory of its inputs goes back while its answer is sent.
-    while (execution := _next(service)) is not None:
+    while (execution := _next(service, tracer)) is not None:
         execution.run(loop.run)
         if execution.failure is not None:
             on_failure(execution.failure)
 
 
-def _next(service: Service) -> Execution | None:
+def _next(service: Service, own_tracer: Any) -> Execution | None:
     batch = service.connection.receive()
-    return None if batch is None else Execution(service, batch)
+    if batch is None:
+        return None
+    tracer = find_tracer(own_tracer)
+    return Execution(service, batch) if tracer is None else _traced(service, batch, tracer)
+
+
+def _traced(service: Service, batch: Batch, tracer: Any) -> Execution:
+    # Not at the top: it imports OpenTelemetry, which is there only where there is a tracer.
+    from ._tracing import make_execution
+
+    return make_execution(service, batch, tracer)
 
 
 async def serve_async(service: Service, on_failure: OnFailure) -> None:
     """Serves an asynchronous callable until the connection closes, with as many batches at once as come."""
     connection = service.connection
+    own_tracer = worker_tracer()
     loop = asyncio.get_running_loop()
     closed: asyncio.Future[None] = loop.create_future()
     tasks: dict[int, asyncio.Task[None]] = {}
@@ -75,7 +90,8 @@ async def serve_async(service: Service, on_failure: OnFailure) -> None:
             batch = batches.pop(0)
             number = batch.number
             waiting[number] = set(range(len(batch)))
-            execution = Execution(service, batch)
+            tracer = find_tracer(own_tracer)
+            execution = Execution(service, batch) if tracer is None else _traced(service, batch, tracer)
             tasks[number] = loop.create_task(run(execution, number))
             del batch, execution
         if cancelled:

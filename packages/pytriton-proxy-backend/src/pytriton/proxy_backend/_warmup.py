@@ -6,9 +6,10 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from ..proxy.types import Request
-from ._execution import Execution, Service
+from ._execution import Execution
 from ._records import Batch
 from ._responses import Answer
+from ._service import Service
 
 WarmupBatches = Sequence[Sequence[Request]]
 
@@ -49,6 +50,9 @@ class _WarmUpBatch(Batch):
 
     def requests(self) -> list[Request]:
         return self._made
+
+    def is_cancelled(self, index: int) -> bool:
+        return False
 
     def load_requested_outputs(self, index: int) -> list[str]:
         requested = self._made[index].requested_output_names

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ._connection import Connection
-from ._execution import InferenceCallable, Service, is_async
+from ._service import InferenceCallable, Service, is_async
 from ._serving import LazyLoop, serve, serve_async
 from ._statistics import Counters, WorkerStatistics
 from ._warmup import WarmupBatches, warm_up, warm_up_async
@@ -21,8 +21,10 @@ from .model import ModelSpec
 
 logger = logging.getLogger(__name__)
 
-# Batches that one async callable works on at once.
+# Batches that one async callable works on at once: what comes while it has so many is joined to larger batches.
 ASYNC_MAX_IN_FLIGHT = 64
+# A stream may last, and its place is that of no other: as many as the protocol allows.
+STREAMS_MAX_IN_FLIGHT = 1024
 _FIRST_RETRY_S = 0.005
 _LAST_RETRY_S = 0.25
 
@@ -31,8 +33,8 @@ class Worker:
     """Serves one model version with one callable, in a thread of this process.
 
     The thread warms the callable up, connects as soon as the proxy backend listens, and again after the server was
-    restarted. A synchronous callable gets one batch at a time; an `async` one gets up to 64 at once, all on one event
-    loop in that thread, which lasts as long as the worker.
+    restarted. A synchronous callable gets one batch at a time. An `async` one gets up to 64 at once, up to 1024 where
+    the model is decoupled, all on one event loop in that thread, which lasts as long as the worker.
 
     States: new --start()--> warming up --> attaching <--> attached --stop(), or an error--> ended
     """
@@ -215,7 +217,8 @@ class Worker:
     async def _run_async(self, service: Service) -> None:
         await warm_up_async(service, self._warmup)
         self._warmed()
-        for pause_s in self._connections(service, max_in_flight=ASYNC_MAX_IN_FLIGHT):
+        max_in_flight = STREAMS_MAX_IN_FLIGHT if self.model.decoupled else ASYNC_MAX_IN_FLIGHT
+        for pause_s in self._connections(service, max_in_flight=max_in_flight):
             if pause_s:
                 # Not the thread's: what the callable has started on this loop goes on meanwhile.
                 await asyncio.sleep(pause_s)
