@@ -1,5 +1,6 @@
 """One bound model: what the user gave, checked; what Triton and the proxy are told; and the workers that serve it."""
 
+import contextlib
 import contextvars
 import copy
 import logging
@@ -18,9 +19,11 @@ from pytriton.model_config._dtypes import array_dtype
 from pytriton.model_config.triton_model_config import ResponseCache, TensorSpec, TritonModelConfig
 from pytriton.proxy_backend import SIDE_FILE_NAME, AttachError, ModelSpec, ProxySettings, Worker, endpoint_path
 from pytriton.proxy_backend import TensorSpec as WireSpec
+from pytriton.proxy_backend._tracers import use_worker_tracer
 from pytriton.server.config_pbtxt import render_config
 from pytriton.server.metrics_totals import CallableTotals, StatisticsTotals
 from pytriton.server.readiness import POLL_S, StartCancelled
+from pytriton.server.tracing import ModelTracing, TracerLease
 from pytriton.server.warmup import WarmupBatches
 
 __all__ = ["BoundModel", "InferFunc"]
@@ -46,6 +49,7 @@ class BoundModel:
         triton_context: What the callables learn about the other models.
         generation: Tells the sockets of models apart that follow each other under one name and version, because
             for a moment both are there.
+        tracing: Which tracer the callables get.
 
     Raises:
         PyTritonValidationError: A name, a version, a tensor or a callable is not acceptable.
@@ -64,26 +68,31 @@ class BoundModel:
         strict: bool,
         triton_context: TritonContext,
         generation: int = 0,
+        tracing: ModelTracing | None = None,
     ) -> None:
         self._inputs, self._outputs, self._strict = inputs, outputs, strict
         self.name = _checked_name(name)
         self.version = _checked_version(version, name)
         self._infer_funcs = _checked_callables(infer_func, name)
-        named_inputs = _named(inputs, "INPUT", name)
+        named_inputs, named_outputs = _named(inputs, "INPUT", name), _named(outputs, "OUTPUT", name)
         config.validate(named_inputs)
         self._config = copy.deepcopy(config)
-        self._warmup = WarmupBatches(self._config.model_warmup or (), batching=bool(config.batching))
+        self._warmup = WarmupBatches(
+            self._config.model_warmup or (),
+            batching=bool(config.batching),
+            output_names=[spec.name for spec in named_outputs],
+        )
         self.triton_config = TritonModelConfig(
             model_name=name,
             model_version=version,
-            max_batch_size=config.max_batch_size,
-            batching=config.batching,
+            max_batch_size=int(config.max_batch_size),
+            batching=bool(config.batching),
             batcher=self._config.batcher,
             # One Triton instance hands batches to all workers.
             instance_group={DeviceKind.KIND_CPU: 1},
-            decoupled=config.decoupled,
+            decoupled=bool(config.decoupled),
             inputs=named_inputs,
-            outputs=_named(outputs, "OUTPUT", name),
+            outputs=named_outputs,
             response_cache=ResponseCache(enable=True) if config.response_cache else None,
             model_warmup=self._config.model_warmup,
         )
@@ -94,14 +103,18 @@ class BoundModel:
             version=version,
             inputs=_wire_specs(self.triton_config.inputs),
             outputs=_wire_specs(self.triton_config.outputs),
-            batching=config.batching,
-            max_batch_size=config.max_batch_size if config.batching else 0,
-            decoupled=config.decoupled,
-            strict=strict,
+            batching=self.triton_config.batching,
+            max_batch_size=self.triton_config.max_batch_size if config.batching else 0,
+            decoupled=self.triton_config.decoupled,
+            strict=bool(strict),
             send_tracebacks=bool(config.send_tracebacks),
         )
         self._workers: list[Worker] = []
+        # One for each worker.
+        self._warmups: list[WarmupBatches] = []
         self._totals = StatisticsTotals()
+        self._tracing = tracing
+        self._tracer: TracerLease | None = None
 
     def successor(
         self,
@@ -118,7 +131,7 @@ class BoundModel:
             PyTritonValidationError: A tensor or a callable is not acceptable.
             PyTritonBadParameterError: `config` breaks one of its own rules.
         """
-        return BoundModel(
+        model = BoundModel(
             name=self.name,
             infer_func=infer_func,
             inputs=self._inputs if inputs is None else inputs,
@@ -127,7 +140,11 @@ class BoundModel:
             config=self._config if config is None else config,
             strict=self._strict if strict is None else strict,
             triton_context=self._triton_context,
+            tracing=self._tracing,
         )
+        # What was counted is the model's, whoever served it.
+        model._totals = self._totals
+        return model
 
     @property
     def key(self) -> tuple[str, int]:
@@ -206,9 +223,13 @@ class BoundModel:
                 caller got its answer.
         """
         endpoint = self.endpoint(endpoints)
+        if self._tracing is not None and self._tracer is None:
+            self._tracer = self._tracing.acquire()
         for place, infer in enumerate(self._infer_funcs):
             context = contextvars.copy_context()
+            context.run(use_worker_tracer, None if self._tracer is None else self._tracer.tracer)
             context.run(set_served_model, infer, self.triton_config, self._triton_context)
+            warmup = copy.copy(self._warmup)
             worker = Worker(
                 infer,
                 self._spec,
@@ -216,19 +237,16 @@ class BoundModel:
                 unrecoverable=(PyTritonUnrecoverableError,),
                 on_unrecoverable=on_unrecoverable,
                 context=context,
-                warmup=self._warmup,
+                warmup=warmup,
             )
             self._workers.append(worker)
+            self._warmups.append(warmup)
             worker.start()
             self._totals.add(place, worker)
 
     def read_totals(self) -> list[CallableTotals]:
-        """Gives what the callables have done, those included that served the model before."""
+        """Gives what the callables have done, those included that served the model before. From any thread."""
         return self._totals.read()
-
-    def continue_totals(self, old: "BoundModel") -> None:
-        """Goes on with the totals of the model that this one replaces; to be called before the workers start."""
-        self._totals = old._totals
 
     def wait_warm(self, timeout_s: float | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Waits until every callable has served the model's warm-up; returns at once where there is none.
@@ -241,26 +259,21 @@ class BoundModel:
             StartCancelled: `cancelled` said so.
             AttachError: A callable failed (its error is the cause, and in the text), or the time is over.
         """
-        if not len(self._warmup):
+        if not self._config.model_warmup:
             return
         limit_s = float(self._config.warmup_timeout_s if timeout_s is None else timeout_s)
         deadline = time.monotonic() + limit_s
-        for worker in self._workers:
-            while True:
-                left_s = deadline - time.monotonic()
-                try:
-                    worker.wait_warm(max(0.0, min(left_s, POLL_S)))
-                    break
-                except AttachError:
-                    if worker.error is not None:
-                        raise
-                if cancelled():
-                    raise StartCancelled
-                if left_s <= 0:
-                    raise AttachError(
-                        f"the warm-up of model {self.name!r} (version {self.version}) was not over after "
-                        f"{limit_s:g} s. Set ModelConfig.warmup_timeout_s higher, or warm up with less."
-                    )
+        waiting = list(zip(self._workers, self._warmups, strict=True))
+        while waiting := [pair for pair in waiting if not _is_warm(*pair)]:
+            if cancelled():
+                raise StartCancelled
+            if time.monotonic() >= deadline:
+                raise AttachError(
+                    f"the warm-up of model {self.name!r} (version {self.version}) was not over after {limit_s:g} s: "
+                    f"{waiting[0][1].progress}. Set ModelConfig.warmup_timeout_s higher, or warm up with less"
+                )
+            with contextlib.suppress(AttachError):
+                waiting[0][0].wait_warm(POLL_S)
 
     def wait_attached(self, timeout_s: float) -> None:
         """Waits until every worker is attached to the server.
@@ -278,13 +291,30 @@ class BoundModel:
         Args:
             timeout_s: After so many seconds a busy one is cut off and left behind, with a warning.
         """
-        workers, self._workers = self._workers, []
+        for warmup in self._warmups:
+            warmup.cut()
+        workers, self._workers, self._warmups = self._workers, [], []
         for _ in range(_still_busy(workers, timeout_s)):
             logger.warning(
                 "The inference callable of model %r (version %d) is still busy: it is left to end by itself.",
                 self.name,
                 self.version,
             )
+        tracer, self._tracer = self._tracer, None
+        if tracer is not None:
+            tracer.release()
+
+
+def _is_warm(worker: Worker, warmup: WarmupBatches) -> bool:
+    try:
+        worker.wait_warm(0.0)
+    except AttachError as error:
+        if worker.error is not None:
+            raise AttachError(f"{error} ({warmup.progress})") from worker.error
+        if not worker.is_alive:
+            raise
+        return False
+    return True
 
 
 def _still_busy(workers: Sequence[Worker], timeout_s: float) -> int:

@@ -1,4 +1,4 @@
-"""The warm-up of a bound model, as the batches that its workers run before they attach."""
+"""The warm-up of a bound model, as the batches that one of its workers runs before it attaches."""
 
 from collections.abc import Iterable, Sequence
 from typing import overload
@@ -16,18 +16,33 @@ class WarmupBatches(Sequence[Sequence[Request]]):
     Args:
         warmups: What to make.
         batching: Whether the model has a batch axis.
+        output_names: What the requests ask for.
 
     Raises:
         PyTritonBadParameterError: A file cannot be read, or what it holds does not fit.
     """
 
-    def __init__(self, warmups: Iterable[ModelWarmup], *, batching: bool) -> None:
+    def __init__(self, warmups: Iterable[ModelWarmup], *, batching: bool, output_names: Iterable[str]) -> None:
         self._batching = batching
+        self._output_names = list(output_names)
         self._calls = [(warmup, index) for warmup in warmups for index in range(warmup.count)]
+        self._made = 0
+        self._is_cut = False
         for warmup, index in self._calls:
             if index == 0 and any(given.input_data_file for given in warmup.inputs.values()):
                 # A wrong file is told where it is named, not in the thread of a worker.
                 self._make(warmup, index)
+
+    @property
+    def progress(self) -> str:
+        """What it is at, in words."""
+        if not self._made:
+            return f"none of its {len(self._calls)} requests was begun"
+        return f"request {self._made} of {len(self._calls)}, of ModelWarmup {self._calls[self._made - 1][0].name!r}"
+
+    def cut(self) -> None:
+        """Ends it: whoever is iterating gets no more batches."""
+        self._is_cut = True
 
     def __len__(self) -> int:
         return len(self._calls)
@@ -39,8 +54,18 @@ class WarmupBatches(Sequence[Sequence[Request]]):
     def __getitem__(self, place: int | slice) -> "Sequence[Request] | Sequence[Sequence[Request]]":
         if isinstance(place, slice):
             return [self._make(*call) for call in self._calls[place]]
-        return self._make(*self._calls[place])
+        if self._is_cut:
+            raise IndexError(place)
+        warmup, index = self._calls[place]
+        self._made = place + 1
+        return self._make(warmup, index)
 
     def _make(self, warmup: ModelWarmup, index: int) -> Sequence[Request]:
         data = warmup_request(warmup, index, batching=self._batching)
-        return [Request(data, request_id=f"warmup-{warmup.name}-{index}")]
+        return [
+            Request(
+                data,
+                requested_output_names=list(self._output_names),
+                request_id=f"warmup-{warmup.name}-{index}",
+            )
+        ]
