@@ -11,7 +11,7 @@ import pytest
 import pytriton.client
 from pytriton.client.client import DEFAULT_INFERENCE_TIMEOUT_S, BaseModelClient, ModelClient
 
-PUBLIC = ["auth", "client", "exceptions", "utils", "warnings"]
+PUBLIC = ["asyncio_utils", "auth", "client", "exceptions", "utils", "warnings"]
 
 
 def run(code: str) -> str:

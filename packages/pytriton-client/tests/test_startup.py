@@ -85,13 +85,43 @@ def test_refusal_is_not_waited_for() -> None:
     ],
 )
 def test_what_is_missing(target: Target, ready: Any, any_version: Any, missing: str) -> None:
-    answers = {Question.MODEL_READY: [ready], Question.ANY_VERSION_READY: [any_version]}
+    loading = PyTritonClientInferenceServerError("...", server_message="'m' version 3 is not at ready state")
+    answers = {
+        Question.MODEL_READY: [ready],
+        Question.ANY_VERSION_READY: [any_version],
+        Question.MODEL_CONFIG: [loading],
+    }
     with pytest.raises(PyTritonClientModelNotReadyError) as caught:
         # A deadline that is over still allows one question.
         drive(wait_for_model(target, Deadline(0)), answers)
     assert caught.value.missing == missing
     assert caught.value.model_version == target.model_version
     assert caught.value.__cause__ is (ready if isinstance(ready, Exception) else None)
+
+
+def test_version_that_cannot_come_is_not_waited_for() -> None:
+    unknown = PyTritonClientInferenceServerError("...", server_message="'m' version 3 is not found")
+    answers = {
+        Question.MODEL_READY: [False],
+        Question.ANY_VERSION_READY: [False, True],
+        Question.MODEL_CONFIG: [unknown],
+    }
+    with pytest.raises(PyTritonClientModelNotReadyError, match="is loaded, and has no version 3") as caught:
+        drive(wait_for_model(VERSION, Deadline(1e6)), answers)
+    assert caught.value.missing == "version"
+    assert caught.value.__cause__ is unknown
+
+
+def test_version_that_is_being_loaded_is_waited_for() -> None:
+    loading = PyTritonClientInferenceServerError("...", server_message="'m' version 3 is not at ready state")
+    answers: dict[Question, list[Any]] = {
+        Question.MODEL_READY: [False, False, True],
+        Question.ANY_VERSION_READY: [True],
+        Question.MODEL_CONFIG: [loading, {"name": "m"}],
+    }
+    _, asked, pauses = drive(wait_for_model(VERSION, Deadline(1000)), answers)
+    assert asked.count(Question.MODEL_READY) == 3
+    assert len(pauses) == 2
 
 
 def test_last_question_cut_short_does_not_hide_what_is_known() -> None:

@@ -7,9 +7,23 @@ from pytriton.client._namespace import require_namespace_package as _require_nam
 
 _require_namespace_package()
 
+from ._asyncio import AsyncioModelClient
+from ._asyncio_decoupled import AsyncioDecoupledModelClient
+from ._futures import FuturesModelClient
 from ._results import ModelResult
 from ._spec import ModelSpec, TensorSpec
 from ._sync import ModelClient
+from ._sync_decoupled import DecoupledModelClient
 from ._tls import TlsSettings
 
-__all__ = ["ModelClient", "ModelResult", "ModelSpec", "TensorSpec", "TlsSettings"]
+__all__ = [
+    "AsyncioDecoupledModelClient",
+    "AsyncioModelClient",
+    "DecoupledModelClient",
+    "FuturesModelClient",
+    "ModelClient",
+    "ModelResult",
+    "ModelSpec",
+    "TensorSpec",
+    "TlsSettings",
+]

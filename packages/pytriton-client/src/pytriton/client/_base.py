@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from ._deadline import Deadline, check_timeout
 from ._options import NO_OPTIONS
@@ -24,6 +26,7 @@ __all__ = ["DEFAULT_INFERENCE_TIMEOUT_S", "DEFAULT_INIT_TIMEOUT_S", "LATEST_MODE
 DEFAULT_INIT_TIMEOUT_S = 300.0
 DEFAULT_INFERENCE_TIMEOUT_S = 60.0
 LATEST_MODEL_VERSION = "<latest>"
+_MOST_DIGITS = 19  # of a signed number of 64 bits
 
 
 @dataclass
@@ -64,6 +67,8 @@ class BaseModelClient:
         PyTritonClientInvalidUrlError: The address cannot be understood.
         PyTritonClientValueError: Another argument cannot be used.
     """
+
+    _library_suffix = ""
 
     def __init__(
         self,
@@ -167,11 +172,31 @@ class BaseModelClient:
         )
         return view
 
+    def create_client_from_url(self, url: str, network_timeout_s: float | None = None) -> Any:
+        """Return a client of tritonclient itself, for what this class has no method for. The caller closes it.
+
+        Args:
+            url: As for the constructor.
+            network_timeout_s: For connecting and for each read over HTTP, in seconds; ``None`` is 60.
+
+        Raises:
+            PyTritonClientInvalidUrlError: The address cannot be understood.
+        """
+        from .utils import create_client_from_url  # which imports this module
+
+        return create_client_from_url(
+            url, network_timeout_s, self._tls if TritonUrl.from_url(url).is_encrypted else None
+        )
+
+    def get_lib(self) -> ModuleType:
+        """Return the module of tritonclient that speaks the protocol of this client, such as ``tritonclient.http``."""
+        return importlib.import_module(f"tritonclient.{self._url.protocol}{self._library_suffix}")
+
     def __repr__(self) -> str:
         return f"<{type(self).__name__} for {self._target.model} at {self._target.url}>"
 
     def _next_request_id(self) -> str:
-        return self._options.request_id or str(next(self._request_ids))
+        return str(next(self._request_ids))
 
     def _call_deadline(self) -> Deadline | None:
         """The deadline of a call that has one of its own; else the steps of a call have theirs."""
@@ -213,9 +238,11 @@ def _check_version(model_version: str | int | None) -> str | None:
     if model_version is None or model_version in ("", LATEST_MODEL_VERSION):
         return None
     text = str(model_version)
-    if isinstance(model_version, bool) or not (text.isascii() and text.isdecimal()):
+    is_number = text.isascii() and text.isdecimal() and not isinstance(model_version, bool)
+    if not is_number or len(text) > _MOST_DIGITS or not 0 < int(text) < 2**63:
         raise PyTritonClientValueError(
-            f"Expected model_version to be a whole number as text, or None for the latest; received {model_version!r}.",
+            "Expected model_version to be a whole number from 1 on as text, or None for the latest; received "
+            f"{model_version!r}.",
             input_name="model_version",
             received=repr(model_version),
         )

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -19,9 +20,10 @@ import numpy.typing as npt
 
 from ._requests import InferRequest, InferResponse
 from ._spec import ModelSpec, TensorSpec
-from .exceptions import PyTritonClientValueError
+from ._translate import Operation, server_error
+from .exceptions import PyTritonClientError, PyTritonClientValueError
 
-__all__ = ["GenerateError", "decode_generate_event", "encode_generate_request", "split_events"]
+__all__ = ["GenerateReader", "encode_generate_request"]
 
 _UNSUPPORTED = ("FP16", "BF16")
 # Keys of the JSON that are no tensors.
@@ -31,16 +33,64 @@ _EVENT_END = b"\n\n"
 _EVENT_PREFIX = b"data: "
 
 
-class GenerateError(Exception):
-    """An event that tells of an error.
+class GenerateReader:
+    """Reads the responses to one request from the body of an answer, however that is cut into pieces.
 
     Args:
-        text: What the server says.
+        spec: The model.
+        request: What the responses answer.
     """
 
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.text = text
+    def __init__(self, spec: ModelSpec, request: InferRequest) -> None:
+        self._spec = spec
+        self._request = request
+        self._data = bytearray()
+        self._events: deque[bytes] = deque()
+
+    def feed(self, piece: bytes) -> None:
+        """Take the next piece of the body."""
+        self._data += piece
+        self._events.extend(_split_events(self._data))
+
+    def next_response(self, operation: Operation) -> InferResponse | None:
+        """Return the next response; ``None`` where a piece is missing.
+
+        Args:
+            operation: What is being done, for errors.
+
+        Raises:
+            PyTritonClientInferenceServerError: The response is an error, or cannot be read.
+        """
+        if not self._events:
+            return None
+        try:
+            content = _parse_event(self._events.popleft())
+            # A response always names its model; an output may be called "error".
+            if "error" in content and "model_name" not in content:
+                # The status of the answer was sent before, when nothing had failed.
+                raise server_error(operation, None, str(content["error"]))
+            return _decode_response(self._spec, self._request, content)
+        except (AttributeError, TypeError, ValueError) as error:
+            text = f"a response of the stream cannot be read ({type(error).__name__}: {error})."
+            raise server_error(operation, "200", text) from error
+
+    @staticmethod
+    def error_of(status: int, body: bytes | bytearray, operation: Operation) -> PyTritonClientError:
+        """Return the error that an answer with another status than 200 tells of.
+
+        Args:
+            status: The status of the answer.
+            body: All of its body.
+            operation: What is being done.
+        """
+        # An error of the model comes as an event, one of the server as plain JSON.
+        data = bytearray(body)
+        text = next(iter(_split_events(data)), bytes(data)).decode("utf-8", errors="replace")
+        try:
+            text = str(json.loads(text)["error"])
+        except (KeyError, TypeError, ValueError):
+            text = text or f"(HTTP status {status} without a text)"
+        return server_error(operation, str(status), text)
 
 
 def encode_generate_request(spec: ModelSpec, request: InferRequest) -> bytes:
@@ -52,7 +102,8 @@ def encode_generate_request(spec: ModelSpec, request: InferRequest) -> bytes:
     batch_size = request.inputs[0][1].shape[0] if spec.batching else None
     for tensor in spec.outputs:
         _check_output(spec, tensor)
-    body: dict[str, Any] = {"id": request.request_id}
+    # Triton hands the id to the callable as a parameter too, so it is left out where nobody asked for it.
+    body: dict[str, Any] = {} if request.call.request_id is None else {"id": request.call.request_id}
     for tensor, array in request.inputs:
         body[tensor.name] = _encode_input(spec, tensor, array, batch_size)
     known = {tensor.name for tensor in spec.inputs}
@@ -64,12 +115,8 @@ def encode_generate_request(spec: ModelSpec, request: InferRequest) -> bytes:
     return json.dumps({**body, "parameters": dict(request.call.parameters)}).encode()
 
 
-def split_events(data: bytearray) -> list[bytes]:
-    """Take the whole events from the front of a buffer and return what each one carries.
-
-    Args:
-        data: What has been received and not been taken yet. An event at the end that is not complete stays in it.
-    """
+def _split_events(data: bytearray) -> list[bytes]:
+    """Take the whole events from the front of a buffer and return what each one carries."""
     events = []
     while (end := data.find(_EVENT_END)) >= 0:
         event = bytes(data[:end])
@@ -80,25 +127,15 @@ def split_events(data: bytearray) -> list[bytes]:
     return events
 
 
-def decode_generate_event(spec: ModelSpec, request: InferRequest, event: bytes) -> InferResponse:
-    """Read one response.
-
-    Args:
-        spec: The model.
-        request: What the response answers.
-        event: What the event carries.
-
-    Raises:
-        GenerateError: The event tells of an error.
-        ValueError: It cannot be read.
-    """
-    # Triton writes strings as they are; bytes that are no UTF-8 come back as surrogates, and become bytes again below.
+def _parse_event(event: bytes) -> dict[str, Any]:
+    # Triton writes strings as they are; bytes that are no UTF-8 come back as surrogates, and become bytes again later.
     content = json.loads(event.decode("utf-8", errors="surrogateescape"))
     if not isinstance(content, dict):
         raise ValueError(f"expected a JSON object, received {str(content)[:80]}")
-    # A response always names its model; an output may be called "error".
-    if "error" in content and "model_name" not in content:
-        raise GenerateError(str(content["error"]))
+    return content
+
+
+def _decode_response(spec: ModelSpec, request: InferRequest, content: dict[str, Any]) -> InferResponse:
     batch_size = request.inputs[0][1].shape[0] if spec.batching else None
     outputs = {
         tensor.name: _decode_output(tensor, content.pop(tensor.name), batch_size)
@@ -107,7 +144,7 @@ def decode_generate_event(spec: ModelSpec, request: InferRequest, event: bytes) 
     }
     return InferResponse(
         outputs,
-        request_id=str(content.pop("id", "")),
+        request_id=str(content.pop("id", request.request_id)),
         model_name=str(content.pop("model_name", "")),
         model_version=content.pop("model_version", None),
         is_final=bool(content.pop("triton_final_response", False)),

@@ -49,12 +49,14 @@ class Call:
         parameters: Custom request parameters.
         options: ``priority``, ``timeout`` in microseconds, ``sequence_id``, ``sequence_start``, ``sequence_end``.
         headers: HTTP headers or gRPC metadata, every value as text.
+        request_id: The id that the caller chose; ``None`` where any will do.
     """
 
     inputs: Sequence[object] | Mapping[str, object]
     parameters: Mapping[str, ParameterValue]
     options: Mapping[str, Any]
     headers: Mapping[str, str]
+    request_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ def check_call(
     if options is not NO_OPTIONS:
         custom, special = {**options.parameters, **custom}, {**options.options, **special}
         sent_headers = {**options.headers, **sent_headers}
-    return Call(args or named, custom, special, sent_headers)
+    return Call(args or named, custom, special, sent_headers, options.request_id)
 
 
 def build_request(
@@ -146,7 +148,7 @@ def build_request(
         call: The checked arguments.
         model_name: The model to ask.
         model_version: The version to ask; ``None`` is the latest.
-        request_id: The id of the request.
+        request_id: The id of the request, unless the caller chose one.
         is_batch: Whether the arrays have a batch axis, ``(batch, *shape)``; else one is added where the model has one.
 
     Raises:
@@ -164,7 +166,7 @@ def build_request(
         _check_batch_sizes(spec, inputs)
     elif spec.batching:
         inputs = [(tensor, array[np.newaxis]) for tensor, array in inputs]
-    return InferRequest(model_name, model_version, request_id, tuple(inputs), call)
+    return InferRequest(model_name, model_version, call.request_id or request_id, tuple(inputs), call)
 
 
 def decode_response(spec: ModelSpec, response: InferResponse, *, is_batch: bool) -> ModelResult:

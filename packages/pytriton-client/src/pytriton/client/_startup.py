@@ -18,6 +18,7 @@ from ._spec import ModelSpec, parse_model_config
 from .exceptions import (
     PyTritonClientConnectionError,
     PyTritonClientError,
+    PyTritonClientInferenceServerError,
     PyTritonClientModelNotReadyError,
     PyTritonClientTimeoutError,
 )
@@ -27,6 +28,7 @@ __all__ = ["Ask", "Pause", "PlanStep", "Question", "Target", "prepare", "wait_fo
 # One question may take this long; a server that takes longer is asked again on a fresh connection.
 _QUESTION_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S = 0.01
+_UNKNOWN = "is not found"
 _LONGEST_PAUSE_S = 0.5
 
 
@@ -131,10 +133,12 @@ def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, An
 
     Raises:
         PyTritonClientModelNotReadyError: It did not in time. The error says whether the server, the model or only this
-            version of it was missing.
+            version of it was missing. A version that is not among those of a loaded model cannot come any more, so that
+            is told at once.
     """
     missing: Literal["server", "model", "version"] = "server"
     reason: PyTritonClientError | None = None
+    unknown: PyTritonClientInferenceServerError | None = None
     for pause_s in _pauses():
         try:
             if (yield _ask(Question.MODEL_READY, deadline)):
@@ -142,10 +146,13 @@ def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, An
             missing, reason = "model", None
             if target.model_version is not None and (yield _ask(Question.ANY_VERSION_READY, deadline)):
                 missing = "version"
+                unknown = yield from _find_unknown_version(deadline)
         except (PyTritonClientConnectionError, PyTritonClientTimeoutError) as error:
             # A question cut short by the deadline says nothing new about a server that has answered before.
             if isinstance(error, PyTritonClientConnectionError) or missing == "server" or not deadline.is_over:
                 missing, reason = "server", error
+        if unknown is not None:
+            raise _unknown_version_error(target, deadline) from unknown
         yield Pause(min(pause_s, deadline.remaining_s()))
         if deadline.is_over:
             break
@@ -163,6 +170,30 @@ def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, An
         waited_for="model ready",
         missing=missing,
     ) from reason
+
+
+def _find_unknown_version(deadline: Deadline) -> Generator[PlanStep, Any, PyTritonClientInferenceServerError | None]:
+    """Return what the server says of a version that it neither has nor is about to have."""
+    try:
+        yield _ask(Question.MODEL_CONFIG, deadline)
+    except PyTritonClientInferenceServerError as error:
+        # Of a version that is being loaded, Triton says that it is not at ready state.
+        if _UNKNOWN in (error.server_message or ""):
+            return error
+    return None
+
+
+def _unknown_version_error(target: Target, deadline: Deadline) -> PyTritonClientModelNotReadyError:
+    return PyTritonClientModelNotReadyError(
+        f"The model {target.model_name} at {target.url} is loaded, and has no version {target.model_version}. Waiting "
+        "would not bring it: ask for another version, or for the latest with model_version=None.",
+        url=target.url,
+        model_name=target.model_name,
+        model_version=target.model_version,
+        timeout_s=deadline.timeout_s,
+        waited_for="model ready",
+        missing="version",
+    )
 
 
 def _ask(question: Question, deadline: Deadline) -> Ask:

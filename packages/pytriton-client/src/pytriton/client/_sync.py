@@ -219,21 +219,22 @@ class ModelClient(BaseModelClient):
         *,
         is_batch: bool,
     ) -> ModelResult:
-        call = check_call(inputs, named_inputs, parameters, headers, self._options)
-        deadline = self._call_deadline()
-        spec = self._get_spec(deadline)
-        self._check_is_coupled(spec)
-        request = build_request(
-            spec,
-            call,
-            model_name=self._target.model_name,
-            model_version=self._target.model_version,
-            request_id=self._next_request_id(),
-            is_batch=is_batch,
-        )
-        timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
-        response = self._transport.infer(request, timeout_s)
-        return decode_response(spec, response, is_batch=is_batch)
+        checked = check_call(inputs, named_inputs, parameters, headers, self._options)
+        with trace_call(checked, self._target) as call:
+            deadline = self._call_deadline()
+            spec = self._get_spec(deadline)
+            self._check_is_coupled(spec)
+            request = build_request(
+                spec,
+                call,
+                model_name=self._target.model_name,
+                model_version=self._target.model_version,
+                request_id=self._next_request_id(),
+                is_batch=is_batch,
+            )
+            timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
+            response = self._transport.infer(request, timeout_s)
+            return decode_response(spec, response, is_batch=is_batch)
 
     def _get_spec(self, call_deadline: Deadline | None = None) -> ModelSpec:
         self._check_open()

@@ -22,7 +22,7 @@ class ResponseStream(Protocol):
     """The responses to one request, read by one thread at a time."""
 
     def receive(self, timeout_s: float) -> InferResponse | None:
-        """Return the next response, or ``None`` after the last one.
+        """Return the next response, or ``None`` after the last one. The first call sends the request.
 
         Ends within ``timeout_s`` seconds, and raises only errors of ours, after which there is nothing left to receive.
         """
@@ -57,16 +57,11 @@ class Transport(Protocol):
         """Carry one inference request."""
         ...
 
-    def stream(self, spec: ModelSpec, request: InferRequest, timeout_s: float) -> ResponseStream:
-        """Send one inference request that any number of responses may answer. The stream must be closed.
-
-        Args:
-            spec: The model.
-            request: The request.
-            timeout_s: For sending alone, in seconds.
+    def stream(self, spec: ModelSpec, request: InferRequest) -> ResponseStream:
+        """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it.
 
         Raises:
-            PyTritonClientValueError: The protocol has no way to send it; nothing was sent.
+            PyTritonClientValueError: The protocol has no way to send it.
         """
         ...
 

@@ -30,8 +30,6 @@ from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 __all__ = ["GrpcTransport", "make_credentials", "make_tritonclient"]
 
 _NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
-# Triton then ends a stream that fails with the status of the failure; else it would tell no more than the text.
-_STRICT_ERRORS = {"triton_grpc_error": "true"}
 
 
 def make_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
@@ -103,12 +101,15 @@ class GrpcTransport:
         message = encode_infer_request(request)
         return _decode(operation, self._call(operation, self._stub.ModelInfer, message, request.call.headers))
 
-    def stream(self, spec: ModelSpec, request: InferRequest, timeout_s: float) -> GrpcStream:
-        """Send one inference request that any number of responses may answer."""
-        operation = Operation("streaming inference", self._url, timeout_s, request.model_name, request.model_version)
+    def stream(self, spec: ModelSpec, request: InferRequest) -> GrpcStream:
+        """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
         message = encode_infer_request(request)
-        call = self._invoke(operation, self._open_stream, message, {**request.call.headers, **_STRICT_ERRORS})
-        return GrpcStream(call, operation, self._watchdog, self._translate)
+        operation = Operation("streaming inference", self._url, 0, request.model_name, request.model_version)
+
+        def send() -> Any:
+            return self._invoke(operation, self._open_stream, message, request.call.headers)
+
+        return GrpcStream(send, operation, self._watchdog, self._translate)
 
     def load_model(
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
@@ -127,6 +128,7 @@ class GrpcTransport:
         """Close the channel; calls and streams in flight end with ``PyTritonClientClosedError``."""
         self._is_closed = True
         self._channel.close()
+        self._watchdog.join()
 
     def _is_ready(self, operation: Operation, method: Callable[..., Any], message: Any) -> bool:
         try:
@@ -172,7 +174,7 @@ class GrpcStream:
     """The responses to one request, a ``ResponseStream``.
 
     Args:
-        call: The call of gRPC.
+        send: Sends the request and returns the call of gRPC.
         operation: What is being done.
         watchdog: Keeps the time, which gRPC does for a whole call and not for one response.
         translate: Makes an error of ours of one of gRPC.
@@ -180,21 +182,23 @@ class GrpcStream:
 
     def __init__(
         self,
-        call: Any,
+        send: Callable[[], Any],
         operation: Operation,
         watchdog: Watchdog,
         translate: Callable[[Operation, Any], PyTritonClientError],
     ) -> None:
-        self._call = call
+        self._send = send
         self._operation = operation
         self._watchdog = watchdog
         self._translate = translate
+        self._call: Any = None
         self._took_too_long = False
-        watchdog.watch(self)
 
     def receive(self, timeout_s: float) -> InferResponse | None:
         """Return the next response, or ``None`` after the last one."""
         operation = self._operation.with_timeout(timeout_s)
+        if self._call is None:
+            self._call = self._send()
         self._watchdog.begin(self, timeout_s)
         try:
             message = next(self._call, None)
@@ -207,6 +211,7 @@ class GrpcStream:
         if message is None:
             return None
         if message.error_message:
+            # Triton has a way to tell the status too (triton_grpc_error), but drops the results before the error then.
             raise server_error(operation, None, message.error_message)
         return _decode(operation, message.infer_response)
 
@@ -218,7 +223,8 @@ class GrpcStream:
     def close(self) -> None:
         """Cancel the request if it is not over."""
         self._watchdog.forget(self)
-        self._call.cancel()
+        if self._call is not None:
+            self._call.cancel()
 
 
 def _decode(operation: Operation, message: Any) -> InferResponse:

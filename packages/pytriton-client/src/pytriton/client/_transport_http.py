@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import quote
 
@@ -12,7 +12,7 @@ from tritonclient.http import InferenceServerClient, InferInput, InferResult
 
 from ._codec import make_inputs, read_output
 from ._deadline import Deadline
-from ._generate import GenerateError, decode_generate_event, encode_generate_request, split_events
+from ._generate import GenerateReader, encode_generate_request
 from ._http_pool import ConnectionPool, HttpStream, PoolClosedError
 from ._http_wire import Answer, HttpWireError
 from ._requests import InferRequest, InferResponse
@@ -99,17 +99,16 @@ class HttpTransport:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise _not_understood(operation, error) from error
 
-    def stream(self, spec: ModelSpec, request: InferRequest, timeout_s: float) -> HttpResponseStream:
-        """Send one inference request that any number of responses may answer."""
-        operation = Operation("streaming inference", self._url, timeout_s, request.model_name, request.model_version)
+    def stream(self, spec: ModelSpec, request: InferRequest) -> HttpResponseStream:
+        """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
         body = encode_generate_request(spec, request)
         path = f"{_model_path(request.model_name, request.model_version)}/generate_stream"
         headers = {**self._headers, **request.call.headers}
-        try:
-            stream = self._pool.stream(path, headers, body, Deadline(timeout_s))
-        except (PoolClosedError, OSError, HttpWireError) as error:
-            raise _translate(operation, error) from error
-        return HttpResponseStream(stream, operation, spec, request)
+
+        def send(deadline: Deadline) -> HttpStream:
+            return self._pool.stream(path, headers, body, deadline)
+
+        return HttpResponseStream(send, self._url, request, GenerateReader(spec, request))
 
     def load_model(
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
@@ -163,57 +162,52 @@ class HttpResponseStream:
     """The responses to one request, a ``ResponseStream``.
 
     Args:
-        stream: The response of HTTP that carries them.
-        operation: What is being done.
-        spec: The model.
-        request: What the responses answer.
+        send: Sends the request.
+        url: The server, for errors.
+        request: The request, for errors.
+        reader: Understands the body of the answer.
     """
 
-    def __init__(self, stream: HttpStream, operation: Operation, spec: ModelSpec, request: InferRequest) -> None:
-        self._stream = stream
-        self._operation = operation
-        self._spec = spec
+    def __init__(
+        self, send: Callable[[Deadline], HttpStream], url: str, request: InferRequest, reader: GenerateReader
+    ) -> None:
+        self._send = send
+        self._url = url
         self._request = request
-        self._status: int | None = None
-        self._buffer = bytearray()
-        self._events: list[bytes] = []
+        self._reader = reader
+        self._stream: HttpStream | None = None
 
     def receive(self, timeout_s: float) -> InferResponse | None:
         """Return the next response, or ``None`` after the last one."""
-        operation = self._operation.with_timeout(timeout_s)
+        name, version = self._request.model_name, self._request.model_version
+        operation = Operation("streaming inference", self._url, timeout_s, name, version)
         deadline = Deadline(timeout_s)
         try:
-            if self._status is None:
-                self._status, _ = self._stream.read_head(deadline)
-                if self._status != 200:
-                    raise self._refused(operation, deadline)
-            while not self._events:
+            if self._stream is None:
+                self._stream = self._send(deadline)
+                status, _ = self._stream.read_head(deadline)
+                if status != 200:
+                    raise self._reader.error_of(status, _read_rest(self._stream, deadline), operation)
+            while (response := self._reader.next_response(operation)) is None:
                 piece = self._stream.read_piece(deadline)
                 if not piece:
                     return None
-                self._buffer += piece
-                self._events = split_events(self._buffer)
+                self._reader.feed(piece)
         except (PoolClosedError, OSError, HttpWireError) as error:
             raise _translate(operation, error) from error
-        try:
-            return decode_generate_event(self._spec, self._request, self._events.pop(0))
-        except GenerateError as error:
-            # The status was sent before, when nothing had failed.
-            raise server_error(operation, None, error.text) from error
-        except (AttributeError, TypeError, ValueError) as error:
-            raise _not_understood(operation, error) from error
+        return response
 
     def close(self) -> None:
         """Cancel the request if it is not over."""
-        self._stream.close()
+        if self._stream is not None:
+            self._stream.close()
 
-    def _refused(self, operation: Operation, deadline: Deadline) -> PyTritonClientError:
-        body = bytearray()
-        while piece := self._stream.read_piece(deadline):
-            body += piece
-        # An error of the model comes as an event, one of the server as plain JSON.
-        event = next(iter(split_events(body)), bytes(body))
-        return server_error(operation, str(self._status), _error_text(self._status or 0, event))
+
+def _read_rest(stream: HttpStream, deadline: Deadline) -> bytes:
+    pieces = []
+    while piece := stream.read_piece(deadline):
+        pieces.append(piece)
+    return b"".join(pieces)
 
 
 class _Body:

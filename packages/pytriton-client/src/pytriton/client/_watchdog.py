@@ -10,6 +10,9 @@ from typing import Protocol
 __all__ = ["Watchdog", "Watched"]
 
 
+_LONGEST_JOIN_S = 5.0
+
+
 class Watched(Protocol):
     """What may wait for too long."""
 
@@ -19,12 +22,7 @@ class Watched(Protocol):
 
 
 class Watchdog:
-    """Watches any number of waits. Its thread lives no longer than something is watched.
-
-    For each thing that is watched::
-
-        watch(thing), then for each wait: begin(thing, timeout_s), finish(thing), at last forget(thing)
-    """
+    """Watches any number of waits. Its thread lives from the first ``begin`` on until all that began are forgotten."""
 
     def __init__(self) -> None:
         # Reentrant: garbage collection, which may close what is watched, can run anywhere, also in here.
@@ -33,20 +31,15 @@ class Watchdog:
         self._wakes_at = math.inf
         self._thread: threading.Thread | None = None
 
-    def watch(self, watched: Watched) -> None:
-        """Expect waits of this one from now on."""
-        with self._changed:
-            self._ends[watched] = math.inf
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="pytriton-client-watchdog", daemon=True)
-                self._thread.start()
-
     def begin(self, watched: Watched, timeout_s: float) -> None:
-        """End the wait of this one if ``finish`` is not called within so many seconds."""
+        """End the wait of this one if ``finish`` is not called within so many seconds. ``forget`` it in the end."""
         end = time.monotonic() + timeout_s
         with self._changed:
             self._ends[watched] = end
-            if end < self._wakes_at:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="pytriton-client-watchdog", daemon=True)
+                self._thread.start()
+            elif end < self._wakes_at:
                 self._changed.notify()
 
     def finish(self, watched: Watched) -> None:
@@ -61,6 +54,13 @@ class Watchdog:
             self._ends.pop(watched, None)
             if not self._ends:
                 self._changed.notify()
+
+    def join(self) -> None:
+        """Wait for the end of the thread where nothing keeps it any more."""
+        with self._changed:
+            thread = None if self._ends else self._thread
+        if thread is not None and thread is not threading.current_thread():
+            thread.join(_LONGEST_JOIN_S)
 
     def _run(self) -> None:
         while True:

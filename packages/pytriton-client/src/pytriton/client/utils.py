@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import enum
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ._base import DEFAULT_INIT_TIMEOUT_S, LATEST_MODEL_VERSION
@@ -25,6 +25,8 @@ __all__ = [
     "create_client_from_url",
     "get_model_config",
     "get_model_state",
+    "parse_grpc_response",
+    "parse_http_response",
     "wait_for_model_ready",
     "wait_for_server_ready",
 ]
@@ -136,19 +138,37 @@ def get_model_state(
         headers: Sent with the request.
     """
     index = client.get_model_repository_index(headers=headers)
-    states: dict[int, str] = {}
-    for model in index if isinstance(index, list) else index.models:
-        name, version, state = (
-            (model["name"], model.get("version"), model.get("state"))
-            if isinstance(model, dict)
-            else (model.name, model.version, model.state)
-        )
-        # A model that was never loaded has neither version nor state.
-        if name == model_name and state:
-            states[int(version or 0)] = state
+    states = parse_http_response(index) if isinstance(index, list) else parse_grpc_response(index.models)
+    versions = {int(version): state for (name, version), state in states.items() if name == model_name}
     wanted = _version(model_version)
-    state = states.get(int(wanted)) if wanted else states.get(max(states, default=0))
-    return ModelState(state) if state else ModelState.UNAVAILABLE
+    latest = max(versions, default=0)
+    return versions.get(int(wanted) if wanted else latest, ModelState.UNAVAILABLE)
+
+
+def parse_http_response(models: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], ModelState]:
+    """Return the states in the answer of ``get_model_repository_index`` over HTTP.
+
+    Args:
+        models: The list that tritonclient returned.
+
+    Returns:
+        The state of each version, by the name of the model and the version. A model that was never loaded has neither
+        a version nor a state, and is left out.
+    """
+    states = ((model["name"], model.get("version"), model.get("state")) for model in models)
+    return {(name, version): ModelState(state) for name, version, state in states if version and state}
+
+
+def parse_grpc_response(models: Iterable[Any]) -> dict[tuple[str, str], ModelState]:
+    """Return the states in the answer of ``get_model_repository_index`` over gRPC.
+
+    Args:
+        models: The field ``models`` of the message that tritonclient returned.
+
+    Returns:
+        As ``parse_http_response``.
+    """
+    return {(model.name, model.version): ModelState(model.state) for model in models if model.version and model.state}
 
 
 def get_model_config(
