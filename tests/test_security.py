@@ -238,7 +238,7 @@ def test_tls(certificates: Certificates, mutual: bool, allow_http: bool) -> None
             for own in (None, certificates.stranger) if mutual else ():
                 with (
                     grpc_client(triton, certificates, own) as client,
-                    pytest.raises(InferenceServerException, match="(?i)unavailable|handshake|connect|closed|reset"),
+                    pytest.raises(InferenceServerException, match=r"(?i)unavailable|handshake|connect|closed|reset"),
                 ):
                     client.is_server_live(client_timeout=CALL_TIMEOUT_S)
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from pytriton.server.front_ends import vertex_ai_is_on
+from pytriton.server.front_ends import is_on_vertex_ai
 from pytriton.server.ports import Endpoint, ReservedPorts
 from pytriton.server.security import TRITON_ACCESS_HEADER, TritonSecurityConfig
 from pytriton.server.settings import TritonConfig
@@ -77,7 +77,7 @@ def build_command(
         "cache_directory": folders.caches,
         # Its thread sleeps for half of the interval, and the end of the server waits for it.
         "metrics_interval_ms": None if has_gpu() else METRICS_INTERVAL_MS,
-        **_protocols_beside_vertex_ai(config),
+        **_protocols_on_vertex_ai(),
     }
     for name, value in defaults.items():
         if values[name] is None:
@@ -150,11 +150,9 @@ def _address(endpoint: Endpoint) -> str:
     return f"[{endpoint.address}]" if endpoint.setting == "grpc_port" else f"ipv6:{endpoint.address}"
 
 
-def _protocols_beside_vertex_ai(config: TritonConfig) -> dict[str, bool]:
-    """Where it finds AIP_MODE, tritonserver serves neither HTTP nor gRPC unless told to, and could not be asked."""
-    if config.allow_vertex_ai is None and vertex_ai_is_on(config):
-        return {"allow_http": True, "allow_grpc": True}
-    return {}
+def _protocols_on_vertex_ai() -> dict[str, bool]:
+    """On Vertex AI tritonserver serves neither HTTP nor gRPC unless told to, and could not be asked for anything."""
+    return {"allow_http": True, "allow_grpc": True} if is_on_vertex_ai() else {}
 
 
 def _restriction(config: TritonConfig, protocol: str) -> Restriction | None:

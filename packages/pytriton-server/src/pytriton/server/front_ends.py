@@ -5,16 +5,19 @@ import os
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.server.settings import TritonConfig
 
-__all__ = ["check_vertex_ai", "vertex_ai_is_on"]
+__all__ = ["check_vertex_ai", "is_on_vertex_ai", "vertex_ai_is_on"]
 
 _ROUTES = ("AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE")
 
 
+def is_on_vertex_ai() -> bool:
+    """Tells whether this program runs as a server on Vertex AI, going by the environment."""
+    return os.environ.get("AIP_MODE") == "PREDICTION"
+
+
 def vertex_ai_is_on(config: TritonConfig) -> bool:
     """Tells whether Vertex AI's endpoints are to be served."""
-    if config.allow_vertex_ai is None:
-        return os.environ.get("AIP_MODE") == "PREDICTION"
-    return config.allow_vertex_ai
+    return is_on_vertex_ai() if config.allow_vertex_ai is None else config.allow_vertex_ai
 
 
 def check_vertex_ai(config: TritonConfig) -> None:
