@@ -7,6 +7,7 @@ from collections.abc import AsyncGenerator, Mapping
 from ._asyncio import AsyncioModelClient
 from ._requests import Call, build_request, check_call, decode_response, is_end_of_stream
 from ._results import ModelResult, ParameterValue
+from ._telemetry import trace_call
 
 __all__ = ["AsyncioDecoupledModelClient"]
 
@@ -94,22 +95,23 @@ class AsyncioDecoupledModelClient(AsyncioModelClient):
         call = check_call(inputs, named_inputs, parameters, headers, self._options)
         return self._results(call, is_batch=True)
 
-    async def _results(self, call: Call, *, is_batch: bool) -> AsyncGenerator[ModelResult, None]:
-        spec = await self._get_spec(self._call_deadline())
-        self._check_is_decoupled(spec)
-        request = build_request(
-            spec,
-            call,
-            model_name=self._target.model_name,
-            model_version=self._target.model_version,
-            request_id=self._next_request_id(),
-            is_batch=is_batch,
-        )
-        timeout_s = self._options.timeout_s or self._inference_timeout_s
-        stream = self._transport.stream(spec, request)
-        try:
-            while (response := await stream.receive(timeout_s)) is not None:
-                if not is_end_of_stream(response):
-                    yield decode_response(spec, response, is_batch=is_batch)
-        finally:
-            stream.close()
+    async def _results(self, checked: Call, *, is_batch: bool) -> AsyncGenerator[ModelResult, None]:
+        with trace_call(checked, self._target) as call:
+            spec = await self._get_spec(self._call_deadline())
+            self._check_is_decoupled(spec)
+            request = build_request(
+                spec,
+                call,
+                model_name=self._target.model_name,
+                model_version=self._target.model_version,
+                request_id=self._next_request_id(),
+                is_batch=is_batch,
+            )
+            timeout_s = self._options.timeout_s or self._inference_timeout_s
+            stream = self._transport.stream(spec, request)
+            try:
+                while (response := await stream.receive(timeout_s)) is not None:
+                    if not is_end_of_stream(response):
+                        yield decode_response(spec, response, is_batch=is_batch)
+            finally:
+                stream.close()

@@ -13,6 +13,7 @@ from ._requests import build_request, check_call, decode_response
 from ._results import ModelResult, ParameterValue
 from ._spec import ModelSpec
 from ._startup import Pause, PlanStep, Question, prepare, wait_for_model, wait_for_server
+from ._telemetry import trace_call
 from ._tls import TlsSettings
 from ._translate import closed_error
 from ._transport import make_transport

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Mapping
+from contextlib import closing
 
 from ._requests import build_request, check_call, decode_response, is_end_of_stream
 from ._results import ModelResult, ParameterValue
 from ._spec import ModelSpec
 from ._sync import ModelClient
+from ._telemetry import TracedCall, trace_call
 from ._transport import ResponseStream
 
 __all__ = ["DecoupledModelClient"]
@@ -121,10 +123,7 @@ class DecoupledModelClient(ModelClient):
         self, spec: ModelSpec, stream: ResponseStream, traced: TracedCall, *, is_batch: bool
     ) -> Generator[ModelResult, None, None]:
         timeout_s = self._options.timeout_s or self._inference_timeout_s
-        with traced:
-          try:
+        with traced, closing(stream):
             while (response := stream.receive(timeout_s)) is not None:
                 if not is_end_of_stream(response):
                     yield decode_response(spec, response, is_batch=is_batch)
-        finally:
-            stream.close()
