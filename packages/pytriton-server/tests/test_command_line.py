@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from pytriton.server.command_line import ServerFolders, build_command, control_headers, has_gpu, redacted
+from pytriton.exceptions import PyTritonValidationError
+from pytriton.server.command_line import ServerFolders, build_command, control_headers, has_gpu, redacted, secrets_of
 from pytriton.server.ports import ReservedPorts, reserve_ports
 from pytriton.server.security import TritonSecurityConfig
 from pytriton.server.settings import TritonConfig
@@ -87,6 +88,50 @@ def test_restrictions_and_what_the_user_restricts_himself() -> None:
     assert "--http-restricted-api=statistics:triton-access-token=abc=" in made
     assert "--grpc-restricted-protocol=trace,statistics:triton-access-token=abc=" in made
     assert control_headers(config, security, "http") == {"triton-access-token": "abc=", "my-key": "my-value"}
+    assert control_headers(config, security, "grpc") == {"triton-access-token": "abc="}
+
+
+def test_each_protocol_has_its_own_header() -> None:
+    config = TritonConfig(http_restricted_api="logging:key=http", grpc_restricted_protocol="logging:key=grpc")
+    assert control_headers(config, OPEN, "http") == {"key": "http"}
+    assert control_headers(config, OPEN, "grpc") == {"key": "grpc"}
+    # A token that protects nothing must not hide the header that does.
+    unused = TritonSecurityConfig(access_token="abc", restricted_endpoints=[])
+    own = TritonConfig(http_restricted_api="logging:Triton-Access-Token=mine")
+    assert control_headers(own, unused, "http") == {"Triton-Access-Token": "mine"}
+
+
+def test_nothing_is_left_for_the_token_to_protect() -> None:
+    security = TritonSecurityConfig(access_token="abc", restricted_endpoints=["trace"])
+    made = command(TritonConfig(http_restricted_api="trace:a=b"), security)
+    assert [part for part in made if part.startswith("--http-restricted")] == ["--http-restricted-api=trace:a=b"]
+
+
+@pytest.mark.parametrize(
+    ("given", "http", "grpc"),
+    [("::1", "ipv6:::1", "[::1]"), ("[::]", "ipv6:::", "[::]"), ("localhost", "127.0.0.1", "127.0.0.1")],
+)
+def test_addresses_in_the_forms_of_the_two_services(given: str, http: str, grpc: str) -> None:
+    config = TritonConfig(http_port=0, grpc_port=0, allow_metrics=False, http_address=given, grpc_address=given)
+    try:
+        ports = reserve_ports(config)
+    except PyTritonValidationError:
+        pytest.skip("this machine has no IPv6")
+    try:
+        made = command(config, ports=ports)
+    finally:
+        ports.release()
+    assert f"--http-address={http}" in made
+    assert f"--grpc-address={grpc}" in made
+
+
+def test_protocols_stay_on_where_vertex_ai_would_end_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIP_MODE", "PREDICTION")
+    made = command(TritonConfig(allow_grpc=False))
+    assert "--allow-http=true" in made
+    assert "--allow-grpc=false" in made
+    monkeypatch.delenv("AIP_MODE")
+    assert not [part for part in command(TritonConfig()) if part.startswith("--allow-http")]
 
 
 def test_tokens_are_left_out_of_logs() -> None:
@@ -97,6 +142,12 @@ def test_tokens_are_left_out_of_logs() -> None:
     assert "hidden" not in text
     assert "--http-restricted-api=trace:triton-access-token=***" in text
     assert "--load-model=*" in text
+
+
+def test_the_tokens_of_a_command() -> None:
+    security = TritonSecurityConfig(access_token="abc==d", restricted_endpoints=["trace"])
+    made = command(TritonConfig(http_restricted_api="logging:key=hidden"), security)
+    assert sorted(set(secrets_of(made))) == ["abc==d", "hidden"]
 
 
 def test_no_restriction_without_a_token() -> None:

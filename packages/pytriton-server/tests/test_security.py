@@ -33,3 +33,15 @@ def test_a_token_that_is_no_header_is_refused_and_not_quoted(token: str) -> None
 
 def test_the_token_is_not_in_the_representation() -> None:
     assert "secret" not in repr(TritonSecurityConfig(access_token="secret"))
+
+
+@pytest.mark.parametrize("value", ["health", b"health", 3])
+def test_groups_that_are_no_list_are_refused(value: object) -> None:
+    with pytest.raises(PyTritonValidationError, match="must be a list of names"):
+        TritonSecurityConfig(restricted_endpoints=value)  # type: ignore[arg-type]
+
+
+def test_a_group_may_be_named_twice_and_in_any_collection() -> None:
+    # tritonserver would refuse it.
+    made = TritonSecurityConfig(restricted_endpoints=("trace", "health", "trace"))  # type: ignore[arg-type]
+    assert made.restricted_endpoints == ["trace", "health"]

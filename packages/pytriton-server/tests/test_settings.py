@@ -2,6 +2,7 @@ import dataclasses
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from pytriton.exceptions import PyTritonValidationError
@@ -43,6 +44,29 @@ def test_one_of_the_two_protocols_has_to_be_allowed() -> None:
         ({"grpc_port": -1}, "grpc_port"),
         ({"http_port": "eight"}, "http_port must be an integer; got 'eight'"),
         ({"http_port": True}, "http_port must be an integer"),
+        ({"http_port": np.True_}, "http_port must be an integer"),
+        ({"http_port": b"80"}, "http_port must be an integer"),
+        ({"http_port": None, "grpc_port": "1e3"}, "grpc_port must be an integer"),
+        ({"http_thread_count": 0}, r"http_thread_count must be between 1 and 2147483647; got 0"),
+        ({"exit_timeout_secs": -1}, "exit_timeout_secs must be between 0 and"),
+        ({"grpc_keepalive_time": 2**31}, "grpc_keepalive_time must be between 1 and"),
+        ({"grpc_infer_response_compression_level": "best"}, "must be one of none, low, medium, high; got 'best'"),
+        ({"http_header_forward_pattern": "("}, r"http_header_forward_pattern must be a regular expression .*\("),
+        ({"grpc_header_forward_pattern": "a(?!b)"}, "grpc_header_forward_pattern .* RE2 has no look-ahead"),
+        ({"sagemaker_safe_port_range": "9000"}, "must be a range of ports <first>-<last>, .* got '9000'"),
+        ({"sagemaker_safe_port_range": "9100-9000"}, "must be a range of ports"),
+        ({"sagemaker_safe_port_range": "0-70000"}, "must be a range of ports"),
+        ({"metrics_config": ["a,b=1"]}, "items of the form <setting>=<value>, .* got 'a,b=1'"),
+        ({"cache_config": ["local"]}, "items of the form <cache>,<setting>=<value>, .* got 'local'"),
+        ({"cache_config": ["size=1"]}, "items of the form <cache>,<setting>=<value>"),
+        ({"trace_config": ["rate"]}, "items of the form <setting>=<value> or <mode>"),
+        ({"trace_config": ["zipkin,url=http://a"]}, "mode triton or opentelemetry, .* got 'zipkin,url=http://a'"),
+        ({"http_restricted_api": "health"}, "must have the form <groups>:<header>=<value>"),
+        ({"http_restricted_api": "health:key"}, "must have the form"),
+        ({"http_restricted_api": "healthy:a=b"}, r"\['healthy'\] are none\. Groups: \['health', "),
+        ({"grpc_restricted_protocol": "health,health:a=b"}, r"\['health'\] are named twice"),
+        ({"id": "a\0b"}, "id holds a NUL character"),
+        ({"trace_config": ["a=\0"]}, "trace_config holds a NUL character"),
         ({"log_verbose": 1.5}, "log_verbose must be an integer"),
         ({"allow_metrics": "perhaps"}, "allow_metrics must be a boolean"),
         ({"allow_metrics": 2}, "allow_metrics must be a boolean"),
@@ -55,6 +79,43 @@ def test_one_of_the_two_protocols_has_to_be_allowed() -> None:
 def test_wrong_values_are_refused_by_name(values: dict[str, object], message: str) -> None:
     with pytest.raises(PyTritonValidationError, match=message):
         TritonConfig.from_dict(values)
+
+
+def test_a_restriction_that_is_refused_does_not_show_its_value() -> None:
+    for text in ("health=secret", "healthy:key=secret", "health,health:key=secret"):
+        with pytest.raises(PyTritonValidationError) as caught:
+            TritonConfig(http_restricted_api=text)
+        assert "secret" not in str(caught.value)
+        assert "secret" not in str(caught.value.received)
+
+
+def test_what_the_server_understands_is_let_through() -> None:
+    TritonConfig(
+        http_port=np.int64(8000),  # type: ignore[arg-type]
+        allow_http=np.True_,  # type: ignore[arg-type]
+        grpc_infer_response_compression_level="HIGH",
+        http_header_forward_pattern=r"\pL+(?i)x",
+        trace_config=["mode=opentelemetry", "OpenTelemetry,resource=service.name=a,b", "triton,file=/a=b", "level=OFF"],
+        http_restricted_api="health,metadata:key=a=b:c",
+        sagemaker_safe_port_range="9000-9000",
+    )
+
+
+def test_an_empty_address_is_unset() -> None:
+    assert TritonConfig(http_address="", grpc_address="", metrics_address="") == TritonConfig()
+
+
+def test_a_subclass_stays_one() -> None:
+    @dataclasses.dataclass(kw_only=True)
+    class Mine(TritonConfig):
+        mine: int = 7
+
+    made = Mine.from_dict({"http_port": "1", "mine": 8})
+    assert isinstance(made, Mine)
+    assert made.mine == 8
+    assert isinstance(Mine.from_env(), Mine)
+    # What the server is started with.
+    assert made.with_environment().http_port == 1
 
 
 def test_from_dict_converts_and_ignores_unknown_names(caplog: pytest.LogCaptureFixture) -> None:
@@ -115,6 +176,54 @@ def test_a_wrong_value_in_the_environment_names_the_variable(monkeypatch: pytest
     monkeypatch.setenv(PREFIX + "HTTP_PORT", "http")
     with pytest.raises(PyTritonValidationError, match=f"environment variable {PREFIX}HTTP_PORT must be an integer"):
         TritonConfig.from_env()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("HTTP_PORT", "70000", "=70000 is not a port: expected 0"),
+        ("CACHE_CONFIG", "local", "must hold items of the form"),
+        ("CACHE_CONFIG_3", "local", "must hold items of the form"),
+        ("ALLOW_GRPC", "maybe", "must be a boolean"),
+        ("HTTP_RESTRICTED_API", "nothing:a=b", "must name each group"),
+    ],
+)
+def test_a_value_that_breaks_a_rule_names_the_variable(
+    monkeypatch: pytest.MonkeyPatch, name: str, text: str, message: str
+) -> None:
+    monkeypatch.setenv(PREFIX + name, text)
+    with pytest.raises(PyTritonValidationError, match=f"^environment variable {PREFIX}{name}.*{message}"):
+        TritonConfig.from_env()
+
+
+def test_one_protocol_off_here_and_one_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PREFIX + "ALLOW_HTTP", "false")
+    monkeypatch.setenv(PREFIX + "ALLOW_GRPC", "false")
+    # What is set goes first, so that the two are never looked at alone.
+    assert TritonConfig(allow_http=True).with_environment() == TritonConfig(allow_http=True, allow_grpc=False)
+    with pytest.raises(PyTritonValidationError, match="has to be allowed"):
+        TritonConfig().with_environment()
+
+
+def test_every_field_can_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    # By parts of the annotations, the most specific ones first.
+    texts = {"list": "local,size=1", "Path": "~/file", "bool": "true", "int": "9000", "str": "text"}
+    special = {
+        "http_restricted_api": "health:a=b",
+        "grpc_restricted_protocol": "health:a=b",
+        "grpc_infer_response_compression_level": "low",
+        "sagemaker_safe_port_range": "1-2",
+        "metrics_config": "a=1",
+        "trace_config": "rate=1",
+    }
+    for field in dataclasses.fields(TritonConfig):
+        kind = next(kind for kind in texts if kind in str(field.type))
+        monkeypatch.setenv(PREFIX + field.name.upper(), special.get(field.name, texts[kind]))
+    config = TritonConfig.from_env()
+    assert None not in config.to_dict().values()
+    assert config.model_repository == Path("~/file").expanduser()
+    assert config.cache_config == ["local,size=1"]
+    assert config.strict_readiness is True
 
 
 def test_what_is_set_wins_over_defaults_even_if_false() -> None:

@@ -285,7 +285,7 @@ class ServerProcess:
             self._level = _LEVELS[found[1]]
             # It logs only after it has read its arguments.
             self.wipe_secrets()
-        elif text.startswith("error:"):
+        elif text.startswith("error:") or "re2.cc:" in text:
             self._level = logging.ERROR
         if any(part in text for part in self._quiet):
             output_logger.debug("%s", text)

@@ -123,8 +123,8 @@ def parse_restriction(text: str, where: str) -> Restriction:
     groups = tuple(names.split(","))
     if not (colon and equals and header and value):
         raise PyTritonValidationError(
-            f"{where} must have the form <groups>:<header>=<value>, such as health,metadata:my-key=secret (its value "
-            "is not shown here).",
+            f"{where} must have the form <groups>:<header>=<value>, such as health,metadata:my-key=my-value (its "
+            "value is not shown here).",
             expected="<groups>:<header>=<value>",
         )
     unknown = sorted(set(groups) - VALID_TRITON_ENDPOINTS)
