@@ -3,6 +3,7 @@
 import contextlib
 import contextvars
 import copy
+import dataclasses
 import logging
 import re
 import threading
@@ -20,7 +21,7 @@ from pytriton.model_config.triton_model_config import ResponseCache, TensorSpec,
 from pytriton.proxy_backend import SIDE_FILE_NAME, AttachError, ModelSpec, ProxySettings, Worker, endpoint_path
 from pytriton.proxy_backend import TensorSpec as WireSpec
 from pytriton.proxy_backend._tracers import use_worker_tracer
-from pytriton.server.config_pbtxt import render_config
+from pytriton.server.config_pbtxt import render_config, render_config_json
 from pytriton.server.metrics_totals import CallableTotals, StatisticsTotals
 from pytriton.server.readiness import POLL_S, StartCancelled
 from pytriton.server.tracing import ModelTracing, TracerLease
@@ -155,6 +156,27 @@ class BoundModel:
     def config_text(self) -> str:
         """The text of the model's `config.pbtxt`."""
         return render_config(self.triton_config)
+
+    def differences(self, other: "BoundModel") -> list[str]:
+        """Says in words where the configurations of two models differ that Triton would keep for them; empty if nowhere."""
+        if self.config_text == other.config_text:
+            return []
+        pairs = [
+            (name, getattr(self.triton_config, name), getattr(other.triton_config, name))
+            for name in ("inputs", "outputs", "batching", "max_batch_size", "batcher", "decoupled", "response_cache")
+        ]
+        return [f"{name} ({mine} and {its})" for name, mine, its in pairs if mine != its] or ["its tensors"]
+
+    def config_json(self, revision: int) -> str:
+        """The same in JSON.
+
+        Args:
+            revision: Where it is another one than before, Triton loads the model again even if nothing else differs.
+        """
+        if not revision:
+            return render_config_json(self.triton_config)
+        parameters = {**self.triton_config.backend_parameters, "pytriton_revision": str(revision)}
+        return render_config_json(dataclasses.replace(self.triton_config, backend_parameters=parameters))
 
     @property
     def is_alive(self) -> bool:

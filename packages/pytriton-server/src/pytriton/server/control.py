@@ -1,12 +1,14 @@
-"""Calls to a server that this package started: is it ready, load, unload, what is loaded, statistics.
+"""Calls to a server: is it ready, load, unload, what is loaded, statistics.
 
 Over HTTP they need nothing but the standard library; importing tritonclient for them would cost more time than the
 start of the server. Where HTTP is not allowed they go over gRPC (`control_grpc`).
 """
 
+import base64
 import contextlib
 import http.client
 import json
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -14,7 +16,7 @@ from typing import Any, Protocol
 from pytriton.server.errors import TritonServerError
 from pytriton.server.ports import Endpoint
 
-__all__ = ["Control", "ControlError", "HttpControl", "ModelState"]
+__all__ = ["Control", "ControlError", "HttpControl", "ModelState", "ModelUpload"]
 
 CALL_TIMEOUT_S = 5.0
 """How long one call may take, in seconds, where nothing else is said."""
@@ -26,11 +28,23 @@ class ControlError(TritonServerError):
     Args:
         message: The text of the error.
         reason: What the server said; None when it did not answer.
+        status: The status that it answered with, a number in text over HTTP, a name over gRPC.
     """
 
-    def __init__(self, message: str, *, reason: str | None = None) -> None:
+    def __init__(self, message: str, *, reason: str | None = None, status: str | None = None) -> None:
         super().__init__(message)
         self.reason = reason
+        self.status = status
+
+
+@dataclass(frozen=True)
+class ModelUpload:
+    """A model that comes with the call that loads it."""
+
+    config: str
+    """Its configuration, in JSON."""
+    files: Mapping[str, bytes]
+    """Contents by path in the model's folder."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +71,17 @@ class Control(Protocol):
     def has_failed(self) -> bool:
         """Tells whether the server answers that it could not be set up, and serves nothing."""
 
-    def load(self, model_name: str, timeout_s: float) -> None:
-        """Loads all versions of a model and waits until they are loaded."""
+    def load(self, model_name: str, timeout_s: float, upload: ModelUpload | None = None) -> None:
+        """Loads all versions of a model, from the repository or from `upload`, and waits until they are loaded."""
 
     def unload(self, model_name: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Takes all versions of a model out of service. Does not wait for its requests to finish."""
 
     def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
-        """Lists the models."""
+        """Lists the models of the repository, which those that came with an upload are not part of."""
+
+    def is_model_ready(self, model_name: str) -> bool:
+        """Tells whether any version of a model is served."""
 
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
         """Gives Triton's statistics of one version of a model."""
@@ -79,10 +96,12 @@ class HttpControl:
     Args:
         endpoint: Where the server listens.
         headers: Headers for every call, such as the access token.
+        tls: What a certificate has to fulfil, for calls over TLS.
     """
 
-    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str]) -> None:
+    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str], tls: ssl.SSLContext | None = None) -> None:
         self._endpoint = endpoint
+        self._tls = tls
         self._headers = {**headers, "Connection": "close"}
 
     def is_listening(self) -> bool:
@@ -109,16 +128,20 @@ class HttpControl:
         # Anything else, such as a refusal, comes from a server that was set up.
         return status in (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.SERVICE_UNAVAILABLE)
 
-    def load(self, model_name: str, timeout_s: float) -> None:
-        """Loads all versions of a model and waits until they are loaded."""
-        self._checked("POST", f"/v2/repository/models/{model_name}/load", {}, timeout_s)
+    def load(self, model_name: str, timeout_s: float, upload: ModelUpload | None = None) -> None:
+        """Loads all versions of a model, from the repository or from `upload`, and waits until they are loaded."""
+        body: dict[str, Any] = {}
+        if upload is not None:
+            files = {f"file:{path}": base64.b64encode(data).decode() for path, data in upload.files.items()}
+            body = {"parameters": {"config": upload.config, **files}}
+        self._checked("POST", f"/v2/repository/models/{model_name}/load", body, timeout_s)
 
     def unload(self, model_name: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Takes all versions of a model out of service. Does not wait for its requests to finish."""
         self._checked("POST", f"/v2/repository/models/{model_name}/unload", {}, timeout_s)
 
     def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
-        """Lists the models."""
+        """Lists the models of the repository, which those that came with an upload are not part of."""
         return [
             ModelState(
                 name=str(item.get("name")),
@@ -128,6 +151,14 @@ class HttpControl:
             )
             for item in self._checked("POST", "/v2/repository/index", {}, timeout_s)
         ]
+
+    def is_model_ready(self, model_name: str) -> bool:
+        """Tells whether any version of a model is served."""
+        path = f"/v2/models/{model_name}/ready"
+        try:
+            return self._call("GET", path)[0] == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException) as error:
+            raise _unanswered("GET", path, CALL_TIMEOUT_S, error) from error
 
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
         """Gives Triton's statistics of one version of a model."""
@@ -142,23 +173,36 @@ class HttpControl:
         try:
             status, answer = self._call(method, path, body, timeout_s)
         except (OSError, http.client.HTTPException) as error:
-            raise ControlError(
-                f"tritonserver did not answer {method} {path} within {timeout_s:g} s: {error or type(error).__name__}."
-            ) from error
+            raise _unanswered(method, path, timeout_s, error) from error
         if status != http.HTTPStatus.OK:
             reason = _reason(answer)
-            raise ControlError(f"tritonserver refused {method} {path} with status {status}: {reason}", reason=reason)
+            raise ControlError(
+                f"tritonserver refused {method} {path} with status {status}: {reason}",
+                reason=reason,
+                status=str(status),
+            )
         return json.loads(answer) if answer else None
 
     def _call(
         self, method: str, path: str, body: object = None, timeout_s: float = CALL_TIMEOUT_S
     ) -> tuple[int, bytes]:
-        connection = http.client.HTTPConnection(self._endpoint.host, self._endpoint.port, timeout=timeout_s)
+        host, port = self._endpoint.host, self._endpoint.port
+        connection = (
+            http.client.HTTPConnection(host, port, timeout=timeout_s)
+            if self._tls is None
+            else http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
+        )
         with contextlib.closing(connection):
             data = None if body is None else json.dumps(body).encode()
             connection.request(method, path, data, self._headers)
             response = connection.getresponse()
             return response.status, response.read()
+
+
+def _unanswered(method: str, path: str, timeout_s: float, error: Exception) -> ControlError:
+    return ControlError(
+        f"tritonserver did not answer {method} {path} within {timeout_s:g} s: {error or type(error).__name__}."
+    )
 
 
 def _reason(answer: bytes) -> str:

@@ -1,4 +1,4 @@
-"""The calls of `control` over gRPC, for servers that do not allow HTTP. The one place that imports tritonclient."""
+"""The calls of `control` over gRPC, for servers that are not asked over HTTP. Only this imports tritonclient."""
 
 import socket
 import ssl
@@ -8,7 +8,7 @@ from typing import Any
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from pytriton.server.control import CALL_TIMEOUT_S, ControlError, ModelState
+from pytriton.server.control import CALL_TIMEOUT_S, ControlError, ModelState, ModelUpload
 from pytriton.server.ports import Endpoint
 from pytriton.server.settings import TritonConfig
 
@@ -29,12 +29,17 @@ class GrpcControl:
         endpoint: Where the server listens.
         headers: HTTP headers that carry the same as the metadata of the calls.
         config: The server's settings, for TLS.
+        public_tls: Whether to use TLS with a server of somebody else, whose certificate the usual authorities vouch
+            for.
     """
 
-    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str], config: TritonConfig) -> None:
+    def __init__(
+        self, endpoint: Endpoint, headers: Mapping[str, str], config: TritonConfig, *, public_tls: bool = False
+    ) -> None:
         self._endpoint = endpoint
         self._headers = {_METADATA_PREFIX + name: value for name, value in headers.items()}
         self._config = config
+        self._public_tls = public_tls
         self._made: Any = None
 
     @property
@@ -46,7 +51,7 @@ class GrpcControl:
             mutual = uses_tls and bool(config.grpc_use_ssl_mutual)
             self._made = tritonclient.grpc.InferenceServerClient(
                 self._endpoint.authority,
-                ssl=uses_tls,
+                ssl=uses_tls or self._public_tls,
                 # The certificate is the server's, given to it by whoever configured both: no other authority is asked.
                 root_certificates=_text(config.grpc_server_cert) if uses_tls else None,
                 private_key=_text(config.grpc_server_key) if mutual else None,
@@ -80,20 +85,28 @@ class GrpcControl:
         except (InferenceServerException, ControlError):
             return False
 
-    def load(self, model_name: str, timeout_s: float) -> None:
-        """Loads all versions of a model and waits until they are loaded."""
-        self._call("load_model", model_name, timeout_s=timeout_s)
+    def load(self, model_name: str, timeout_s: float, upload: ModelUpload | None = None) -> None:
+        """Loads all versions of a model, from the repository or from `upload`, and waits until they are loaded."""
+        if upload is None:
+            self._call("load_model", model_name, timeout_s=timeout_s)
+        else:
+            files = {f"file:{path}": data for path, data in upload.files.items()}
+            self._call("load_model", model_name, timeout_s=timeout_s, config=upload.config, files=files)
 
     def unload(self, model_name: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Takes all versions of a model out of service. Does not wait for its requests to finish."""
         self._call("unload_model", model_name, timeout_s=timeout_s)
 
     def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
-        """Lists the models."""
+        """Lists the models of the repository, which those that came with an upload are not part of."""
         return [
             ModelState(item.name, int(item.version) if item.version else None, item.state, item.reason)
             for item in self._call("get_model_repository_index", timeout_s=timeout_s).models
         ]
+
+    def is_model_ready(self, model_name: str) -> bool:
+        """Tells whether any version of a model is served."""
+        return bool(self._call("is_model_ready", model_name))
 
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
         """Gives Triton's statistics of one version of a model."""
@@ -110,9 +123,17 @@ class GrpcControl:
         try:
             return getattr(self._client, method)(*arguments, headers=self._headers, client_timeout=timeout_s, **options)
         except InferenceServerException as error:
-            reason = error.message()
+            reason, status = error.message(), error.status() or ""
+            if status.endswith("DEADLINE_EXCEEDED") or (status.endswith("UNAVAILABLE") and not self.is_listening()):
+                raise ControlError(
+                    f"tritonserver did not answer {method} over gRPC within {timeout_s:g} s: {reason}."
+                ) from error
             advice = _MUTUAL_ADVICE if self._config.grpc_use_ssl_mutual else ""
-            raise ControlError(f"tritonserver refused {method} over gRPC: {reason}{advice}", reason=reason) from error
+            raise ControlError(
+                f"tritonserver refused {method} over gRPC: {reason}{advice}",
+                reason=reason,
+                status=status.removeprefix("StatusCode."),
+            ) from error
 
 
 def _name_override(endpoint: Endpoint, config: TritonConfig) -> list[tuple[str, str]]:

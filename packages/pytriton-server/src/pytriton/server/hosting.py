@@ -179,7 +179,20 @@ class ModelHost:
         self._placement.place(name, [model for model in self._named(name) if model not in models], timeout_s)
         for model in models:
             self._models.remove(model)
-        self._dismiss(models, patience_s, stop_wanted)
+        self._leaving += models
+        self._wait_gone(models, patience_s, stop_wanted)
+
+    def unload_all(self, *, timeout_s: float, patience_s: float, stop_wanted: StopWanted) -> None:
+        """Takes all models out of service, as `unload` does. Those that the server keeps are named in the log."""
+        for name in dict.fromkeys(model.name for model in self._models):
+            try:
+                self._placement.place(name, [], timeout_s)
+            except (ControlError, WorkspaceError) as error:
+                logger.warning("Model %r stays on the server, without anybody to answer: %s", name, error)
+                continue
+            self._leaving += self._named(name)
+            self._models = [model for model in self._models if model.name != name]
+        self._wait_gone(tuple(self._leaving), patience_s, stop_wanted)
 
     def replace(
         self, old: BoundModel, new: BoundModel, *, timeout_s: float, patience_s: float, stop_wanted: StopWanted
@@ -228,7 +241,8 @@ class ModelHost:
         try:
             self.wait_attached(new, timeout_s)
         finally:
-            self._dismiss([old], patience_s, stop_wanted)
+            self._leaving.append(old)
+            self._wait_gone([old], patience_s, stop_wanted)
 
     def stop_workers(self) -> None:
         """Stops all workers: nothing is to be answered any more."""
@@ -283,11 +297,10 @@ class ModelHost:
         while stopper.is_alive() and not stop_wanted():
             stopper.join(_LOOK_S)
 
-    def _dismiss(self, models: Sequence[BoundModel], patience_s: float, stop_wanted: StopWanted) -> None:
-        """Waits until models that are out of service have answered what they have got, then stops their workers."""
-        self._leaving += models
+    def _wait_gone(self, models: Sequence[BoundModel], patience_s: float, stop_wanted: StopWanted) -> None:
+        """Waits until models that are leaving have answered what they have got, then stops their workers."""
         deadline = time.monotonic() + patience_s
-        while any(map(self._is_loaded, models)):
+        while left := [model for model in models if self._is_loaded(model)]:
             if stop_wanted():
                 # The end of the server is waited for with a patience of its own.
                 return
@@ -295,7 +308,7 @@ class ModelHost:
                 logger.warning(
                     "Requests of model %r have not been answered %g s after it was taken out of service: they are cut "
                     "off now.",
-                    models[0].name,
+                    left[0].name,
                     patience_s,
                 )
                 break

@@ -74,6 +74,13 @@ class Session(Protocol):
             cancelled: Asked again and again; True ends the wait.
         """
 
+    def claim(self, name: str) -> None:
+        """Makes sure that a model may get this name.
+
+        Raises:
+            PyTritonInvalidOperationError: It is somebody else's.
+        """
+
     def close(self, *, hurried: Callable[[], bool]) -> None:
         """Takes the models out of service when their requests are answered, and lets go of the server.
 
@@ -228,6 +235,9 @@ class ServerSession:
         ended = self._ended_in_start()
         if ended is not None:
             raise ended
+
+    def claim(self, name: str) -> None:
+        """Does nothing: the names of a server of our own are ours."""
 
     def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> None:
         """Makes the server serve these versions under a name, and no others; see `hosting.Placement`."""

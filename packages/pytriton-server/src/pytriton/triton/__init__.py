@@ -37,6 +37,7 @@ from pytriton.triton._constants import (
     MODEL_URL,
     TRITONSERVER_DIST_DIR,
 )
+from pytriton.triton._remote import RemoteTriton
 from pytriton.triton._triton import Triton
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ __all__ = [
     "ModelClient",
     "ModelConfig",
     "PortInUseError",
+    "RemoteTriton",
     "Tensor",
     "Triton",
     "TritonBase",

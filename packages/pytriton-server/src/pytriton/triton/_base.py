@@ -3,6 +3,7 @@
 import abc
 import atexit
 import logging
+import math
 import os
 import queue
 import signal
@@ -22,9 +23,10 @@ from pytriton.server.lifecycle import DefaultTritonLifecyclePolicy, TritonLifecy
 from pytriton.server.readiness import StartCancelled
 from pytriton.server.session import DRAIN_DEADLINE_S, Session
 from pytriton.server.stop_signals import StopSignals
+from pytriton.server.tracing import ModelTracing
 from pytriton.server.workspace import Workspace
 
-__all__ = ["MONITORING_PERIOD_S", "STARTUP_TIMEOUT_S", "WAIT_FORM_MODEL_TIMEOUT_S", "TritonBase"]
+__all__ = ["MONITORING_PERIOD_S", "STARTUP_TIMEOUT_S", "WAIT_FORM_MODEL_TIMEOUT_S", "TritonBase", "check_timeout"]
 
 MONITORING_PERIOD_S = 10.0
 """How often `serve` looks after its workers, in seconds. The end of a server of our own is noticed at once."""
@@ -50,6 +52,10 @@ class TritonBase(abc.ABC):
         FileExistsError: `workspace` exists.
     """
 
+    _CANCELLED = "The server was stopped from another thread while it was starting."
+    _longest_period_s = math.inf
+    """How often `serve` looks after things at least, in seconds."""
+
     def __init__(
         self,
         workspace: "Workspace | str | os.PathLike[str] | None" = None,
@@ -58,6 +64,8 @@ class TritonBase(abc.ABC):
         self._policy = triton_lifecycle_policy or DefaultTritonLifecyclePolicy
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
         self._context = TritonContext()
+        # Of the server, if it is known: where models that are bound without one send their spans.
+        self._trace_config: Sequence[str] | None = None
         self._models: dict[tuple[str, int], BoundModel] = {}
         self._session: Session | None = None
         self._failure: BaseException | None = None
@@ -105,19 +113,21 @@ class TritonBase(abc.ABC):
                 the callables.
             config: How the model is served; batched by default.
             strict: Whether results that differ from `outputs` in name, dtype or shape are errors.
-            trace_config: Kept for old scripts; has no effect yet.
+            trace_config: Where the spans of the callables go, in items as in `TritonConfig.trace_config`, which counts
+                where this is None.
 
         Raises:
             PyTritonValidationError: A name, version, tensor or callable is not acceptable.
             PyTritonBadParameterError: `config` breaks one of its rules.
             PyTritonInvalidOperationError: There is a model of this name and version already, or another version of it
                 with other tensors or another configuration; or this is a fork of the process that made this object.
+            ValueError: `trace_config` has another mode than OpenTelemetry, no URL, or an item that cannot be
+                understood.
+            ImportError: `trace_config` is given, and the extra `telemetry` is not installed.
             EndpointError: Workspace and name make the path of a socket that is too long for the system.
             TritonModelLoadError: The running server refused the model, a callable failed in its warm-up, or `stop` was
                 called in the meantime. Nothing of it is left.
         """
-        if trace_config:
-            logger.warning("Model %r: trace_config is not supported yet and has no effect.", model_name)
         model = BoundModel(
             name=model_name,
             infer_func=infer_func,
@@ -127,6 +137,7 @@ class TritonBase(abc.ABC):
             config=ModelConfig() if config is None else config,
             strict=strict,
             triton_context=self._context,
+            tracing=ModelTracing(trace_config, self._trace_config),
         )
         self._refuse_fork()
         with self._lock:
@@ -143,6 +154,7 @@ class TritonBase(abc.ABC):
             session = self._running()
             if session is not None:
                 try:
+                    session.claim(model.name)
                     session.host.load(model, timeout_s=WAIT_FORM_MODEL_TIMEOUT_S, stop_wanted=self._is_stop_wanted)
                 except StartCancelled:
                     raise _stopped_meanwhile(model) from None
@@ -188,7 +200,7 @@ class TritonBase(abc.ABC):
             TritonModelLoadError: The running server refused the model, a callable failed in its warm-up, or `stop` was
                 called in the meantime. The old one is served as before.
         """
-        _check_timeout(timeout_s)
+        check_timeout("timeout_s", timeout_s)
         self._refuse_fork()
         with self._lock:
             candidates = self._bound(model_name, model_version)
@@ -236,7 +248,7 @@ class TritonBase(abc.ABC):
                 object.
             TritonServerError: The server refused, or did not answer. The model is served as before.
         """
-        _check_timeout(timeout_s)
+        check_timeout("timeout_s", timeout_s)
         self._refuse_fork()
         with self._lock:
             models = self._bound(model_name, model_version)
@@ -357,7 +369,7 @@ class TritonBase(abc.ABC):
         try:
             self._start()
         except StartCancelled:
-            raise TritonServerStartError("The server was stopped from another thread while it was starting.") from None
+            raise TritonServerStartError(self._CANCELLED) from None
 
     def _start(self) -> None:
         self._refuse_fork()
@@ -403,7 +415,7 @@ class TritonBase(abc.ABC):
                 self._failure = failure
                 return
             try:
-                self._wake.get(timeout=period_s)
+                self._wake.get(timeout=min(period_s, self._longest_period_s))
             except queue.Empty:
                 continue
         logger.info("Got %s: stopping the server.", signal.Signals(self._signals[0]).name)
@@ -469,22 +481,30 @@ class TritonBase(abc.ABC):
 
     def _refuse_difference(self, model: BoundModel) -> None:
         for other in self._models.values():
-            if other.name == model.name and other.key != model.key and other.config_text != model.config_text:
+            if other.name != model.name or other.key == model.key:
+                continue
+            differences = model.differences(other)
+            if differences:
                 raise PyTritonInvalidOperationError(
-                    f"Model {model.name!r}: version {model.version} differs from version {other.version} in its "
-                    "tensors or its configuration, but Triton keeps one configuration for all versions of a name. Bind "
-                    "it under another name."
+                    f"Model {model.name!r}: version {model.version} differs from version {other.version} in "
+                    f"{', '.join(differences)}, but Triton keeps one description for all versions of a name. Bind it "
+                    "under another name."
                 )
 
     def _announce(self, model: BoundModel) -> None:
         logger.info("Model %s (version %d) is served at %s", model.name, model.version, " and ".join(self._urls()))
 
 
-def _check_timeout(timeout_s: Any) -> None:
+def check_timeout(name: str, timeout_s: Any) -> None:
+    """Refuses what is no time to wait.
+
+    Raises:
+        PyTritonBadParameterError: It is no number, or less than 0.
+    """
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
         raise PyTritonBadParameterError(
-            f"timeout_s must be a number of seconds of at least 0; got {timeout_s!r}.",
-            parameter="timeout_s",
+            f"{name} must be a number of seconds of at least 0; got {timeout_s!r}.",
+            parameter=name,
             value=timeout_s,
             rule="at least 0",
         )

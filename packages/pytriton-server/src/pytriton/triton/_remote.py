@@ -1,0 +1,130 @@
+"""`RemoteTriton`: bind inference callables to a server that somebody else started on this machine."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pytriton.server.session import Session
+from pytriton.server.workspace import Workspace
+from pytriton.triton._base import STARTUP_TIMEOUT_S, TritonBase, check_timeout
+
+if TYPE_CHECKING:
+    from pytriton.server.remote import RemoteSession
+
+__all__ = ["RemoteTriton"]
+
+
+class RemoteTriton(TritonBase):
+    """Python callables as models of a Triton Inference Server that is running already, on this machine.
+
+    ```python
+    with RemoteTriton("http://localhost:8000", access_token=token) as triton:
+        triton.bind("double", double, inputs=[Tensor((-1,), "float32")], outputs=[Tensor((-1,), "float32")])
+        triton.serve()
+    ```
+
+    The server has to run with `--model-control-mode=explicit`, as the same user, and to see the workspace under the
+    same path, because it makes its sockets there. It needs neither Triton's Python backend nor anything of ours: the
+    native proxy backend is sent to it with each model. `stop` unloads the models; a process that is killed leaves them
+    behind, without anybody to answer.
+
+    Args:
+        url: `[http|https|grpc|grpcs://]host[:port]`; HTTP without a scheme, ports 8000 and 8001 unless given.
+        workspace: A path for the sockets, which must not exist yet and is removed at the end. None takes a new folder
+            under `PYTRITON_HOME`, `XDG_CACHE_HOME/pytriton` or `~/.cache/pytriton`.
+        access_token: The token that the server's protected endpoints ask for, if they do.
+        replace_models: Whether a model of the same name that somebody else has put on the server may be replaced.
+        connect_timeout_s: How long to wait for the server, in seconds.
+
+    Raises:
+        PyTritonClientInvalidUrlError: `url` cannot be understood.
+        PyTritonBadParameterError: `connect_timeout_s` is not acceptable.
+        FileExistsError: `workspace` exists.
+    """
+
+    _CANCELLED = "stop() was called from another thread while the server was being connected to."
+    # The end of somebody else's server is seen only by looking.
+    _longest_period_s = 1.0
+
+    def __init__(
+        self,
+        url: str,
+        workspace: "Workspace | str | os.PathLike[str] | None" = None,
+        access_token: str | None = None,
+        *,
+        replace_models: bool = False,
+        connect_timeout_s: float = STARTUP_TIMEOUT_S,
+    ) -> None:
+        # Not at the top: whoever starts a server of their own needs no client.
+        from pytriton.client._url import TritonUrl
+
+        check_timeout("connect_timeout_s", connect_timeout_s)
+        self._url = TritonUrl.from_url(url)
+        self._access_token = access_token
+        self._replace_models = replace_models
+        self._connect_timeout_s = connect_timeout_s
+        self._remote: RemoteSession | None = None
+        super().__init__(workspace)
+
+    @property
+    def url(self) -> str:
+        """`scheme://host:port` of the server."""
+        return self._url.with_scheme
+
+    def connect(self) -> None:
+        """Waits for the server and loads the bound models. Does nothing if that has been done.
+
+        Call it again when `is_alive` has become False because the server was started anew, or a model unloaded.
+
+        Raises:
+            PyTritonClientTimeoutError: The server did not answer within `connect_timeout_s`.
+            PyTritonClientInferenceServerError: It does not let its models be seen, for want of the right token most
+                likely.
+            PyTritonInvalidOperationError: A model of somebody else has the name of a bound one; or this is a fork of
+                the process that made this object.
+            TritonModelLoadError: The server refused a model, for example because it does not run with
+                `--model-control-mode=explicit`, or a callable failed in its warm-up.
+            TritonServerStartError: `stop` was called in the meantime.
+            WorkspaceError: The workspace cannot be made.
+        """
+        with self._lock:
+            if self._remote is not None and self._session is not None:
+                # Connects anew where the server is gone.
+                self._remote.check()
+        self._connect()
+
+    def is_alive(self) -> bool:
+        """Tells whether the server answers, every bound model is loaded there, and its callables are attached.
+
+        Without models, True before the first connection: nothing is missing that was asked for.
+        """
+        remote = self._remote
+        if self._session is None or remote is None:
+            return not self._models and remote is None
+        models = list(self._models.values())
+        if not remote.is_running or not models:
+            return remote.is_running and remote.answers()
+        return all(model.is_attached for model in models)
+
+    def _open(self) -> Session:
+        from pytriton.server.remote import RemoteSession
+
+        self._remote = RemoteSession(
+            self._url,
+            self._access_token,
+            self._workspace,
+            replace_models=self._replace_models,
+            on_unrecoverable=self._note_unrecoverable,
+        )
+        return self._remote
+
+    def _look_after(self) -> BaseException | None:
+        failure = super()._look_after()
+        remote = self._remote
+        return failure if failure is not None or remote is None else remote.check()
+
+    def _urls(self) -> Sequence[str]:
+        return [self.url]
+
+    def _startup_timeout_s(self) -> float:
+        return self._connect_timeout_s
