@@ -31,6 +31,7 @@ PUBLIC = {
         "triton_context",
     },
     "pytriton.decorators.serving": {"set_served_model"},
+    "pytriton.decorators.testing": {"Harness", "HarnessRequest", "Result", "make_request"},
     "pytriton.exceptions": {
         "PyTritonBadParameterError",
         "PyTritonBatchSizeError",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -10,7 +11,7 @@ import numpy as np
 
 from pytriton.decorators._calls import ENDED, Call, Plan, first_result
 from pytriton.decorators._context import find_model_config
-from pytriton.decorators._inputs import arrays_of, checked_names, refuse_requests, requests_of, rows_of
+from pytriton.decorators._inputs import arrays_of, checked_names, inputs_of_all, refuse_requests, requests_of, rows_of
 from pytriton.decorators._outputs import convert_output
 from pytriton.decorators._requests import CURRENT_SCOPE, Scope
 from pytriton.decorators._rows import PartialOutputs, Rows, check_rows, merge
@@ -64,17 +65,15 @@ def group_by_keys(infer_func: CallableT) -> CallableT:
 def _plan_keys(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
     requests = requests_of("group_by_keys", args)
     leading = args[:-1]
-    first = arrays_of(requests[0], 0).keys()
-    # As nearly always, there is one group.
-    for index, request in enumerate(requests):
-        data = request if type(request) is dict else arrays_of(request, index)
-        if data.keys() != first:
-            break
-    else:
+    if inputs_of_all(requests) is not None:
+        return Plan([(args, kwargs, Scope(requests))], first_result)
+    datas = [request if type(request) is dict else arrays_of(request, index) for index, request in enumerate(requests)]
+    # As nearly always, there is one group, and its requests even have the same order of inputs.
+    if len(set(map(tuple, datas))) == 1:
         return Plan([(args, kwargs, Scope(requests))], first_result)
     groups: dict[frozenset[str], list[int]] = {}
-    for index, request in enumerate(requests):
-        groups.setdefault(frozenset(arrays_of(request, index)), []).append(index)
+    for index, data in enumerate(datas):
+        groups.setdefault(frozenset(data), []).append(index)
     calls: list[Call] = []
     for places in groups.values():
         group = [requests[place] for place in places]
@@ -202,7 +201,7 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
         selections = [_selection(places) for places in groups]
         calls: list[Call] = []
         for places, selection in zip(groups, selections, strict=True):
-            inputs = {name: array[selection] for name, array in arrays.items()}
+            inputs = {name: _taken(array, selection) for name, array in arrays.items()}
             calls.append((args, {**kwargs, **inputs}, scope.of_rows(places)))
 
         def finish(results: list[Any]) -> Any:
@@ -255,9 +254,9 @@ def _equal_rows(columns: list[Any], rows: int) -> list[Sequence[int]] | None:
     if rows <= 1 or all(_is_uniform(column) for column in columns):
         return None
     values = [_values(column) for column in columns]
-    groups: dict[Any, list[int]] = {}
+    groups: defaultdict[Any, list[int]] = defaultdict(list)
     for place, value in enumerate(values[0] if len(values) == 1 else zip(*values, strict=True)):
-        groups.setdefault(value, []).append(place)
+        groups[value].append(place)
     if len(groups) == 1:
         return None
     try:
@@ -292,6 +291,11 @@ def _selection(places: Sequence[int]) -> Rows:
     start, stop = places[0], places[-1] + 1
     # Side by side, they are a view on the batch.
     return slice(start, stop) if stop - start == len(places) else np.array(places, np.intp)
+
+
+def _taken(array: Any, selection: Rows) -> Any:
+    # By places, `take` is several times as fast as an index.
+    return array[selection] if isinstance(selection, slice) else np.asarray(array).take(selection, 0)
 
 
 def _padded(pad_fn: PadFunction, parts: list[tuple[Rows, Mapping[str, Any]]]) -> list[tuple[Rows, Mapping[str, Any]]]:

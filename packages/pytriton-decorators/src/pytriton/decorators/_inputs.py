@@ -20,6 +20,7 @@ __all__ = [
     "checked_names",
     "explain_inputs",
     "get_inference_request_batch_size",
+    "inputs_of_all",
     "refuse_requests",
     "requests_among",
     "requests_of",
@@ -72,6 +73,17 @@ def requests_of(name: str, args: tuple[Any, ...]) -> Sequence[Any]:
             received=requests,
         )
     return requests
+
+
+def inputs_of_all(requests: Sequence[Any]) -> Mapping[str, Any] | None:
+    """Gives the inputs of all requests as one array each, where a server has them so; None where it has not.
+
+    Then every request has the same inputs, and none of them has to be looked at.
+    """
+    # The request of a server whose batch lies in one piece knows.
+    whole = getattr(requests[0], "__pytriton_batch__", None) if requests else None
+    gathered = None if whole is None else whole(requests)
+    return None if gathered is None else gathered[0]
 
 
 def requests_among(args: tuple[Any, ...]) -> Sequence[Any] | None:

@@ -12,6 +12,7 @@ from pytriton.decorators._context import get_model_config
 from pytriton.decorators._inputs import (
     arrays_of,
     get_inference_request_batch_size,
+    inputs_of_all,
     requests_among,
     requests_of,
     rows_of,
@@ -154,16 +155,25 @@ def _as_bytes(value: Any) -> Any:
 
 
 def _fill_requests(requests: Sequence[Any], values: Mapping[str, Any], batching: bool) -> list[Any]:
-    filled = list(requests)
-    names = values.keys()
-    for index, request in enumerate(requests):
-        data = request if type(request) is dict else arrays_of(request, index)
-        if names <= data.keys():
+    inputs = inputs_of_all(requests)
+    if inputs is not None and values.keys() <= inputs.keys():
+        return list(requests)
+    datas = [request if type(request) is dict else arrays_of(request, index) for index, request in enumerate(requests)]
+    filled: list[Any] | None = None
+    for name, value in values.items():
+        places = [place for place, data in enumerate(datas) if name not in data]
+        if not places:
             continue
-        rows = get_inference_request_batch_size(data) if batching else None
-        missing = {name: _repeated(value, rows) for name, value in values.items() if name not in data}
-        filled[index] = with_data(request, {**data, **missing})
-    return filled
+        filled = list(requests) if filled is None else filled
+        sizes = [get_inference_request_batch_size(datas[place]) for place in places] if batching else []
+        # One array for all of them: each gets its own rows of it.
+        whole = _repeated(value, sum(sizes)) if batching else value
+        stop = 0
+        for index, place in enumerate(places):
+            start, stop = stop, stop + sizes[index] if batching else 0
+            datas[place] = data = {**datas[place], name: whole[start:stop] if batching else value.copy()}
+            filled[place] = with_data(requests[place], data)
+    return list(requests) if filled is None else filled
 
 
 def _repeated(value: Any, rows: int | None) -> Any:

@@ -33,7 +33,15 @@ def convert_output(
         return outputs
     if isinstance(outputs, (list, tuple)):
         config = get_model_config(wrapped, instance) if model_config is None else model_config
-        names = [output.name for output in config.outputs or ()]
+        if config.outputs is None:
+            raise PyTritonValidationError(
+                f"The callable returned a {type(outputs).__name__} of {len(outputs)} arrays, and the names of the "
+                f"outputs of model {config.model_name!r} are not known. Tell them, as outputs of the harness or in the "
+                "model's configuration, or return a dictionary by output name.",
+                expected="the outputs of the model",
+                received=type(outputs),
+            )
+        names = [output.name for output in config.outputs]
         if len(names) != len(outputs):
             raise PyTritonValidationError(
                 f"Outputs length different than config outputs length: the callable returned {len(outputs)} arrays, "

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar, overload
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pytriton.decorators._calls import Plan, first_result
 from pytriton.decorators._context import get_model_config
@@ -76,8 +78,9 @@ def _plan_padding(trim: bool) -> Callable[[Any, Any, tuple[Any, ...], dict[str, 
         size = _padded_size(config, rows)
         if size == rows or not arrays:
             return Plan([(args, kwargs, None)], first_result)
-        inputs = {**kwargs, **{name: _padded(array, rows, size) for name, array in arrays.items()}}
-        inner = None if not rows else scope.of_rows([*range(rows), *[rows - 1] * (size - rows)])
+        places, sources = _places(rows, size)
+        inputs = {**kwargs, **{name: _padded(array, places, rows) for name, array in arrays.items()}}
+        inner = scope.of_rows(sources) if rows else None
 
         def finish(results: list[Any]) -> Any:
             return _trimmed(convert_output(results[0], wrapped, instance), rows, size)
@@ -108,13 +111,19 @@ def _padded_size(config: TritonModelConfig, rows: int) -> int:
     return config.max_batch_size
 
 
-def _padded(array: Any, rows: int, size: int) -> Any:
-    padded = np.empty((size, *array.shape[1:]), array.dtype)
-    padded[:rows] = array
+@lru_cache(maxsize=1024)
+def _places(rows: int, size: int) -> tuple[NDArray[np.intp], tuple[int, ...]]:
+    """Which row of the batch is at every place of the padded one."""
+    places = np.minimum(np.arange(size), rows - 1)
+    return places, tuple(places.tolist())
+
+
+def _padded(array: Any, places: NDArray[np.intp], rows: int) -> Any:
     if rows:
-        padded[rows:] = array[-1]
-    else:
-        padded[...] = b"" if array.dtype.kind == "O" else np.zeros((), array.dtype)
+        return np.asarray(array).take(places, 0)
+    padded = np.zeros((len(places), *array.shape[1:]), array.dtype)
+    if array.dtype.kind == "O":
+        padded[...] = b""
     return padded
 
 
@@ -123,13 +132,13 @@ def _trimmed(outputs: Mapping[str, Any], rows: int, size: int) -> Any:
         count = int(np.searchsorted(outputs.rows, rows))
         trimmed = {name: array[:count] for name, array in outputs.items()}
         return trimmed if count == rows else PartialOutputs(trimmed, outputs.rows[:count], outputs.like)
-    # An output of another size is left alone: of `rows`, it was trimmed by the callable; else @batch says what is
-    # wrong.
-    trimmed = {
-        name: array[:rows] if getattr(array, "shape", (rows,))[:1] == (size,) else array
-        for name, array in outputs.items()
-    }
-    return with_data(outputs, trimmed) if getattr(outputs, "parameters", None) else trimmed
+    trimmed = {}
+    for name, array in outputs.items():
+        # An output of another size is left alone: of `rows`, the callable has trimmed it; else @batch says what is
+        # wrong.
+        padded = (getattr(array, "shape", None) or (rows,))[0] == size
+        trimmed[name] = array[:rows] if padded else array
+    return trimmed if type(outputs) is dict or not hasattr(outputs, "parameters") else with_data(outputs, trimmed)
 
 
 class ConstantPadder:

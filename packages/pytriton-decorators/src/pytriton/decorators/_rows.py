@@ -126,15 +126,7 @@ def merge(groups: Sequence[tuple[Rows, Mapping[str, Any]]], rows: int) -> Mappin
         PyTritonValidationError: The groups have different outputs.
         PyTritonRuntimeError: The outputs of the groups differ in more than axis 0, or in response parameters.
     """
-    partial = any(isinstance(outputs, PartialOutputs) for _, outputs in groups)
-    places = [_places(selection, outputs) if partial else selection for selection, outputs in groups]
-    count = sum(_length(selection) for selection in places)
-    kept: NDArray[np.intp] | None = None
-    if count < rows:
-        kept = np.sort(np.concatenate([_places(selection, {}) for selection in places]))
-        places = [np.searchsorted(kept, _places(selection, {})) for selection in places]
     first = groups[0][1]
-    merged: dict[str, Any] = {}
     for _, outputs in groups:
         if outputs.keys() != first.keys():
             raise PyTritonValidationError(
@@ -143,12 +135,13 @@ def merge(groups: Sequence[tuple[Rows, Mapping[str, Any]]], rows: int) -> Mappin
                 expected=sorted(first),
                 received=sorted(outputs),
             )
-    for name in first:
-        arrays = [np.asarray(outputs[name]) for _, outputs in groups]
-        target = np.empty((count, *_common_tail(name, arrays)), _common_dtype(arrays))
-        for selection, array in zip(places, arrays, strict=True):
-            target[selection] = array
-        merged[name] = target
+    # Where the rows of the outputs, one group after the other, belong in the batch.
+    places = np.concatenate([_places(selection, outputs) for selection, outputs in groups])
+    order = places.argsort()
+    merged = {
+        name: _joined(name, [np.asarray(outputs[name]) for _, outputs in groups]).take(order, 0) for name in first
+    }
+    kept = None if len(places) == rows else places[order]
     parameters = [_parameters(outputs) for _, outputs in groups]
     if any(other != parameters[0] for other in parameters):
         raise PyTritonRuntimeError(
@@ -171,28 +164,16 @@ def _parameters(outputs: Mapping[str, Any]) -> dict[str, Any]:
     return dict(getattr(outputs.like if isinstance(outputs, PartialOutputs) else outputs, "parameters", None) or {})
 
 
-def _length(selection: Rows) -> int:
-    return int(selection.stop - selection.start) if isinstance(selection, slice) else len(selection)
-
-
-def _common_tail(name: str, arrays: list[Any]) -> tuple[int, ...]:
-    tail: tuple[int, ...] = arrays[0].shape[1:]
+def _joined(name: str, arrays: list[Any]) -> Any:
+    first = arrays[0]
     for array in arrays:
-        if array.shape[1:] != tail:
+        if array.shape[1:] != first.shape[1:]:
             raise PyTritonRuntimeError(
                 f"Output {name!r} of the groups of @group_by_values cannot be made one batch: one has shape "
-                f"{arrays[0].shape}, another one {array.shape}; only axis 0 may differ. Give the decorator a pad_fn, "
+                f"{first.shape}, another one {array.shape}; only axis 0 may differ. Give the decorator a pad_fn, "
                 "such as ConstantPadder(0)."
             )
-    return tail
-
-
-def _common_dtype(arrays: list[Any]) -> np.dtype[Any]:
-    dtype: np.dtype[Any] = arrays[0].dtype
-    if all(array.dtype == dtype for array in arrays):
-        return dtype
-    if any(array.dtype.kind in "OSU" for array in arrays):
-        # Strings of different widths; of different kinds only as objects.
-        kinds = {array.dtype.kind for array in arrays}
-        return np.result_type(*arrays) if len(kinds) == 1 else np.dtype(object)
-    return np.result_type(*[array.dtype for array in arrays])
+    if len({array.dtype.kind for array in arrays}) > 1 and any(array.dtype.kind in "OSU" for array in arrays):
+        # Strings of several kinds: numpy would make one kind of them, and lose the zeros at their ends.
+        arrays = [array.astype(object) for array in arrays]
+    return np.concatenate(arrays)

@@ -102,7 +102,7 @@ def _check_batching(wrapped: Any, instance: Any) -> None:
 
 
 def _first(name: str, column: Any, squeeze: bool, strict: bool) -> Any:
-    shape = getattr(column, "shape", None)
+    shape = column.shape if isinstance(column, np.ndarray) else None
     if not shape:
         raise PyTritonRuntimeError(
             f"@first_value expected input {name!r} to be an array with a batch axis, (rows, ...), received a "
@@ -111,14 +111,13 @@ def _first(name: str, column: Any, squeeze: bool, strict: bool) -> Any:
     if not shape[0]:
         raise PyTritonRuntimeError(f"@first_value found no row in input {name!r}, which has shape {shape}.")
     if strict and shape[0] > 1 and not _is_constant(column):
-        values = str(np.asarray(column).reshape(shape[0], -1)[:, :8].tolist())
+        values = str(column.reshape(shape[0], -1)[:, :8].tolist())
         raise PyTritonRuntimeError(
             f"@first_value expected all {shape[0]} rows of input {name!r} to be equal, received {values[:200]}. Put "
             f'@group_by_values("{name}") above it, or give it strict=False to take the first row, whatever the others '
             "are."
         )
-    row = column[0]
-    return row.reshape(-1)[0] if squeeze and getattr(row, "size", 0) == 1 else row
+    return column.flat[0] if squeeze and column.size == shape[0] else column[0]
 
 
 def _is_constant(column: Any) -> bool:

@@ -1,0 +1,239 @@
+"""What the server does to the arrays of a request before a callable gets them, and to those that it returns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytriton.decorators._inputs import arrays_of, with_data
+from pytriton.decorators._outputs import convert_output
+from pytriton.decorators._stand_in import request_type
+from pytriton.exceptions import PyTritonValidationError
+from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
+
+__all__ = ["Checker", "Result"]
+
+
+class Result(dict[str, Any]):
+    """The outputs of one request by name, as a client would get them.
+
+    Attributes:
+        parameters: Response parameters.
+    """
+
+    def __init__(self, outputs: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> None:
+        """Makes a result.
+
+        Args:
+            outputs: Arrays by name.
+            parameters: Response parameters.
+        """
+        super().__init__(outputs)
+        self.parameters: dict[str, Any] = dict(parameters or {})
+
+
+class Checker:
+    """Makes requests of what a test passes in, and results of what a callable returns."""
+
+    def __init__(
+        self,
+        config: TritonModelConfig,
+        *,
+        inputs: Sequence[TensorSpec] | None,
+        outputs: Sequence[TensorSpec] | None,
+        max_rows: int | None,
+        strict: bool,
+    ) -> None:
+        self._config = config
+        self._inputs = None if inputs is None else {spec.name: spec for spec in inputs}
+        self._outputs = None if outputs is None else {spec.name: spec for spec in outputs}
+        self._max_rows = max_rows
+        self._strict = strict
+
+    # --- requests ----------------------------------------------------------------------------------------------------
+
+    def requests(self, given: Sequence[Any]) -> list[Any]:
+        """Makes requests of mappings.
+
+        Raises:
+            PyTritonValidationError: The server would refuse one, or would not put them into one batch.
+        """
+        requests = [self._request(one, index) for index, one in enumerate(given)]
+        if not requests:
+            raise PyTritonValidationError("Expected at least one request, received none.", expected=1, received=0)
+        if self._max_rows is not None and self._config.batching:
+            sizes = [len(next(iter(request.values()))) if len(request) else 1 for request in requests]
+            if sum(sizes) > self._max_rows:
+                raise PyTritonValidationError(
+                    f"The requests have {sizes} rows, together {sum(sizes)}: expected at most the max_batch_size of "
+                    f"{self._max_rows}. A server would refuse a request of more, and make several batches of several "
+                    "requests; call the harness once for each.",
+                    expected=self._max_rows,
+                    received=sum(sizes),
+                )
+        return requests
+
+    def _request(self, given: Any, index: int) -> Any:
+        data = {name: self._input(name, value, index) for name, value in arrays_of(given, index).items()}
+        missing = [name for name, spec in (self._inputs or {}).items() if not spec.optional and name not in data]
+        if missing:
+            raise PyTritonValidationError(
+                f"Request {index} lacks the inputs {missing}, which are not optional; it has {sorted(data)}.",
+                tensor=missing[0],
+                request_index=index,
+                expected=sorted(self._inputs or ()),
+                received=sorted(data),
+            )
+        if self._config.batching:
+            sizes = {name: array.shape[0] for name, array in data.items() if array.ndim}
+            if len(sizes) != len(data) or len(set(sizes.values())) > 1:
+                shapes = ", ".join(f"{name}: {array.shape}" for name, array in data.items())
+                raise PyTritonValidationError(
+                    f"The inputs of request {index} have the shapes {shapes}. Expected a batch axis in front, of the "
+                    "same size for all of them; a model without one has ModelConfig(batching=False).",
+                    request_index=index,
+                    received={name: array.shape for name, array in data.items()},
+                )
+        kind = request_type()
+        return kind(data) if not hasattr(given, "parameters") else with_data(given, data)
+
+    def _input(self, name: str, value: Any, index: int) -> Any:
+        where = f"Input {name!r} of request {index}"
+        spec: TensorSpec | None = None
+        if self._inputs is not None:
+            spec = self._inputs.get(name)
+            if spec is None:
+                raise PyTritonValidationError(
+                    f"{where} is none of the model's inputs {sorted(self._inputs)}.",
+                    tensor=name,
+                    request_index=index,
+                    expected=sorted(self._inputs),
+                    received=name,
+                )
+        declared = None if spec is None else np.dtype(spec.dtype)
+        array = np.asarray(value)
+        if not isinstance(value, np.ndarray) and declared is not None and declared.kind not in "OSU":
+            array = array.astype(declared)
+        if array.dtype.kind in "OSU":
+            array = _as_bytes(array, where, name)
+        if declared is None or spec is None:
+            return array
+        if (array.dtype.kind == "O") != (declared.kind in "OSU") or (
+            array.dtype.kind != "O" and array.dtype != declared
+        ):
+            raise _misfit(where, name, index, "dtype", declared, array.dtype)
+        self._check_shape(where, array, spec, index)
+        return array
+
+    # --- results -----------------------------------------------------------------------------------------------------
+
+    def results(self, returned: Any, requests: Sequence[Any], *, stream: bool) -> list[Any]:
+        """Makes results of what a callable returned, or yielded in one step.
+
+        Returns:
+            For each request a `Result`, an exception, or, in a stream, None.
+
+        Raises:
+            PyTritonValidationError: It is nothing that the server takes.
+        """
+        if not isinstance(returned, (list, tuple)) or len(returned) != len(requests):
+            received = f"a {type(returned).__name__}"
+            if isinstance(returned, (list, tuple)):
+                received += f" of {len(returned)}"
+            raise PyTritonValidationError(
+                f"The callable returned {received}, expected a list with a result for each of {len(requests)} "
+                "requests.",
+                expected=len(requests),
+                received=returned,
+            )
+        return [
+            self._result(one, index, request.requested_output_names, stream)
+            for index, (one, request) in enumerate(zip(returned, requests, strict=True))
+        ]
+
+    def _result(self, one: Any, index: int, requested: Sequence[str] | None, stream: bool) -> Any:
+        if isinstance(one, BaseException) or (one is None and stream):
+            return one
+        outputs = dict(convert_output(one, model_config=self._config).items())
+        if self._strict and self._outputs is not None and outputs.keys() != self._outputs.keys():
+            raise PyTritonValidationError(
+                f"The result of request {index} has the outputs {sorted(outputs)}, expected those of the model, "
+                f"{sorted(self._outputs)}.",
+                request_index=index,
+                expected=sorted(self._outputs),
+                received=sorted(outputs),
+            )
+        checked = {}
+        for name, value in outputs.items():
+            declared = self._outputs is None or name in self._outputs
+            if declared and (requested is None or name in requested):
+                checked[name] = self._output(name, value, index)
+        # A request that was returned as it came has parameters, too, but those are not the response's.
+        parameters = None if isinstance(one, request_type()) else getattr(one, "parameters", None)
+        return Result(checked, parameters)
+
+    def _output(self, name: str, value: Any, index: int) -> Any:
+        where = f"Output {name!r} of request {index}"
+        if not isinstance(value, (np.ndarray, np.generic)):
+            raise _misfit(where, name, index, "type", "a numpy array", f"{type(value).__name__} {value!r:.100}")
+        array = np.asarray(value)
+        if self._config.batching and not array.ndim:
+            raise _misfit(where, name, index, "shape", "a batch axis in front", array.shape)
+        if array.dtype.kind not in "biufOSU" and array.dtype.name != "bfloat16":
+            raise _misfit(where, name, index, "dtype", "one that Triton can carry", array.dtype)
+        spec = None if self._outputs is None else self._outputs[name]
+        declared = None if spec is None else np.dtype(spec.dtype)
+        if array.dtype.kind in "OSU" and (declared is None or declared.kind in "OSU"):
+            array = _as_bytes(array, where, name)
+        elif declared is not None and array.dtype != declared:
+            if self._strict or declared.kind in "OSU":
+                raise _misfit(where, name, index, "dtype", declared, array.dtype)
+            try:
+                array = array.astype(declared)
+            except (TypeError, ValueError) as error:
+                raise _misfit(where, name, index, "dtype", declared, f"{array.dtype}: {error}") from error
+        if self._strict and spec is not None:
+            self._check_shape(where, array, spec, index)
+        return array
+
+    def _check_shape(self, where: str, array: Any, spec: TensorSpec, index: int) -> None:
+        batching = self._config.batching
+        shape = array.shape[1:] if batching else array.shape
+        if (
+            (batching and not array.ndim)
+            or len(shape) != len(spec.shape)
+            or any(wanted not in (-1, got) for wanted, got in zip(spec.shape, shape, strict=True))
+        ):
+            expected = ("rows", *spec.shape) if batching else tuple(spec.shape)
+            raise _misfit(where, spec.name, index, "shape", f"({', '.join(map(str, expected))})", array.shape)
+
+
+def _as_bytes(array: Any, where: str, name: str) -> Any:
+    """Strings as the server hands them out, and clients get them: objects of bytes."""
+    strings = np.empty(array.shape, object)
+    flat = array.reshape(-1).tolist()
+    for place, element in enumerate(flat):
+        if isinstance(element, str):
+            flat[place] = element.encode()
+        elif not isinstance(element, (bytes, bytearray)):
+            raise PyTritonValidationError(
+                f"{where} is an array of objects with a {type(element).__name__} at place {place}, expected bytes or "
+                "str.",
+                tensor=name,
+                expected=bytes,
+                received=type(element),
+            )
+    strings.reshape(-1)[:] = flat
+    return strings
+
+
+def _misfit(where: str, name: str, index: int, what: str, expected: Any, received: Any) -> PyTritonValidationError:
+    return PyTritonValidationError(
+        f"{where} has not the {what} that the server takes: expected {expected}, received {received}.",
+        tensor=name,
+        request_index=index,
+        expected=expected,
+        received=received,
+    )

@@ -1,0 +1,95 @@
+"""Requests for unit tests: those of the server where it is installed, else a stand-in for them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any
+
+__all__ = ["StandIn", "request_type"]
+
+
+class StandIn(MutableMapping[str, Any]):
+    """A request with the attributes of `pytriton.proxy.types.Request`, which is in another distribution."""
+
+    # Of a sequence, tracing and telemetry: what a request has by itself.
+    sequence_start = False
+    sequence_end = False
+    trace_context = ""
+
+    def __init__(
+        self,
+        data: dict[str, Any],
+        parameters: dict[str, Any] | None = None,
+        span: Any = None,
+        requested_output_names: list[str] | None = None,
+        *,
+        request_id: str = "",
+        priority: int = 0,
+        timeout_us: int = 0,
+        correlation_id: int | str = 0,
+    ) -> None:
+        self.data = data
+        self.parameters = {} if parameters is None else parameters
+        self.span = span
+        self.requested_output_names = requested_output_names
+        self.request_id = request_id
+        self.priority = priority
+        self.timeout_us = timeout_us
+        self.correlation_id = correlation_id
+
+    def __getitem__(self, name: str) -> Any:
+        return self.data[name]
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.data[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        del self.data[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.data)
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    # Arrays have no truth value, so comparing two mappings of them has no answer.
+    __eq__ = object.__eq__
+    __hash__ = object.__hash__
+
+    @contextmanager
+    def traced_span(self, span_name: str) -> Iterator[None]:
+        """Where nothing traces, there is nothing to do."""
+        yield
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({', '.join(self.data)})"
+
+
+class _Cancellable:
+    """What a test needs on top: to give the request up, as its caller would."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # Decorators make copies of requests, which are given up with them.
+        self._given_up = threading.Event()
+
+    def cancel(self) -> None:
+        """Makes `is_cancelled()` say so from now on."""
+        self._given_up.set()
+
+    def is_cancelled(self) -> bool:
+        """Whether `cancel()` was called."""
+        return self._given_up.is_set()
+
+
+@lru_cache(maxsize=1)
+def request_type() -> Any:
+    """The type of requests for tests; a subclass of the server's own, where that is installed."""
+    try:
+        from pytriton.proxy.types import Request
+    except ModuleNotFoundError:
+        return type("HarnessRequest", (_Cancellable, StandIn), {})
+    return type("HarnessRequest", (_Cancellable, Request), {})
