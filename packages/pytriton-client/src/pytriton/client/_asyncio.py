@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
-import copy
-import warnings
 from collections.abc import Callable, Generator, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ._base import BaseModelClient
+from ._base import DEFAULT_INFERENCE_TIMEOUT_S, BaseModelClient
 from ._deadline import Deadline, check_timeout
 from ._requests import build_request, check_call, decode_response
 from ._results import ModelResult, ParameterValue
 from ._spec import ModelSpec
 from ._startup import Pause, PlanStep, Question, prepare, wait_for_model, wait_for_server
+from ._telemetry import trace_call
 from ._tls import TlsSettings
 from ._translate import closed_error
-from ._transport_aio import AsyncTransport, make_async_transport
-from .exceptions import PyTritonClientError, PyTritonClientTimeoutError
+from ._transport_aio import make_async_transport
+from ._url import TritonUrl
+from .exceptions import PyTritonClientError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -26,9 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["AsyncioModelClient"]
 
 Result = TypeVar("Result")
-
-# A call that waits for what another call asks may get the other's error a little after its own deadline.
-_GRACE_S = 0.05
 
 
 class AsyncioModelClient(BaseModelClient):
@@ -49,6 +45,8 @@ class AsyncioModelClient(BaseModelClient):
         PyTritonClientInvalidUrlError: The address cannot be understood.
         PyTritonClientValueError: Another argument cannot be used.
     """
+
+    _library_suffix = ".aio"
 
     def __init__(
         self,
@@ -77,8 +75,10 @@ class AsyncioModelClient(BaseModelClient):
             tls=tls,
         )
         self._transport = make_async_transport(self._url, self._access_token, self._tls)
-        # One object in all views of a client, so that the last of them to go speaks up.
-        self._holder = _Holder(repr(self), self._transport)
+        from ._asyncio_holder import Holder  # which imports asyncio, and most programs do without
+
+        # One object in all views of a client.
+        self._holder = Holder(repr(self), self._transport)
 
     async def __aenter__(self) -> Self:
         if not self._lazy_init:
@@ -96,9 +96,7 @@ class AsyncioModelClient(BaseModelClient):
 
     async def close(self) -> None:
         """Close the connections. Calls that wait end with an error. A second call does nothing."""
-        self._holder.is_closed = True
-        for pausing in tuple(self._holder.pausing):
-            pausing.get_loop().call_soon_threadsafe(_wake, pausing)
+        self._holder.close()
         await self._transport.close()
 
     async def infer_sample(
@@ -222,6 +220,29 @@ class AsyncioModelClient(BaseModelClient):
         await self._transport.unload_model(self._target.model_name, self._init_timeout_s)
         self._forget()
 
+    def create_client_from_url(self, url: str, network_timeout_s: float | None = None) -> Any:
+        """Return an asyncio client of tritonclient itself, for what this class has no method for.
+
+        To be called while the event loop runs that will use it. The caller closes it.
+
+        Args:
+            url: As for the constructor.
+            network_timeout_s: For connecting over HTTP, in seconds; ``None`` is 60.
+
+        Raises:
+            PyTritonClientInvalidUrlError: The address cannot be understood.
+        """
+        parsed = TritonUrl.from_url(url)
+        tls = self._tls if parsed.is_encrypted else None
+        if parsed.protocol == "grpc":
+            from ._transport_aio_grpc import make_tritonclient as make_grpc_client
+
+            return make_grpc_client(parsed, tls)
+        from ._transport_aio_http import make_tritonclient as make_http_client
+
+        timeout_s = DEFAULT_INFERENCE_TIMEOUT_S if network_timeout_s is None else network_timeout_s
+        return make_http_client(parsed, check_timeout(timeout_s, "network_timeout_s"), tls)
+
     async def _infer(
         self,
         inputs: tuple[object, ...],
@@ -231,68 +252,43 @@ class AsyncioModelClient(BaseModelClient):
         *,
         is_batch: bool,
     ) -> ModelResult:
-        call = check_call(inputs, named_inputs, parameters, headers, self._options)
-        deadline = self._call_deadline()
-        spec = await self._get_spec(deadline)
-        self._check_is_coupled(spec)
-        request = build_request(
-            spec,
-            call,
-            model_name=self._target.model_name,
-            model_version=self._target.model_version,
-            request_id=self._next_request_id(),
-            is_batch=is_batch,
-        )
-        timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
-        response = await self._transport.infer(request, timeout_s)
-        return decode_response(spec, response, is_batch=is_batch)
+        checked = check_call(inputs, named_inputs, parameters, headers, self._options)
+        with trace_call(checked, self._target) as call:
+            deadline = self._call_deadline()
+            spec = await self._get_spec(deadline)
+            self._check_is_coupled(spec)
+            request = build_request(
+                spec,
+                call,
+                model_name=self._target.model_name,
+                model_version=self._target.model_version,
+                request_id=self._next_request_id(),
+                is_batch=is_batch,
+            )
+            timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
+            response = await self._transport.infer(request, timeout_s)
+            return decode_response(spec, response, is_batch=is_batch)
 
     async def _get_spec(self, call_deadline: Deadline | None = None) -> ModelSpec:
         self._check_open()
-        knowledge, holder = self._knowledge, self._holder
+        knowledge = self._knowledge
         if knowledge.is_prepared and knowledge.spec is not None:
             return knowledge.spec
         deadline = Deadline(self._init_timeout_s)
         if call_deadline is not None and call_deadline.remaining_s() < deadline.timeout_s:
             deadline = call_deadline
-        # Of the tasks of one loop, one asks. If it is cancelled or fails, the next one takes over.
-        loop = asyncio.get_running_loop()
-        while (asking := holder.asking.get(loop)) is not None:
-            await asyncio.wait({asking}, timeout=deadline.remaining_s() + _GRACE_S)
-            if knowledge.is_prepared and knowledge.spec is not None:
-                return knowledge.spec
-            if deadline.remaining_s() <= _GRACE_S:
-                raise self._not_answered(deadline, asking)
-        asking = holder.asking[loop] = loop.create_future()
-        error: PyTritonClientError | None = None
-        try:
-            wait = self._ensure_model_is_ready and not knowledge.was_ready
-            spec = knowledge.spec = await self._drive(prepare(self._target, deadline, wait=wait, spec=knowledge.spec))
-            knowledge.was_ready = knowledge.was_ready or wait
-            knowledge.is_prepared = True
-            return spec
-        except PyTritonClientError as failure:
-            error = failure
-            raise
-        finally:
-            del holder.asking[loop]
-            asking.set_result(error)
+        # Of the tasks of one event loop, one asks.
+        return await self._holder.share(lambda: self._prepare(deadline), deadline, self._target)
 
-    def _not_answered(
-        self, deadline: Deadline, asking: asyncio.Future[PyTritonClientError | None]
-    ) -> PyTritonClientError:
-        error = asking.result() if asking.done() else None
-        if error is not None:
-            return copy.copy(error)
-        return PyTritonClientTimeoutError(
-            f"Waited {deadline.timeout_s:g} s at {self._target.url} for another call that waits for the model "
-            f"{self._target.model}.",
-            url=self._target.url,
-            model_name=self._target.model_name,
-            model_version=self._target.model_version,
-            timeout_s=deadline.timeout_s,
-            waited_for="model ready",
-        )
+    async def _prepare(self, deadline: Deadline) -> ModelSpec:
+        knowledge = self._knowledge
+        if knowledge.is_prepared and knowledge.spec is not None:
+            return knowledge.spec
+        wait = self._ensure_model_is_ready and not knowledge.was_ready
+        spec = knowledge.spec = await self._drive(prepare(self._target, deadline, wait=wait, spec=knowledge.spec))
+        knowledge.was_ready = knowledge.was_ready or wait
+        knowledge.is_prepared = True
+        return spec
 
     def _forget(self) -> None:
         """A model that was loaded anew may have another configuration."""
@@ -333,36 +329,3 @@ class AsyncioModelClient(BaseModelClient):
     def _check_open(self) -> None:
         if self._holder.is_closed:
             raise closed_error(self._target.model_name, self._target.url)
-
-
-class _Holder:
-    """What a client and its views hold together, and a warning when all of them go without having been closed."""
-
-    def __init__(self, text: str, transport: AsyncTransport) -> None:
-        self.is_closed = False
-        self.pausing: set[asyncio.Future[None]] = set()
-        self.asking: dict[asyncio.AbstractEventLoop, asyncio.Future[PyTritonClientError | None]] = {}
-        self._text = text
-        self._transport = transport
-
-    def __del__(self) -> None:
-        if not self.is_closed and self._transport.has_connections:
-            warnings.warn(f"{self._text} was not closed; await its close()", ResourceWarning, source=self, stacklevel=2)
-            self._transport.close_soon()
-
-    async def pause(self, seconds: float) -> None:
-        """Sleep, but not beyond the end of the client."""
-        loop = asyncio.get_running_loop()
-        pausing: asyncio.Future[None] = loop.create_future()
-        timer = loop.call_later(seconds, _wake, pausing)
-        self.pausing.add(pausing)
-        try:
-            await pausing
-        finally:
-            timer.cancel()
-            self.pausing.discard(pausing)
-
-
-def _wake(pausing: asyncio.Future[None]) -> None:
-    if not pausing.done():
-        pausing.set_result(None)

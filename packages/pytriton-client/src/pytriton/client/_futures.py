@@ -6,22 +6,23 @@ import dataclasses
 import functools
 import weakref
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from ._base import BaseModelClient
 from ._deadline import Deadline
-from ._futures_pool import CallPool, PoolClosedError, PoolFullError
 from ._options import NO_OPTIONS, CallOptions
 from ._results import ModelResult, ParameterValue
 from ._spec import ModelSpec
 from ._sync import ModelClient
+from ._telemetry import in_context_of_caller
 from ._tls import TlsSettings
 from ._translate import closed_error
 from .exceptions import PyTritonClientQueueFullError, PyTritonClientTimeoutError
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
     from typing_extensions import Self
 
 __all__ = ["FuturesModelClient"]
@@ -105,6 +106,8 @@ class FuturesModelClient(BaseModelClient):
             self._room_timeout_s += self._init_timeout_s
         self._client = ModelClient.from_existing_client(self)
         self._knowledge = self._client._knowledge
+        from ._futures_pool import CallPool  # which imports concurrent.futures, and most programs do without
+
         self._pool = CallPool(max_workers, max_queue_size, self._client.close)
         # One object in all views of a client: when the last of them is gone, the threads end with the calls they have.
         self._holder = _Holder()
@@ -253,6 +256,8 @@ class FuturesModelClient(BaseModelClient):
         return self._submit(lambda client: client.unload_model())
 
     def _submit(self, call: Callable[[ModelClient], Result]) -> Future[Result]:
+        from ._futures_pool import PoolClosedError, PoolFullError
+
         options = self._options
         client = self._client
         if options is NO_OPTIONS:
@@ -263,15 +268,17 @@ class FuturesModelClient(BaseModelClient):
             deadline = self._call_deadline()
             room_timeout_s = self._room_timeout_s if deadline is None else deadline.timeout_s
             carry_out = functools.partial(_call_with_options, call, client, options, deadline)
+        work = in_context_of_caller(carry_out)
         try:
-            return self._pool.submit(carry_out, None if self._non_blocking else Deadline(room_timeout_s))
+            return self._pool.submit(work, None if self._non_blocking else Deadline(room_timeout_s))
         except PoolClosedError as error:
             raise closed_error(self._target.model_name, self._target.url) from error
         except PoolFullError as error:
             waited = "" if self._non_blocking else f" Waited {room_timeout_s:g} s for room in it."
             raise PyTritonClientQueueFullError(
-                f"Queue is full: max_workers={self._pool.max_workers} calls to the model {self._target.model} are under way and "
-                f"max_queue_size={self._pool.max_queue_size} wait.{waited} Raise one of the two, or call less often.",
+                f"Queue is full: max_workers={self._pool.max_workers} calls to the model {self._target.model} are "
+                f"under way and max_queue_size={self._pool.max_queue_size} wait.{waited} Raise one of the two, or call "
+                "less often.",
                 url=self._target.url,
                 model_name=self._target.model_name,
                 model_version=self._target.model_version,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextvars
 import threading
 import weakref
 from collections import deque
@@ -64,7 +63,7 @@ class CallPool:
         """Queue a call.
 
         Args:
-            call: What is done in a thread, in a copy of the context of the caller.
+            call: What is done in a thread.
             room: How long to wait for room in the queue; ``None`` is not at all.
 
         Raises:
@@ -166,14 +165,13 @@ class _Item:
     def __init__(self, call: Callable[[], Any]) -> None:
         self.future: Future[Any] = Future()
         self._call = call
-        self._context = contextvars.copy_context()
 
     def run(self) -> None:
         """Carry the call out, unless it has been cancelled."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
-            result = self._context.run(self._call)
+            result = self._call()
         except BaseException as error:
             self.future.set_exception(error)
             # The error holds this frame, and the frame would hold the future and with it the error.

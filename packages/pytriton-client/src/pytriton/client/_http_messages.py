@@ -9,11 +9,13 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-from tritonclient.http import InferenceServerClient, InferInput, InferResult
+import numpy as np
+import numpy.typing as npt
 
-from ._codec import make_inputs, read_output
+from ._dtypes import dtype_of
 from ._http_wire import Answer
 from ._requests import InferRequest, InferResponse
+from ._tensors import decode_tensor, encode_tensor
 from ._translate import Operation, is_denial, server_error
 from .exceptions import PyTritonClientInferenceServerError
 
@@ -74,16 +76,25 @@ def model_config_request(model_name: str, model_version: str | None) -> HttpRequ
 
 def infer_request(request: InferRequest) -> HttpRequest:
     """Ask for one inference; ``read_infer_response`` reads the answer."""
-    body, json_length = InferenceServerClient.generate_request_body(
-        make_inputs(InferInput, request),
-        request_id=request.request_id,
-        parameters=dict(request.call.parameters),
-        **request.call.options,
-    )
-    headers = dict(request.call.headers)
-    if json_length is not None:
-        headers[_HEADER_LENGTH] = str(json_length)
-    return HttpRequest("POST", f"{model_path(request.model_name, request.model_version)}/infer", headers, body)
+    inputs = []
+    pieces = [b""]
+    for tensor, array in request.inputs:
+        data = encode_tensor(array, tensor.datatype)
+        pieces.append(data)
+        inputs.append(
+            {
+                "name": tensor.name,
+                "shape": array.shape,
+                "datatype": tensor.datatype,
+                "parameters": {"binary_data_size": len(data)},
+            }
+        )
+    parameters = {**request.call.parameters, **request.call.options, "binary_data_output": True}
+    head = json.dumps({"id": request.request_id, "parameters": parameters, "inputs": inputs}).encode()
+    pieces[0] = head
+    headers = {**request.call.headers, _HEADER_LENGTH: str(len(head))}
+    path = f"{model_path(request.model_name, request.model_version)}/infer"
+    return HttpRequest("POST", path, headers, b"".join(pieces))
 
 
 def load_request(model_name: str, config: str | None, files: Mapping[str, bytes] | None) -> HttpRequest:
@@ -157,35 +168,40 @@ def read_infer_response(answer: Answer, operation: Operation) -> InferResponse:
     """
     check_answer(answer, operation)
     try:
-        result = InferResult(_Body(answer), verbose=False)
-        head = result.get_response()
-        outputs = head.get("outputs", [])
+        head_length = int(answer.headers.get(_HEADER_LENGTH.lower(), len(answer.body)))
+        with memoryview(answer.body) as body:
+            head = json.loads(bytes(body[:head_length]))
+            outputs = {}
+            start = head_length
+            for output in head.get("outputs", ()):
+                size = output.get("parameters", {}).get("binary_data_size")
+                if size is None:
+                    outputs[output["name"]] = _read_json_output(output)
+                    continue
+                data = body[start : start + size]
+                outputs[output["name"]] = decode_tensor(data, output["datatype"], output["shape"])
+                start += size
         return InferResponse(
-            {item["name"]: read_output(result, item["name"], item["datatype"]) for item in outputs},
-            head.get("parameters") or {},
-            str(head.get("id", "")),
-            str(head.get("model_name", "")),
-            head.get("model_version"),
+            outputs,
+            parameters=head.get("parameters") or {},
+            request_id=str(head.get("id", "")),
+            model_name=str(head.get("model_name", "")),
+            model_version=head.get("model_version"),
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise _not_understood(operation, error) from error
 
 
-class _Body:
-    """What tritonclient's ``InferResult`` asks of a response: headers, and the body piece by piece."""
-
-    def __init__(self, answer: Answer) -> None:
-        self._answer = answer
-        self._position = 0
-
-    def get(self, header: str) -> str | None:
-        return self._answer.headers.get(header.lower())
-
-    def read(self, length: int = -1) -> bytearray:
-        start = self._position
-        end = len(self._answer.body) if length < 0 else start + length
-        self._position = end
-        return self._answer.body[start:end]
+def _read_json_output(output: Mapping[str, Any]) -> npt.NDArray[Any]:
+    """Read a tensor from the JSON itself, as servers other than Triton may send it."""
+    datatype, shape = output["datatype"], output["shape"]
+    if datatype == "BYTES":
+        flat = np.empty(len(output["data"]), dtype=object)
+        flat[:] = [text.encode() for text in output["data"]]
+    else:
+        flat = np.array(output["data"], dtype=dtype_of(datatype))
+    array: npt.NDArray[Any] = flat.reshape(shape)
+    return array
 
 
 def _error_text(status: int, body: bytes | bytearray) -> str:

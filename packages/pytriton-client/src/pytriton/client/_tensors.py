@@ -32,7 +32,7 @@ def encode_tensor(array: npt.NDArray[Any], datatype: str) -> bytes:
     return b"".join(pieces)
 
 
-def decode_tensor(data: bytes, datatype: str, shape: Sequence[int]) -> npt.NDArray[Any]:
+def decode_tensor(data: bytes | memoryview, datatype: str, shape: Sequence[int]) -> npt.NDArray[Any]:
     """Return a tensor as an array that the caller may keep and change; strings are an object array of ``bytes``.
 
     Args:
@@ -44,7 +44,7 @@ def decode_tensor(data: bytes, datatype: str, shape: Sequence[int]) -> npt.NDArr
         ValueError: The bytes are too many or too few for the shape.
     """
     if datatype == "BYTES":
-        return _decode_strings(data, math.prod(shape)).reshape(shape)
+        return _decode_strings(bytes(data), math.prod(shape)).reshape(shape)
     # A bytearray, because an array on bytes could not be written to.
     return np.frombuffer(bytearray(data), dtype_of(datatype)).reshape(shape)
 

@@ -29,11 +29,20 @@ from ._transport_grpc import make_credentials
 from ._url import TritonUrl
 from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 
-__all__ = ["AsyncGrpcTransport"]
+__all__ = ["AsyncGrpcTransport", "make_tritonclient"]
 
 _NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
 # Triton then ends a stream that fails with the status of the failure; else it would tell no more than the text.
 _STRICT_ERRORS = {"triton_grpc_error": "true"}
+
+
+def make_tritonclient(url: TritonUrl, tls: TlsSettings | None) -> Any:
+    """Return an asyncio client of tritonclient itself, for code that wants one."""
+    from tritonclient.grpc.aio import InferenceServerClient
+
+    return InferenceServerClient(
+        url.without_scheme, creds=make_credentials(url, tls), channel_args=list(CHANNEL_OPTIONS)
+    )
 
 
 class AsyncGrpcTransport:

@@ -1,7 +1,7 @@
 """KServe v2 over HTTP for asyncio, through connections of our own.
 
-Neither aiohttp nor ``tritonclient.http.aio`` takes part: requests and responses travel as bytes that tritonclient makes
-and reads, and one exchange over an event loop's own protocols costs half of what it costs through aiohttp.
+One exchange over an event loop's own protocols costs half of what it costs through aiohttp, which
+``tritonclient.http.aio`` would bring.
 """
 
 from __future__ import annotations
@@ -22,7 +22,19 @@ from ._translate import Operation, closed_error, connection_error, timeout_error
 from ._url import TritonUrl
 from .exceptions import PyTritonClientError
 
-__all__ = ["AsyncHttpTransport"]
+__all__ = ["AsyncHttpTransport", "make_tritonclient"]
+
+
+def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings | None) -> Any:
+    """Return an asyncio client of tritonclient itself, for code that wants one."""
+    from tritonclient.http.aio import InferenceServerClient
+
+    return InferenceServerClient(
+        url.without_scheme,
+        conn_timeout=network_timeout_s,
+        ssl=url.is_encrypted,
+        ssl_context=make_ssl_context(tls) if url.is_encrypted else None,
+    )
 
 
 class AsyncHttpTransport:
