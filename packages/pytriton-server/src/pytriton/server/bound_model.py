@@ -158,7 +158,7 @@ class BoundModel:
         return render_config(self.triton_config)
 
     def differences(self, other: "BoundModel") -> list[str]:
-        """Says in words where the configurations of two models differ that Triton would keep for them; empty if nowhere."""
+        """Says in words where two models differ in what Triton would be told of them; empty if nowhere."""
         if self.config_text == other.config_text:
             return []
         pairs = [
