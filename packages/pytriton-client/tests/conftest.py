@@ -39,6 +39,32 @@ def decode(data: bytes, datatype: str, shape: list[int]) -> np.ndarray[Any, Any]
     return np.frombuffer(data, dtype=triton_to_np_dtype(datatype)).reshape(shape)
 
 
+def from_json(config: dict[str, Any], request: dict[str, Any]) -> dict[str, np.ndarray[Any, Any]]:
+    """The tensors of a generate request, in the shapes that Triton would give to them."""
+    arrays = {}
+    for item in config["input"]:
+        if item["name"] not in request:
+            continue
+        datatype = item["data_type"].removeprefix("TYPE_").replace("STRING", "BYTES")
+        elements = request[item["name"]]
+        flat = np.empty(len(elements), dtype=object) if datatype == "BYTES" else None
+        if flat is None:
+            flat = np.array(elements, triton_to_np_dtype(datatype))
+        else:
+            flat[:] = [element.encode() for element in elements]
+        arrays[item["name"]] = flat.reshape(-1, *item["dims"]) if -1 not in item["dims"] else flat.reshape(1, -1)
+    return arrays
+
+
+def to_json(arrays: dict[str, np.ndarray[Any, Any]]) -> dict[str, Any]:
+    """The outputs of a generate response, which tells no shapes."""
+    result: dict[str, Any] = {}
+    for name, array in arrays.items():
+        elements = [item.decode() if isinstance(item, bytes) else item for item in array.ravel().tolist()]
+        result[name] = elements[0] if len(elements) == 1 else elements
+    return result
+
+
 def datatype_of(array: np.ndarray[Any, Any]) -> str:
     # Not every tritonclient that we work with has a name for bfloat16.
     return "BF16" if array.dtype.name == "bfloat16" else str(np_to_triton_dtype(array.dtype))
@@ -56,10 +82,10 @@ class FakeError(Exception):
 
 @dataclass
 class FakeModel:
-    """A model: its configuration, and what it computes from named arrays."""
+    """A model: its configuration, and what it computes from named arrays; a decoupled one yields that."""
 
     config: dict[str, Any]
-    function: Callable[[dict[str, Any]], dict[str, Any]]
+    function: Callable[[dict[str, Any]], Any]
     versions: tuple[str, ...] = ("1",)
     is_ready: bool = True
 
@@ -80,7 +106,9 @@ class FakeTriton:
     last_headers: dict[str, str] = field(default_factory=dict)
     last_datatypes: dict[str, str] = field(default_factory=dict)
     last_request_id: str = ""
+    response_parameters: dict[str, Any] = field(default_factory=dict)
     loaded: list[dict[str, Any]] = field(default_factory=list)
+    cancelled: threading.Event = field(default_factory=threading.Event)
     released: threading.Event = field(default_factory=threading.Event)
     url: str = ""
 
@@ -111,10 +139,18 @@ class FakeTriton:
         model = self.model(name, version)
         self.last_datatypes = {key: datatype_of(value) for key, value in inputs.items()}
         try:
-            return model.function(inputs)
+            outputs: dict[str, Any] = model.function(inputs)
+            return outputs
         except Exception as error:
             text = f"Traceback (most recent call last):\n{type(error).__name__}: {error}"
             raise FakeError(500, grpc.StatusCode.INTERNAL, text) from error
+
+    def stream(self, name: str, version: str, inputs: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        model = self.model(name, version)
+        try:
+            yield from model.function(inputs)
+        except Exception as error:
+            raise FakeError(500, grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}") from error
 
     def load(self, name: str, parameters: dict[str, Any]) -> None:
         self.loaded.append({"name": name, **parameters})
@@ -161,6 +197,9 @@ class _HttpHandler(BaseHTTPRequestHandler):
         self._answer(self.rfile.read(int(self.headers.get("Content-Length", 0))))
 
     def _answer(self, body: bytes) -> None:
+        if self.path.endswith("/generate_stream"):
+            self._generate(body)
+            return
         headers: dict[str, str] = {}
         try:
             status, answer = 200, self._route(body, headers)
@@ -172,6 +211,45 @@ class _HttpHandler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(answer)))
         self.end_headers()
         self.wfile.write(answer)
+
+    def _generate(self, body: bytes) -> None:
+        fake, request = self.fake, json.loads(body)
+        parts = self.path.strip("/").split("/")
+        name, version = parts[2], parts[4] if parts[3] == "versions" else ""
+        fake.last_parameters, fake.last_request_id = request.pop("parameters"), request.pop("id", "")
+        has_started = False
+        try:
+            fake.begin("inference", {key.lower(): value for key, value in self.headers.items()})
+            config = fake.model(name, version).config
+            for outputs in fake.stream(name, version, from_json(config, request)):
+                if not has_started:
+                    self._start_stream(200)
+                    has_started = True
+                self._send_event(
+                    {"model_name": name, "model_version": "1", **fake.response_parameters, **to_json(outputs)}
+                )
+        except FakeError as error:
+            if not has_started:
+                self._start_stream(error.http_status)
+                has_started = True
+            self._send_event({"error": error.text})
+        except OSError:
+            fake.cancelled.set()
+            self.close_connection = True
+            return
+        if not has_started:
+            self._start_stream(200)
+        self.wfile.write(b"0\r\n\r\n")
+
+    def _start_stream(self, status: int) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", "text/event-stream; charset=utf-8")
+        self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+
+    def _send_event(self, content: dict[str, Any]) -> None:
+        event = b"data: " + json.dumps(content).encode() + b"\n\n"
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(event), event))
 
     def _route(self, body: bytes, answer_headers: dict[str, str]) -> bytes:
         fake, headers = self.fake, {name.lower(): value for name, value in self.headers.items()}
@@ -224,7 +302,8 @@ class _HttpHandler(BaseHTTPRequestHandler):
             }
             for (key, array), piece in zip(outputs.items(), data, strict=True)
         ]
-        head = json.dumps({"model_name": name, "model_version": "1", "outputs": described}).encode()
+        about = {"model_name": name, "model_version": "1", "id": request.get("id", "")}
+        head = json.dumps({**about, "parameters": self.fake.response_parameters, "outputs": described}).encode()
         answer_headers["Inference-Header-Content-Length"] = str(len(head))
         return head + b"".join(data)
 
@@ -306,22 +385,42 @@ class _GrpcServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ign
 
     def ModelInfer(self, request: Any, context: Any) -> Any:  # noqa: N802
         def produce() -> Any:
-            self._begin("inference", context)
-            self.fake.last_request_id = request.id
-            self.fake.last_parameters = {
-                name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in request.parameters.items()
-            }
-            inputs = {
-                item.name: decode(data, item.datatype, list(item.shape))
-                for item, data in zip(request.inputs, request.raw_input_contents, strict=True)
-            }
-            response = service_pb2.ModelInferResponse(model_name=request.model_name)
-            for name, array in self.fake.infer(request.model_name, request.model_version, inputs).items():
-                response.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
-                response.raw_output_contents.append(encode(array))
-            return response
+            inputs = self._read(request, context)
+            return self._response(request, self.fake.infer(request.model_name, request.model_version, inputs))
 
         return self._answer(context, produce)
+
+    def ModelStreamInfer(self, requests: Iterator[Any], context: Any) -> Iterator[Any]:  # noqa: N802
+        context.add_callback(lambda: None if context.code() else self.fake.cancelled.set())
+        for request in requests:
+            try:
+                inputs = self._read(request, context)
+                for outputs in self.fake.stream(request.model_name, request.model_version, inputs):
+                    yield service_pb2.ModelStreamInferResponse(infer_response=self._response(request, outputs))
+            except FakeError as error:
+                yield service_pb2.ModelStreamInferResponse(error_message=error.text)
+        context.set_code(grpc.StatusCode.OK)
+
+    def _read(self, request: Any, context: Any) -> dict[str, Any]:
+        self._begin("inference", context)
+        self.fake.last_request_id = request.id
+        self.fake.last_parameters = {
+            name: getattr(value, value.WhichOneof("parameter_choice")) for name, value in request.parameters.items()
+        }
+        return {
+            item.name: decode(data, item.datatype, list(item.shape))
+            for item, data in zip(request.inputs, request.raw_input_contents, strict=True)
+        }
+
+    def _response(self, request: Any, outputs: dict[str, Any]) -> Any:
+        response = service_pb2.ModelInferResponse(model_name=request.model_name, model_version="1", id=request.id)
+        for name, value in self.fake.response_parameters.items():
+            kinds = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
+            setattr(response.parameters[name], kinds[type(value)], value)
+        for name, array in outputs.items():
+            response.outputs.add(name=name, datatype=datatype_of(array), shape=array.shape)
+            response.raw_output_contents.append(encode(array))
+        return response
 
 
 def _serve_http(fake: FakeTriton) -> Iterator[FakeTriton]:
@@ -378,6 +477,16 @@ def _models() -> dict[str, FakeModel]:
     def fail(arrays: dict[str, Any]) -> dict[str, Any]:
         return {"out": arrays["a"] // 0 if arrays["a"].dtype == object else np.array([1 // int(arrays["a"].sum())])}
 
+    def count(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield as many rows as asked for: 0, 1, ...; fail at 5; never end below 0."""
+        number = 0
+        while number != int(arrays["n"].max()):
+            if number == 5 and int(arrays["n"].max()) > 0:
+                raise ValueError("five is too many")
+            yield {"i": np.full(arrays["n"].shape, number, np.int64)}
+            number += 1
+            time.sleep(0.01 if arrays["n"].max() < 0 else 0)
+
     add_config = {
         "name": "add",
         "max_batch_size": 8,
@@ -405,16 +514,26 @@ def _models() -> dict[str, FakeModel]:
             },
             fail,
         ),
+        "count": FakeModel(
+            {
+                "name": "count",
+                "max_batch_size": 8,
+                "input": [tensor("n", "INT64", [1])],
+                "output": [tensor("i", "INT64", [1])],
+                "model_transaction_policy": {"decoupled": True},
+            },
+            count,
+        ),
         "stream": FakeModel(
             {**add_config, "name": "stream", "model_transaction_policy": {"decoupled": True}},
-            add,
+            lambda arrays: iter([add(arrays)]),
         ),
     }
 
 
 @pytest.fixture(params=["http", "grpc"])
 def server(request: pytest.FixtureRequest) -> Iterator[FakeTriton]:
-    """A server with the models add, single, upper, fail and stream, over each protocol in turn."""
+    """A server with the models add, single, upper, fail, count and stream, over each protocol in turn."""
     fake = FakeTriton(request.param, _models())
     yield from _serve_http(fake) if request.param == "http" else _serve_grpc(fake)
 

@@ -101,7 +101,7 @@ def test_what_is_missing(target: Target, ready: Any, any_version: Any, missing: 
 
 def test_version_that_cannot_come_is_not_waited_for() -> None:
     unknown = PyTritonClientInferenceServerError("...", server_message="'m' version 3 is not found")
-    answers = {
+    answers: dict[Question, list[Any]] = {
         Question.MODEL_READY: [False],
         Question.ANY_VERSION_READY: [False, True],
         Question.MODEL_CONFIG: [unknown],
