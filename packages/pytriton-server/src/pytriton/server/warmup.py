@@ -1,5 +1,7 @@
 """The warm-up of a bound model, as the batches that one of its workers runs before it attaches."""
 
+import bisect
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import overload
 
@@ -25,40 +27,46 @@ class WarmupBatches(Sequence[Sequence[Request]]):
     def __init__(self, warmups: Iterable[ModelWarmup], *, batching: bool, output_names: Iterable[str]) -> None:
         self._batching = batching
         self._output_names = list(output_names)
-        self._calls = [(warmup, index) for warmup in warmups for index in range(warmup.count)]
+        self._warmups = list(warmups)
+        # Where each one's requests end, counted over all.
+        self._ends = list(itertools.accumulate(int(warmup.count) for warmup in self._warmups))
         self._made = 0
         self._is_cut = False
-        for warmup, index in self._calls:
-            if index == 0 and any(given.input_data_file for given in warmup.inputs.values()):
+        for warmup in self._warmups:
+            if warmup.count and any(given.input_data_file for given in warmup.inputs.values()):
                 # A wrong file is told where it is named, not in the thread of a worker.
-                self._make(warmup, index)
+                self._make(warmup, 0)
 
     @property
     def progress(self) -> str:
         """What it is at, in words."""
         if not self._made:
-            return f"none of its {len(self._calls)} requests was begun"
-        return f"request {self._made} of {len(self._calls)}, of ModelWarmup {self._calls[self._made - 1][0].name!r}"
+            return f"none of its {len(self)} requests was begun"
+        return f"request {self._made} of {len(self)}, of ModelWarmup {self._find(self._made - 1)[0].name!r}"
 
     def cut(self) -> None:
         """Ends it: whoever is iterating gets no more batches."""
         self._is_cut = True
 
     def __len__(self) -> int:
-        return len(self._calls)
+        return self._ends[-1] if self._ends else 0
 
     @overload
     def __getitem__(self, place: int) -> Sequence[Request]: ...
     @overload
     def __getitem__(self, place: slice) -> Sequence[Sequence[Request]]: ...
     def __getitem__(self, place: int | slice) -> "Sequence[Request] | Sequence[Sequence[Request]]":
-        if isinstance(place, slice):
-            return [self._make(*call) for call in self._calls[place]]
+        found = range(len(self))[place]
+        if isinstance(found, range):
+            return [self._make(*self._find(index)) for index in found]
         if self._is_cut:
             raise IndexError(place)
-        warmup, index = self._calls[place]
-        self._made = place + 1
-        return self._make(warmup, index)
+        self._made = found + 1
+        return self._make(*self._find(found))
+
+    def _find(self, place: int) -> tuple[ModelWarmup, int]:
+        which = bisect.bisect_right(self._ends, place)
+        return self._warmups[which], place - (self._ends[which - 1] if which else 0)
 
     def _make(self, warmup: ModelWarmup, index: int) -> Sequence[Request]:
         data = warmup_request(warmup, index, batching=self._batching)
