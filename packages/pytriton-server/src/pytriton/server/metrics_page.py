@@ -89,6 +89,8 @@ class MetricsPage:
             if self._is_closed:
                 connection.close()
                 return
+            # Those that are done are kept until here, so that `close` waits for the last instruction of each.
+            self._callers = {caller: peer for caller, peer in self._callers.items() if caller.is_alive()}
             is_full = len(self._callers) >= MAX_CALLERS
             if not is_full:
                 self._callers[thread] = connection
@@ -100,7 +102,7 @@ class MetricsPage:
             thread.start()
         except RuntimeError:
             # No thread can be had, or the interpreter is ending.
-            self._forget(thread, connection)
+            connection.close()
 
     def _serve(self, connection: socket.socket) -> None:
         try:
@@ -111,7 +113,7 @@ class MetricsPage:
             logger.exception("A request for the metrics cannot be answered.")
             self._send(connection, _answer(500, "the metrics cannot be collected\n"), _SEND_TIMEOUT_S)
         finally:
-            self._forget(threading.current_thread(), connection)
+            connection.close()
 
     def _respond(self, head: bytes) -> bytes:
         parts = head.partition(b"\n")[0].split()
@@ -131,11 +133,6 @@ class MetricsPage:
             connection.settimeout(timeout_s)
             connection.sendall(answer)
             connection.shutdown(socket.SHUT_WR)
-
-    def _forget(self, thread: threading.Thread, connection: socket.socket) -> None:
-        connection.close()
-        with self._lock:
-            self._callers.pop(thread, None)
 
 
 def _read_head(connection: socket.socket, deadline: float) -> bytes | None:

@@ -1,0 +1,146 @@
+"""The text of the metrics page: its parts, and what is missing when one of them is."""
+
+import contextlib
+import logging
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+from prometheus_client import REGISTRY
+from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+
+from pytriton.server import metrics
+from pytriton.server.metrics import render_metrics
+from pytriton.server.metrics_page import MetricsPage
+from pytriton.server.ports import Endpoint
+
+TRITON_TEXT = b'# HELP nv_x Something\n# TYPE nv_x counter\nnv_x{model="m"} 3\n'
+
+
+def endpoint(port: int) -> Endpoint:
+    return Endpoint(setting="metrics_port", address="127.0.0.1", port=port, picked=True)
+
+
+@contextmanager
+def triton(text: bytes = TRITON_TEXT) -> Iterator[Endpoint]:
+    """Something that serves metrics as tritonserver does."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    page = MetricsPage(listener, lambda: text)
+    page.start()
+    try:
+        yield endpoint(listener.getsockname()[1])
+    finally:
+        page.close()
+
+
+def parsed(text: bytes) -> dict[str, Metric]:
+    families = list(text_string_to_metric_families(text.decode()))
+    names = [family.name for family in families]
+    assert len(names) == len(set(names)), "a family twice"
+    return {family.name: family for family in families}
+
+
+def sources(families: dict[str, Metric]) -> dict[str, float]:
+    return {sample.labels["source"]: sample.value for sample in families["pytriton_metrics_up"].samples}
+
+
+@pytest.mark.parametrize("text", [TRITON_TEXT, TRITON_TEXT.rstrip(b"\n")])
+def test_all_parts(text: bytes) -> None:
+    with triton(text) as here:
+        families = parsed(render_metrics(here, lambda: ()))
+    assert families["nv_x"].samples[0].value == 3
+    assert "python_info" in families
+    assert sources(families) == {"tritonserver": 1, "callables": 1, "user": 1}
+
+
+def test_without_tritonserver_the_rest_comes(caplog: pytest.LogCaptureFixture) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        nowhere = endpoint(closed.getsockname()[1])
+    families = parsed(render_metrics(nowhere, lambda: ()))
+    assert "nv_x" not in families
+    assert "python_info" in families
+    assert sources(families) == {"tritonserver": 0, "callables": 1, "user": 1}
+    assert "The metrics of source 'tritonserver' cannot be had" in caplog.text
+
+
+@pytest.mark.parametrize("begins", [False, True])
+def test_a_tritonserver_that_does_not_answer_is_not_waited_for(begins: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics, "TRITON_TIMEOUT_S", 0.2)
+    done = threading.Event()
+
+    def dawdle(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.recv(4096)
+            if begins:
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
+            while begins and not done.wait(0.05):
+                connection.sendall(b"# x\n")
+            done.wait(30)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        server = threading.Thread(target=dawdle, args=(listener,))
+        server.start()
+        try:
+            families = parsed(render_metrics(endpoint(listener.getsockname()[1]), lambda: ()))
+        finally:
+            done.set()
+            server.join()
+    assert sources(families) == {"tritonserver": 0, "callables": 1, "user": 1}
+
+
+def test_an_error_status_of_tritonserver_is_no_text() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+
+    def render() -> bytes:
+        raise ValueError("not now")
+
+    page = MetricsPage(listener, render)
+    page.start()
+    try:
+        families = parsed(render_metrics(endpoint(listener.getsockname()[1]), lambda: ()))
+    finally:
+        page.close()
+    assert sources(families)["tritonserver"] == 0
+
+
+class Custom(Collector):
+    def __init__(self, value: float | None) -> None:
+        self.value = value
+
+    def collect(self) -> Iterator[Metric]:
+        if self.value is None:
+            raise ValueError("no value")
+        yield GaugeMetricFamily("pytriton_test_value", "A value", value=self.value)
+
+    def describe(self) -> Iterator[Metric]:
+        yield GaugeMetricFamily("pytriton_test_value", "A value")
+
+
+@pytest.mark.parametrize("value", [7.0, None])
+def test_a_collector_of_the_user(value: float | None, caplog: pytest.LogCaptureFixture) -> None:
+    collector = Custom(value)
+    REGISTRY.register(collector)
+    try:
+        with triton() as here:
+            families = parsed(render_metrics(here, lambda: ()))
+    finally:
+        REGISTRY.unregister(collector)
+    assert families["nv_x"].samples[0].value == 3
+    if value is None:
+        assert sources(families) == {"tritonserver": 1, "callables": 1, "user": 0}
+        assert "ValueError: no value" in caplog.text
+    else:
+        assert families["pytriton_test_value"].samples[0].value == value
+        assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_start_does_not_import_prometheus() -> None:
+    code = "import sys, pytriton.triton; sys.exit('prometheus_client' in sys.modules or 'opentelemetry' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

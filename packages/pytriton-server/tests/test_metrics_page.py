@@ -1,0 +1,162 @@
+"""The HTTP server of the metrics page, at its socket."""
+
+import contextlib
+import http.client
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from pytriton.server.metrics_page import CONTENT_TYPE, MAX_CALLERS, MetricsPage
+
+TEXT = b"a_total 1.0\n"
+PATIENCE_S = 30.0
+
+
+@contextmanager
+def serving(render: Callable[[], bytes] = lambda: TEXT) -> Iterator[tuple[str, int]]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    page = MetricsPage(listener, render)
+    page.start()
+    try:
+        yield listener.getsockname()
+    finally:
+        page.close()
+        page.close()
+        left = [thread.name for thread in threading.enumerate() if thread.name.startswith("pytriton-metrics")]
+        assert not left
+
+
+def ask(
+    address: tuple[str, int], method: str = "GET", path: str = "/metrics"
+) -> tuple[http.client.HTTPResponse, bytes]:
+    connection = http.client.HTTPConnection(*address, timeout=PATIENCE_S)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response, response.read()
+    finally:
+        connection.close()
+
+
+def ask_raw(address: tuple[str, int], request: bytes) -> bytes:
+    with socket.create_connection(address, timeout=PATIENCE_S) as connection:
+        connection.sendall(request)
+        return receive_all(connection)
+
+
+def receive_all(connection: socket.socket) -> bytes:
+    answer = b""
+    while piece := connection.recv(4096):
+        answer += piece
+    return answer
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics?name[]=a"])
+def test_the_page(path: str) -> None:
+    with serving() as address:
+        response, body = ask(address, path=path)
+    assert (response.status, body) == (200, TEXT)
+    assert response.headers["Content-Type"] == CONTENT_TYPE
+    assert response.headers["Content-Length"] == str(len(TEXT))
+    assert response.headers["Connection"] == "close"
+
+
+def test_head_has_the_headers_of_get_and_no_body() -> None:
+    with serving() as address:
+        answer = ask_raw(address, b"HEAD /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert b"Content-Length: %d\r\n" % len(TEXT) in answer
+    assert answer.endswith(b"\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/", 404), ("GET", "/metrics/", 404), ("HEAD", "/other", 404), ("POST", "/metrics", 405)],
+)
+def test_what_is_not_there(method: str, path: str, status: int) -> None:
+    with serving() as address:
+        response, _ = ask(address, method, path)
+    assert response.status == status
+    assert response.headers.get("Allow") == ("GET, HEAD" if status == 405 else None)
+
+
+@pytest.mark.parametrize("request_line", [b"\r\n\r\n", b"GET /metrics\r\n\r\n", b"\x16\x03\x01 what is this\n\n"])
+def test_what_is_no_request(request_line: bytes) -> None:
+    with serving() as address:
+        assert ask_raw(address, request_line).startswith(b"HTTP/1.1 400 ")
+
+
+def test_endless_headers_are_not_read_to_the_end() -> None:
+    with serving() as address, socket.create_connection(address, timeout=PATIENCE_S) as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\n")
+        try:
+            for _ in range(1000):
+                connection.sendall(b"X-More: " + b"x" * 1000 + b"\r\n")
+            answer = receive_all(connection)
+        except ConnectionError:
+            answer = b""
+    assert answer == b""
+
+
+def test_a_text_that_cannot_be_made_is_an_error_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    def render() -> bytes:
+        raise ValueError("no text today")
+
+    with serving(render) as address:
+        response, body = ask(address)
+        assert response.status == 500
+        assert b"no text today" not in body
+    assert "no text today" in caplog.text
+
+
+def test_a_caller_that_says_nothing_keeps_nobody_waiting() -> None:
+    with serving() as address, socket.create_connection(address) as silent:
+        assert ask(address)[0].status == 200
+        silent.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        silent.settimeout(PATIENCE_S)
+        assert receive_all(silent).endswith(TEXT)
+
+
+def test_too_many_callers_are_turned_away() -> None:
+    release = threading.Event()
+    begun = threading.Semaphore(0)
+
+    def render() -> bytes:
+        begun.release()
+        release.wait(PATIENCE_S)
+        return TEXT
+
+    with serving(render) as address:
+        callers = [socket.create_connection(address, timeout=PATIENCE_S) for _ in range(MAX_CALLERS)]
+        try:
+            for caller in callers:
+                caller.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+            for _ in callers:
+                assert begun.acquire(timeout=PATIENCE_S)
+            with socket.create_connection(address, timeout=PATIENCE_S) as another:
+                assert receive_all(another).startswith(b"HTTP/1.1 503 ")
+            release.set()
+            assert all(receive_all(caller).endswith(TEXT) for caller in callers)
+        finally:
+            release.set()
+            for caller in callers:
+                caller.close()
+
+
+def test_close_ends_what_is_under_way() -> None:
+    with serving() as address:
+        waiting = socket.create_connection(address, timeout=PATIENCE_S)
+        assert ask(address)[0].status == 200
+    with waiting, contextlib.suppress(ConnectionResetError):
+        assert waiting.recv(1) == b""
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(address, timeout=PATIENCE_S)
+
+
+def test_a_page_that_was_never_started_can_be_closed() -> None:
+    listener = socket.create_server(("127.0.0.1", 0))
+    MetricsPage(listener, lambda: TEXT).close()
+    assert listener.fileno() == -1
