@@ -38,15 +38,21 @@ sockaddr_un Address(const std::string& path) {
   return address;
 }
 
-// Whether a living server listens on the path.
-bool IsServed(const std::string& path) {
+// The process that listens on the path: 0 if none does, -1 if it cannot be told which.
+pid_t ListenerOf(const std::string& path) {
   const int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-  if (fd < 0) return false;
+  if (fd < 0) return 0;
   const sockaddr_un address = Address(path);
-  const bool served = connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0 ||
-                      errno == EAGAIN;
+  pid_t listener = 0;
+  if (connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) {
+    ucred peer{};
+    socklen_t length = sizeof(peer);
+    listener = getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) == 0 && peer.pid > 0 ? peer.pid : -1;
+  } else if (errno == EAGAIN) {
+    listener = -1;
+  }
   close(fd);
-  return served;
+  return listener;
 }
 
 }  // namespace
@@ -61,7 +67,11 @@ Endpoint::~Endpoint() {
   }
   for (auto& connection : connections_) connection->Close("the model is unloaded", true);
   connections_.clear();
-  if (bound_) unlink(settings_.endpoint.c_str());
+  struct stat status;
+  // The instance that follows this one may listen in its place already.
+  if (inode_ != 0 && lstat(settings_.endpoint.c_str(), &status) == 0 && status.st_ino == inode_) {
+    unlink(settings_.endpoint.c_str());
+  }
   for (int fd : {listen_fd_, epoll_fd_, kick_fd_, wake_fd_}) {
     if (fd >= 0) close(fd);
   }
@@ -82,11 +92,14 @@ bool Endpoint::Bind(std::string* error) {
       *error = "the endpoint '" + path + "' exists and is not a socket; remove it or choose another endpoint";
       return false;
     }
-    if (IsServed(path)) {
+    const pid_t listener = ListenerOf(path);
+    if (listener != 0 && listener != getpid()) {
       *error = "another server already listens on the endpoint '" + path + "'; give each server a folder of its own";
       return false;
     }
-    unlink(path.c_str());  // left by a server that was killed
+    // Left by a server that was killed; or it is the instance that Triton is about to replace by this one, whose
+    // workers will come here when it has answered its last request and is gone.
+    unlink(path.c_str());
   }
   const sockaddr_un address = Address(path);
   listen_fd_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -101,7 +114,7 @@ bool Endpoint::Bind(std::string* error) {
              ". Its folder must exist and be writable by the server's user";
     return false;
   }
-  bound_ = true;
+  if (lstat(path.c_str(), &status) == 0) inode_ = status.st_ino;
   if (chmod(path.c_str(), 0600) != 0 || listen(listen_fd_, 64) != 0) {
     *error = "the endpoint '" + path + "' could not be made ready: " + std::strerror(errno);
     return false;

@@ -55,7 +55,7 @@ class Endpoint {
   int epoll_fd_ = -1;
   int kick_fd_ = -1;  // wakes the background thread
   int wake_fd_ = -1;  // ends the poll of the Execute that waits
-  bool bound_ = false;
+  uint64_t inode_ = 0;  // of the socket's file, once it is bound
   std::atomic<bool> stopping_{false};
   // The background thread comes round every few milliseconds by itself.
   std::atomic<bool> sweeping_{false};
