@@ -300,6 +300,7 @@ class ModelHost:
     def _wait_gone(self, models: Sequence[BoundModel], patience_s: float, stop_wanted: StopWanted) -> None:
         """Waits until models that are leaving have answered what they have got, then stops their workers."""
         deadline = time.monotonic() + patience_s
+        grace_s = WORKER_DEADLINE_S
         while left := [model for model in models if self._is_loaded(model)]:
             if stop_wanted():
                 # The end of the server is waited for with a patience of its own.
@@ -311,10 +312,11 @@ class ModelHost:
                     left[0].name,
                     patience_s,
                 )
+                grace_s = 0.0
                 break
             time.sleep(_POLL_S)
         for model in models:
-            model.stop_workers(WORKER_DEADLINE_S)
+            model.stop_workers(grace_s)
             self._leaving.remove(model)
         deadline = time.monotonic() + _RELEASE_DEADLINE_S
         while any(map(self._is_loaded, models)) and time.monotonic() < deadline and not stop_wanted():
