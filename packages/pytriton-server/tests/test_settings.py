@@ -1,6 +1,7 @@
 import dataclasses
 import logging
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -90,9 +91,9 @@ def test_a_restriction_that_is_refused_does_not_show_its_value() -> None:
 
 
 def test_what_the_server_understands_is_let_through() -> None:
+    scalars: dict[str, Any] = {"http_port": np.int64(8000), "allow_http": np.True_}
     TritonConfig(
-        http_port=np.int64(8000),  # type: ignore[arg-type]
-        allow_http=np.True_,  # type: ignore[arg-type]
+        **scalars,
         grpc_infer_response_compression_level="HIGH",
         http_header_forward_pattern=r"\pL+(?i)x",
         trace_config=["mode=opentelemetry", "OpenTelemetry,resource=service.name=a,b", "triton,file=/a=b", "level=OFF"],

@@ -1,0 +1,11 @@
+"""The `pytriton` command, also `python -m pytriton.server`."""
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Runs the command that `sys.argv` names, and ends the interpreter with its exit code."""
+    # Not at the top: whoever serves models has no use for it.
+    from pytriton.server.cli._app import run
+
+    run()

@@ -1,0 +1,101 @@
+"""The folder that a command writes its logs and files to, and the ZIP that they end in."""
+
+import datetime
+import logging
+import shutil
+import tempfile
+import zipfile
+from pathlib import Path
+from types import TracebackType
+
+__all__ = ["Report", "ReportError"]
+
+_LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s %(threadName)s: %(message)s"
+
+
+class ReportError(Exception):
+    """The folder or the ZIP cannot be made; the text says why and what to do."""
+
+
+class Report:
+    """Context manager: makes the folder, collects the logs of this process in it, and zips and removes it in the end.
+
+    Args:
+        command: Name of the command, for names of files.
+        workspace: The folder to make, which stays. None takes a temporary one.
+        zip_report: Whether to make a ZIP of it in the current folder.
+
+    Raises:
+        ReportError: When entered: the folder exists, or cannot be made. When left: the ZIP cannot be made.
+    """
+
+    def __init__(self, command: str, workspace: Path | None, *, zip_report: bool) -> None:
+        self._command = command
+        self._workspace = workspace
+        self._zip_report = zip_report
+        self._handler: logging.Handler | None = None
+        self._level = logging.NOTSET
+        self._propagate = True
+        self.folder = Path()
+        """Where to write to."""
+        self.kept: list[Path] = []
+        """What stays behind: the folder, the ZIP."""
+
+    def __enter__(self) -> "Report":
+        """Makes the folder and starts to collect the logs."""
+        try:
+            if self._workspace is None:
+                self.folder = Path(tempfile.mkdtemp(prefix=f"pytriton-{self._command}-"))
+            else:
+                self.folder = self._workspace.expanduser().absolute()
+                self.folder.mkdir(parents=True)
+        except FileExistsError:
+            raise ReportError(
+                f"The workspace {self.folder} exists already. Give a path that does not exist yet, or none at all."
+            ) from None
+        except OSError as error:
+            raise ReportError(f"The workspace {self.folder} cannot be made: {error.strerror or error}.") from error
+        logger = logging.getLogger("pytriton")
+        self._handler = logging.FileHandler(self.folder / f"{self._command}.log", encoding="utf-8")
+        self._handler.setFormatter(logging.Formatter(_LOG_FORMAT))
+        self._level, self._propagate = logger.level, logger.propagate
+        logger.addHandler(self._handler)
+        logger.setLevel(logging.DEBUG)
+        # The steps say on the terminal what has to be said there.
+        logger.propagate = False
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        """Ends the log, makes the ZIP, and removes a temporary folder."""
+        logger = logging.getLogger("pytriton")
+        if self._handler is not None:
+            logger.removeHandler(self._handler)
+            self._handler.close()
+        logger.setLevel(self._level)
+        logger.propagate = self._propagate
+        try:
+            # Whoever interrupts wants an end.
+            if self._zip_report and (exc_type is None or issubclass(exc_type, Exception)):
+                self.kept.append(self._make_zip())
+        finally:
+            if self._workspace is None:
+                shutil.rmtree(self.folder, ignore_errors=True)
+            else:
+                self.kept.append(self.folder)
+
+    def _make_zip(self) -> Path:
+        stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S-%f")
+        path = Path.cwd() / f"pytriton-{self._command}-{stamp}.zip"
+        try:
+            with zipfile.ZipFile(path, "x", zipfile.ZIP_DEFLATED) as archive:
+                for file in sorted(self.folder.rglob("*")):
+                    if file.is_file():
+                        archive.write(file, file.relative_to(self.folder))
+        except OSError as error:
+            raise ReportError(
+                f"The ZIP {path} cannot be written: {error.strerror or error}. Go to a folder that you may write to, "
+                "or give --no-zip."
+            ) from error
+        return path
