@@ -72,6 +72,8 @@ class ModelConfig:
             integer("ModelConfig.max_batch_size", self.max_batch_size, 1, INT32_MAX, why=why)
             if self.batcher is not None:
                 self.batcher.validate(self.max_batch_size)
+        elif self.max_batch_size is not None:
+            integer("ModelConfig.max_batch_size", self.max_batch_size, 0, INT32_MAX)
         self._validate_warmup(inputs)
 
     def _validate_warmup(self, inputs: "Iterable[Described] | None") -> None:

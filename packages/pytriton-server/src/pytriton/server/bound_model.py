@@ -5,22 +5,28 @@ import contextvars
 import copy
 import dataclasses
 import logging
-import re
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from pytriton.decorators import TritonContext
 from pytriton.decorators.serving import set_served_model
-from pytriton.exceptions import PyTritonUnrecoverableError, PyTritonValidationError
+from pytriton.exceptions import PyTritonUnrecoverableError
 from pytriton.model_config import DeviceKind, ModelConfig, Tensor
-from pytriton.model_config._dtypes import array_dtype
-from pytriton.model_config.triton_model_config import ResponseCache, TensorSpec, TritonModelConfig
+from pytriton.model_config.triton_model_config import ResponseCache, TritonModelConfig
 from pytriton.proxy_backend import SIDE_FILE_NAME, AttachError, ModelSpec, ProxySettings, Worker, endpoint_path
-from pytriton.proxy_backend import TensorSpec as WireSpec
 from pytriton.proxy_backend._tracers import use_worker_tracer
+from pytriton.server.bind_arguments import (
+    InferFunc,
+    checked_callables,
+    checked_config,
+    checked_name,
+    checked_tensors,
+    checked_version,
+    named_specs,
+    wire_specs,
+)
 from pytriton.server.config_pbtxt import render_config, render_config_json
 from pytriton.server.metrics_totals import CallableTotals, StatisticsTotals
 from pytriton.server.readiness import POLL_S, StartCancelled
@@ -28,10 +34,6 @@ from pytriton.server.tracing import ModelTracing, TracerLease
 from pytriton.server.warmup import WarmupBatches
 
 __all__ = ["BoundModel", "InferFunc"]
-
-InferFunc = Callable[..., Any]
-
-_NAME = re.compile(r"[a-zA-Z0-9._-]+")
 
 logger = logging.getLogger(__name__)
 
@@ -71,12 +73,15 @@ class BoundModel:
         generation: int = 0,
         tracing: ModelTracing | None = None,
     ) -> None:
-        self._inputs, self._outputs, self._strict = inputs, outputs, strict
-        self.name = _checked_name(name)
-        self.version = _checked_version(version, name)
-        self._infer_funcs = _checked_callables(infer_func, name)
-        named_inputs, named_outputs = _named(inputs, "INPUT", name), _named(outputs, "OUTPUT", name)
-        config.validate(named_inputs)
+        self.name = checked_name(name)
+        self._inputs = checked_tensors(inputs, "inputs", name)
+        self._outputs = checked_tensors(outputs, "outputs", name)
+        self._strict = strict
+        self.version = checked_version(version, name)
+        self._infer_funcs = checked_callables(infer_func, name)
+        named_inputs = named_specs(self._inputs, "INPUT", name)
+        named_outputs = named_specs(self._outputs, "OUTPUT", name)
+        checked_config(config, name, named_inputs)
         self._config = copy.deepcopy(config)
         self._warmup = WarmupBatches(
             self._config.model_warmup or (),
@@ -85,8 +90,8 @@ class BoundModel:
         )
         self.triton_config = TritonModelConfig(
             model_name=name,
-            model_version=version,
-            max_batch_size=int(config.max_batch_size),
+            model_version=self.version,
+            max_batch_size=int(config.max_batch_size or 0),
             batching=bool(config.batching),
             batcher=self._config.batcher,
             # One Triton instance hands batches to all workers.
@@ -101,9 +106,9 @@ class BoundModel:
         self.generation = generation
         self._spec = ModelSpec(
             name=name,
-            version=version,
-            inputs=_wire_specs(self.triton_config.inputs),
-            outputs=_wire_specs(self.triton_config.outputs),
+            version=self.version,
+            inputs=wire_specs(self.triton_config.inputs),
+            outputs=wire_specs(self.triton_config.outputs),
             batching=self.triton_config.batching,
             max_batch_size=self.triton_config.max_batch_size if config.batching else 0,
             decoupled=self.triton_config.decoupled,
@@ -354,81 +359,3 @@ def _still_busy(workers: Sequence[Worker], timeout_s: float) -> int:
     for stopper in stoppers:
         stopper.join()
     return ended.count(False)
-
-
-def _checked_name(name: str) -> str:
-    if not isinstance(name, str):
-        raise PyTritonValidationError(f"Model name must be a string; got {name!r}.", expected="a string", received=name)
-    if not name:
-        raise PyTritonValidationError("Model name cannot be empty", expected="a non-empty string", received=name)
-    rule = "Model name can only contain alphanumeric characters, dots, underscores and dashes"
-    if not _NAME.fullmatch(name):
-        raise PyTritonValidationError(f"{rule}; got {name!r}.", expected=rule, received=name)
-    if not name.strip("."):
-        raise PyTritonValidationError(f"{rule}, and not only dots; got {name!r}.", expected=rule, received=name)
-    return name
-
-
-def _checked_version(version: int, name: str) -> int:
-    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
-        raise PyTritonValidationError(
-            f"Model {name!r}: model_version must be an integer of at least 1; got {version!r}.",
-            expected="an integer of at least 1",
-            received=version,
-        )
-    return version
-
-
-def _checked_callables(infer_func: Any, name: str) -> list[InferFunc]:
-    if callable(infer_func):
-        return [infer_func]
-    if isinstance(infer_func, Sequence) and len(infer_func) and all(callable(item) for item in infer_func):
-        return list(infer_func)
-    raise PyTritonValidationError(
-        f"Model {name!r}: infer_func has to be a callable or a non-empty sequence of callables; got {infer_func!r}.",
-        expected="a callable, or a non-empty sequence of callables",
-        received=infer_func,
-    )
-
-
-def _named(tensors: Sequence[Tensor], kind: str, model: str) -> list[TensorSpec]:
-    specs: list[TensorSpec] = []
-    for number, tensor in enumerate(tensors, 1):
-        if not isinstance(tensor, Tensor):
-            raise PyTritonValidationError(
-                f"Model {model!r}: {kind.lower()} {number} must be a Tensor; got {tensor!r}.",
-                expected="a pytriton.model_config.Tensor",
-                received=tensor,
-            )
-        name = tensor.name or f"{kind}_{number}"
-        if any(spec.name == name for spec in specs):
-            raise PyTritonValidationError(
-                f"Model {model!r} has two {kind.lower()}s of the name {name!r}. Give each a name of its own.",
-                tensor=name,
-                expected="different names",
-                received=name,
-            )
-        if kind == "OUTPUT" and tensor.optional:
-            raise PyTritonValidationError(
-                f"Output tensors cannot be optional. Model {model!r}, output {name!r}: leave out optional=True.",
-                tensor=name,
-                expected="optional=False",
-                received=True,
-            )
-        if not tensor.shape:
-            raise PyTritonValidationError(
-                f"Model {model!r}, {kind.lower()} {name!r}: Triton has no tensors without an axis; got shape=(). "
-                "Declare shape=(1,).",
-                tensor=name,
-                expected="at least one axis",
-                received=(),
-            )
-        specs.append(TensorSpec(name=name, shape=tensor.shape, dtype=tensor.dtype, optional=bool(tensor.optional)))
-    return specs
-
-
-def _wire_specs(specs: "Sequence[TensorSpec] | None") -> tuple[WireSpec, ...]:
-    return tuple(
-        WireSpec(name=spec.name, dtype=array_dtype(spec.dtype), shape=tuple(spec.shape), optional=bool(spec.optional))
-        for spec in specs or ()
-    )
