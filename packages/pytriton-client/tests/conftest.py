@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import ssl
 import threading
 import time
 from collections import Counter
@@ -11,11 +12,13 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import grpc
 import numpy as np
 import pytest
+import trustme
 from google.protobuf import json_format  # type: ignore[import-untyped, unused-ignore]
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 from tritonclient.utils import deserialize_bytes_tensor, np_to_triton_dtype, serialize_byte_tensor, triton_to_np_dtype
@@ -423,14 +426,43 @@ class _GrpcServicer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ign
         return response
 
 
-def _serve_http(fake: FakeTriton) -> Iterator[FakeTriton]:
+@dataclass(frozen=True)
+class Certificates:
+    """An authority, its certificate for this host, and files: of its own, of another authority, of a client."""
+
+    authority: trustme.CA
+    server: trustme.LeafCert
+    ca: Path
+    other_ca: Path
+    client: Path
+    client_key: Path
+
+    def context(self, *, mutual: bool) -> ssl.SSLContext:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.server.configure_cert(context)
+        if mutual:
+            self.authority.configure_trust(context)
+            context.verify_mode = ssl.CERT_REQUIRED
+        return context
+
+    def grpc_credentials(self, *, mutual: bool) -> Any:
+        chain = b"".join(blob.bytes() for blob in self.server.cert_chain_pems)
+        pair = (self.server.private_key_pem.bytes(), chain)
+        root = self.authority.cert_pem.bytes() if mutual else None
+        return grpc.ssl_server_credentials([pair], root, require_client_auth=mutual)
+
+
+def _serve_http(fake: FakeTriton, context: ssl.SSLContext | None = None) -> Iterator[FakeTriton]:
     open_sockets: set[socket.socket] = set()
     handler = type("Handler", (_HttpHandler,), {"fake": fake, "open_sockets": open_sockets})
     with _HttpServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = False
+        if context is not None:
+            # The handshake is for the thread of the connection, not for the one that accepts.
+            server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
-        fake.url = f"http://127.0.0.1:{server.server_address[1]}"
+        fake.url = f"{'https' if context else 'http'}://127.0.0.1:{server.server_address[1]}"
         try:
             yield fake
         finally:
@@ -444,12 +476,15 @@ def _serve_http(fake: FakeTriton) -> Iterator[FakeTriton]:
                     continue  # the client was faster
 
 
-def _serve_grpc(fake: FakeTriton) -> Iterator[FakeTriton]:
+def _serve_grpc(fake: FakeTriton, credentials: Any = None) -> Iterator[FakeTriton]:
     server = grpc.server(ThreadPoolExecutor(16))
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(_GrpcServicer(fake), server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    if credentials is None:
+        port = server.add_insecure_port("127.0.0.1:0")
+    else:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
     server.start()
-    fake.url = f"grpc://127.0.0.1:{port}"
+    fake.url = f"{'grpcs' if credentials else 'grpc'}://127.0.0.1:{port}"
     try:
         yield fake
     finally:
@@ -542,6 +577,39 @@ def server(request: pytest.FixtureRequest) -> Iterator[FakeTriton]:
 def http_server() -> Iterator[FakeTriton]:
     """The same over HTTP only."""
     yield from _serve_http(FakeTriton("http", _models()))
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """An authority that has signed for this host and for a client, and another one."""
+    folder = tmp_path_factory.mktemp("certificates")
+    authority = trustme.CA()
+    client = authority.issue_cert("client.example")
+    paths = [folder / name for name in ("ca.pem", "other.pem", "client.pem", "client.key")]
+    blobs = [authority.cert_pem, trustme.CA().cert_pem, client.cert_chain_pems[0], client.private_key_pem]
+    for path, blob in zip(paths, blobs, strict=True):
+        blob.write_to_path(path)
+    return Certificates(authority, authority.issue_cert("127.0.0.1"), *paths)
+
+
+@pytest.fixture(params=["http", "grpc"])
+def encrypted_server(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[FakeTriton]:
+    """The same with TLS."""
+    fake = FakeTriton(request.param, _models())
+    if request.param == "http":
+        yield from _serve_http(fake, certificates.context(mutual=False))
+    else:
+        yield from _serve_grpc(fake, certificates.grpc_credentials(mutual=False))
+
+
+@pytest.fixture(params=["http", "grpc"])
+def mutual_server(request: pytest.FixtureRequest, certificates: Certificates) -> Iterator[FakeTriton]:
+    """The same with TLS, and for clients with a certificate only."""
+    fake = FakeTriton(request.param, _models())
+    if request.param == "http":
+        yield from _serve_http(fake, certificates.context(mutual=True))
+    else:
+        yield from _serve_grpc(fake, certificates.grpc_credentials(mutual=True))
 
 
 @pytest.fixture

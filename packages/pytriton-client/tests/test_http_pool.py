@@ -110,6 +110,99 @@ def test_connection_that_breaks_under_an_inference_is_not_tried_again(
     pool.close()
 
 
+def test_inference_that_the_server_does_not_have_is_tried_again(serve: Callable[[Script], ScriptedServer]) -> None:
+    received = bytearray()
+
+    def script(connection: socket.socket, number: int) -> None:
+        if number == 1:
+            connection.recv(1000)
+            connection.sendall(OK)
+            connection.recv(1000)
+            # Closing it with most of the request unread resets the connection in the middle of it.
+            connection.close()
+            return
+        while not received.endswith(b"end"):
+            received.extend(connection.recv(1 << 20))
+        connection.sendall(OK)
+
+    server = serve(script)
+    pool = server.pool()
+    assert get(pool) == b"ok"
+    body = bytes(1 << 26) + b"end"
+    assert pool.exchange("POST", "/", {}, body, Deadline(60)).status == 200
+    assert server.accepted == 2
+    assert received.partition(b"\r\n\r\n")[2] == body
+    pool.close()
+
+
+def test_closing_the_pool_ends_an_exchange(serve: Callable[[Script], ScriptedServer]) -> None:
+    ended = threading.Event()
+
+    def script(connection: socket.socket, number: int) -> None:
+        connection.recv(1000)
+        pool.close()
+        ended.wait(20)
+
+    pool = serve(script).pool()
+    try:
+        with pytest.raises(PoolClosedError):
+            get(pool, 20)
+    finally:
+        ended.set()
+
+
+CHUNKS = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n"
+
+
+def test_stream_gives_its_connection_back(serve: Callable[[Script], ScriptedServer]) -> None:
+    def script(connection: socket.socket, number: int) -> None:
+        while connection.recv(1000):
+            connection.sendall(CHUNKS)
+
+    server = serve(script)
+    pool = server.pool()
+    for _ in range(2):
+        stream = pool.stream("/", {}, b"x", Deadline(20))
+        assert stream.read_head(Deadline(20))[0] == 200
+        assert [stream.read_piece(Deadline(20)) for _ in range(3)] == [b"one", b"two", b""]
+        stream.close()
+        stream.close()
+        assert stream.read_piece(Deadline(20)) == b""
+    assert server.accepted == 1
+    # One that is not read to its end cannot.
+    stream = pool.stream("/", {}, b"x", Deadline(20))
+    stream.read_head(Deadline(20))
+    stream.close()
+    pool.close()
+    assert server.accepted == 1
+
+
+def test_stream_that_stands_still_or_is_closed(serve: Callable[[Script], ScriptedServer]) -> None:
+    ended = threading.Event()
+
+    def script(connection: socket.socket, number: int) -> None:
+        connection.recv(1000)
+        connection.sendall(CHUNKS[:60])
+        ended.wait(20)
+
+    server = serve(script)
+    pool = server.pool()
+    try:
+        stream = pool.stream("/", {}, b"x", Deadline(20))
+        stream.read_head(Deadline(20))
+        assert stream.read_piece(Deadline(20)) == b"one"
+        with pytest.raises(TimeoutError):
+            stream.read_piece(Deadline(0.1))
+        assert stream.read_piece(Deadline(0.1)) == b""
+        stream.close()
+    finally:
+        ended.set()
+    stream = pool.stream("/", {}, b"x", Deadline(20))
+    pool.close()
+    with pytest.raises(PoolClosedError):
+        stream.read_head(Deadline(20))
+
+
 def test_deadline_holds_for_an_answer_that_drips(serve: Callable[[Script], ScriptedServer]) -> None:
     ended = threading.Event()
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytriton.client._http_wire import HttpWireError, read_answer
+from pytriton.client._http_wire import HttpWireError, StreamedAnswer, read_answer
 
 
 class Pieces:
@@ -21,6 +21,11 @@ class Pieces:
         piece = self.recv(len(buffer))
         buffer[: len(piece)] = piece
         return len(piece)
+
+
+def read_all(answer: StreamedAnswer) -> None:
+    while answer.read_piece():
+        pass
 
 
 @pytest.mark.parametrize("size", [1, 7, 10_000])
@@ -46,6 +51,13 @@ class Pieces:
 def test_responses(response: bytes, status: int, body: bytes, can_be_kept: bool, size: int) -> None:
     answer = read_answer(Pieces(response, size))
     assert (answer.status, bytes(answer.body), answer.can_be_kept) == (status, body, can_be_kept)
+    streamed = StreamedAnswer(Pieces(response, size))
+    pieces = []
+    while piece := streamed.read_piece():
+        assert not streamed.can_be_kept
+        pieces.append(piece)
+    assert (streamed.status, b"".join(pieces), streamed.can_be_kept) == (status, body, can_be_kept)
+    assert streamed.read_piece() == b""
 
 
 def test_headers_are_in_lower_case() -> None:
@@ -80,3 +92,5 @@ def test_connection_with_unasked_bytes_is_not_kept() -> None:
 def test_what_is_no_response(response: bytes, size: int) -> None:
     with pytest.raises(HttpWireError):
         read_answer(Pieces(response, size))
+    with pytest.raises(HttpWireError):
+        read_all(StreamedAnswer(Pieces(response, size)))

@@ -104,7 +104,8 @@ def test_time_limit_of_a_call(server: Any) -> None:
         with pytest.raises(PyTritonClientTimeoutError) as caught:
             client.with_options(timeout_s=0.3).infer_sample(ROW)
         assert 0.25 < time.monotonic() - begin < 20
-        assert caught.value.timeout_s == pytest.approx(0.3, abs=0.05)
+        assert caught.value.timeout_s is not None
+        assert 0 < caught.value.timeout_s <= 0.3
         server.is_stuck = False
         server.released.set()
         client.infer_sample(ROW)

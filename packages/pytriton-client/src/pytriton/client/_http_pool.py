@@ -38,6 +38,9 @@ class ConnectionPool:
     Args:
         url: The server.
         tls: How to encrypt; ``None`` for a connection in the clear.
+
+    Attributes:
+        is_closed: Whether ``close`` was called.
     """
 
     def __init__(self, url: TritonUrl, tls: ssl.SSLContext | None = None) -> None:
@@ -47,7 +50,7 @@ class ConnectionPool:
         self._idle: list[Connection] = []
         self._busy: set[Connection] = set()
         self._pid = os.getpid()
-        self._is_closed = False
+        self.is_closed = False
 
     def exchange(self, method: str, path: str, headers: Mapping[str, str], body: bytes, deadline: Deadline) -> Answer:
         """Send a request and read the response to its end.
@@ -104,7 +107,7 @@ class ConnectionPool:
     def close(self) -> None:
         """Close the connections. Exchanges and streams in flight end with ``PoolClosedError``."""
         with self._lock:
-            self._is_closed = True
+            self.is_closed = True
             idle, self._idle = self._idle, []
             busy = list(self._busy) if self._pid == os.getpid() else []
         for connection in idle:
@@ -146,7 +149,7 @@ class ConnectionPool:
     def _connect(self, deadline: Deadline) -> Connection:
         connection = Connection(self._url, self._tls, deadline)
         with self._lock:
-            if not self._is_closed:
+            if not self.is_closed:
                 self._busy.add(connection)
                 return connection
         connection.close()
@@ -155,7 +158,7 @@ class ConnectionPool:
     def _take_idle(self) -> Connection | None:
         while True:
             with self._lock:
-                if self._is_closed:
+                if self.is_closed:
                     raise PoolClosedError
                 if self._pid != os.getpid():
                     # After a fork both processes would read from the same sockets.
@@ -174,7 +177,7 @@ class ConnectionPool:
         """Keep a connection whose exchange is over for the next one."""
         with self._lock:
             self._busy.discard(connection)
-            if not self._is_closed and self._pid == os.getpid() and len(self._idle) < _MOST_IDLE:
+            if not self.is_closed and self._pid == os.getpid() and len(self._idle) < _MOST_IDLE:
                 self._idle.append(connection)
                 return
         connection.close()
@@ -192,7 +195,7 @@ class ConnectionPool:
         with self._lock:
             self._busy.discard(connection)
         connection.close()
-        if self._is_closed and isinstance(error, (OSError, HttpWireError)):
+        if self.is_closed and isinstance(error, (OSError, HttpWireError)):
             raise PoolClosedError from error
 
 
@@ -235,6 +238,8 @@ class HttpStream:
         if connection is None:
             raise PoolClosedError
         try:
+            if self._pool.is_closed:
+                raise PoolClosedError
             return read(connection)
         except BaseException as error:
             self._connection = None

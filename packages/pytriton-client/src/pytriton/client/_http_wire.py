@@ -90,6 +90,8 @@ class StreamedAnswer:
         self.can_be_kept = False
         self._is_chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
         length = None if self._is_chunked else self.headers.get("content-length")
+        if self.status in _NO_BODY:
+            self._is_chunked, length = False, "0"
         self._length = None if length is None else parse_number(length, 10)
         has_end = self._is_chunked or self._length is not None
         self._may_be_kept = has_end and _can_be_kept(version, self.headers)

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from ._deadline import Deadline
 from ._spec import ModelSpec, parse_model_config
+from ._translate import is_hopeless
 from .exceptions import (
     PyTritonClientConnectionError,
     PyTritonClientError,
@@ -106,6 +107,7 @@ def wait_for_server(target: Target, deadline: Deadline) -> Generator[PlanStep, A
 
     Raises:
         PyTritonClientTimeoutError: It did not in time.
+        PyTritonClientConnectionError: Its certificate is not trusted, or it has none; told at once.
     """
     reason: PyTritonClientError | None = None
     for pause_s in _pauses():
@@ -114,6 +116,7 @@ def wait_for_server(target: Target, deadline: Deadline) -> Generator[PlanStep, A
                 return
             reason = None
         except (PyTritonClientConnectionError, PyTritonClientTimeoutError) as error:
+            _refuse_hopeless(error)
             reason = error
         yield Pause(min(pause_s, deadline.remaining_s()))
         if deadline.is_over:
@@ -135,6 +138,7 @@ def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, An
         PyTritonClientModelNotReadyError: It did not in time. The error says whether the server, the model or only this
             version of it was missing. A version that is not among those of a loaded model cannot come any more, so that
             is told at once.
+        PyTritonClientConnectionError: The certificate of the server is not trusted, or it has none; told at once.
     """
     missing: Literal["server", "model", "version"] = "server"
     reason: PyTritonClientError | None = None
@@ -148,6 +152,7 @@ def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, An
                 missing = "version"
                 unknown = yield from _find_unknown_version(deadline)
         except (PyTritonClientConnectionError, PyTritonClientTimeoutError) as error:
+            _refuse_hopeless(error)
             # A question cut short by the deadline says nothing new about a server that has answered before.
             if isinstance(error, PyTritonClientConnectionError) or missing == "server" or not deadline.is_over:
                 missing, reason = "server", error
@@ -170,6 +175,11 @@ def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, An
         waited_for="model ready",
         missing=missing,
     ) from reason
+
+
+def _refuse_hopeless(error: PyTritonClientError) -> None:
+    if isinstance(error, PyTritonClientConnectionError) and is_hopeless(error):
+        raise error
 
 
 def _find_unknown_version(deadline: Deadline) -> Generator[PlanStep, Any, PyTritonClientInferenceServerError | None]:

@@ -12,7 +12,16 @@ from .exceptions import (
     PyTritonClientTimeoutError,
 )
 
-__all__ = ["Operation", "closed_error", "connection_error", "grpc_error", "is_denial", "server_error", "timeout_error"]
+__all__ = [
+    "Operation",
+    "closed_error",
+    "connection_error",
+    "grpc_error",
+    "is_denial",
+    "is_hopeless",
+    "server_error",
+    "timeout_error",
+]
 
 # gRPC has one code for "the server says it is unavailable" and for "there is no server"; only the text tells.
 _CONNECTION_TEXTS = (
@@ -36,6 +45,10 @@ _CONNECTION_TEXTS = (
 )
 # gRPC gives up an attempt to connect after 20 s, whatever time the call still has.
 _CONNECT_TIMEOUT_TEXTS = ("connection attempt timed out", "failed to connect before the deadline")
+# What does not change while one waits: an authority that is not trusted, a name that is not in the certificate, and a
+# server without encryption.
+_UNTRUSTED_TEXTS = ("certificate_verify_failed", "hostname verification check failed")
+_UNENCRYPTED_TEXT = "wrong_version_number"
 _RESTRICTED_TEXT = "restricted, expecting header"
 _DENIED_STATUSES = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
@@ -78,13 +91,24 @@ def timeout_error(operation: Operation) -> PyTritonClientTimeoutError:
 
 def connection_error(operation: Operation, reason: str) -> PyTritonClientConnectionError:
     """There is no connection, or it broke."""
+    advice = "Check that it runs and that the address, the protocol and the port are right."
+    if any(known in reason.lower() for known in _UNTRUSTED_TEXTS):
+        advice = (
+            "Its certificate must be for the host of the address, and signed by an authority that this client trusts: "
+            "tls=TlsSettings(ca_file=...)."
+        )
     return PyTritonClientConnectionError(
-        f"Connection failed during {operation.doing}. Expected a Triton server at {operation.url}; {reason}. "
-        "Check that it runs and that the address, the protocol and the port are right.",
+        f"Connection failed during {operation.doing}. Expected a Triton server at {operation.url}; {reason}. {advice}",
         url=operation.url,
         model_name=operation.model_name,
         model_version=operation.model_version,
     )
+
+
+def is_hopeless(error: PyTritonClientConnectionError) -> bool:
+    """Whether the next attempt to connect would fail like this one, so that waiting is no remedy."""
+    text = error.message.lower()
+    return _UNENCRYPTED_TEXT in text or any(known in text for known in _UNTRUSTED_TEXTS)
 
 
 def closed_error(model_name: str | None, url: str) -> PyTritonClientClosedError:
