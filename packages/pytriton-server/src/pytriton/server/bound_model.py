@@ -172,15 +172,13 @@ class BoundModel:
         ]
         return [f"{name} ({mine} and {its})" for name, mine, its in pairs if mine != its] or ["its tensors"]
 
-    def config_json(self, revision: int) -> str:
-        """The same in JSON.
+    def config_json(self, revision: str) -> str:
+        """Gives the same as `config_text` in JSON.
 
         Args:
             revision: Where it is another one than before, Triton loads the model again even if nothing else differs.
         """
-        if not revision:
-            return render_config_json(self.triton_config)
-        parameters = {**self.triton_config.backend_parameters, "pytriton_revision": str(revision)}
+        parameters = {**self.triton_config.backend_parameters, "pytriton_revision": revision}
         return render_config_json(dataclasses.replace(self.triton_config, backend_parameters=parameters))
 
     @property

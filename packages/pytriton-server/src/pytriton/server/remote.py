@@ -1,6 +1,7 @@
 """Models on a tritonserver that somebody else started on this machine; from the first contact to the end."""
 
 import logging
+import secrets
 import ssl
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -20,13 +21,14 @@ from pytriton.server.session import DRAIN_DEADLINE_S
 from pytriton.server.settings import TritonConfig
 from pytriton.server.workspace import Workspace
 
-__all__ = ["RemoteSession"]
+__all__ = ["MISSING_DEADLINE_S", "RemoteSession"]
+
+MISSING_DEADLINE_S = 5.0
+"""How long a model may be missing, in seconds: when somebody loads it again, its workers are away for a moment."""
 
 _POLL_S = 0.1
 _LOAD_DEADLINE_S = 60.0
 _ANSWER_AGE_S = 1.0
-# A reload by somebody else takes the workers away for a moment.
-_MISSING_DEADLINE_S = 5.0
 
 logger = logging.getLogger(__name__)
 
@@ -67,8 +69,9 @@ class RemoteSession:
         )
         self._is_up = False
         self._failure: TritonServerError | None = None
-        # Names that may be loaded and unloaded, with the number of times that Triton had to load all their versions.
-        self._revisions: dict[str, int] = {}
+        # Of the names that may be loaded and unloaded: what tells their configuration from that of others, and a number
+        # that grows when Triton is to load all versions again.
+        self._revisions: dict[str, tuple[str, int]] = {}
         self._answered_at = 0.0
         self._complete_at = 0.0
 
@@ -128,7 +131,7 @@ class RemoteSession:
                 "another name, or make RemoteTriton with replace_models=True if that one may be replaced, for example "
                 "because the process that served it has died."
             )
-        self._revisions[name] = 0
+        self._revisions[name] = (secrets.token_hex(4), 0)
 
     def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> None:
         """Makes the server serve these versions under a name, and no others; see `hosting.Placement`."""
@@ -136,17 +139,19 @@ class RemoteSession:
             self._control.unload(name, timeout_s)
             del self._revisions[name]
             return
-        revision = max(self._revisions[name], *(model.generation for model in models))
-        if revision > self._revisions[name] and len(models) > 1:
-            raise PyTritonInvalidOperationError(
-                f"Model {name!r} has {len(models)} versions on a remote server, which reloads them all or none: its "
-                "settings can be changed when the others are unbound. Its callables can be replaced at any time."
-            )
-        self._control.load(name, timeout_s, self._upload(models, revision))
-        self._revisions[name] = revision
+        origin, number = self._revisions[name]
+        number = max([number, *(model.generation for model in models)])
+        self._control.load(name, timeout_s, self._upload(models, f"{origin}.{number}"))
+        self._revisions[name] = (origin, number)
 
-    def check(self) -> TritonServerError | None:
-        """Tells what has become of the server and of the models on it; None if all is well."""
+    def check(self, *, patience_s: float | None = None) -> TritonServerError | None:
+        """Tells what has become of the server and of the models on it; None if all is well.
+
+        Args:
+            patience_s: How long a model may have been missing, in seconds; None is `MISSING_DEADLINE_S`.
+        """
+        if patience_s is None:
+            patience_s = MISSING_DEADLINE_S
         models = self._host.models
         now = time.monotonic()
         if self._failure is not None or not self._is_up:
@@ -160,7 +165,7 @@ class RemoteSession:
             )
         elif not models:
             self._complete_at = now
-        elif now - self._complete_at > _MISSING_DEADLINE_S:
+        elif now - self._complete_at > patience_s:
             names = ", ".join(sorted({repr(model.name) for model in models if not model.is_attached}))
             self._failure = TritonServerError(
                 f"The tritonserver at {self._url.with_scheme} does not serve {names} from here any more: somebody has "
@@ -217,7 +222,7 @@ class RemoteSession:
             server_message=error.reason,
         )
 
-    def _upload(self, models: Sequence[BoundModel], revision: int) -> ModelUpload:
+    def _upload(self, models: Sequence[BoundModel], revision: str) -> ModelUpload:
         files = {LIBRARY_NAME: library_path().read_bytes()}
         for model in models:
             for name, text in model.side_files(self._host.endpoints):

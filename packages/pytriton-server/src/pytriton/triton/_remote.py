@@ -1,6 +1,7 @@
 """`RemoteTriton`: bind inference callables to a server that somebody else started on this machine."""
 
 import os
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from pytriton.server.remote import RemoteSession
 
 __all__ = ["RemoteTriton"]
+
+_COMEBACK_S = 1.0
+_POLL_S = 0.01
 
 
 class RemoteTriton(TritonBase):
@@ -89,8 +93,7 @@ class RemoteTriton(TritonBase):
         """
         with self._lock:
             if self._remote is not None and self._session is not None:
-                # Connects anew where the server is gone.
-                self._remote.check()
+                self._wait_complete(self._remote)
         self._connect()
 
     def is_alive(self) -> bool:
@@ -105,6 +108,14 @@ class RemoteTriton(TritonBase):
         if not remote.is_running or not models:
             return remote.is_running and remote.answers()
         return all(model.is_attached for model in models)
+
+    def _wait_complete(self, remote: "RemoteSession") -> None:
+        """Gives workers a moment to come back. If they do not, the session ends, so that a new one is made."""
+        deadline = time.monotonic() + _COMEBACK_S
+        while not self.is_alive() and time.monotonic() < deadline and remote.check() is None:
+            time.sleep(_POLL_S)
+        if not self.is_alive():
+            remote.check(patience_s=0.0)
 
     def _open(self) -> Session:
         from pytriton.server.remote import RemoteSession

@@ -1,0 +1,491 @@
+"""`RemoteTriton`: models on a tritonserver that somebody else has started."""
+
+from __future__ import annotations
+
+import gc
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.client.exceptions import (
+    PyTritonClientInferenceServerError,
+    PyTritonClientInvalidUrlError,
+    PyTritonClientTimeoutError,
+)
+from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError, PyTritonUnrecoverableError
+from pytriton.model_config import ModelConfig, Tensor
+from pytriton.server import remote as remote_module
+from pytriton.server.binary import find_tritonserver
+from pytriton.triton import (
+    RemoteTriton,
+    Triton,
+    TritonBase,
+    TritonModelLoadError,
+    TritonServerError,
+    TritonServerExitedError,
+    TritonServerStartError,
+)
+from support.load import under_load
+from support.serving import arena_mappings, local_config, running, server_pid, short_home
+
+X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
+Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
+DEADLINE_S = 30.0
+
+
+def times(factor: float) -> Callable[[Any], Any]:
+    """A callable that can be told from others by its answers."""
+
+    def infer(requests: Any) -> Any:
+        return [{"y": request.data["x"] * np.float32(factor)} for request in requests]
+
+    return infer
+
+
+class Server:
+    """Addresses of a server, and questions to it as its own operator would ask them."""
+
+    def __init__(self, http_port: int, grpc_port: int, token: str | None = None) -> None:
+        self.http_url = f"http://127.0.0.1:{http_port}"
+        self.grpc_url = f"grpc://127.0.0.1:{grpc_port}"
+        self.token = token
+
+    def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
+        connection = http.client.HTTPConnection(self.http_url.removeprefix("http://"), timeout=2 * DEADLINE_S)
+        headers = {"triton-access-token": self.token or ""}
+        try:
+            connection.request(method, path, None if body is None else json.dumps(body), headers)
+            response = connection.getresponse()
+            text = response.read().decode()
+            return response.status, json.loads(text) if text.startswith(("{", "[")) else text
+        finally:
+            connection.close()
+
+    def ask(self, model: str, version: int | None = None) -> Any:
+        """Gives the answer to 1, or the text of the error."""
+        tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}
+        place = f"/v2/models/{model}" + ("" if version is None else f"/versions/{version}")
+        status, answer = self.call("POST", f"{place}/infer", {"inputs": [tensor]})
+        return answer["outputs"][0]["data"][0] if status == 200 else answer["error"]
+
+    def is_ready(self, model: str) -> bool:
+        return self.call("GET", f"/v2/models/{model}/ready")[0] == 200
+
+    def unload(self, model: str) -> None:
+        assert self.call("POST", f"/v2/repository/models/{model}/unload", {})[0] == 200
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+@contextmanager
+def foreign_server(folder: Path, *options: str) -> Iterator[Server]:
+    """A tritonserver as an operator starts it: an empty model repository, and no backend of ours."""
+    (folder / "models").mkdir(exist_ok=True)
+    (folder / "backends").mkdir(exist_ok=True)
+    for _ in range(3):
+        http_port, grpc_port = free_ports(2)
+        command = [
+            str(find_tritonserver().executable),
+            f"--model-repository={folder / 'models'}",
+            f"--backend-directory={folder / 'backends'}",
+            "--http-address=127.0.0.1",
+            "--grpc-address=127.0.0.1",
+            f"--http-port={http_port}",
+            f"--grpc-port={grpc_port}",
+            "--allow-metrics=false",
+            *options,
+        ]
+        with (folder / "log").open("wb") as log:
+            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+        server = Server(http_port, grpc_port)
+        try:
+            deadline = time.monotonic() + DEADLINE_S
+            while process.poll() is None:
+                try:
+                    if server.call("GET", "/v2/health/ready")[0] == 200:
+                        break
+                except OSError:
+                    pass
+                assert time.monotonic() < deadline, "tritonserver did not come up"
+                time.sleep(0.02)
+            else:
+                continue  # somebody else has taken a port in the meantime
+            yield server
+            return
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(DEADLINE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    raise AssertionError((folder / "log").read_text())
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.01)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    with foreign_server(tmp_path_factory.mktemp("foreign"), "--model-control-mode=explicit") as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    with short_home():
+        yield
+    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("pytriton")])
+    gc.collect()  # an error that a callable raised may hold its frames, and these the inputs, in a cycle
+    assert arena_mappings() == []
+
+
+@pytest.fixture
+def protected() -> Iterator[tuple[Triton, Server]]:
+    """A server of another `Triton` object with a model of its own and a token."""
+    triton = Triton(config=local_config())
+    triton.bind("own", times(100), X, Y)
+    with running(triton):
+        assert triton.http_url is not None
+        assert triton.grpc_url is not None
+        ports = [int(url.rpartition(":")[2]) for url in (triton.http_url, triton.grpc_url)]
+        yield triton, Server(ports[0], ports[1], triton.get_access_token())
+
+
+# ---- the way there and back ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_models_come_and_go(server: Server, protocol: str) -> None:
+    url = server.http_url if protocol == "http" else server.grpc_url
+    with RemoteTriton(url=url) as triton:
+        assert isinstance(triton, TritonBase)
+        assert triton.url == url
+        assert triton.is_connected()
+        assert triton.is_alive()
+        triton.bind("m", times(2), X, Y)
+        assert triton.is_alive()
+        assert server.ask("m") == 2
+        triton.bind("n", [times(3), times(3)], X, Y, config=ModelConfig(max_batch_size=16))
+        assert server.ask("n") == 3
+        assert server.call("GET", "/v2/models/n/config")[1]["max_batch_size"] == 16
+        triton.unbind("n")
+        assert not server.is_ready("n")
+        assert server.ask("m") == 2
+    assert not triton.is_alive()
+    assert not triton.is_connected()
+    assert not server.is_ready("m")
+
+
+def test_models_bound_before_the_connection(server: Server) -> None:
+    triton = RemoteTriton(server.http_url)
+    # As with PyTriton: nothing is missing yet.
+    assert triton.is_alive()
+    assert not triton.is_connected()
+    triton.bind("m", times(2), X, Y)
+    triton.bind("m", times(3), X, Y, model_version=2)
+    assert not triton.is_alive()
+    for _ in range(2):
+        triton.connect()
+        triton.connect()
+        assert triton.is_alive()
+        assert (server.ask("m", 1), server.ask("m", 2), server.ask("m")) == (2, 3, 3)
+        assert triton.stop()
+        assert not triton.stop()
+        assert not server.is_ready("m")
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_changes_under_load_lose_no_request(protected: tuple[Triton, Server], protocol: str) -> None:
+    _, server = protected
+    url = server.http_url if protocol == "http" else server.grpc_url
+    with RemoteTriton(url, access_token=server.token) as triton:
+        triton.bind("m", times(2), X, Y)
+        with under_load(server.http_url, server.grpc_url, "m", version=1) as load:
+            triton.bind("m", times(9), X, Y, model_version=2)
+            assert server.ask("m", 2) == 9
+            load.wait_for_more()
+            # Triton loads all versions again here; the workers of the first one follow.
+            triton.rebind("m", times(10), model_version=2, config=ModelConfig(attach_timeout_s=20.0))
+            assert server.ask("m", 2) == 10
+            load.wait_for_more()
+            triton.unbind("m", 2)
+            assert not server.is_ready("m") or server.call("GET", "/v2/models/m/versions/2/ready")[0] != 200
+            load.wait_for_more()
+            assert {factor for _, factor in load.answers} == {2.0}
+            for factor, config in ((3, None), (4, ModelConfig(max_batch_size=8)), (5, ModelConfig(attach_timeout_s=3))):
+                triton.rebind("m", times(factor), config=config)
+                returned = time.monotonic()
+                load.wait_for_more()
+                assert load.factors_since(returned) <= {float(factor)}
+        assert load.failures == []
+        assert len(load.answers) == load.sent
+        assert server.ask("own") == 100
+    assert not server.is_ready("m")
+    assert server.ask("own") == 100
+
+
+def test_stop_answers_what_is_in_flight(server: Server) -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def held(requests: Any) -> Any:
+        entered.set()
+        release.wait(DEADLINE_S)
+        return times(2)(requests)
+
+    triton = RemoteTriton(server.grpc_url)
+    triton.bind("m", held, X, Y)
+    triton.connect()
+    with ThreadPoolExecutor(2) as pool:
+        asking = pool.submit(server.ask, "m")
+        assert entered.wait(DEADLINE_S)
+        stopping = pool.submit(triton.stop)
+        eventually(lambda: not server.is_ready("m"))
+        assert not stopping.done()
+        release.set()
+        assert asking.result(DEADLINE_S) == 2
+        assert stopping.result(DEADLINE_S)
+
+
+# ---- others on the same server -------------------------------------------------------------------------------------
+
+
+def test_two_on_one_server(server: Server) -> None:
+    with RemoteTriton(server.http_url) as first, RemoteTriton(server.grpc_url) as second:
+        first.bind("a", times(2), X, Y)
+        second.bind("b", times(3), X, Y)
+        with pytest.raises(PyTritonInvalidOperationError, match="has a model 'a' that was not bound here"):
+            second.bind("a", times(4), X, Y)
+        assert (server.ask("a"), server.ask("b")) == (2, 3)
+        first.stop()
+        assert not server.is_ready("a")
+        assert second.is_alive()
+        assert server.ask("b") == 3
+        second.bind("a", times(4), X, Y)
+        assert server.ask("a") == 4
+
+
+def test_a_model_of_the_server_is_not_replaced_unless_allowed(protected: tuple[Triton, Server]) -> None:
+    _, server = protected
+    triton = RemoteTriton(server.http_url, access_token=server.token)
+    triton.bind("n", times(1), X, Y)
+    triton.bind("own", times(2), X, Y)
+    with pytest.raises(PyTritonInvalidOperationError, match="has a model 'own'"):
+        triton.connect()
+    assert not triton.is_connected()
+    assert not server.is_ready("n")
+    assert server.ask("own") == 100
+    with RemoteTriton(server.http_url, None, server.token, replace_models=True) as triton:
+        triton.bind("own", times(2), X, Y)
+        assert server.ask("own") == 2
+
+
+ORPHAN = """
+import sys, time
+import numpy as np
+from pytriton.model_config import ModelConfig, Tensor
+from pytriton.triton import RemoteTriton
+
+tensors = dict(inputs=[Tensor((-1,), np.float32, "x")], outputs=[Tensor((-1,), np.float32, "y")])
+triton = RemoteTriton(sys.argv[1])
+config = ModelConfig(attach_timeout_s=0.2)
+triton.bind("orphan", lambda requests: [{"y": requests[0].data["x"]}], **tensors, config=config)
+triton.connect()
+print("connected", flush=True)
+triton.serve()
+"""
+
+
+def test_models_of_a_killed_process_can_be_replaced(server: Server, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHAN, server.http_url],
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "connected\n"
+        assert server.ask("orphan") == 1
+        process.kill()
+    assert "no worker is attached" in server.ask("orphan")
+    with RemoteTriton(server.http_url, replace_models=True) as triton:
+        triton.bind("orphan", times(2), X, Y)
+        assert server.ask("orphan") == 2
+    assert not server.is_ready("orphan")
+
+
+# ---- what goes wrong -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("url", ["", "ftp://localhost", "localhost:99999", "http://", None])
+def test_bad_addresses(url: Any) -> None:
+    with pytest.raises(PyTritonClientInvalidUrlError):
+        RemoteTriton(url)
+
+
+def test_default_ports() -> None:
+    assert RemoteTriton("localhost").url == "http://localhost:8000"
+    assert RemoteTriton("grpc://localhost").url == "grpc://localhost:8001"
+
+
+def test_bad_timeouts() -> None:
+    with pytest.raises(PyTritonBadParameterError, match="connect_timeout_s must be a number"):
+        RemoteTriton("localhost", connect_timeout_s=-1)
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_nobody_there(scheme: str) -> None:
+    (port,) = free_ports(1)
+    triton = RemoteTriton(f"{scheme}://127.0.0.1:{port}", connect_timeout_s=0.3)
+    triton.bind("m", times(1), X, Y)
+    started = time.monotonic()
+    with pytest.raises(PyTritonClientTimeoutError, match=r"No tritonserver answered at .* within 0\.3 s") as caught:
+        triton.serve()
+    assert time.monotonic() - started < DEADLINE_S
+    assert (caught.value.missing, caught.value.timeout_s) == ("server", 0.3)
+    assert not triton.is_connected()
+
+
+def test_stop_ends_the_wait_for_a_server() -> None:
+    (port,) = free_ports(1)
+    triton = RemoteTriton(f"127.0.0.1:{port}", connect_timeout_s=600)
+    with ThreadPoolExecutor(1) as pool:
+        connecting = pool.submit(triton.connect)
+        eventually(lambda: triton._session is not None)
+        triton.stop()
+        with pytest.raises(TritonServerStartError, match="stop"):
+            connecting.result(DEADLINE_S)
+
+
+@pytest.mark.parametrize("token", [None, "wrong"])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_without_the_token(protected: tuple[Triton, Server], protocol: str, token: str | None) -> None:
+    _, server = protected
+    triton = RemoteTriton(server.http_url if protocol == "http" else server.grpc_url, access_token=token)
+    with pytest.raises(PyTritonClientInferenceServerError, match="access_token") as caught:
+        triton.connect()
+    assert caught.value.status == ("403" if protocol == "http" else "UNAVAILABLE")
+    assert "restricted" in str(caught.value.server_message)
+    assert not triton.stop()
+
+
+def test_a_server_whose_models_are_fixed(tmp_path: Path) -> None:
+    with foreign_server(tmp_path, "--model-control-mode=none") as server, RemoteTriton(server.http_url) as triton:
+        with pytest.raises(TritonModelLoadError, match="explicit model load / unload is not allowed"):
+            triton.bind("m", times(1), X, Y)
+        assert triton.is_alive()
+
+
+def test_a_failed_bind_leaves_nothing(server: Server, tmp_path: Path) -> None:
+    workspace = Path(os.environ["PYTRITON_HOME"]) / "w"
+    with RemoteTriton(server.http_url, workspace) as triton:
+        triton.bind("m", times(1), X, Y)
+        # The server cannot make the socket.
+        for name in ("n.1.sock", "n.1~1.sock"):
+            (workspace / "endpoints" / name).mkdir()
+        with pytest.raises(TritonModelLoadError, match="exists and is not a socket"):
+            triton.bind("n", times(1), X, Y, config=ModelConfig(max_batch_size=3))
+        for name in ("n.1.sock", "n.1~1.sock"):
+            (workspace / "endpoints" / name).rmdir()
+        assert not server.is_ready("n")
+        assert triton.is_alive()
+        triton.bind("n", times(2), X, Y)
+        assert server.ask("n") == 2
+    assert not workspace.exists()
+
+
+def test_the_end_of_the_server(tmp_path: Path) -> None:
+    first = Triton(config=local_config())
+    first.run()
+    assert first.http_url is not None
+    port = int(first.http_url.rpartition(":")[2])
+    triton = RemoteTriton(first.http_url, access_token=first.get_access_token())
+    triton.bind("m", times(2), X, Y)
+    errors: list[BaseException] = []
+
+    def serve() -> None:
+        try:
+            triton.serve(monitoring_period_s=0.1)
+        except TritonServerError as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    eventually(triton.is_alive)
+    os.kill(server_pid(first), signal.SIGKILL)
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    assert not triton.is_alive()
+    assert not triton.is_connected()
+    assert isinstance(errors[0], TritonServerExitedError)
+    assert f"The tritonserver at http://127.0.0.1:{port} does not answer any more" in str(errors[0])
+    first.stop()
+
+
+def test_connecting_again_to_a_server_that_was_started_again() -> None:
+    first = Triton(config=local_config())
+    first.run()
+    assert first.http_url is not None
+    port = int(first.http_url.rpartition(":")[2])
+    with RemoteTriton(first.http_url, access_token=first.get_access_token()) as triton:
+        triton.bind("m", times(2), X, Y)
+        first.stop()
+        eventually(lambda: not triton.is_alive())
+        second = Triton(config=local_config(http_port=port), security_config=first._security)
+        with running(second):
+            triton.connect()
+            assert triton.is_alive()
+            assert Server(port, 0).ask("m") == 2
+            triton.stop()
+
+
+def test_a_model_that_somebody_unloads(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "MISSING_DEADLINE_S", 0.3)
+    with RemoteTriton(server.http_url) as triton:
+        triton.bind("m", times(2), X, Y)
+        server.unload("m")
+        eventually(lambda: not triton.is_alive())
+        with pytest.raises(TritonServerError, match="does not serve 'm' from here any more"):
+            triton.serve(monitoring_period_s=0.1)
+        triton.connect()
+        assert server.ask("m") == 2
+
+
+def test_an_unrecoverable_error_ends_serve(server: Server) -> None:
+    def lost(requests: Any) -> Any:
+        raise PyTritonUnrecoverableError("the device is gone")
+
+    with RemoteTriton(server.http_url) as triton:
+        triton.bind("m", lost, X, Y)
+        with ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(server.ask, "m")
+            with pytest.raises(PyTritonUnrecoverableError, match="the device is gone"):
+                triton.serve()
+            assert "the device is gone" in asking.result(DEADLINE_S)
+    assert not server.is_ready("m")
