@@ -20,6 +20,8 @@ constexpr int kSendTimeoutMs = 5000;
 constexpr uint64_t kEagerAcknowledge = 64 << 10;
 constexpr uint64_t kCancelPollNs = 20 * 1000 * 1000;
 constexpr uint32_t kMaxInFlight = 1024;
+// How long the messages of one worker are read in a row.
+constexpr uint64_t kTurnNs = 2 * 1000 * 1000;
 // Blocks of one worker's arenas are whole segments' slices: more segments than this only a broken peer announces.
 constexpr size_t kMaxSegments = 4096;
 
@@ -328,6 +330,7 @@ bool Connection::HandleLocked(
 void Connection::Process() {
   std::lock_guard<std::mutex> lock(mutex_);
   alignas(8) uint8_t packet[kMaxPacket];
+  uint64_t deadline_ns = 0;
   while (state() != ConnectionState::kClosed) {
     iovec part{packet, sizeof(packet)};
     msghdr header{};
@@ -390,6 +393,13 @@ void Connection::Process() {
     }
     // The answer that everybody waited for: whatever follows makes the socket readable again, so do not ask for it.
     if ((message.flags & kFlagBatchDone) != 0 && in_flight_.empty()) break;
+    // A stream may send faster than it is read here: the other workers, and cancellations, have their turn too.
+    const uint64_t now_ns = NowNs();
+    if (deadline_ns == 0) {
+      deadline_ns = now_ns + kTurnNs;
+    } else if (now_ns >= deadline_ns) {
+      break;
+    }
   }
   if (state() == ConnectionState::kDetaching && in_flight_.empty() && load() == 0) {
     CloseLocked("it detached", true);

@@ -49,7 +49,8 @@ class Connection {
   void Claim() { load_.fetch_add(1, std::memory_order_acq_rel); }
   const std::string& label() const { return label_; }
 
-  // Reads and handles every message that is there. Anything wrong closes the connection with a logged reason.
+  // Reads and handles the messages that are there, as far as its turn goes: what is left makes the socket readable
+  // again. Anything wrong closes the connection with a logged reason.
   void Process();
 
   enum class SendResult { kSent, kRefused, kBusy, kClosed };

@@ -243,7 +243,8 @@ void Endpoint::Run() {
       connection->Process();
     }
     const uint64_t now_ns = NowNs();
-    if (count <= 0 || next_sweep_ns <= now_ns) Sweep(now_ns);
+    const bool sweep = count <= 0 || next_sweep_ns <= now_ns;
+    if (sweep) Sweep(now_ns);
     bool waiting;
     {
       std::lock_guard<std::mutex> lock(mutex_);
@@ -257,7 +258,9 @@ void Endpoint::Run() {
         busy = busy || ((*it)->load() != 0 && (*it)->armed) || (*it)->state() == ConnectionState::kGreeting;
         ++it;
       }
-      next_sweep_ns = connections_.empty() ? kNever : now_ns + (busy ? kBusyTickNs : kIdleTickNs);
+      // A sweep that is due stays due, however many messages come meanwhile: a stream may never let up.
+      const uint64_t next_ns = connections_.empty() ? kNever : now_ns + (busy ? kBusyTickNs : kIdleTickNs);
+      next_sweep_ns = sweep || connections_.empty() ? next_ns : std::min(next_sweep_ns, next_ns);
       sweeping_ = busy;
       waiting = polling_;
       changed_.notify_all();
@@ -286,6 +289,7 @@ bool Endpoint::WaitFor(const std::function<bool()>& done, uint64_t deadline_ns) 
   std::unique_lock<std::mutex> lock(mutex_);
   std::vector<pollfd> fds;
   Connections busy;
+  uint64_t tick_ns = NowNs() + kBusyTickNs;
   while (!done()) {
     const uint64_t now_ns = NowNs();
     if (now_ns >= deadline_ns) return false;
@@ -314,8 +318,11 @@ bool Endpoint::WaitFor(const std::function<bool()>& done, uint64_t deadline_ns) 
       for (size_t i = 0; i < busy.size(); ++i) {
         if (fds[i + 1].revents != 0) busy[i]->Process();
       }
-    } else if (ready == 0) {
-      for (auto& connection : busy) connection->Tick(NowNs());
+    }
+    const uint64_t polled_ns = NowNs();
+    if (ready == 0 || polled_ns >= tick_ns) {
+      for (auto& connection : busy) connection->Tick(polled_ns);
+      tick_ns = polled_ns + kBusyTickNs;
     }
     lock.lock();
     polling_ = false;

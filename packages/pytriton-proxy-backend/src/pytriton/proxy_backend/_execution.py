@@ -39,6 +39,7 @@ class Execution:
         "_batch",
         "_began_ns",
         "_count",
+        "_given_up",
         "_number",
         "_open",
         "_requests",
@@ -61,6 +62,7 @@ class Execution:
         self._requests: list[Any] | None = None  # made where they are asked for
         self._result: Any = None
         self._open: list[bool] | None = None  # by request; made when the first of them may end before the others
+        self._given_up = False  # by the caller of a stream at least
         self._spent_ns = 0  # inside the callable, up to the last step of a generator
 
     # ---- how callables are called -----------------------------------------------------------------------------------
@@ -139,6 +141,9 @@ class Execution:
             if self._service.model.decoupled:
                 for self._result in results:
                     if not self._give():
+                        if self._given_up:
+                            # One step more, in which it may ask `is_cancelled` and see to its end in its own way.
+                            next(results, None)
                         break
                     self._began_ns = monotonic_ns()
                 self._end()
@@ -155,6 +160,8 @@ class Execution:
                 async for self._result in results:
                     if not self._give():
                         break
+                    # A generator that never waits leaves no room for the others, nor for cancellations.
+                    await asyncio.sleep(0)
                     self._began_ns = monotonic_ns()
                 self._end()
                 return
@@ -222,16 +229,20 @@ class Execution:
         for index, result in enumerate(results):
             if still_open[index] and (answer := self._checked(index, result, final)) is not None:
                 answers.append(answer)
-                still_open[index] = not answer.final
         result = results = answer = None  # type: ignore[assignment] # nothing may refer to the inputs when they are sent
         if answers:
-            self._send(answers, done=not any(still_open))
+            ended = [given.request for given in answers if given.final]
+            self._send(answers, done=len(ended) == sum(still_open))
+            # Not before: what cannot be sent is answered with an error.
+            for index in ended:
+                still_open[index] = False
 
     def _checked(self, index: int, result: Any, final: bool) -> Answer | None:
         """What one element of the result is for its request; `None` where that is nothing."""
         if not final and self._batch is not None and self._batch.is_cancelled(index):
             # Nobody reads this stream any more: it ends here, whatever becomes of the others.
             self._service.counters.failed["cancelled"] += 1
+            self._given_up = True
             return Answer(index, error=self._text(asyncio.CancelledError()), code=layout.ErrorCode.CANCELLED)
         if isinstance(result, BaseException):
             return self._refuse(index, result)
@@ -335,6 +346,9 @@ class Execution:
         self._service.connection.respond(self._number, answers, done=done, drop=drop)
 
     def _fail(self, error: BaseException) -> None:
+        if self._is_over():
+            self._fail_late(error)
+            return
         if self._began_ns != _COUNTED:
             self._count_call()
         code = layout.ErrorCode.INTERNAL
@@ -357,6 +371,16 @@ class Execution:
         error.__traceback__ = None
         self._drop()
         self._service.connection.fail(self._number, text, code)
+
+    def _fail_late(self, error: BaseException) -> None:
+        """Notes an error that comes when every request has its last answer: there is nobody to tell it to."""
+        if isinstance(error, self._service.unrecoverable):
+            self.failure = error
+        if not isinstance(error, asyncio.CancelledError):
+            name = self._service.model.name
+            logger.warning("model %s: the callable failed after its last response\n%s", name, _trace(error))
+        error.__traceback__ = None
+        self._drop()
 
     def _text(self, error: BaseException) -> str:
         model = self._service.model

@@ -1,0 +1,322 @@
+"""Streams of decoupled models through the real server: many at once, ends, errors, callers that go away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
+from pytriton.proxy.types import Request, Response
+from pytriton.triton import Triton
+from support.serving import arena_mappings, local_config, running, short_home
+from support.streams import PATIENCE_S, Stream
+
+Array = np.ndarray[Any, Any]
+
+X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
+Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
+# A batch goes out when it is full, however long its last request takes to come.
+FOUR = DynamicBatcher(preferred_batch_size=[4], max_queue_delay_microseconds=20_000_000)
+MIB = 1 << 20
+BUDGET = 16 * MIB
+STREAMS = 300
+
+entered = threading.Event()
+left: list[str] = []
+go_on = threading.Event()
+
+
+@pytest.fixture(autouse=True)
+def _fresh() -> Iterator[None]:
+    entered.clear()
+    go_on.clear()
+    left.clear()
+    yield
+    go_on.set()
+
+
+def answer(value: float) -> dict[str, Array]:
+    return {"y": np.full((1, 1), value, np.float32)}
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "the condition did not come true"
+        time.sleep(0.005)
+
+
+class Crowd:
+    """Answers when so many are in the room."""
+
+    def __init__(self) -> None:
+        self.inside = 0
+        self.full = asyncio.Event()
+
+    async def __call__(self, requests: list[Request]) -> AsyncIterator[Any]:
+        value = float(requests[0]["x"].item())
+        yield [answer(value)]
+        self.inside += 1
+        if self.inside == STREAMS:
+            self.full.set()
+        await self.full.wait()
+        for step in range(2):
+            yield [answer(value + step)]
+
+
+def one_by_one(requests: list[Request]) -> Iterator[list[Any]]:
+    """The request with x = n gets n responses; each ends before the next response is made."""
+    rest = [int(request["x"].item()) for request in requests]
+    step = 0
+    while any(rest):
+        step += 1
+        results: list[Any] = []
+        for index, count in enumerate(rest):
+            rest[index] = max(count - 1, 0)
+            results.append(None if count == 0 else Response(answer(step), {"step": step}, final=count == 1))
+        yield results
+        if not go_on.wait(PATIENCE_S):
+            raise TimeoutError("nobody let the generator go on")
+        go_on.clear()
+
+
+async def one_by_one_async(requests: list[Request]) -> AsyncIterator[list[Any]]:
+    for results in one_by_one(requests):
+        await asyncio.sleep(0)
+        yield results
+
+
+def endless(requests: list[Request]) -> Iterator[list[Any]]:
+    try:
+        while True:
+            yield [answer(0) for _ in requests]
+            entered.set()
+            time.sleep(0.005)
+    except GeneratorExit:
+        left.append("closed")
+        raise
+
+
+async def endless_async(requests: list[Request]) -> AsyncIterator[list[Any]]:
+    try:
+        while True:
+            yield [answer(0) for _ in requests]
+            entered.set()
+            await asyncio.sleep(0.005)
+    except (asyncio.CancelledError, GeneratorExit):
+        left.append("closed")
+        raise
+
+
+def asks(requests: list[Request]) -> Iterator[list[Any]]:
+    yield [answer(0) for _ in requests]
+    entered.set()
+    deadline = time.monotonic() + PATIENCE_S
+    while not requests[0].is_cancelled() and time.monotonic() < deadline:
+        time.sleep(0.002)
+    left.append("cancelled" if requests[0].is_cancelled() else "not cancelled")
+
+
+async def quiet(requests: list[Request]) -> AsyncIterator[list[Any]]:
+    """Gives one response and then waits for something that does not come."""
+    yield [answer(0) for _ in requests]
+    entered.set()
+    try:
+        await asyncio.sleep(PATIENCE_S)
+    except asyncio.CancelledError:
+        left.append("cancelled")
+        raise
+
+
+async def torrent(requests: list[Request]) -> AsyncIterator[list[Any]]:
+    """As many responses of a MiB as x says, without a pause."""
+    count = int(requests[0]["x"].item())
+    block = np.zeros((1, MIB // 4), np.float32)
+    sent = 0
+    try:
+        while sent < count:
+            block[0, 0] = sent
+            sent += 1
+            yield [{"y": block}]
+            entered.set()
+    finally:
+        left.append("finished" if sent == count else "closed")
+
+
+def breaks(requests: list[Request]) -> Iterator[list[Any]]:
+    """Two responses; then x = 1 fails alone, and the rest one step later."""
+    for step in range(2):
+        yield [answer(step) for _ in requests]
+    yield [ValueError("the first") if request["x"] == 1 else answer(2) for request in requests]
+    raise RuntimeError("the others")
+
+
+@pytest.fixture(scope="module")
+def triton() -> Iterator[Triton]:
+    with short_home():
+        triton = Triton(config=local_config())
+
+        def bind(name: str, infer_func: Callable[..., Any], **settings: Any) -> None:
+            config = ModelConfig(**{"decoupled": True, "max_batch_size": 1, **settings})
+            triton.bind(name, infer_func, X, Y, config=config)
+
+        bind("crowd", Crowd())
+        bind("one_by_one", one_by_one, max_batch_size=4, batcher=FOUR)
+        bind("one_by_one_async", one_by_one_async, max_batch_size=4, batcher=FOUR)
+        bind("endless", endless, max_batch_size=4)
+        bind("endless_async", endless_async, max_batch_size=4)
+        bind("pairs", endless_async, max_batch_size=2, batcher=DynamicBatcher(
+            preferred_batch_size=[2], max_queue_delay_microseconds=20_000_000
+        ))  # fmt: skip
+        bind("asks", asks)
+        bind("quiet", quiet)
+        bind("torrent", torrent, arena_budget_bytes=BUDGET)
+        bind("breaks", breaks, max_batch_size=4, batcher=FOUR)
+        with running(triton):
+            yield triton
+
+
+@pytest.fixture
+def stream(triton: Triton) -> Iterator[Stream]:
+    with Stream(triton) as stream:
+        yield stream
+
+
+def test_hundreds_of_streams_at_once(stream: Stream) -> None:
+    """None of them goes on before all of them have begun."""
+    for number in range(STREAMS):
+        stream.send("crowd", number, str(number))
+    values: dict[str, list[float]] = {str(number): [] for number in range(STREAMS)}
+    ended = 0
+    while ended < STREAMS:
+        event = stream.next()
+        assert event.error is None
+        ended += event.final
+        if event.value is not None:
+            values[event.request_id].append(event.value)
+    assert values == {str(number): [number, number, number + 1] for number in range(STREAMS)}
+
+
+@pytest.mark.parametrize("model", ["one_by_one", "one_by_one_async"])
+def test_each_request_of_a_batch_ends_when_its_own_responses_do(model: str, stream: Stream) -> None:
+    for number in (3, 1, 4, 2):
+        stream.send(model, number, str(number))
+    for step in range(1, 5):
+        # All responses of this step, and the end of one request among them, before the callable makes the next.
+        events = sorted(stream.next() for _ in range(5 - step))
+        assert [event.request_id for event in events] == [str(number) for number in range(step, 5)]
+        assert [event.final for event in events] == [True] + [False] * (4 - step)
+        assert {(event.value, event.parameters["step"], event.error) for event in events} == {(step, step, None)}
+        go_on.set()
+
+
+@pytest.mark.parametrize("model", ["endless", "endless_async"])
+def test_a_stream_is_closed_when_its_caller_cancels(model: str, triton: Triton, stream: Stream) -> None:
+    gone = Stream(triton)
+    gone.send(model, 0)
+    assert entered.wait(PATIENCE_S)
+    gone.close(cancel=True)
+    eventually(lambda: left == ["closed"])
+    # The worker is free again.
+    entered.clear()
+    stream.send(model, 0)
+    assert entered.wait(PATIENCE_S)
+    stream.close(cancel=True)
+    eventually(lambda: left == ["closed", "closed"])
+
+
+@pytest.mark.parametrize("model", ["endless", "endless_async"])
+def test_a_stream_over_http_is_closed_when_its_caller_goes_away(model: str, triton: Triton) -> None:
+    host, _, port = str(triton.http_url).removeprefix("http://").partition(":")
+    body = json.dumps({"x": [0.0]})
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+        head = (
+            f"POST /v2/models/{model}/generate_stream HTTP/1.1\r\nHost: {host}\r\nContent-Length: {len(body)}\r\n\r\n"
+        )
+        connection.sendall(f"{head}{body}".encode())
+        received = b""
+        while b"data: " not in received:
+            received += connection.recv(65536)
+        assert received.startswith(b"HTTP/1.1 200")
+    eventually(lambda: left == ["closed"])
+
+
+def test_a_callable_that_asks_is_told(triton: Triton) -> None:
+    gone = Stream(triton)
+    gone.send("asks", 0)
+    assert entered.wait(PATIENCE_S)
+    gone.close(cancel=True)
+    eventually(lambda: left == ["cancelled"])
+
+
+def test_a_coroutine_that_waits_is_cancelled(triton: Triton) -> None:
+    gone = Stream(triton)
+    gone.send("quiet", 0)
+    assert entered.wait(PATIENCE_S)
+    gone.close(cancel=True)
+    eventually(lambda: left == ["cancelled"])
+
+
+def test_one_caller_of_a_batch_goes_away_and_the_other_reads_on(triton: Triton, stream: Stream) -> None:
+    gone = Stream(triton)
+    gone.send("pairs", 0)
+    stream.send("pairs", 0)
+    assert entered.wait(PATIENCE_S)
+    gone.close(cancel=True)
+    for _ in range(50):
+        assert stream.next().value == 0
+    assert not left
+    stream.close(cancel=True)
+    eventually(lambda: left == ["closed"])
+
+
+def test_a_stream_without_a_pause_stops_for_its_cancellation_and_for_others(triton: Triton) -> None:
+    """Its messages come as fast as they are read: nothing else would have its turn if they were read to the end."""
+    with Stream(triton) as other:
+        gone = Stream(triton)
+        gone.send("torrent", 1500)
+        assert entered.wait(PATIENCE_S)
+        assert other.ask("torrent", 2) == ([0, 1], None)
+        gone.close(cancel=True)
+        eventually(lambda: len(left) == 2)
+    assert left == ["finished", "closed"]
+
+
+def test_a_stream_that_is_larger_than_its_memory(stream: Stream) -> None:
+    """The generator waits until what it gave has been taken over; nothing is lost, and the budget holds."""
+    count = 4 * BUDGET // MIB
+    values, error = stream.ask("torrent", count)
+    assert error is None
+    assert values == list(range(count))
+    # Inputs and outputs of all models are in these; those of the others are a MiB each at most.
+    sizes = []
+    for line in arena_mappings():
+        begin, _, end = line.split()[0].partition("-")
+        sizes.append(int(end, 16) - int(begin, 16))
+    assert max(sizes) <= BUDGET
+    assert sum(size for size in sizes if size > MIB) <= 2 * BUDGET
+
+
+def test_errors_after_partial_results(stream: Stream) -> None:
+    for number in range(4):
+        stream.send("breaks", number, str(number))
+    values: dict[str, list[float]] = {}
+    errors = []
+    while len(errors) < 4:
+        event = stream.next()
+        if event.error is None:
+            values.setdefault(event.request_id, []).append(event.value)
+            assert not event.final
+        else:
+            errors.append(event.error)
+    assert values == {"0": [0, 1, 2], "1": [0, 1], "2": [0, 1, 2], "3": [0, 1, 2]}
+    assert "ValueError: the first" in errors[0]
+    assert all("RuntimeError: the others" in error for error in errors[1:])
