@@ -386,6 +386,16 @@ def test_equal_requests_are_answered_from_the_cache(triton: Triton, model: str, 
     assert calls == ([3, 4] if cached else [3] * 10 + [4])
 
 
+def test_a_cache_that_the_server_lacks_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    with short_home(), Triton(config=local_config()) as triton:
+        triton.bind("model", answer, X, Y, config=ModelConfig(response_cache=True))
+        assert infer(triton, "model", 3) == 3
+    (record,) = (record for record in caplog.records if "response_cache" in record.getMessage())
+    assert record.levelname == "WARNING"
+    assert "'model'" in record.getMessage()
+    assert "cache_config" in record.getMessage()
+
+
 # ---- versions and instances ----------------------------------------------------------------------------------------
 
 

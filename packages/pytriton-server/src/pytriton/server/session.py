@@ -357,6 +357,13 @@ class ServerSession:
     def _files(self, models: Sequence[BoundModel]) -> tuple[str, dict[int, list[tuple[str, str]]]]:
         """Gives the configuration of one name, and the files of its versions."""
         endpoints = self._host.endpoints
+        if models and models[0].triton_config.response_cache is not None and not self._config.cache_config:
+            # Triton itself says nothing.
+            logger.warning(
+                "Model %r: response_cache=True has no effect, because the server has no cache. Give it one with "
+                'TritonConfig(cache_config=["local,size=<bytes>"]).',
+                models[0].name,
+            )
         return models[0].config_text if models else "", {m.version: m.side_files(endpoints) for m in models}
 
     def _log_tail(self) -> list[str]:
