@@ -256,3 +256,22 @@ sys.stdin.read()
         assert not is_gone(server)
         parent.kill()
     eventually(lambda: is_gone(server))
+
+
+def test_secrets_reach_the_process_and_are_wiped_when_it_has_logged(eventually: Eventually) -> None:
+    # As the server logs, which it does only after it has read its arguments.
+    code = (
+        "import os, sys, time; print(sys.argv[1:], 'PYTRITON_EXEC_SECRETS' in os.environ, flush=True); "
+        "print('I1121 00:00:00 ready', flush=True); time.sleep(600)"
+    )
+    arguments = ["--a=key=secret", "--b=secret", "--c=key=other{secret-0}", "--d=secretly"]
+    process = ServerProcess([*python(code), *arguments], os.environ, secrets=["secret", "other{secret-0}", "secret"])
+    process.start()
+    try:
+        eventually(lambda: any("ready" in line for line in process.log_tail))
+        assert process.log_tail[0] == f"{arguments} False"
+        command = Path(f"/proc/{process.pid}/cmdline")
+        wiped = ["--a=key=******", "--b=******", "--c=key=***************", "--d=secretly"]
+        eventually(lambda: command.read_text().rstrip("\0").split("\0")[-4:] == wiped)
+    finally:
+        process.stop(10.0)

@@ -1,5 +1,8 @@
 """Runs a program that cannot outlive its parent: `python exec_shim.py <parent pid> <signal> <program> [arguments]`.
 
+The environment variable `PYTRITON_EXEC_SECRETS`, which the program does not get, holds one line for each of the marks
+`{secret-0}`, `{secret-1}`, ... that end an argument: unlike arguments, the environment is for the owner's eyes only.
+
 A script of its own and no `preexec_fn`, because running Python code between fork and exec of a process with threads can
 deadlock. It becomes the program, so there is no process more. The kernel sends the signal when the *thread* that
 started the shim ends: it must be one that lives as long as the program.
@@ -10,11 +13,16 @@ import os
 import sys
 
 PR_SET_PDEATHSIG = 1
+SECRETS_VARIABLE = "PYTRITON_EXEC_SECRETS"
+SECRET_MARK = "{{secret-{}}}"
 
 
 def main(arguments: list[str]) -> int:
     """Asks for the signal and becomes the program; returns only if that fails, with the exit code."""
     parent, signal_number, *command = arguments
+    for number, secret in enumerate(os.environ.pop(SECRETS_VARIABLE, "").split("\n")):
+        mark = SECRET_MARK.format(number)
+        command = [part.removesuffix(mark) + secret if part.endswith(mark) else part for part in command]
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0) != 0:
         print(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
         return 126

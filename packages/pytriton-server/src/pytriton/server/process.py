@@ -202,10 +202,11 @@ class ServerProcess:
             logger.error("tritonserver (pid %d) is still there %.0f s after SIGKILL.", popen.pid, KILL_DEADLINE_S)
 
     def _watch(self) -> None:
+        command, environment = self._shimmed()
         try:
             self._popen = popen = subprocess.Popen(
-                self._shimmed_command(),
-                env=self._environment,
+                command,
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -228,15 +229,22 @@ class ServerProcess:
         if self._on_exit is not None:
             self._on_exit(ExitReport(popen.returncode, self.log_tail, self._stopping))
 
-    def _shimmed_command(self) -> list[str]:
+    def _shimmed(self) -> tuple[list[str], dict[str, str]]:
+        """Gives command and environment that start the process by way of the shim."""
         interpreter = sys.executable or shutil.which("python3")
         if not interpreter:
             logger.warning(
                 "No Python interpreter was found to start tritonserver with: it may outlive a killed parent."
             )
-            return self._command
-        shim = [interpreter, "-I", "-S", str(Path(exec_shim.__file__))]
-        return [*shim, str(os.getpid()), str(int(DEATH_SIGNAL)), *self._command]
+            return self._command, self._environment
+        shim = [interpreter, "-I", "-S", str(Path(exec_shim.__file__)), str(os.getpid()), str(int(DEATH_SIGNAL))]
+        if not self._secrets:
+            return [*shim, *self._command], self._environment
+        command = self._command
+        for number, secret in enumerate(self._secrets):
+            mark = exec_shim.SECRET_MARK.format(number)
+            command = [part.removesuffix(secret) + mark if part.endswith(f"={secret}") else part for part in command]
+        return [*shim, *command], {**self._environment, exec_shim.SECRETS_VARIABLE: "\n".join(self._secrets)}
 
     def _read_until_end(self, popen: "subprocess.Popen[bytes]", output: IO[bytes]) -> None:
         os.set_blocking(output.fileno(), False)

@@ -28,6 +28,8 @@ _SMALLEST = {
     "grpc_keepalive_timeout": 1,
 }
 _COMPRESSION_LEVELS = ("none", "low", "medium", "high")
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 _LOOK_AROUND = re.compile(r"(?<!\\)\(\?(?:[=!]|<[=!])")
 
 _EXPECTED = {
@@ -115,8 +117,8 @@ def parse_restriction(text: str, where: str) -> Restriction:
         where: Where it was given, for the error.
 
     Raises:
-        PyTritonValidationError: It has another form, or names an unknown group. The text of the error leaves out the
-            value, which is a secret.
+        PyTritonValidationError: It has another form, is no header, or names an unknown group. The text of the error
+            leaves out the value, which is a secret.
     """
     names, colon, pair = text.partition(":")
     header, equals, value = pair.partition("=")
@@ -126,6 +128,12 @@ def parse_restriction(text: str, where: str) -> Restriction:
             f"{where} must have the form <groups>:<header>=<value>, such as health,metadata:my-key=my-value (its "
             "value is not shown here).",
             expected="<groups>:<header>=<value>",
+        )
+    if not _HEADER_NAME.fullmatch(header) or not _HEADER_VALUE.fullmatch(value):
+        raise PyTritonValidationError(
+            f"{where} must name a header of HTTP and a value that can be sent in one: visible ASCII characters. The "
+            f"name is {header!r}, the value is not shown here.",
+            expected="a header and its value",
         )
     unknown = sorted(set(groups) - VALID_TRITON_ENDPOINTS)
     twice = sorted({group for group in groups if groups.count(group) > 1})
