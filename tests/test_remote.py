@@ -477,7 +477,7 @@ def test_a_model_that_somebody_unloads(server: Server, monkeypatch: pytest.Monke
         assert server.ask("m") == 2
 
 
-def test_an_unrecoverable_error_ends_serve(server: Server) -> None:
+def test_an_unrecoverable_error_ends_serve(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     def lost(requests: Any) -> Any:
         raise PyTritonUnrecoverableError("the device is gone")
 
@@ -489,3 +489,5 @@ def test_an_unrecoverable_error_ends_serve(server: Server) -> None:
                 triton.serve()
             assert "the device is gone" in asking.result(DEADLINE_S)
     assert not server.is_ready("m")
+    # What was logged holds the error, and with it the inputs.
+    caplog.clear()

@@ -68,6 +68,7 @@ class RemoteSession:
             on_unrecoverable=on_unrecoverable,
         )
         self._is_up = False
+        self._has_started = False
         self._failure: TritonServerError | None = None
         # Of the names that may be loaded and unloaded: what tells their configuration from that of others, and a number
         # that grows when Triton is to load all versions again.
@@ -77,8 +78,8 @@ class RemoteSession:
 
     @property
     def is_running(self) -> bool:
-        """Whether the server has been reached and was not found to be gone."""
-        return self._is_up and self._failure is None
+        """Whether the server has got its models and was not found to be gone."""
+        return self._has_started and self._is_up and self._failure is None
 
     @property
     def host(self) -> ModelHost:
@@ -113,6 +114,7 @@ class RemoteSession:
         for model in models:
             self.claim(model.name)
             self._host.load(model, timeout_s=_LOAD_DEADLINE_S, stop_wanted=cancelled)
+        self._has_started = True
 
     def claim(self, name: str) -> None:
         """Makes sure that a name may be used, or is ours already.
@@ -232,7 +234,7 @@ class RemoteSession:
 
     def _has_answered(self) -> bool:
         """Tells whether the server answers, as of a moment ago."""
-        if not self.is_running:
+        if not self._is_up or self._failure is not None:
             return False
         now = time.monotonic()
         if now - self._answered_at > _ANSWER_AGE_S:
