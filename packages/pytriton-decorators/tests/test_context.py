@@ -1,4 +1,6 @@
+import copy
 import functools
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -89,6 +91,71 @@ class TestModelConfigDict:
         func = Unhashable()
         configs[func] = config("unhashable")
         assert configs[func].model_name == "unhashable"
+
+    def test_objects_that_are_equal_are_told_apart(self) -> None:
+        class Equal:
+            def __eq__(self, other: object) -> bool:
+                return isinstance(other, Equal)
+
+            def __hash__(self) -> int:
+                return 1
+
+            def __call__(self, requests: Any) -> Any:
+                return requests
+
+            def infer(self, requests: Any) -> Any:
+                return requests
+
+        configs = ModelConfigDict()
+        one, other = Equal(), Equal()
+        for func, name in ((one, "one"), (other, "other"), (one.infer, "one.infer"), (other.infer, "other.infer")):
+            configs[func] = config(name)
+        found = [configs[func].model_name for func in (one, other, one.infer, other.infer)]
+        assert found == ["one", "other", "one.infer", "other.infer"]
+        assert len(configs) == 4
+        del configs[one]
+        assert one not in configs
+        assert configs[other].model_name == "other"
+
+    def test_partials_of_one_function_are_told_apart(self) -> None:
+        configs = ModelConfigDict()
+        one, other = functools.partial(print, 1), functools.partial(print, 1)
+        configs[one], configs[other] = config("one"), config("other")
+        assert (configs[one].model_name, configs[other].model_name) == ("one", "other")
+
+    def test_equality(self) -> None:
+        one, other = ModelConfigDict(), ModelConfigDict()
+        assert one == other
+        one[print] = config("a")
+        assert one != other
+        other[print] = config("a")
+        assert one == other
+        assert TritonContext(one) == TritonContext(other)
+        other[print] = config("b")
+        assert one != other
+        assert one != {print: config("a")}
+        assert ModelConfigDict(base=one) == one
+
+    def test_copies_find_their_own_callables(self) -> None:
+        twin = Twin()
+        configs = ModelConfigDict(base=ModelConfigDict())
+        configs[twin] = config("twin")
+        configs[print] = config("print")
+        shallow = copy.copy(configs)
+        shallow[len] = config("len")
+        assert len not in configs
+        assert shallow[twin].model_name == "twin"
+        found_twin, found = copy.deepcopy((twin, configs))
+        assert found[found_twin].model_name == "twin"
+        assert twin not in found
+        loaded = pickle.loads(pickle.dumps(TritonContext(ModelConfigDict(configs))))
+        assert loaded.model_configs[print].model_name == "print"
+        assert [type(func).__name__ for func in loaded.model_configs] == ["Twin", "builtin_function_or_method"]
+
+    def test_it_shows_its_entries(self) -> None:
+        configs = ModelConfigDict()
+        configs[print] = config("a")
+        assert repr(configs).startswith("ModelConfigDict({<built-in function print>: TritonModelConfig(model_name='a'")
 
     def test_missing_and_deleted(self) -> None:
         configs = ModelConfigDict()

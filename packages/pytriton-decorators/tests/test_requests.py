@@ -1,12 +1,12 @@
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from contextvars import copy_context
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pytriton.decorators import TritonContext, batch, get_requests, sample
+from pytriton.decorators import TritonContext, batch, get_requests, get_row_requests, sample
 from pytriton.exceptions import PyTritonRuntimeError
 
 
@@ -101,6 +101,70 @@ def test_interleaved_tasks_have_each_their_own(make_requests: Callable[..., Any]
         assert list(await asyncio.gather(count_stream(2), count_stream(3))) == [[2, 2], [3, 3]]
 
     asyncio.run(main())
+
+
+def test_the_request_of_every_row(request_type: Any) -> None:
+    @batch
+    def infer(a: Any) -> Any:
+        scale = np.array([[request.parameters["scale"]] for request in get_row_requests()])
+        assert TritonContext().row_requests == get_row_requests()
+        return {"scaled": a * scale}
+
+    requests = [request_type({"a": np.ones((rows, 1))}, {"scale": scale}) for rows, scale in ((2, 5), (0, 6), (1, 7))]
+    assert [result["scaled"].ravel().tolist() for result in infer(requests)] == [[5, 5], [], [7]]
+
+
+def test_the_request_of_every_row_without_inputs_and_without_batching(request_type: Any) -> None:
+    @batch
+    def tick() -> Any:
+        return {"tick": np.array([[request.parameters["n"]] for request in get_row_requests()])}
+
+    assert [result["tick"].item() for result in tick([request_type({}, {"n": n}) for n in (1, 2)])] == [1, 2]
+
+    @sample
+    def infer(a: Any) -> Any:
+        return {"a": a * len(get_row_requests())}
+
+    assert infer([{"a": np.ones(3)}])[0]["a"].tolist() == [1, 1, 1]
+
+
+def test_they_are_made_once_however_often_and_wherever_they_are_asked_for() -> None:
+    made: list[Any] = []
+    contexts: list[Any] = []
+
+    def requests() -> Any:
+        made.append([{}, {}])
+        return made[-1]
+
+    @batch
+    def infer(a: Any) -> Any:
+        contexts.append(copy_context())
+        assert contexts[0].run(get_requests) is get_requests() is made[0]
+        assert copy_context().run(get_row_requests) == made[0]
+        return {"a": a}
+
+    infer.__pytriton_whole__({"a": np.zeros((2, 1))}, [1, 1], requests)  # type: ignore[attr-defined] # not for users
+    assert len(made) == 1
+
+
+class Pause:
+    """Suspends the coroutine that awaits it, for good."""
+
+    def __await__(self) -> Generator[None, None, None]:
+        yield
+
+
+def test_a_coroutine_that_nobody_finishes_is_closed_in_any_context(make_requests: Callable[..., Any]) -> None:
+    @batch
+    async def infer(a: Any, b: Any) -> Any:
+        await Pause()
+
+    coroutine: Any = infer(make_requests(1))
+    copy_context().run(coroutine.send, None)
+    # As the garbage collector does.
+    coroutine.close()
+    with pytest.raises(PyTritonRuntimeError):
+        get_requests()
 
 
 def test_a_copied_context_carries_them(make_requests: Callable[..., Any]) -> None:

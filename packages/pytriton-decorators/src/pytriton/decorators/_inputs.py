@@ -144,16 +144,28 @@ def with_data(original: Any, data: dict[str, Any]) -> Any:
     if type(original) is dict:
         return data
     if isinstance(getattr(original, "data", None), dict):
-        twin = copy.copy(original)
+        twin = _twin(original)
         twin.data = data
         return twin
     if isinstance(original, dict):
-        twin = copy.copy(original)
+        twin = _twin(original)
         twin.clear()
         twin.update(data)
         return twin
     # Any other mapping, such as a read-only one, has nothing but its arrays.
     return data
+
+
+def _twin(original: Any) -> Any:
+    try:
+        # Not a copy, which a request of the server would make independent of its batch: nobody could cancel it.
+        kind: Any = type(original)
+        twin = kind.__new__(kind)
+        vars(twin).update(vars(original))
+    except TypeError:
+        # It keeps its attributes in another way.
+        return copy.copy(original)
+    return twin
 
 
 # --- arrays of a batch -----------------------------------------------------------------------------------------------

@@ -137,7 +137,10 @@ def _checked(name: str, value: Any, specs: Mapping[str, TensorSpec], model_name:
     if dtype.kind in "OSU":
         if value.dtype.kind not in "OSU":
             raise _rejected(name, value, "an array of strings (bytes)", f"dtype {value.dtype}")
-        value = _as_bytes(value)
+        strings = _as_bytes(value)
+        if strings is None:
+            raise _rejected(name, value, "an array of strings (bytes)", "an array of other objects")
+        value = strings
     elif value.dtype != dtype:
         raise _rejected(name, value, f"dtype {dtype}", f"dtype {value.dtype}")
     shape = tuple(spec.shape)
@@ -147,11 +150,11 @@ def _checked(name: str, value: Any, specs: Mapping[str, TensorSpec], model_name:
 
 
 def _as_bytes(value: Any) -> Any:
-    """Strings as the server hands them out: objects of bytes."""
+    """Strings as the server hands them out: objects of bytes. None where they are no strings."""
     strings = np.empty(value.shape, object)
     flat = [element.encode() if isinstance(element, str) else element for element in value.reshape(-1).tolist()]
     strings.reshape(-1)[:] = flat
-    return strings
+    return strings if all(isinstance(element, bytes) for element in flat) else None
 
 
 def _fill_requests(requests: Sequence[Any], values: Mapping[str, Any], batching: bool) -> list[Any]:

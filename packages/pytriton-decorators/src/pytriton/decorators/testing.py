@@ -20,7 +20,7 @@ import itertools
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from contextvars import Context, copy_context
-from typing import Any, Literal, Protocol, overload
+from typing import Any, Literal, Protocol, TypeAlias, overload
 
 from pytriton.decorators import _drive
 from pytriton.decorators._context import TritonContext, find_triton_context
@@ -33,6 +33,10 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 
 __all__ = ["Harness", "HarnessRequest", "Result", "make_request"]
+
+
+_Given: TypeAlias = Mapping[str, Any] | RequestLike
+"""A request as a test passes it in."""
 
 
 class HarnessRequest(RequestLike, Protocol):
@@ -183,12 +187,12 @@ class Harness:
         )
 
     @overload
-    def infer(self, requests: RequestLike) -> Result: ...
+    def infer(self, requests: _Given) -> Result: ...
     @overload
-    def infer(self, requests: Sequence[RequestLike], *, return_exceptions: Literal[False] = False) -> list[Result]: ...
+    def infer(self, requests: Sequence[_Given], *, return_exceptions: Literal[False] = False) -> list[Result]: ...
     @overload
     def infer(
-        self, requests: Sequence[RequestLike], *, return_exceptions: Literal[True]
+        self, requests: Sequence[_Given], *, return_exceptions: Literal[True]
     ) -> list[Result | BaseException]: ...
     def infer(self, requests: Any, *, return_exceptions: bool = False) -> Any:
         """Calls the callable with one batch and gives what clients would get.
@@ -217,14 +221,14 @@ class Harness:
         return _picked(results, single, return_exceptions)
 
     @overload
-    async def infer_async(self, requests: RequestLike) -> Result: ...
+    async def infer_async(self, requests: _Given) -> Result: ...
     @overload
     async def infer_async(
-        self, requests: Sequence[RequestLike], *, return_exceptions: Literal[False] = False
+        self, requests: Sequence[_Given], *, return_exceptions: Literal[False] = False
     ) -> list[Result]: ...
     @overload
     async def infer_async(
-        self, requests: Sequence[RequestLike], *, return_exceptions: Literal[True]
+        self, requests: Sequence[_Given], *, return_exceptions: Literal[True]
     ) -> list[Result | BaseException]: ...
     async def infer_async(self, requests: Any, *, return_exceptions: bool = False) -> Any:
         """Does what `infer` does, within a running event loop.
@@ -253,9 +257,9 @@ class Harness:
         return _picked(results, single, return_exceptions)
 
     @overload
-    def stream(self, requests: RequestLike) -> Iterator[Result]: ...
+    def stream(self, requests: _Given) -> Iterator[Result]: ...
     @overload
-    def stream(self, requests: Sequence[RequestLike]) -> Iterator[list[Result | BaseException | None]]: ...
+    def stream(self, requests: Sequence[_Given]) -> Iterator[list[Result | BaseException | None]]: ...
     def stream(self, requests: Any) -> Iterator[Any]:
         """Calls the callable of a decoupled model with one batch, and gives its responses as they come.
 
@@ -284,9 +288,9 @@ class Harness:
                         yield _picked(results, single, return_exceptions=False)
 
     @overload
-    def stream_async(self, requests: RequestLike) -> AsyncIterator[Result]: ...
+    def stream_async(self, requests: _Given) -> AsyncIterator[Result]: ...
     @overload
-    def stream_async(self, requests: Sequence[RequestLike]) -> AsyncIterator[list[Result | BaseException | None]]: ...
+    def stream_async(self, requests: Sequence[_Given]) -> AsyncIterator[list[Result | BaseException | None]]: ...
     async def stream_async(self, requests: Any) -> AsyncIterator[Any]:
         """Does what `stream` does, within a running event loop.
 
