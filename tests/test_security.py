@@ -13,7 +13,7 @@ import tritonclient.grpc
 import trustme
 from tritonclient.utils import InferenceServerException
 
-from pytriton.client import ModelClient
+from pytriton.client import ModelClient, TlsSettings
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
 from pytriton.server.security import DEFAULT_PROTECTED_ENDPOINTS, VALID_TRITON_ENDPOINTS
@@ -243,6 +243,21 @@ def test_tls(certificates: Certificates, mutual: bool, allow_http: bool) -> None
                     client.is_server_live(client_timeout=CALL_TIMEOUT_S)
 
 
+@pytest.mark.parametrize("mutual", [True, False])
+def test_our_client_over_tls(certificates: Certificates, mutual: bool) -> None:
+    chain, key = certificates.client if mutual else (None, None)
+    tls = TlsSettings(ca_file=certificates.root, certificate_file=chain, key_file=key)
+    with short_home():
+        triton = Triton(config=local_config(**certificates.settings(mutual)))
+        triton.bind("double", double, **TENSORS)
+        with triton:
+            assert triton.grpc_url is not None
+            assert triton.grpc_url.startswith("grpcs://127.0.0.1:")
+            token = triton.get_access_token()
+            with ModelClient(triton.grpc_url, "double", tls=tls, access_token=token) as client:
+                assert client.infer_sample(np.ones(1, np.float32))["y"].tolist() == [2]
+
+
 def test_a_plain_call_gets_no_answer_from_tls(certificates: Certificates) -> None:
     with short_home():
         triton = Triton(config=local_config(**certificates.settings(mutual=False)))
@@ -284,9 +299,3 @@ def test_a_controller_without_a_certificate_of_its_own_says_what_to_do(
         with pytest.raises(TritonServerError, match=r"grpc_root_cert has to vouch for .* Or allow HTTP"):
             triton.run()
         assert not triton.is_connected()
-
-
-def test_the_url_tells_of_tls(certificates: Certificates) -> None:
-    with short_home(), Triton(config=local_config(**certificates.settings(mutual=False))) as triton:
-        assert triton.grpc_url is not None
-        assert triton.grpc_url.startswith("grpcs://127.0.0.1:")
