@@ -13,7 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.client import AsyncioDecoupledModelClient, AsyncioModelClient, ModelClient, ModelSpec, TensorSpec
+from pytriton.client import (
+    AsyncioDecoupledModelClient,
+    AsyncioModelClient,
+    ModelClient,
+    ModelSpec,
+    TensorSpec,
+    TlsSettings,
+)
 from pytriton.client.exceptions import (
     PyTritonClientClosedError,
     PyTritonClientConnectionError,
@@ -46,7 +53,7 @@ def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         await main()
         gc.collect()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
+        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
 
     asyncio.run(watched())
     gc.collect()
@@ -688,5 +695,66 @@ def test_errors_are_ours(server: Any) -> None:
             error = await error_of(client.infer_sample(ROW))
             assert isinstance(error, PyTritonClientError)
             assert "7" in str(error)
+
+    drive(main)
+
+
+def test_server_with_a_certificate(encrypted_server: Any, certificates: Any) -> None:
+    tls = TlsSettings(ca_file=certificates.ca)
+    large = np.arange(100_000, dtype=np.float32)
+    client = AsyncioModelClient(encrypted_server.url, "add", tls=tls, init_timeout_s=30)
+
+    async def main() -> None:
+        for _ in range(3):
+            assert (await client.infer_sample(ROW))["sum"].tolist() == [1.0, 2.0]
+        await asyncio.gather(*(client.infer_sample(ROW) for _ in range(8)))
+        np.testing.assert_array_equal((await client.infer_sample(large))["sum"], large)
+        async with AsyncioDecoupledModelClient(encrypted_server.url, "count", tls=tls) as decoupled:
+            for _ in range(2):
+                assert [int(result["i"].item()) async for result in decoupled.infer_sample([3])] == [0, 1, 2]
+            async for _result in decoupled.infer_sample([-1]):
+                break
+            await until(encrypted_server.cancelled.is_set)
+
+    drive(main)
+    drive(main)
+    drive(client.close)
+
+
+def test_server_that_is_not_trusted(encrypted_server: Any, certificates: Any) -> None:
+    async def main() -> None:
+        for tls in (None, TlsSettings(ca_file=certificates.other_ca)):
+            # Waiting would not help, so nobody waits the 300 s that a client has for its server to start.
+            async with AsyncioModelClient(encrypted_server.url, "add", tls=tls) as client:
+                with pytest.raises(PyTritonClientConnectionError, match=r"tls=TlsSettings\(ca_file=\.\.\.\)"):
+                    await client.infer_sample(ROW)
+
+    drive(main)
+    assert sum(encrypted_server.asked.values()) == 0
+
+
+def test_server_that_asks_for_a_certificate(mutual_server: Any, certificates: Any) -> None:
+    own = {"certificate_file": certificates.client, "key_file": certificates.client_key}
+
+    async def main() -> None:
+        async with AsyncioModelClient(mutual_server.url, "add", tls=TlsSettings(certificates.ca, **own)) as client:
+            assert (await client.infer_sample(ROW))["sum"].tolist() == [1.0, 2.0]
+        tls = TlsSettings(certificates.ca)
+        async with AsyncioModelClient(mutual_server.url, "add", tls=tls, init_timeout_s=0.5) as client:
+            assert isinstance(await error_of(client.infer_sample(ROW)), PyTritonClientError)
+
+    drive(main)
+
+
+@pytest.mark.parametrize("scheme", ["https", "grpcs"])
+def test_frozen_server_with_tls(scheme: str, frozen_address: str) -> None:
+    options: dict[str, Any] = {"model_config": ADD, "ensure_model_is_ready": False, "inference_timeout_s": 0.3}
+
+    async def main() -> None:
+        async with AsyncioModelClient(f"{scheme}://{frozen_address}", "add", **options) as client:
+            started = time.monotonic()
+            with pytest.raises(PyTritonClientTimeoutError):
+                await client.infer_sample(ROW)
+            assert time.monotonic() - started < 20
 
     drive(main)

@@ -55,6 +55,19 @@ def _abandon(task: asyncio.Task[Connection]) -> None:
 
 async def _connect(url: TritonUrl, tls: ssl.SSLContext | None) -> Connection:
     loop = asyncio.get_running_loop()
+    connecting = await _open_socket(url)
+    # From here on the transport owns the socket, and closes it where the handshake fails.
+    _, connection = await loop.create_connection(
+        lambda: Connection(url.without_scheme, connecting),
+        sock=connecting,
+        ssl=tls,
+        server_hostname=url.hostname if tls is not None else None,
+    )
+    return connection
+
+
+async def _open_socket(url: TritonUrl) -> socket.socket:
+    loop = asyncio.get_running_loop()
     failure: OSError | None = None
     for family, kind, protocol, _, address in await _addresses(url):
         connecting = socket.socket(family, kind, protocol)
@@ -62,13 +75,7 @@ async def _connect(url: TritonUrl, tls: ssl.SSLContext | None) -> Connection:
             connecting.setblocking(False)
             await loop.sock_connect(connecting, address)
             connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _, connection = await loop.create_connection(
-                lambda connected=connecting: Connection(url.without_scheme, connected),
-                sock=connecting,
-                ssl=tls,
-                server_hostname=url.hostname if tls is not None else None,
-            )
-            return connection
+            return connecting
         except OSError as error:
             connecting.close()
             failure = error
@@ -100,6 +107,10 @@ class Connection(asyncio.BufferedProtocol):
     Args:
         host: For the ``Host`` header.
         connected: The socket below the transport; the transport owns it.
+
+    Attributes:
+        has_sent: Whether the server may have the whole of the last request.
+        lost: Done when the connection is closed.
     """
 
     def __init__(self, host: str, connected: socket.socket) -> None:
@@ -118,6 +129,7 @@ class Connection(asyncio.BufferedProtocol):
         self._is_paused = False
         self._is_lost = False
         self._is_at_end = False
+        self.has_sent = False
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
     async def exchange(
@@ -182,9 +194,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
+        # So that a pause lasts until all has been given to the system. With 0, TLS would pause where nothing is left.
+        self._transport.set_write_buffer_limits(high=1, low=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
+        if isinstance(exc, BrokenPipeError):
+            self.has_sent = False
         self._fail(exc if isinstance(exc, OSError) else ConnectionResetError("the connection was closed"))
         if not self.lost.done():
             self.lost.set_result(None)
@@ -208,12 +224,11 @@ class Connection(asyncio.BufferedProtocol):
             self._advance(0)
 
     def pause_writing(self) -> None:
-        self._may_write = False
+        self._may_write = self.has_sent = False
 
     def resume_writing(self) -> None:
-        self._may_write = True
-        if self._writing is not None and not self._writing.done():
-            self._writing.set_result(None)
+        self._may_write = self.has_sent = True
+        self._end_wait_to_write()
 
     # What is below the methods above.
 
@@ -222,21 +237,25 @@ class Connection(asyncio.BufferedProtocol):
         lines += [f"{name}: {value}" for name, value in headers.items()]
         head = "\r\n".join([*lines, "\r\n"]).encode("latin-1")
         if len(body) <= _PIECE_BYTES:
+            self.has_sent = True
             self._transport.write(head + body)
             return
         self._transport.write(head)
         view = memoryview(body)
         for start in range(0, len(view), _PIECE_BYTES):
-            # A server that answers before it has read everything has made up its mind.
-            if self._reading is None or self._reading.done():
-                self._is_at_end = True
-                return
             if not self._may_write:
                 self._writing = self._loop.create_future()
                 try:
                     await self._writing
                 finally:
                     self._writing = None
+            self.has_sent = False
+            # A server that answers before it has read everything has made up its mind.
+            if self._reading is None or self._reading.done():
+                self._is_at_end = True
+                return
+            if start + _PIECE_BYTES >= len(view):
+                self.has_sent = True
             self._transport.write(view[start : start + _PIECE_BYTES])
 
     async def _read(
@@ -286,4 +305,8 @@ class Connection(asyncio.BufferedProtocol):
         self._steps = None
         if self._reading is not None and not self._reading.done():
             self._reading.set_exception(error)
-        self.resume_writing()
+        self._end_wait_to_write()
+
+    def _end_wait_to_write(self) -> None:
+        if self._writing is not None and not self._writing.done():
+            self._writing.set_result(None)

@@ -57,9 +57,9 @@ class AsyncConnectionPool:
             answer = await connection.exchange(method, path, headers, body, deadline)
         except (ConnectionError, HttpWireError):
             connections.drop(connection)
-            # The server may have closed the idle connection just now. A question can be asked again; an inference
-            # cannot, as nobody knows whether the server has begun with it.
-            if is_fresh or method != "GET" or connections.is_closed:
+            # The server may have closed the idle connection just now. A question can be asked again. An inference can
+            # be if the server does not have all of it; else nobody knows whether it has begun with it.
+            if is_fresh or connections.is_closed or (method != "GET" and connection.has_sent):
                 raise
         except BaseException:
             connections.drop(connection)
@@ -117,11 +117,20 @@ class AsyncHttpStream:
 
     async def read_head(self, deadline: Deadline) -> int:
         """Send the request, wait for the response and return its status. To be called once, before all else."""
-        self._connections = await self._per_loop.get()
-        self._connection, _ = await self._connections.take(deadline)
+        self._connections = connections = await self._per_loop.get()
         path, headers, body = self._request
-        self._head = await self._connection.begin("POST", path, headers, body, deadline)
-        return self._head.status
+        while True:
+            connection, is_fresh = await connections.take(deadline)
+            self._connection = connection
+            try:
+                self._head = await connection.begin("POST", path, headers, body, deadline)
+            except ConnectionError:
+                # As in exchange().
+                if is_fresh or connections.is_closed or connection.has_sent:
+                    raise
+                connections.drop(connection)
+            else:
+                return self._head.status
 
     async def read_piece(self, deadline: Deadline) -> bytes:
         """Return what has come of the body, at least one byte; none at its end."""
