@@ -309,7 +309,7 @@ def test_errors_after_partial_results(stream: Stream) -> None:
     for number in range(4):
         stream.send("breaks", number, str(number))
     values: dict[str, list[float]] = {}
-    errors = []
+    errors: list[str] = []
     while len(errors) < 4:
         event = stream.next()
         if event.error is None:
