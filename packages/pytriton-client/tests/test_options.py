@@ -129,7 +129,7 @@ def test_time_limit_of_a_call_holds_for_the_wait_of_another_thread(free_address:
         thread.start()
         while not client._prepare_lock.locked():
             time.sleep(0.01)
-        with pytest.raises(PyTritonClientTimeoutError, match="another thread"):
+        with pytest.raises(PyTritonClientModelUnavailableError, match="another thread"):
             client.with_options(timeout_s=0.2).infer_sample(ROW)
         client.close()
         thread.join(30)
@@ -154,6 +154,10 @@ def test_time_limit_of_a_call_holds_for_the_wait_of_another_thread(free_address:
         {"parameters": {"triton_x": 1}},
         {"headers": {"a b": "1"}},
         {"headers": {"a": "ü"}},
+        {"headers": {"Content-Length": "5"}},
+        {"headers": {"Host": "elsewhere"}},
+        {"headers": {"grpc-timeout": "1S"}},
+        {"headers": {"x-bin": "bytes"}},
     ],
 )
 def test_options_that_cannot_be_sent(options: dict[str, Any]) -> None:

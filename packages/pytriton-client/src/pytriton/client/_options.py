@@ -26,6 +26,17 @@ _OPTIONS: dict[str, tuple[type, ...]] = {
 }
 _RESERVED = ("headers", "binary_data_output")
 _RESERVED_PREFIX = "triton_"
+# A second one of these would make the other side take the request for another one than it is.
+_RESERVED_HEADERS = (
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "host",
+    "inference-header-content-length",
+    "te",
+    "transfer-encoding",
+)
 _HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 
 
@@ -125,6 +136,11 @@ def check_headers(headers: object) -> dict[str, str]:
     for name, value in _check_names(headers, "Header").items():
         if not _HEADER_NAME.fullmatch(name):
             _refuse_value("Header", name, "a name of letters, digits, dots, dashes and underscores", name)
+        lower = name.lower()
+        if lower in _RESERVED_HEADERS or lower.startswith("grpc-"):
+            _refuse_value("Header", name, "for another name, as the connection needs this one for itself", value)
+        if lower.endswith("-bin"):
+            _refuse_value("Header", name, "for a name that does not end in -bin, which means bytes to gRPC", value)
         if isinstance(value, np.generic):
             value = value.item()
         if not isinstance(value, (str, int)):

@@ -17,7 +17,7 @@ from ._telemetry import trace_call
 from ._tls import TlsSettings
 from ._translate import closed_error
 from ._transport import make_transport
-from .exceptions import PyTritonClientError, PyTritonClientTimeoutError
+from .exceptions import PyTritonClientError, PyTritonClientModelNotReadyError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -248,11 +248,12 @@ class ModelClient(BaseModelClient):
             deadline = call_deadline
         # Threads that come while one asks wait for its answer, no longer than they would have asked themselves.
         if not self._prepare_lock.acquire(timeout=deadline.remaining_s()):
-            raise PyTritonClientTimeoutError(
+            raise PyTritonClientModelNotReadyError(
                 f"Waited {deadline.timeout_s:g} s at {self._target.url} for another thread that waits for the model "
                 f"{self._target.model}.",
                 url=self._target.url,
                 model_name=self._target.model_name,
+                model_version=self._target.model_version,
                 timeout_s=deadline.timeout_s,
                 waited_for="model ready",
             )

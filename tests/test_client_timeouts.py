@@ -1,0 +1,190 @@
+"""Time limits of the waiting clients hold: with a server that is stopped, cannot be reached, or is slow."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.client import DecoupledModelClient, ModelClient
+from pytriton.client.exceptions import (
+    PyTritonClientModelUnavailableError,
+    PyTritonClientTimeoutError,
+)
+from pytriton.decorators import batch
+from pytriton.model_config import ModelConfig, Tensor
+from pytriton.proxy.types import Request
+from pytriton.triton import Triton
+from support.serving import local_config, open_sockets, running, server_pid, short_home
+
+PATIENCE_S = 30.0
+LIMIT_S = 0.5
+# What a machine that does several other things at a time may take on top; on an idle one it is a few milliseconds.
+SLACK_S = 10.0
+ROW = np.array([1.0, 2.0], np.float32)
+X = [Tensor((-1,), np.float32, "x")]
+Y = [Tensor((-1,), np.float32, "y")]
+
+go_on = threading.Event()
+
+
+@batch
+def echo(x: np.ndarray[Any, Any]) -> dict[str, Any]:
+    return {"y": x}
+
+
+@batch
+def slow(x: np.ndarray[Any, Any]) -> dict[str, Any]:
+    go_on.wait(PATIENCE_S)
+    return {"y": x}
+
+
+def slow_stream(requests: list[Request]) -> Iterator[list[dict[str, Any]]]:
+    yield [{"y": request["x"]} for request in requests]
+    go_on.wait(PATIENCE_S)
+    yield [{"y": request["x"]} for request in requests]
+
+
+@pytest.fixture(scope="module")
+def triton() -> Iterator[Triton]:
+    with short_home():
+        server = Triton(config=local_config())
+        server.bind("echo", echo, X, Y)
+        server.bind("slow", slow, X, Y)
+        server.bind("slow_stream", slow_stream, X, Y, config=ModelConfig(decoupled=True))
+        with running(server):
+            yield server
+
+
+@pytest.fixture(params=["http", "grpc"])
+def url(request: pytest.FixtureRequest, triton: Triton) -> Iterator[str]:
+    go_on.clear()
+    yield str(triton.http_url if request.param == "http" else triton.grpc_url)
+    go_on.set()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_left() -> Iterator[None]:
+    """What a call that failed had opened is closed with its client."""
+    sockets, threads = open_sockets(), set(threading.enumerate())
+    yield
+    end = time.monotonic() + PATIENCE_S
+    while open_sockets() > sockets or set(threading.enumerate()) - threads:
+        assert time.monotonic() < end, "a socket or a thread was left behind"
+        time.sleep(0.01)
+
+
+@contextmanager
+def stopped(triton: Triton) -> Iterator[None]:
+    """The server does nothing for a while, though the system still accepts connections to it."""
+    pid = server_pid(triton)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+@contextmanager
+def unreachable() -> Iterator[str]:
+    """host:port where an attempt to connect gets no answer at all, as the queue of those to be accepted is full."""
+    with ExitStack() as stack:
+        listening = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        address = listening.getsockname()
+        for _ in range(8):
+            filler = stack.enter_context(socket.socket())
+            filler.setblocking(False)
+            filler.connect_ex(address)
+        probe = stack.enter_context(socket.socket())
+        probe.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            probe.connect(address)
+        yield f"127.0.0.1:{address[1]}"
+
+
+def check(call: Callable[[], object], limit_s: float = LIMIT_S) -> PyTritonClientTimeoutError:
+    """The call ends with a timeout, not before its time and not long after it."""
+    begin = time.monotonic()
+    with pytest.raises(PyTritonClientTimeoutError) as caught:
+        call()
+    elapsed = time.monotonic() - begin
+    assert limit_s * 0.8 <= elapsed <= limit_s + SLACK_S, elapsed
+    return caught.value
+
+
+def test_stopped_server(triton: Triton, url: str) -> None:
+    with (
+        ModelClient(url, "echo", inference_timeout_s=PATIENCE_S) as warm,
+        ModelClient(url, "echo", init_timeout_s=LIMIT_S, inference_timeout_s=PATIENCE_S) as cold,
+        DecoupledModelClient(url, "slow_stream") as streaming,
+    ):
+        warm.infer_sample(ROW)
+        spec = streaming.model_config
+        assert spec.decoupled
+        with stopped(triton):
+            limited = warm.with_options(timeout_s=LIMIT_S)
+            assert check(lambda: limited.infer_sample(ROW)).waited_for == "inference request"
+            assert check(lambda: next(streaming.with_options(timeout_s=LIMIT_S).infer_sample(ROW))).url == url
+            error = check(lambda: cold.infer_sample(ROW))
+            assert isinstance(error, PyTritonClientModelUnavailableError)
+            assert error.missing == "server"
+            for call in (
+                lambda: cold.model_config,
+                lambda: warm.wait_for_server(LIMIT_S),
+                lambda: warm.wait_for_model(LIMIT_S),
+                cold.load_model,
+                cold.unload_model,
+                lambda: ModelClient(url, "echo", lazy_init=False, init_timeout_s=LIMIT_S),
+            ):
+                check(call)
+        # The answers that come too late are nobody's.
+        for number in range(3):
+            assert warm.infer_sample(number * ROW)["y"].tolist() == (number * ROW).tolist()
+            assert cold.infer_sample(number * ROW)["y"].tolist() == (number * ROW).tolist()
+
+
+def test_slow_callable(url: str) -> None:
+    with ModelClient(url, "slow", inference_timeout_s=LIMIT_S) as client:
+        check(lambda: client.infer_sample(ROW))
+        check(lambda: client.with_options(timeout_s=2 * LIMIT_S).infer_sample(ROW), 2 * LIMIT_S)
+        go_on.set()
+        assert client.with_options(timeout_s=PATIENCE_S).infer_sample(ROW)["y"].tolist() == [1.0, 2.0]
+
+
+def test_slow_stream(url: str) -> None:
+    with DecoupledModelClient(url, "slow_stream", inference_timeout_s=3) as client:
+        results = client.infer_sample(ROW)
+        assert next(results)["y"].tolist() == [1.0, 2.0]
+        check(lambda: next(results), 3)
+        assert list(results) == []
+        go_on.set()
+        assert len(list(client.with_options(timeout_s=PATIENCE_S).infer_sample(ROW))) == 2
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_unreachable_server(triton: Triton, scheme: str) -> None:
+    with (
+        ModelClient(str(triton.http_url), "echo") as known,
+        DecoupledModelClient(str(triton.http_url), "slow_stream") as other,
+    ):
+        spec, stream_spec = known.model_config, other.model_config
+    options: dict[str, Any] = {"ensure_model_is_ready": False, "inference_timeout_s": LIMIT_S}
+    with unreachable() as address:
+        url = f"{scheme}://{address}"
+        with ModelClient(url, "echo", model_config=spec, **options) as client:
+            check(lambda: client.infer_sample(ROW))
+            check(lambda: client.wait_for_model(LIMIT_S))
+            check(lambda: client.wait_for_server(LIMIT_S))
+        with DecoupledModelClient(url, "slow_stream", model_config=stream_spec, **options) as streaming:
+            check(lambda: next(streaming.infer_sample(ROW)))
+        with ModelClient(url, "echo", init_timeout_s=LIMIT_S) as client:
+            error = check(lambda: client.infer_sample(ROW))
+            assert isinstance(error, PyTritonClientModelUnavailableError)
