@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,19 @@ def test_what_cannot_work_is_refused_before_the_start(
         with pytest.raises(PyTritonValidationError, match=message):
             triton.run()
         assert not triton.is_connected()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"config": {"http_port": 1}}, "config=...) must be a TritonConfig, or None; got dict"),
+        ({"security_config": "token"}, "security_config=...) must be a TritonSecurityConfig, or None; got str"),
+        ({"triton_lifecycle_policy": True}, "triton_lifecycle_policy=...) must be a TritonLifecyclePolicy, or None"),
+    ],
+)
+def test_arguments_of_another_type_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(PyTritonValidationError, match=re.escape(message)):
+        Triton(**arguments)
 
 
 def test_certificates_without_the_switch_are_warned_about(caplog: pytest.LogCaptureFixture) -> None:

@@ -5,7 +5,7 @@ import dataclasses
 __all__ = ["DefaultTritonLifecyclePolicy", "TritonLifecyclePolicy", "VertextAILifecyclePolicy"]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class TritonLifecyclePolicy:
     """When the server is started."""
 

@@ -4,6 +4,7 @@ import logging
 import os
 from collections.abc import Sequence
 
+from pytriton.exceptions import PyTritonValidationError
 from pytriton.server.errors import TritonServerExitedError, describe_exit, quote_log
 from pytriton.server.lifecycle import TritonLifecyclePolicy
 from pytriton.server.ports import Endpoint
@@ -40,7 +41,7 @@ class Triton(TritonBase):
 
     Raises:
         FileExistsError: `workspace` exists.
-        PyTritonValidationError: A setting is not acceptable.
+        PyTritonValidationError: A setting is not acceptable, or an argument is of another type.
     """
 
     def __init__(
@@ -51,6 +52,17 @@ class Triton(TritonBase):
         triton_lifecycle_policy: TritonLifecyclePolicy | None = None,
         security_config: TritonSecurityConfig | None = None,
     ) -> None:
+        for name, value, kind in (
+            ("config", config, TritonConfig),
+            ("security_config", security_config, TritonSecurityConfig),
+            ("triton_lifecycle_policy", triton_lifecycle_policy, TritonLifecyclePolicy),
+        ):
+            if value is not None and not isinstance(value, kind):
+                raise PyTritonValidationError(
+                    f"Triton({name}=...) must be a {kind.__name__}, or None; got {type(value).__name__}.",
+                    expected=kind.__name__,
+                    received=type(value).__name__,
+                )
         self._config = (TritonConfig() if config is None else config).with_environment()
         self._security = security_config or TritonSecurityConfig()
         self._server: ServerSession | None = None
