@@ -20,6 +20,8 @@ MODE = f"mode={OPENTELEMETRY}"
 DEFAULT_URL = "http://localhost:4318/v1/traces"
 DEFAULT_SERVICE_NAME = "triton-inference-server"
 
+_ABORT_TIMEOUT_S = 0.2
+
 # tritonserver's names of what the batch span processor is told, and the SDK's.
 _PROCESSOR_SETTINGS = {
     "bsp_max_queue_size": "max_queue_size",
@@ -133,6 +135,9 @@ class SpanExport:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
+        # Here, so that the first batch does not wait for it.
+        from . import _tracing  # noqa: F401
+
         settings = read_settings(trace_config)
         self._url = settings.url or DEFAULT_URL
         self._exporter = OTLPSpanExporter(endpoint=self._url)
@@ -140,6 +145,10 @@ class SpanExport:
         self._provider = TracerProvider(resource=make_resource(settings), shutdown_on_exit=False)
         self._provider.add_span_processor(BatchSpanProcessor(self._exporter, **settings.processor))
         self.tracer = self._provider.get_tracer("pytriton")
+        # Begun now, because there may be no new threads any more when the interpreter ends.
+        self._is_closing = threading.Event()
+        self._closer = threading.Thread(target=self._shut_down, name="pytriton-span-export", daemon=True)
+        self._closer.start()
 
     def close(self, timeout_s: float) -> bool:
         """Sends what there is to send, and stops.
@@ -150,10 +159,9 @@ class SpanExport:
         Returns:
             Whether it was done in time. If not, spans are lost, and the log says so.
         """
-        closer = threading.Thread(target=self._provider.shutdown, name="pytriton-span-export", daemon=True)
-        closer.start()
-        closer.join(timeout_s)
-        if not closer.is_alive():
+        self._is_closing.set()
+        self._closer.join(timeout_s)
+        if not self._closer.is_alive():
             return True
         logger.warning(
             "The last spans could not be sent to %s within %g s: they are lost. Does a collector for OTLP over HTTP "
@@ -161,7 +169,11 @@ class SpanExport:
             self._url,
             timeout_s,
         )
-        # Ends its attempts to send, and with them the threads.
+        # Ends its attempts to send, and with them the threads; an attempt that is under way takes its time.
         self._exporter.shutdown()  # type: ignore[no-untyped-call] # of OpenTelemetry
-        closer.join(timeout_s)
+        self._closer.join(_ABORT_TIMEOUT_S)
         return False
+
+    def _shut_down(self) -> None:
+        self._is_closing.wait()
+        self._provider.shutdown()
