@@ -82,6 +82,21 @@ def test_two_services_on_one_port_are_refused() -> None:
         reserve_ports(TritonConfig(http_port=free.http.port, metrics_port=free.http.port, grpc_port=0, **LOCAL))
 
 
+def test_one_port_at_two_addresses_is_fine() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    config = TritonConfig(
+        http_address="127.0.0.1", http_port=port, grpc_address="127.0.0.2", grpc_port=port, allow_metrics=False
+    )
+    ports = reserve_ports(config)
+    ports.release()
+    assert [(endpoint.address, endpoint.port) for endpoint in ports] == [("127.0.0.1", port), ("127.0.0.2", port)]
+    config.grpc_address = "0.0.0.0"
+    with pytest.raises(PyTritonValidationError, match="are both"):
+        reserve_ports(config)
+
+
 def test_an_address_of_another_machine_is_refused() -> None:
     with pytest.raises(PyTritonValidationError, match=r"'192\.0\.2\.1' of TritonConfig\.http_address cannot be bound"):
         reserve_ports(TritonConfig(http_address="192.0.2.1", http_port=0, allow_grpc=False, allow_metrics=False))

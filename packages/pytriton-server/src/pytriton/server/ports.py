@@ -158,7 +158,7 @@ def reserve_ports(config: TritonConfig) -> ReservedPorts:
         for setting, named, port in sorted(_wanted(config), key=lambda item: item[2] == 0):
             address = _resolved(setting, named)
             for other in endpoints.values():
-                if other.port == port:
+                if other.port == port and _overlap(other.address, address):
                     raise PyTritonValidationError(
                         f"TritonConfig.{other.setting} and TritonConfig.{setting} are both {port}: each service needs "
                         "a port of its own. Set one of them to another port, or to 0 for any free one.",
@@ -220,6 +220,10 @@ def _wanted(config: TritonConfig) -> Iterator[tuple[str, str, int]]:
         yield "sagemaker_port", _ANY_ADDRESS, _default(config.sagemaker_port, 8080)
     if vertex_ai_is_on(config):
         yield "vertex_ai_port", _ANY_ADDRESS, _default(config.vertex_ai_port, _vertex_ai_port())
+
+
+def _overlap(one: str, other: str) -> bool:
+    return one == other or bool({one, other} & {"0.0.0.0", "::"})
 
 
 def _default(port: int | None, default: int) -> int:
