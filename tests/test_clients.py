@@ -272,7 +272,7 @@ def test_connection_that_breaks_is_replaced(url: str) -> None:
 
         def works() -> bool:
             try:
-                return client.infer_sample(ROW)["y"].tolist() == [2.0, 4.0]
+                return bool(client.infer_sample(ROW)["y"].tolist() == [2.0, 4.0])
             except PyTritonClientConnectionError:
                 return False  # it was on its way already
 

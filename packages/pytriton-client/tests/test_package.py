@@ -30,10 +30,44 @@ def test_import_is_light(module: str) -> None:
     assert run(f"import pytriton.client{module}; {LOADED}") == run(LOADED)
 
 
-@pytest.mark.parametrize(("url", "other"), [("http://localhost", "grpc"), ("grpc://localhost", "gevent")])
-def test_a_client_imports_its_own_protocol_only(url: str, other: str) -> None:
-    code = f"from pytriton.client import ModelClient; ModelClient({url!r}, 'm').close(); import sys; "
-    assert run(code + f"print({other!r} in sys.modules, 'tritonclient' in sys.modules)") == "False True\n"
+@pytest.mark.parametrize(
+    ("url", "brought"), [("http://localhost", "{'google'}"), ("grpc://localhost", "{'google', 'grpc', 'tritonclient'}")]
+)
+def test_a_client_imports_its_own_protocol_only(url: str, brought: str) -> None:
+    names = ("ModelClient", "DecoupledModelClient", "FuturesModelClient")
+    code = "import pytriton.client, sys; "
+    code += "; ".join(f"pytriton.client.{name}({url!r}, 'm').close()" for name in names)
+    loaded = f"{HEAVY} & {{name.partition('.')[0] for name in sys.modules}} <= {brought}"
+    assert run(f"{code}; print({loaded})") == "True\n"
+
+
+def test_the_import_path_needs_nothing_of_linux() -> None:
+    """What other systems lack is taken away first, and the import goes through."""
+    code = """
+import socket, ssl, sys, threading  # of the standard library, which knows on which system it is
+import numpy
+import pickle, queue, http.client, concurrent.futures, asyncio  # likewise
+
+for name in ("fcntl", "grp", "pwd", "resource", "termios", "syslog", "_posixshmem", "_posixsubprocess", "readline"):
+    sys.modules[name] = None  # makes its import fail
+import os, signal
+for module, names in (
+    (os, ("fork", "forkpty", "register_at_fork", "memfd_create", "sched_getaffinity", "getuid", "eventfd", "sendfile")),
+    (signal, ("SIGKILL", "SIGHUP", "pthread_sigmask")),
+    (socket, ("AF_UNIX", "SCM_RIGHTS", "MSG_DONTWAIT", "MSG_NOSIGNAL", "SO_PEERCRED", "SO_REUSEPORT", "recv_fds")),
+):
+    for name in names:
+        module.__dict__.pop(name, None)
+sys.platform = "win32"
+import pytriton.client, pytriton.client.utils, pytriton.client.asyncio_utils, pytriton.client.auth
+import pytriton.client.client, pytriton.client.exceptions, pytriton.client.warnings
+import pytriton.client._http_pool, pytriton.client._transport_http
+for name in pytriton.client.__all__:
+    getattr(pytriton.client, name)
+with pytriton.client.ModelClient("localhost", "m"), pytriton.client.DecoupledModelClient("localhost", "m"):
+    print("imported")
+"""
+    assert run(code) == "imported\n"
 
 
 @pytest.mark.parametrize("name", ["pytriton.client", *(f"pytriton.client.{name}" for name in PUBLIC)])

@@ -2,8 +2,7 @@
 
 ``tritonclient.http`` sends through gevent, whose sockets belong to the thread that made them. One client per thread
 would be the way then, but a thread that has used gevent leaves the two file descriptors of its event loop open when it
-ends. It has no limit for a whole call either, only one for each read. So the bytes of tritonclient's requests travel
-through the standard library instead.
+ends. It has no limit for a whole call either, only one for each read. So requests travel through the standard library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What carries a request to the server and the answer back, and how one is chosen.
 
-The libraries behind the two protocols are heavy (gevent, grpc), so each is imported when the first client of its scheme
-is made, and only then.
+What gRPC needs is heavy (grpc, protobuf), so it is imported when the first client with such an address is made, and
+only then.
 """
 
 from __future__ import annotations

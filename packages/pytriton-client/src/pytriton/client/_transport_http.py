@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tritonclient.http import InferenceServerClient
-
 from . import _http_messages as messages
 from ._deadline import Deadline
 from ._generate import GenerateReader, encode_generate_request
@@ -22,8 +20,10 @@ from .exceptions import PyTritonClientError
 __all__ = ["HttpTransport", "make_tritonclient"]
 
 
-def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings | None) -> InferenceServerClient:
+def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings | None) -> Any:
     """Return a client of tritonclient itself, for code that wants one."""
+    from tritonclient.http import InferenceServerClient  # which brings gevent, and the clients here have no use for it
+
     return InferenceServerClient(
         url.without_scheme,
         ssl=url.is_encrypted,
@@ -34,7 +34,7 @@ def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings
 
 
 class HttpTransport:
-    """The ``Transport`` for HTTP: tritonclient makes and reads the bodies, a pool of connections carries them.
+    """The ``Transport`` for HTTP: a pool of connections carries the messages.
 
     Args:
         url: The server.
