@@ -501,6 +501,8 @@ FAULTS: dict[str, Callable[[BadWorker, int], object]] = {
     "segment larger than its memory": lambda bad, batch: bad.send(
         wire.message(wire.SEGMENT, segment=1, length=1 << 40), (os.memfd_create("bad", os.MFD_ALLOW_SEALING),)
     ),
+    "segment over the budget": lambda bad, batch: bad.segment(1, (4 << 30) + 128),
+    "segments over the budget": lambda bad, batch: [bad.segment(number, 1 << 30) for number in range(1, 6)],
     "segment with two descriptors": lambda bad, batch: bad.send(
         wire.message(wire.SEGMENT, segment=1, length=64),
         (os.dup(0), os.dup(0)),

@@ -47,6 +47,18 @@ def parse(raw: bytes, number: int = 7, *, batching: bool = True, plans: dict[Any
     return Batch(block, memory, number, batching, plans)
 
 
+def test_the_limit_of_metadata() -> None:
+    """In memory that nobody touches beyond its first page: what is over the limit is not even copied."""
+    metadata = (1 << 30) + 64
+    memory = mmap.mmap(-1, metadata + 64)
+    memory[:64] = struct.pack("<4sIIIQQQIIQQ", b"PTB1", 1, 0, 0, 7, metadata, metadata + 64, 64, 144, 0, 0)
+    arena = PeerArena()
+    arena._segments[1] = memory
+    block, _ = arena.block(1, 0, metadata + 64)
+    with pytest.raises(ProtocolError, match="1073741888 bytes of metadata, the protocol allows 1073741824"):
+        Batch(block, memory, 7, True)
+
+
 def use(batch: Batch) -> None:
     """Asks for everything that a callable may ask for."""
     requests = batch.requests()

@@ -6,6 +6,7 @@ import functools
 import gc
 import logging
 import os
+import re
 import struct
 import threading
 import time
@@ -1202,3 +1203,34 @@ def test_tracebacks_reach_the_caller_only_where_the_model_says_so(send: bool, se
     text = peer.answer().body.decode()
     assert text.startswith("model 'model': the inference callable raised ValueError: boom")
     assert ("Traceback" in text) is ("in secret_place" in text) is send
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_long_error_keeps_its_begin_and_its_end(alone: bool, serve: Serve, golden: ModuleType) -> None:
+    """A caller over gRPC gets no error at all where it is too long for the trailers."""
+
+    def work(requests: list[Request]) -> Any:
+        error = ValueError(f"begin {'ü' * 100_000} end")
+        if alone:
+            return [error]
+        raise error
+
+    _, peer = serve(work)
+    peer.batch(1, record(golden, 1, [1.0]))
+    packet = peer.answer()
+    text = peer.responses(packet)[0].error if alone else packet.body.decode()
+    assert text.startswith("model 'model': the inference callable raised ValueError: begin üü")
+    assert " [...] " in text
+    assert text.endswith("üü end")
+    assert 3900 < len(text.encode()) <= 3984
+
+
+def test_parameters_beyond_the_limit_of_the_protocol(
+    serve: Serve, golden: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pytriton.proxy_backend._layout.MAX_METADATA", 1 << 12)
+    _, peer = serve(lambda requests: [Response({"y": request["x"]}, {"long": "x" * 4000}) for request in requests])
+    peer.batch(1, record(golden, 1, [1.0]))
+    assert re.search(r"take \d{4} bytes, the protocol allows 4096", peer.answer().body.decode())
+    peer.batch(2, record(golden, 2, [1.0]))
+    assert peer.answer().batch == 2

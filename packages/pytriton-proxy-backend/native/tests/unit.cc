@@ -259,6 +259,23 @@ void BeyondFourGiB() {
   absurd.parameters.resize(1);
   absurd.parameters[0].text = {tail, size_t{2} * kGiB};
   CHECK(!LayoutBatch(absurd, &layout, &error) && Has(error, "metadata"));
+  // The largest that passes has exactly what the protocol allows.
+  absurd.tensors[0].length = 1;
+  size_t passes = 0;
+  size_t fails = size_t{2} * kGiB;
+  while (fails - passes > 1) {
+    const size_t middle = passes + (fails - passes) / 2;
+    absurd.parameters[0].text = {tail, middle};
+    (LayoutBatch(absurd, &layout, &error) ? passes : fails) = middle;
+  }
+  absurd.parameters[0].text = {tail, passes};
+  CHECK(LayoutBatch(absurd, &layout, &error) && layout.metadata_length == kMaxMetadata);
+
+  // Of a response, whose metadata would be copied: refused before that.
+  header.metadata_length = kMaxMetadata + 64;
+  header.record_length = kMaxMetadata + 128;
+  std::memcpy(record, &header, sizeof(header));
+  CHECK(!parsed.Parse(record, 6 * kGiB, 5, 1, false, &error) && Has(error, std::to_string(kMaxMetadata + 64)));
 }
 
 }  // namespace

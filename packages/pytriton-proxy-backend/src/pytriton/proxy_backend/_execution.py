@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 # In the place of the time when the callable began, or went on.
 _PAUSED = 0
 _COUNTED = -1
+_LEFT_OUT = b" [...] "
 
 
 class Execution:
@@ -385,11 +386,21 @@ class Execution:
     def _text(self, error: BaseException) -> str:
         model = self._service.model
         if isinstance(error, _OURS):
-            return str(error)
+            return _shortened(str(error))
         if isinstance(error, asyncio.CancelledError):
             return f"model '{model.name}': the request was cancelled"
         text = f"model '{model.name}': the inference callable raised {type(error).__name__}: {error}"
-        return f"{text}\n{_trace(error)}" if model.send_tracebacks else text
+        return _shortened(f"{text}\n{_trace(error)}" if model.send_tracebacks else text)
+
+
+def _shortened(text: str) -> str:
+    """A text that fits into a message, and into the trailers of gRPC: of a longer one, the begin and the end."""
+    raw = text.encode("utf-8", "replace")
+    if len(raw) <= layout.MAX_TEXT:
+        return text
+    begin = layout.MAX_TEXT // 4
+    end = layout.MAX_TEXT - begin - len(_LEFT_OUT)
+    return (raw[:begin] + _LEFT_OUT + raw[-end:]).decode("utf-8", "ignore")
 
 
 def _trace(error: BaseException) -> str:

@@ -16,6 +16,7 @@ from ._arena import OwnedBlock
 from ._dtypes import BYTES_CODE, code_of
 from ._records import Batch
 from ._strings import encode_strings
+from .errors import ProtocolError
 
 Array = np.ndarray[Any, Any]
 
@@ -145,6 +146,9 @@ class ResponseWriter:
 
         Returns:
             The block, the length of the record in it, and the bytes of its payloads.
+
+        Raises:
+            ProtocolError: If parameters, names and errors are more than the protocol allows.
         """
         plain = all(answer.error is None and not answer.empty and not answer.parameters for answer in answers)
         joined = None
@@ -365,6 +369,11 @@ def _metadata(answers: Sequence[Answer], rows: Sequence[int], tensors: Sequence[
     dims = b"".join(struct.pack(f"<{len(tensor.shape)}q", *tensor.shape) for tensor in tensors)
     names = [text(tensor.name) for tensor in tensors]
     metadata_length = layout.align(texts_offset + len(texts))
+    if metadata_length > layout.MAX_METADATA:
+        raise ProtocolError(
+            f"the parameters, names and errors of the responses take {metadata_length} bytes, the protocol allows "
+            f"{layout.MAX_METADATA}: send what is so large as an output"
+        )
     table = bytearray()
     offsets: list[int] = []
     dims_at = dims_offset
