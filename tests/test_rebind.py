@@ -500,12 +500,13 @@ def test_a_fork_owns_nothing(triton: Triton) -> None:
     pid = os.fork()
     if pid == 0:
         refused = 0
-        for attempt in (
+        attempts: list[Callable[[], None]] = [
             lambda: triton.bind("n", times(1), X, Y),
             lambda: triton.rebind("m", times(1)),
             lambda: triton.unbind("m"),
             triton.run,
-        ):
+        ]
+        for attempt in attempts:
             try:
                 attempt()
             except PyTritonInvalidOperationError:

@@ -12,11 +12,14 @@ from pytriton.proxy_backend import ProxyBackendError
 from pytriton.server.bound_model import BoundModel
 from pytriton.server.control import ControlError
 from pytriton.server.errors import TritonModelLoadError, WorkspaceError
+from pytriton.server.readiness import StartCancelled
 
-__all__ = ["WORKER_DEADLINE_S", "ModelHost", "Placement", "StopWanted"]
+__all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "ModelHost", "Placement", "StopWanted"]
 
 WORKER_DEADLINE_S = 2.0
 """How long a worker is waited for that has nothing to do for anybody any more, in seconds."""
+HURRIED_DEADLINE_S = 0.2
+"""The same when somebody waits for the end."""
 
 _LOOK_S = 0.1
 _POLL_S = 0.005
@@ -152,12 +155,12 @@ class ModelHost:
                 placed = error.reason is None
                 raise self.refused(model, error.reason or str(error)) from error
             self.wait_attached(model, timeout_s)
-        except BaseException:
+        except BaseException as error:
             if model in self._models:
                 self._models.remove(model)
             if placed:
                 self._take_back(model)
-            model.stop_workers(WORKER_DEADLINE_S)
+            model.stop_workers(_grace_s(error))
             raise
 
     def unload(
@@ -231,9 +234,9 @@ class ModelHost:
             else:
                 self._models[place] = new
                 self._reload(new, timeout_s)
-        except BaseException:
+        except BaseException as error:
             self._models[place] = old
-            new.stop_workers(WORKER_DEADLINE_S)
+            new.stop_workers(_grace_s(error))
             raise
         if same:
             self._detach(old, patience_s, stop_wanted)
@@ -244,9 +247,13 @@ class ModelHost:
             self._leaving.append(old)
             self._wait_gone([old], patience_s, stop_wanted)
 
-    def stop_workers(self) -> None:
-        """Stops all workers: nothing is to be answered any more."""
-        deadline = time.monotonic() + WORKER_DEADLINE_S
+    def stop_workers(self, timeout_s: float = WORKER_DEADLINE_S) -> None:
+        """Stops all workers: nothing is to be answered any more.
+
+        Args:
+            timeout_s: How long callables that are still busy may take, in seconds.
+        """
+        deadline = time.monotonic() + timeout_s
         models = [*self._models, *self._leaving]
         self._models, self._leaving = [], []
         for model in models:
@@ -325,3 +332,7 @@ class ModelHost:
     def _is_loaded(self, model: BoundModel) -> bool:
         # The server removes the socket with the model, after the last of its requests.
         return self._is_running() and model.endpoint(self._endpoints).exists()
+
+
+def _grace_s(error: BaseException) -> float:
+    return HURRIED_DEADLINE_S if isinstance(error, (StartCancelled, KeyboardInterrupt)) else WORKER_DEADLINE_S

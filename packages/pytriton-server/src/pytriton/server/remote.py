@@ -13,7 +13,7 @@ from pytriton.proxy_backend import LIBRARY_NAME, library_path
 from pytriton.server.bound_model import BoundModel
 from pytriton.server.control import Control, ControlError, HttpControl, ModelUpload
 from pytriton.server.errors import TritonServerError, TritonServerExitedError
-from pytriton.server.hosting import ModelHost
+from pytriton.server.hosting import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, ModelHost
 from pytriton.server.ports import Endpoint
 from pytriton.server.readiness import StartCancelled
 from pytriton.server.security import TRITON_ACCESS_HEADER
@@ -190,9 +190,11 @@ class RemoteSession:
                 self._host.unload_all(timeout_s=_LOAD_DEADLINE_S, patience_s=DRAIN_DEADLINE_S, stop_wanted=hurried)
         finally:
             self._is_up = False
-            self._host.stop_workers()
-            self._control.close()
-            self._workspace.clean()
+            try:
+                self._host.stop_workers(HURRIED_DEADLINE_S if hurried() else WORKER_DEADLINE_S)
+            finally:
+                self._control.close()
+                self._workspace.clean()
 
     def _wait_listening(self, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         deadline = time.monotonic() + timeout_s

@@ -27,7 +27,7 @@ from pytriton.server.errors import (
     describe_exit,
     quote_log,
 )
-from pytriton.server.hosting import ModelHost
+from pytriton.server.hosting import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, ModelHost
 from pytriton.server.metrics_page import MetricsPage
 from pytriton.server.ports import Endpoint, ReservedPorts, port_setting_of_bind_failure, reserve_ports, taken
 from pytriton.server.preflight import check_settings
@@ -267,6 +267,7 @@ class ServerSession:
             self._end(rest, hurried)
 
     def _end(self, patience_s: float, hurried: Callable[[], bool]) -> None:
+        has_served = self._is_up
         try:
             if self._metrics_page is not None:
                 self._metrics_page.close()
@@ -274,12 +275,16 @@ class ServerSession:
                 self._process.stop(patience_s, hurried=hurried)
         finally:
             self._is_up = False
-            self._host.stop_workers()
-            if self._ports is not None:
-                self._ports.release()
-            if self._control is not None:
-                self._control.close()
-            self._workspace.clean()
+            # With the server gone, what a callable still computes is for nobody.
+            is_in_hurry = not has_served or not patience_s or hurried()
+            try:
+                self._host.stop_workers(HURRIED_DEADLINE_S if is_in_hurry else WORKER_DEADLINE_S)
+            finally:
+                if self._ports is not None:
+                    self._ports.release()
+                if self._control is not None:
+                    self._control.close()
+                self._workspace.clean()
 
     def _start_process(
         self,
