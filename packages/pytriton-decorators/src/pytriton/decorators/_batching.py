@@ -10,7 +10,7 @@ from typing import Any, overload
 
 import numpy as np
 
-from pytriton.decorators._calls import Plan, deliver
+from pytriton.decorators._calls import Once, Plan, deliver
 from pytriton.decorators._inputs import arrays_of, explain_inputs, requests_of
 from pytriton.decorators._outputs import convert_output
 from pytriton.decorators._requests import CURRENT_SCOPE, Scope
@@ -92,7 +92,7 @@ def sample(infer_func: Any) -> Any:
     return _sample(infer_func)
 
 
-def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Once:
     requests = requests_of("batch", args)
     # What precedes the requests is an object or a class: Python 3.13 calls so through @classmethod above @batch.
     leading = args[:-1]
@@ -107,7 +107,7 @@ def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
         inputs, sizes = _gather([arrays_of(request, index) for index, request in enumerate(requests)])
     if kwargs:
         inputs = {**kwargs, **inputs}
-    return Plan([(leading, inputs, Scope(requests, sizes))], _finisher(sizes, wrapped, instance))
+    return leading, inputs, Scope(requests, sizes), _finisher(sizes, wrapped, instance)
 
 
 def _finisher(sizes: list[int], wrapped: Any, instance: Any) -> Callable[[list[Any]], InferenceResults]:
@@ -138,7 +138,7 @@ def _batch_whole(
     return outputs
 
 
-def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Once:
     requests = requests_of("sample", args)
     leading = args[:-1]
     if leading and instance is None:
@@ -161,7 +161,7 @@ def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dic
             )
         return [outputs]
 
-    return Plan([(leading, {**kwargs, **inputs} if kwargs else inputs, Scope(requests, [1]))], finish)
+    return leading, {**kwargs, **inputs} if kwargs else inputs, Scope(requests, [1]), finish
 
 
 _batch = decorator(_plan_batch, name="batch", outward=takes_requests, whole=_batch_whole)

@@ -22,14 +22,17 @@ from typing import Any, Final
 
 from pytriton.decorators._requests import CURRENT_SCOPE, Scope
 
-__all__ = ["ENDED", "Call", "Plan", "Prepare", "carry_out", "carry_out_awaiting", "deliver", "first_result"]
+__all__ = ["ENDED", "Call", "Once", "Plan", "Prepare", "carry_out", "carry_out_awaiting", "deliver"]
 
 Call = tuple[tuple[Any, ...], Mapping[str, Any], Scope | None]
 """Positional and keyword arguments of a call of the callable below, and the scope in which it is made; without one, in
 that of the decorated callable."""
-Prepare = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], "Plan"]
+Finish = Callable[[list[Any]], Any]
+Once = tuple[tuple[Any, ...], Mapping[str, Any], Scope | None, Finish | None]
+"""A plan with one call, as nearly all have: a `Call` and its `finish`, or None where the result stays as it is."""
+Prepare = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], "Plan | Once | None"]
 """`(wrapped, instance, args, kwargs)`, as in wrapt: `wrapped` is already bound to `instance`, the object of a method
-call, the class of a class method call, else None."""
+call, the class of a class method call, else None. No plan means that the call is made as it is."""
 
 _VALUES = frozenset({dict, list, tuple})
 
@@ -47,21 +50,19 @@ class Plan:
 
     calls: Sequence[Call]
     """The calls of the callable below, at least one."""
-    finish: Callable[[list[Any]], Any]
+    finish: Finish
     """Makes the result of the decorated callable of the results of the calls, in their order. For generators it runs
     for every step; where one of several has ended, `ENDED` is in its place."""
 
 
-def first_result(results: list[Any]) -> Any:
-    """The `finish` of a plan with one call whose result stays as it is."""
+def _as_it_is(results: list[Any]) -> Any:
     return results[0]
 
 
-def carry_out(wrapped: Any, plan: Plan) -> Any:
+def carry_out(wrapped: Any, plan: Plan | Once) -> Any:
     """Makes the calls of a plan and gives what the decorated callable returns."""
-    if len(plan.calls) == 1:
-        # As nearly always: what follows, without the list.
-        args, kwargs, scope = plan.calls[0]
+    if isinstance(plan, tuple):
+        args, kwargs, scope, finish = plan
         if scope is None:
             result = wrapped(*args, **kwargs)
         else:
@@ -70,7 +71,10 @@ def carry_out(wrapped: Any, plan: Plan) -> Any:
                 result = wrapped(*args, **kwargs)
             finally:
                 CURRENT_SCOPE.reset(token)
-        return plan.finish([result]) if type(result) in _VALUES else deliver([result], plan)
+        if type(result) in _VALUES:
+            return result if finish is None else finish([result])
+        # Without a scope there is nothing to be done about the steps of a generator, either.
+        return result if finish is None and scope is None else deliver([result], _general(plan))
     results: list[Any] = []
     try:
         for args, kwargs, scope in plan.calls:
@@ -88,8 +92,10 @@ def carry_out(wrapped: Any, plan: Plan) -> Any:
     return deliver(results, plan)
 
 
-async def carry_out_awaiting(wrapped: Any, plan: Plan) -> Any:
+async def carry_out_awaiting(wrapped: Any, plan: Plan | Once) -> Any:
     """Does the same for a coroutine function."""
+    if isinstance(plan, tuple):
+        plan = _general(plan)
     results: list[Any] = []
     for args, kwargs, scope in plan.calls:
         token = _enter(scope)
@@ -99,6 +105,11 @@ async def carry_out_awaiting(wrapped: Any, plan: Plan) -> Any:
         finally:
             _leave(token)
     return deliver(results, plan)
+
+
+def _general(plan: Once) -> Plan:
+    args, kwargs, scope, finish = plan
+    return Plan([(args, kwargs, scope)], _as_it_is if finish is None else finish)
 
 
 def deliver(results: list[Any], plan: Plan) -> Any:

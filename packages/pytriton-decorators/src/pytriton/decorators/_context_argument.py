@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar, overload
 
-from pytriton.decorators._calls import Plan, first_result
+from pytriton.decorators._calls import Once
 from pytriton.decorators._context import get_triton_context
 from pytriton.decorators._inputs import requests_among
 from pytriton.decorators._requests import Scope
@@ -51,13 +51,13 @@ def triton_context(infer_func: Any) -> Any:
     return _with_context(infer_func)
 
 
-def _plan_context(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+def _plan_context(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Once:
     if args and instance is None:
         instance = args[0]
     requests = requests_among(args)
     context = get_triton_context(wrapped, instance)
     scope = None if requests is None else Scope(requests)
-    return Plan([(args, {**kwargs, _ARGUMENT: context}, scope)], first_result)
+    return args, {**kwargs, _ARGUMENT: context}, scope, None
 
 
 def _relay_context(

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pytriton.decorators._calls import ENDED, Call, Plan, first_result
+from pytriton.decorators._calls import ENDED, Call, Once, Plan
 from pytriton.decorators._context import find_model_config
 from pytriton.decorators._inputs import arrays_of, checked_names, inputs_of_all, refuse_requests, requests_of, rows_of
 from pytriton.decorators._outputs import convert_output
 from pytriton.decorators._requests import CURRENT_SCOPE, Scope
-from pytriton.decorators._rows import PartialOutputs, Rows, check_rows, merge
+from pytriton.decorators._rows import PartialOutputs, check_rows, merge
 from pytriton.decorators._types import InferenceResult
 from pytriton.decorators._wrapping import decorator
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
@@ -62,15 +62,15 @@ def group_by_keys(infer_func: CallableT) -> CallableT:
     return decorated
 
 
-def _plan_keys(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+def _plan_keys(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | Once:
     requests = requests_of("group_by_keys", args)
     leading = args[:-1]
     if inputs_of_all(requests) is not None:
-        return Plan([(args, kwargs, Scope(requests))], first_result)
+        return args, kwargs, Scope(requests), None
     datas = [request if type(request) is dict else arrays_of(request, index) for index, request in enumerate(requests)]
     # As nearly always, there is one group, and its requests even have the same order of inputs.
     if len(set(map(tuple, datas))) == 1:
-        return Plan([(args, kwargs, Scope(requests))], first_result)
+        return args, kwargs, Scope(requests), None
     groups: dict[frozenset[str], list[int]] = {}
     for index, data in enumerate(datas):
         groups.setdefault(frozenset(data), []).append(index)
@@ -181,7 +181,7 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
             rule="a callable or None",
         )
 
-    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
         refuse_requests("group_by_values", args)
         if args and instance is None:
             instance = args[-1]
@@ -196,26 +196,37 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
         groups = _equal_rows(columns, rows)
         if groups is None:
             if pad_fn is None:
-                return Plan([(args, kwargs, None)], first_result)
+                return None
             groups = [range(rows)]
-        selections = [_selection(places) for places in groups]
+        flat = [place for places in groups for place in places]
+        order = np.array(flat, np.intp)
+        if flat != list(range(rows)):
+            # Rows of a group side by side; where they are already, its arrays are views on the batch.
+            arrays = {name: np.asarray(array).take(order, 0) for name, array in arrays.items()}
+        spans: list[slice] = []
         calls: list[Call] = []
-        for places, selection in zip(groups, selections, strict=True):
-            inputs = {name: _taken(array, selection) for name, array in arrays.items()}
-            calls.append((args, {**kwargs, **inputs}, scope.of_rows(places)))
+        stop = 0
+        for places in groups:
+            start, stop = stop, stop + len(places)
+            span = slice(start, stop)
+            inputs = dict(kwargs)
+            for name, array in arrays.items():
+                inputs[name] = array[span]
+            spans.append(span)
+            calls.append((args, inputs, scope.of_rows(places)))
 
         def finish(results: list[Any]) -> Any:
-            parts: list[tuple[Rows, Mapping[str, Any]]] = []
-            for places, selection, result in zip(groups, selections, results, strict=True):
+            parts: list[tuple[slice, Mapping[str, Any]]] = []
+            for span, result in zip(spans, results, strict=True):
                 if result is ENDED:
                     continue
                 outputs = convert_output(result, wrapped, instance)
-                count = len(outputs.rows) if isinstance(outputs, PartialOutputs) else len(places)
+                count = len(outputs.rows) if isinstance(outputs, PartialOutputs) else span.stop - span.start
                 check_rows(outputs, count, "@group_by_values")
-                parts.append((selection, outputs))
+                parts.append((span, outputs))
             if pad_fn is not None:
                 parts = _padded(pad_fn, parts)
-            return merge(parts, rows)
+            return merge(parts, order)
 
         return Plan(calls, finish)
 
@@ -287,18 +298,7 @@ def _values(column: Any) -> list[Any]:
     return [tuple(flat[start : start + width]) for start in range(0, len(flat), width)] if width else [()] * len(column)
 
 
-def _selection(places: Sequence[int]) -> Rows:
-    start, stop = places[0], places[-1] + 1
-    # Side by side, they are a view on the batch.
-    return slice(start, stop) if stop - start == len(places) else np.array(places, np.intp)
-
-
-def _taken(array: Any, selection: Rows) -> Any:
-    # By places, `take` is several times as fast as an index.
-    return array[selection] if isinstance(selection, slice) else np.asarray(array).take(selection, 0)
-
-
-def _padded(pad_fn: PadFunction, parts: list[tuple[Rows, Mapping[str, Any]]]) -> list[tuple[Rows, Mapping[str, Any]]]:
+def _padded(pad_fn: PadFunction, parts: list[tuple[slice, Mapping[str, Any]]]) -> list[tuple[slice, Mapping[str, Any]]]:
     padded = pad_fn([outputs for _, outputs in parts])
     if not isinstance(padded, (list, tuple)) or len(padded) != len(parts):
         raise PyTritonValidationError(
@@ -307,9 +307,7 @@ def _padded(pad_fn: PadFunction, parts: list[tuple[Rows, Mapping[str, Any]]]) ->
             expected=len(parts),
             received=padded,
         )
-    kept: list[tuple[Rows, Mapping[str, Any]]] = []
-    for (selection, outputs), new in zip(parts, padded, strict=True):
-        if isinstance(outputs, PartialOutputs):
-            new = PartialOutputs(new, outputs.rows, outputs.like)
-        kept.append((selection, new))
-    return kept
+    return [
+        (span, PartialOutputs(new, old.rows, old.like) if isinstance(old, PartialOutputs) else new)
+        for (span, old), new in zip(parts, padded, strict=True)
+    ]

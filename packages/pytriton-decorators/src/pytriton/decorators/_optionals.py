@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pytriton.decorators._calls import Plan, first_result
+from pytriton.decorators._calls import Once
 from pytriton.decorators._context import get_model_config
 from pytriton.decorators._inputs import (
     arrays_of,
@@ -66,7 +66,7 @@ def fill_optionals(**defaults: np.ndarray[Any, Any]) -> Callable[[CallableT], Ca
         )
     filler = _Filler(defaults)
 
-    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Once | None:
         if args and instance is None:
             instance = args[0]
         config = get_model_config(wrapped, instance)
@@ -74,15 +74,15 @@ def fill_optionals(**defaults: np.ndarray[Any, Any]) -> Callable[[CallableT], Ca
         requests = requests_among(args)
         if requests is not None:
             filled = _fill_requests(requests, values, config.batching)
-            return Plan([((*args[:-1], filled), kwargs, Scope(filled))], first_result)
+            return (*args[:-1], filled), kwargs, Scope(filled), None
         if args and isinstance(args[-1], Mapping):
             requests_of("fill_optionals", args)
         missing = [name for name in values if name not in kwargs]
         if not missing:
-            return Plan([(args, kwargs, None)], first_result)
+            return None
         rows = rows_of("fill_optionals", kwargs, CURRENT_SCOPE.get())[0] if config.batching else None
         inputs = {**kwargs, **{name: _repeated(values[name], rows) for name in missing}}
-        return Plan([(args, inputs, None)], first_result)
+        return args, inputs, None, None
 
     def relay(
         below: Callable[..., Any],

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from pytriton.decorators._calls import Plan, first_result
+from pytriton.decorators._calls import Once, Prepare
 from pytriton.decorators._context import get_model_config
 from pytriton.decorators._inputs import refuse_requests, rows_of, with_data
 from pytriton.decorators._outputs import convert_output
@@ -67,8 +67,8 @@ def pad_batch(infer_func: Any = None, /, *, trim: bool = True) -> Any:
     return decorate if infer_func is None else decorate(infer_func)
 
 
-def _plan_padding(trim: bool) -> Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], Plan]:
-    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+def _plan_padding(trim: bool) -> Prepare:
+    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Once | None:
         refuse_requests("pad_batch", args)
         if args and instance is None:
             instance = args[-1]
@@ -77,15 +77,17 @@ def _plan_padding(trim: bool) -> Callable[[Any, Any, tuple[Any, ...], dict[str, 
         rows, arrays = rows_of("pad_batch", kwargs, scope)
         size = _padded_size(config, rows)
         if size == rows or not arrays:
-            return Plan([(args, kwargs, None)], first_result)
+            return None
         places, sources = _places(rows, size)
-        inputs = {**kwargs, **{name: _padded(array, places, rows) for name, array in arrays.items()}}
+        inputs = dict(kwargs)
+        for name, array in arrays.items():
+            inputs[name] = _padded(array, places, rows)
         inner = scope.of_rows(sources) if rows else None
 
         def finish(results: list[Any]) -> Any:
             return _trimmed(convert_output(results[0], wrapped, instance), rows, size)
 
-        return Plan([(args, inputs, inner)], finish if trim else first_result)
+        return args, inputs, inner, finish if trim else None
 
     return prepare
 
@@ -120,7 +122,7 @@ def _places(rows: int, size: int) -> tuple[NDArray[np.intp], tuple[int, ...]]:
 
 def _padded(array: Any, places: NDArray[np.intp], rows: int) -> Any:
     if rows:
-        return np.asarray(array).take(places, 0)
+        return (array if type(array) is np.ndarray else np.asarray(array)).take(places, 0)
     padded = np.zeros((len(places), *array.shape[1:]), array.dtype)
     if array.dtype.kind == "O":
         padded[...] = b""
@@ -132,12 +134,12 @@ def _trimmed(outputs: Mapping[str, Any], rows: int, size: int) -> Any:
         count = int(np.searchsorted(outputs.rows, rows))
         trimmed = {name: array[:count] for name, array in outputs.items()}
         return trimmed if count == rows else PartialOutputs(trimmed, outputs.rows[:count], outputs.like)
-    trimmed = {}
-    for name, array in outputs.items():
+    try:
         # An output of another size is left alone: of `rows`, the callable has trimmed it; else @batch says what is
         # wrong.
-        padded = (getattr(array, "shape", None) or (rows,))[0] == size
-        trimmed[name] = array[:rows] if padded else array
+        trimmed = {name: array[:rows] if array.shape[0] == size else array for name, array in outputs.items()}
+    except (AttributeError, IndexError):
+        return outputs
     return trimmed if type(outputs) is dict or not hasattr(outputs, "parameters") else with_data(outputs, trimmed)
 
 

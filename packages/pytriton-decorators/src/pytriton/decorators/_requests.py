@@ -23,35 +23,33 @@ class Scope:
         self,
         source: Sequence[Any] | Callable[[], Sequence[Any]] | None,
         sizes: Sequence[int] | None = None,
+        plain: frozenset[str] = frozenset(),
+        outer: "Scope | None" = None,
+        rows: Sequence[int] | None = None,
     ) -> None:
         """Makes the scope of a call for some requests.
 
         Args:
             source: The requests, or what makes them: a server does not make them before somebody asks.
             sizes: See the attribute.
+            plain: See the attribute.
+            outer: The scope that this one is a part of, which is asked for the requests.
+            rows: The rows of that one which are left, by their places.
         """
         self._source = source
         self.sizes = sizes
-        self.plain: frozenset[str] = frozenset()
-        self._outer: Scope | None = None
-        self._rows: Sequence[int] | None = None
+        self.plain = plain
+        self._outer = outer
+        self._rows = rows
         self._found: list[Any] | None = None
 
     def of_rows(self, rows: Sequence[int]) -> "Scope":
         """The scope of a call for some rows, by their places in this one's arrays; a place may occur several times."""
-        inner = Scope(None)
-        inner.plain = self.plain
-        inner._outer = self
-        inner._rows = rows
-        return inner
+        return Scope(None, None, self.plain, self, rows)
 
     def without_batch_axis(self, names: frozenset[str]) -> "Scope":
         """The scope of a call for the same rows, in which further inputs have no batch axis."""
-        inner = Scope(self._source, self.sizes)
-        inner.plain = self.plain | names
-        # Asked through the outer one, which keeps the requests once they are made.
-        inner._outer = self
-        return inner
+        return Scope(None, self.sizes, self.plain | names, self)
 
     def requests(self) -> Sequence[Any]:
         """The requests, each once.

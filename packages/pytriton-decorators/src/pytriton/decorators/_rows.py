@@ -14,10 +14,7 @@ from numpy.typing import NDArray
 from pytriton.decorators._inputs import with_data
 from pytriton.exceptions import PyTritonBatchSizeError, PyTritonRuntimeError, PyTritonValidationError
 
-__all__ = ["PartialOutputs", "Rows", "by_request", "check_rows", "merge"]
-
-Rows = slice | NDArray[np.intp]
-"""Places of rows in a batch, ascending."""
+__all__ = ["PartialOutputs", "by_request", "check_rows", "merge"]
 
 
 class PartialOutputs(dict[str, Any]):
@@ -111,13 +108,12 @@ def by_request(outputs: Mapping[str, Any], sizes: list[int]) -> list[Any]:
     return results
 
 
-def merge(groups: Sequence[tuple[Rows, Mapping[str, Any]]], rows: int) -> Mapping[str, Any]:
+def merge(groups: Sequence[tuple[slice, Mapping[str, Any]]], order: NDArray[np.intp]) -> Mapping[str, Any]:
     """Puts the outputs of groups of rows together in the order of the batch.
 
     Args:
-        groups: The places of the rows of each group in the batch, and its checked outputs. Where groups have ended,
-            those that are left.
-        rows: The rows of the batch.
+        groups: The span of each group in `order` and its checked outputs. Where groups have ended, those that are left.
+        order: The places of the rows of all groups in the batch, one group after the other.
 
     Returns:
         Outputs over the batch; `PartialOutputs` where rows are missing.
@@ -136,12 +132,16 @@ def merge(groups: Sequence[tuple[Rows, Mapping[str, Any]]], rows: int) -> Mappin
                 received=sorted(outputs),
             )
     # Where the rows of the outputs, one group after the other, belong in the batch.
-    places = np.concatenate([_places(selection, outputs) for selection, outputs in groups])
-    order = places.argsort()
+    places = order
+    if sum(span.stop - span.start for span, _ in groups) < len(order) or any(
+        isinstance(outputs, PartialOutputs) for _, outputs in groups
+    ):
+        places = np.concatenate([_places(order[span], outputs) for span, outputs in groups])
+    by_place = places.argsort()
     merged = {
-        name: _joined(name, [np.asarray(outputs[name]) for _, outputs in groups]).take(order, 0) for name in first
+        name: _joined(name, [np.asarray(outputs[name]) for _, outputs in groups]).take(by_place, 0) for name in first
     }
-    kept = None if len(places) == rows else places[order]
+    kept = None if len(places) == len(order) else places[by_place]
     parameters = [_parameters(outputs) for _, outputs in groups]
     if any(other != parameters[0] for other in parameters):
         raise PyTritonRuntimeError(
@@ -154,10 +154,8 @@ def merge(groups: Sequence[tuple[Rows, Mapping[str, Any]]], rows: int) -> Mappin
     return with_data(like, merged) if parameters[0] else merged
 
 
-def _places(selection: Rows, outputs: Mapping[str, Any]) -> NDArray[np.intp]:
-    if isinstance(selection, slice):
-        selection = np.arange(selection.start, selection.stop)
-    return selection[outputs.rows] if isinstance(outputs, PartialOutputs) else selection
+def _places(group: NDArray[np.intp], outputs: Mapping[str, Any]) -> NDArray[np.intp]:
+    return group[outputs.rows] if isinstance(outputs, PartialOutputs) else group
 
 
 def _parameters(outputs: Mapping[str, Any]) -> dict[str, Any]:

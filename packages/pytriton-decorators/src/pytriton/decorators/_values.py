@@ -7,12 +7,12 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pytriton.decorators._calls import Plan, first_result
+from pytriton.decorators._calls import Once
 from pytriton.decorators._context import find_model_config
 from pytriton.decorators._grouping import absent_input
 from pytriton.decorators._inputs import arrays_of, checked_names, requests_among, requests_of, with_data
 from pytriton.decorators._requests import CURRENT_SCOPE, Scope
-from pytriton.decorators._wrapping import decorator
+from pytriton.decorators._wrapping import decorator, is_decorated
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonRuntimeError
 
 __all__ = ["first_value"]
@@ -73,7 +73,7 @@ def first_value(
                 absent_input("first_value", name, inputs, wrapped, instance)
         return result
 
-    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan:
+    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Once:
         if args and instance is None:
             instance = args[0]
         _check_batching(wrapped, instance)
@@ -81,13 +81,14 @@ def first_value(
         if requests is None:
             if args and isinstance(args[-1], Mapping):
                 requests_of("first_value", args)
-            scope = CURRENT_SCOPE.get().without_batch_axis(taken)
-            return Plan([(args, replaced(kwargs, wrapped, instance), scope)], first_result)
+            # Only decorators below have to know what has no batch axis any more.
+            scope = CURRENT_SCOPE.get().without_batch_axis(taken) if is_decorated(wrapped) else None
+            return args, replaced(kwargs, wrapped, instance), scope, None
         changed = [
             with_data(request, replaced(arrays_of(request, index), wrapped, instance))
             for index, request in enumerate(requests)
         ]
-        return Plan([((*args[:-1], changed), kwargs, Scope(requests))], first_result)
+        return (*args[:-1], changed), kwargs, Scope(requests), None
 
     return decorator(prepare, name="first_value")
 

@@ -22,7 +22,7 @@ import wrapt  # type: ignore[import-untyped, unused-ignore]
 from pytriton.decorators._calls import Prepare, carry_out, carry_out_awaiting
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonRuntimeError
 
-__all__ = ["WholeCall", "decorator", "takes_requests", "undecorated"]
+__all__ = ["WholeCall", "decorator", "is_decorated", "takes_requests", "undecorated"]
 
 # wrapt 2 put a base below ObjectProxy.
 _PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)
@@ -66,10 +66,12 @@ def decorator(
     """
 
     def invoke(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return carry_out(wrapped, prepare(wrapped, instance, args, kwargs))
+        plan = prepare(wrapped, instance, args, kwargs)
+        return wrapped(*args, **kwargs) if plan is None else carry_out(wrapped, plan)
 
     async def invoke_coroutine(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return await carry_out_awaiting(wrapped, prepare(wrapped, instance, args, kwargs))
+        plan = prepare(wrapped, instance, args, kwargs)
+        return await (wrapped(*args, **kwargs) if plan is None else carry_out_awaiting(wrapped, plan))
 
     def apply(func: Any) -> Any:
         if not callable(func) and not isinstance(func, (classmethod, staticmethod)):
@@ -88,6 +90,11 @@ def takes_requests(inner: inspect.Signature) -> inspect.Signature:
     """Signature of a decorated callable that takes the requests of a batch in place of arrays."""
     requests = inspect.Parameter("requests", inspect.Parameter.POSITIONAL_ONLY)
     return inspect.Signature([requests])
+
+
+def is_decorated(func: Any) -> bool:
+    """Whether there is a decorator directly on `func`."""
+    return isinstance(func, _PROXY)
 
 
 def undecorated(func: Any) -> Any:
