@@ -421,6 +421,26 @@ def test_closed_client(server: Any) -> None:
             call()
 
 
+def test_close_ends_an_inference_in_another_thread(server: Any) -> None:
+    errors: list[PyTritonClientError] = []
+
+    def infer() -> None:
+        try:
+            client.infer_sample(ROW)
+        except PyTritonClientError as error:
+            errors.append(error)
+
+    with ModelClient(server.url, "add") as client:
+        client.infer_sample(ROW)
+        server.is_stuck = True
+        thread = threading.Thread(target=infer)
+        thread.start()
+        while server.asked["inference"] < 2:
+            time.sleep(0.01)
+    thread.join(20)
+    assert [type(error) for error in errors] == [PyTritonClientClosedError]
+
+
 def test_close_ends_a_wait_in_another_thread(server: Any) -> None:
     errors: list[PyTritonClientError] = []
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.client import utils
+from pytriton.client import ModelClient, utils
 from pytriton.client.auth import create_auth_headers
 from pytriton.client.exceptions import (
     PyTritonClientInvalidUrlError,
@@ -41,6 +41,26 @@ def test_model_state(server: Any, raw_client: Any) -> None:
     assert utils.get_model_state(raw_client, "nowhere", headers=headers) is ModelState.UNAVAILABLE
     server.models["add"].is_ready = False
     assert utils.get_model_state(raw_client, "add", headers=headers) is ModelState.UNAVAILABLE
+
+
+def test_states_of_all_models(server: Any, raw_client: Any) -> None:
+    server.models["add"].is_ready = False
+    index = raw_client.get_model_repository_index()
+    states = utils.parse_http_response(index) if server.protocol == "http" else utils.parse_grpc_response(index.models)
+    assert states[("add", "1")] is states[("add", "2")] is ModelState.UNAVAILABLE
+    assert states[("single", "1")] is ModelState.READY
+    # What was never loaded has neither a version nor a state.
+    assert utils.parse_http_response([{"name": "a"}, {"name": "b", "version": "1", "state": "LOADING"}]) == {
+        ("b", "1"): ModelState.LOADING
+    }
+
+
+def test_library(server: Any) -> None:
+    with ModelClient(server.url, "add") as client:
+        raw = client.create_client_from_url(server.url)
+        assert isinstance(raw, client.get_lib().InferenceServerClient)
+        assert raw.is_model_ready("add")
+        raw.close()
 
 
 def test_waits_end(server: Any, raw_client: Any) -> None:
