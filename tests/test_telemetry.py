@@ -346,6 +346,22 @@ def test_the_error_of_one_request_is_in_its_span(traced: Traced) -> None:
     assert not named(spans, "proxy_inference_callable").is_error
 
 
+def test_a_callable_that_takes_the_place_of_another_is_traced(traced: Traced) -> None:
+    def replaced(requests: list[Any]) -> list[Any]:
+        with requests[0].traced_span("replaced"):
+            return requests
+
+    traced.triton.bind("rebound", plain, *TENSORS)
+    try:
+        traced.triton.rebind("rebound", replaced)
+        spans = traced.spans(traced.infer("rebound", 0xB3), "replaced", *INSIDE)
+        assert path_of(named(spans, "replaced"), spans)[: len(INSIDE)] == INSIDE
+    finally:
+        traced.triton.unbind("rebound")
+    # The others go on.
+    traced.spans(traced.infer("plain", 0xB4), "own", *INSIDE)
+
+
 # ---- without Triton's own tracing ------------------------------------------------------------------------------------
 
 
