@@ -61,7 +61,7 @@ class TritonConfig:
     http_port: int | None = None
     """Port to listen on (8000 when unset); 0 takes a free one."""
     http_header_forward_pattern: str | None = None
-    """Regular expression (RE2): headers whose name it matches, in part and case aside, become parameters of a request."""
+    """Regular expression (RE2): headers whose name it matches, in part and case aside, become parameters."""
     http_thread_count: int | None = None
     """Threads that handle HTTP (8 when unset)."""
     http_restricted_api: str | None = None
@@ -74,7 +74,7 @@ class TritonConfig:
     grpc_port: int | None = None
     """Port to listen on (8001 when unset); 0 takes a free one."""
     grpc_header_forward_pattern: str | None = None
-    """Regular expression (RE2): metadata whose name it matches, in part and case aside, become parameters of a request."""
+    """Regular expression (RE2): metadata whose name it matches, in part and case aside, become parameters."""
     grpc_infer_allocation_pool_size: int | None = None
     """How many requests' memory is kept for reuse (8 when unset)."""
     grpc_use_ssl: bool | None = None
