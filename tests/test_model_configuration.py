@@ -106,9 +106,11 @@ class Gate:
 class Queue:
     """A model whose callable is busy, so that requests wait in Triton's queue."""
 
-    def __init__(self, triton: Triton, name: str, batcher: DynamicBatcher, pool: ThreadPoolExecutor) -> None:
+    def __init__(
+        self, triton: Triton, name: str, batcher: DynamicBatcher, pool: ThreadPoolExecutor, gate: Gate
+    ) -> None:
         self._triton, self._name, self._pool = triton, name, pool
-        self.gate = Gate()
+        self.gate = gate
         triton.bind(name, self.gate, X, Y, config=ModelConfig(max_batch_size=1, batcher=batcher))
         self.first = self.send(0)
         assert self.gate.entered.wait(DEADLINE_S)
@@ -136,6 +138,17 @@ class Queue:
 def pool() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor(16) as threads:
         yield threads
+
+
+@pytest.fixture
+def make_queue(triton: Triton, model: str, pool: ThreadPoolExecutor) -> Iterator[MakeQueue]:
+    """Binds the model of the test with a busy callable, which is let go at the latest when the test ends."""
+    gate = Gate()
+    yield lambda batcher: Queue(triton, model, batcher, pool, gate)
+    gate.open.set()
+
+
+MakeQueue = Callable[[DynamicBatcher], Queue]
 
 
 def answer(requests: Sequence[Request]) -> list[dict[str, Array]]:
@@ -272,8 +285,8 @@ def test_a_wrong_configuration_is_refused_by_name_value_and_rule(
 # ---- queues --------------------------------------------------------------------------------------------------------
 
 
-def test_what_does_not_fit_into_the_queue_is_rejected(triton: Triton, model: str, pool: ThreadPoolExecutor) -> None:
-    queue = Queue(triton, model, DynamicBatcher(default_queue_policy=QueuePolicy(max_queue_size=2)), pool)
+def test_what_does_not_fit_into_the_queue_is_rejected(make_queue: MakeQueue) -> None:
+    queue = make_queue(DynamicBatcher(default_queue_policy=QueuePolicy(max_queue_size=2)))
     others = [queue.send(value) for value in range(1, 6)]
     poll(lambda: sum(future.done() for future in others) >= 3, "three rejections")
     rejected = [future for future in others if future.done()]
@@ -288,9 +301,9 @@ def test_what_does_not_fit_into_the_queue_is_rejected(triton: Triton, model: str
     assert served[0] == 0
 
 
-def test_who_waits_too_long_is_rejected(triton: Triton, model: str, pool: ThreadPoolExecutor) -> None:
+def test_who_waits_too_long_is_rejected(make_queue: MakeQueue) -> None:
     policy = QueuePolicy(default_timeout_microseconds=1000, timeout_action=TimeoutAction.REJECT)
-    queue = Queue(triton, model, DynamicBatcher(default_queue_policy=policy), pool)
+    queue = make_queue(DynamicBatcher(default_queue_policy=policy))
     late = queue.put(1)
     time.sleep(0.05)
     queue.let_go()
@@ -299,10 +312,10 @@ def test_who_waits_too_long_is_rejected(triton: Triton, model: str, pool: Thread
     assert queue.gate.calls == [[0]]
 
 
-def test_who_waits_too_long_is_served_after_the_others(triton: Triton, model: str, pool: ThreadPoolExecutor) -> None:
+def test_who_waits_too_long_is_served_after_the_others(make_queue: MakeQueue) -> None:
     # Without a limit by default: only the request that brings a timeout has one.
     policy = QueuePolicy(timeout_action=TimeoutAction.DELAY, allow_timeout_override=True)
-    queue = Queue(triton, model, DynamicBatcher(default_queue_policy=policy), pool)
+    queue = make_queue(DynamicBatcher(default_queue_policy=policy))
     futures = [queue.put(1, timeout=1000), queue.put(2), queue.put(3, timeout=10**9)]
     time.sleep(0.05)
     queue.let_go()
@@ -310,33 +323,31 @@ def test_who_waits_too_long_is_served_after_the_others(triton: Triton, model: st
     assert queue.gate.calls == [[0], [2], [3], [1]]
 
 
-def test_a_request_cannot_bring_a_timeout_where_that_is_not_allowed(
-    triton: Triton, model: str, pool: ThreadPoolExecutor
-) -> None:
+def test_a_request_cannot_bring_a_timeout_where_that_is_not_allowed(make_queue: MakeQueue) -> None:
     policy = QueuePolicy(default_timeout_microseconds=10**9)
-    queue = Queue(triton, model, DynamicBatcher(default_queue_policy=policy), pool)
+    queue = make_queue(DynamicBatcher(default_queue_policy=policy))
     future = queue.put(1, timeout=1000)
     time.sleep(0.05)
     queue.let_go()
     assert future.result(DEADLINE_S) == 1
 
 
-def test_priorities_come_first(triton: Triton, model: str, pool: ThreadPoolExecutor) -> None:
-    queue = Queue(triton, model, DynamicBatcher(priority_levels=3, default_priority_level=2), pool)
+def test_priorities_come_first(make_queue: MakeQueue) -> None:
+    queue = make_queue(DynamicBatcher(priority_levels=3, default_priority_level=2))
     futures = [queue.put(3, priority=3), queue.put(2), queue.put(1, priority=1), queue.put(2.5, priority=2)]
     queue.let_go()
     assert [future.result(DEADLINE_S) for future in futures] == [3, 2, 1, 2.5]
     assert queue.gate.calls == [[0], [1], [2], [2.5], [3]]
 
 
-def test_every_priority_has_a_policy_of_its_own(triton: Triton, model: str, pool: ThreadPoolExecutor) -> None:
+def test_every_priority_has_a_policy_of_its_own(make_queue: MakeQueue) -> None:
     batcher = DynamicBatcher(
         priority_levels=2,
         default_priority_level=1,
         default_queue_policy=QueuePolicy(max_queue_size=2),
         priority_queue_policy={2: QueuePolicy(max_queue_size=1)},
     )
-    queue = Queue(triton, model, batcher, pool)
+    queue = make_queue(batcher)
     kept = [queue.put(1), queue.put(2, priority=2), queue.put(3)]
     for priority in (1, 2):
         with pytest.raises(PyTritonClientError, match="Exceeds maximum queue size"):

@@ -85,6 +85,9 @@ def _fetch(endpoint: Endpoint) -> bytes:
         pieces = []
         while piece := response.read1(_CHUNK_BYTES):
             pieces.append(piece)
+            if response.isclosed():
+                # With the last byte the socket is closed, and newer Pythons set no timeout on a closed one.
+                break
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 raise TimeoutError(f"tritonserver did not send its metrics within {TRITON_TIMEOUT_S:g} s")
