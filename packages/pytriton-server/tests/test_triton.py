@@ -71,7 +71,7 @@ def infer(url: str | None, model: str, values: list[float], version: int | None 
 
 
 def server_pid(triton: Triton) -> int:
-    session = triton._session
+    session = triton._server
     assert session is not None
     assert session.process is not None
     assert session.process.pid is not None
@@ -656,7 +656,7 @@ def test_statistics(make_triton: MakeTriton) -> None:
     triton.bind("double", double, **TENSORS)
     triton.run()
     infer(triton.http_url, "double", [3])
-    session = triton._session
+    session = triton._server
     assert session is not None
     assert session.control.statistics("double", 1)["inference_count"] == 1
 
