@@ -226,7 +226,7 @@ def test_error_of_the_server(url: str) -> None:
 
 def test_model_that_is_missing(url: str) -> None:
     with (
-        ModelClient(url, "nowhere", access_token=TOKEN, init_timeout_s=0.3) as client,
+        ModelClient(url, "nowhere", access_token=TOKEN, init_timeout_s=2) as client,
         pytest.raises(PyTritonClientModelUnavailableError) as caught,
     ):
         client.infer_sample(ROW)

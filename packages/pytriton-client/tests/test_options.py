@@ -170,7 +170,7 @@ def test_inputs_called_parameters_and_headers(server: Any, make_model: Callable[
     config = {"name": "odd", "max_batch_size": 4, "input": tensors, "output": [tensors[0] | {"name": "sum"}]}
     server.models["odd"] = make_model(config, lambda arrays: {"sum": arrays["parameters"] + arrays["headers"]})
     with ModelClient(server.url, "odd") as client:
-        by_name: dict[str, Any] = {"parameters": ROW, "headers": ROW}
+        by_name = {"parameters": ROW, "headers": ROW}
         assert client.infer_sample(**by_name)["sum"].tolist() == [2.0, 4.0]
         assert client.infer_sample(ROW, ROW, parameters={"a": 1})["sum"].tolist() == [2.0, 4.0]
         assert server.last_parameters["a"] == 1
@@ -178,12 +178,11 @@ def test_inputs_called_parameters_and_headers(server: Any, make_model: Callable[
         view.infer_batch(**{name: value[np.newaxis] for name, value in by_name.items()})
         assert server.last_parameters["a"] == 2
         assert server.last_headers["x-a"] == "2"
-    array: Any = ROW
     with ModelClient(server.url, "add") as client:
         with pytest.raises(PyTritonClientValueError, match=r"received 'a', 'parameters'"):
-            client.infer_sample(a=ROW, parameters=array)
+            client.infer_sample(a=ROW, parameters=ROW)
         with pytest.raises(PyTritonClientValueError, match="Use either positional either keyword"):
-            client.infer_sample(ROW, headers=array)
+            client.infer_sample(ROW, headers=ROW)
 
 
 def test_numpy_scalars_are_parameters_and_headers() -> None:

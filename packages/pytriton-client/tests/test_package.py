@@ -5,6 +5,7 @@ import pkgutil
 import subprocess
 import sys
 from importlib import resources
+from types import ModuleType
 
 import pytest
 
@@ -75,6 +76,13 @@ def test_all_names_are_there(name: str) -> None:
     module = importlib.import_module(name)
     assert module.__all__
     assert all(hasattr(module, item) for item in module.__all__)
+
+
+@pytest.mark.parametrize("name", ["pytriton.client", "pytriton.client.client"])
+def test_nothing_else_is_there(name: str) -> None:
+    contents = vars(importlib.import_module(name))
+    public = {key for key, value in contents.items() if not key.startswith("_") and not isinstance(value, ModuleType)}
+    assert public - {"annotations"} == set(contents["__all__"])
 
 
 def test_public_modules_are_those_promised() -> None:

@@ -286,16 +286,19 @@ def test_wrong_inputs_are_not_sent(server: Any) -> None:
     ("model", "version", "missing"), [("nowhere", None, "model"), ("nowhere", "1", "model"), ("add", "3", "version")]
 )
 def test_missing_model(server: Any, model: str, version: str | None, missing: str) -> None:
-    with ModelClient(server.url, model, version, init_timeout_s=0.2) as client:
-        for call in (lambda: client.infer_sample(ROW), lambda: client.wait_for_model(0.2), lambda: client.model_config):
-            with pytest.raises(PyTritonClientModelUnavailableError) as caught:
+    # Long enough for one answer; a version that cannot come needs no more than that.
+    with ModelClient(server.url, model, version, init_timeout_s=1.5) as client:
+        with pytest.raises(PyTritonClientModelUnavailableError) as caught:
+            client.infer_sample(ROW)
+        error: Exception = caught.value
+        assert isinstance(error, PyTritonClientTimeoutError)
+        assert error.missing == missing
+        assert missing in error.message
+        assert model in error.message
+        assert error.timeout_s == 1.5
+        for call in (lambda: client.wait_for_model(0.1), lambda: client.with_options(timeout_s=0.1).infer_sample(ROW)):
+            with pytest.raises(PyTritonClientModelUnavailableError):
                 call()
-            error: Exception = caught.value
-            assert isinstance(error, PyTritonClientTimeoutError)
-            assert error.missing == missing
-            assert missing in error.message
-            assert model in error.message
-            assert error.timeout_s == 0.2
 
 
 def test_not_lazy_and_missing(server: Any) -> None:

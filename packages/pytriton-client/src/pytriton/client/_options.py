@@ -9,12 +9,18 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from ._deadline import check_timeout
 from ._results import ParameterValue
 from .exceptions import PyTritonClientValueError
 
-__all__ = ["NO_OPTIONS", "CallOptions", "check_headers", "check_parameters"]
+__all__ = ["NO_OPTIONS", "CallOptions", "Headers", "Parameters", "check_headers", "check_parameters"]
+
+# What a call takes as parameters and headers. An array is for a model with an input of that name; to type checkers it
+# also lets a dictionary of arrays stand for all inputs: infer_sample(**arrays).
+Parameters = Mapping[str, ParameterValue] | npt.NDArray[Any] | None
+Headers = Mapping[str, str | int | bool] | npt.NDArray[Any] | None
 
 # What Triton's clients pass as arguments of their own, under the names that the protocol gives them as parameters.
 _OPTIONS: dict[str, tuple[type, ...]] = {

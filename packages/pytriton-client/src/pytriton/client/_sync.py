@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._base import BaseModelClient
 from ._deadline import Deadline, check_timeout
+from ._options import Headers, Parameters
 from ._requests import build_request, check_call, decode_response
-from ._results import ModelResult, ParameterValue
+from ._results import ModelResult
 from ._spec import ModelSpec
 from ._startup import Pause, PlanStep, Question, prepare, wait_for_model, wait_for_server
 from ._telemetry import trace_call
@@ -95,8 +96,8 @@ class ModelClient(BaseModelClient):
     def infer_sample(
         self,
         *inputs: object,
-        parameters: Mapping[str, ParameterValue] | None = None,
-        headers: Mapping[str, str | int | bool] | None = None,
+        parameters: Parameters = None,
+        headers: Headers = None,
         **named_inputs: object,
     ) -> ModelResult:
         """Infer one sample.
@@ -126,8 +127,8 @@ class ModelClient(BaseModelClient):
     def infer_batch(
         self,
         *inputs: object,
-        parameters: Mapping[str, ParameterValue] | None = None,
-        headers: Mapping[str, str | int | bool] | None = None,
+        parameters: Parameters = None,
+        headers: Headers = None,
         **named_inputs: object,
     ) -> ModelResult:
         """Infer a batch of samples.
@@ -215,8 +216,8 @@ class ModelClient(BaseModelClient):
         self,
         inputs: tuple[object, ...],
         named_inputs: Mapping[str, object],
-        parameters: Mapping[str, ParameterValue] | None,
-        headers: Mapping[str, str | int | bool] | None,
+        parameters: Parameters,
+        headers: Headers,
         *,
         is_batch: bool,
     ) -> ModelResult:

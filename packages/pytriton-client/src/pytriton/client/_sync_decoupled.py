@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import closing
 
+from ._options import Headers, Parameters
 from ._requests import build_request, check_call, decode_response, is_end_of_stream
-from ._results import ModelResult, ParameterValue
+from ._results import ModelResult
 from ._spec import ModelSpec
 from ._sync import ModelClient
 from ._telemetry import TracedCall, trace_call
@@ -37,8 +38,8 @@ class DecoupledModelClient(ModelClient):
     def infer_sample(  # type: ignore[override] # many results in place of one, as PyTriton has it
         self,
         *inputs: object,
-        parameters: Mapping[str, ParameterValue] | None = None,
-        headers: Mapping[str, str | int | bool] | None = None,
+        parameters: Parameters = None,
+        headers: Headers = None,
         **named_inputs: object,
     ) -> Generator[ModelResult, None, None]:
         """Infer one sample.
@@ -71,8 +72,8 @@ class DecoupledModelClient(ModelClient):
     def infer_batch(  # type: ignore[override] # many results in place of one, as PyTriton has it
         self,
         *inputs: object,
-        parameters: Mapping[str, ParameterValue] | None = None,
-        headers: Mapping[str, str | int | bool] | None = None,
+        parameters: Parameters = None,
+        headers: Headers = None,
         **named_inputs: object,
     ) -> Generator[ModelResult, None, None]:
         """Infer a batch of samples. Else as ``infer_sample``.
@@ -96,8 +97,8 @@ class DecoupledModelClient(ModelClient):
         self,
         inputs: tuple[object, ...],
         named_inputs: Mapping[str, object],
-        parameters: Mapping[str, ParameterValue] | None,
-        headers: Mapping[str, str | int | bool] | None,
+        parameters: Parameters,
+        headers: Headers,
         *,
         is_batch: bool,
     ) -> Generator[ModelResult, None, None]:
