@@ -1000,6 +1000,59 @@ def test_a_stream_is_closed_when_what_it_yields_cannot_be_sent(
     assert peer.answer().batch == 2
 
 
+@pytest.mark.parametrize("way", [0, 1])
+def test_an_error_behind_the_last_response_is_told_to_nobody(
+    way: int, serve: Serve, golden: ModuleType, eventually: Eventually
+) -> None:
+    def steps(requests: list[Request]) -> Iterator[Any]:
+        try:
+            yield [Response(one(0), final=True) for _ in requests]
+        finally:
+            raise RuntimeError("while it is closed")
+
+    worker, peer = serve(in_both_ways(steps)[way], **STREAMS)
+    for number in (1, 2):
+        peer.batch(number, record(golden, number, [1.0]))
+        packet = peer.answer()
+        assert (packet.kind, packet.batch, packet.flags & golden.BATCH_DONE) == (golden.RESPONSE, number, 2)
+    assert set(worker.statistics.failed_requests.values()) == {0}
+
+
+def test_a_stream_that_sees_its_end_for_itself(serve: Serve, golden: ModuleType, eventually: Eventually) -> None:
+    asked = []
+
+    def steps(requests: list[Request]) -> Iterator[Any]:
+        while True:
+            yield [one(0)]
+            time.sleep(0.001)
+            if requests[0].is_cancelled():
+                asked.append(True)
+                raise RuntimeError("nobody is there")
+
+    _, peer = serve(steps, **STREAMS)
+    at = peer.batch(1, record(golden, 1, [1.0]))
+    peer.answer()
+    peer.arena[1][at + 64 + 72] = 1
+    while not (packet := peer.answer()).flags & golden.BATCH_DONE:
+        pass
+    # Either it asked before its next yield, or it was told there and asked then.
+    eventually(lambda: bool(asked))
+    assert packet.batch == 1
+    peer.batch(2, record(golden, 2, [1.0]))
+    assert peer.answer().batch == 2
+
+
+def test_a_decoupled_coroutine_takes_as_many_streams_as_the_protocol_allows(
+    proxy: Any, make_worker: Callable[..., Worker]
+) -> None:
+    async def stream(requests: list[Request]) -> Any:
+        yield [one(0)]
+
+    proxy.listen()
+    make_worker(stream, model=spec(decoupled=True)).start()
+    assert struct.unpack_from("<I", proxy.accept().receive().body, 20) == (1024,)
+
+
 def test_a_plain_callable_of_a_decoupled_model_answers_once_or_not_at_all(serve: Serve, golden: ModuleType) -> None:
     _, peer = serve(lambda requests: [None, one(1), Response(one(2), final=True)], **STREAMS)
     peer.batch(1, record(golden, 1, [1.0], [2.0], [3.0]))
