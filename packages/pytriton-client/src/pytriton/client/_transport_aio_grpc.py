@@ -32,8 +32,6 @@ from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 __all__ = ["AsyncGrpcTransport", "make_tritonclient"]
 
 _NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
-# Triton then ends a stream that fails with the status of the failure; else it would tell no more than the text.
-_STRICT_ERRORS = {"triton_grpc_error": "true"}
 
 
 def make_tritonclient(url: TritonUrl, tls: TlsSettings | None) -> Any:
@@ -94,7 +92,7 @@ class AsyncGrpcTransport:
     def stream(self, spec: ModelSpec, request: InferRequest) -> AsyncGrpcStream:
         """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
         message = encode_infer_request(request)
-        metadata = make_metadata(request.call.headers, _STRICT_ERRORS, self._headers)
+        metadata = make_metadata(request.call.headers, self._headers)
         operation = Operation("streaming inference", self._url, 0, request.model_name, request.model_version)
 
         async def send() -> Any:
@@ -203,6 +201,7 @@ class AsyncGrpcStream:
         if message is grpc.aio.EOF:
             return None
         if message.error_message:
+            # Without a status: Triton would tell it with triton_grpc_error, but 2.51 crashes when such a stream fails.
             raise server_error(operation, None, message.error_message)
         return _decode(operation, message.infer_response)
 
