@@ -4,7 +4,6 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from pytriton.proxy_backend import library_path
 from pytriton.server.binary import find_tritonserver
@@ -38,7 +37,7 @@ from pytriton.server.security import TritonSecurityConfig
 from pytriton.server.settings import TritonConfig
 from pytriton.server.workspace import Workspace
 
-__all__ = ["DRAIN_DEADLINE_S", "ServerSession", "Session"]
+__all__ = ["DRAIN_DEADLINE_S", "ServerSession"]
 
 DRAIN_DEADLINE_S = 30.0
 """How long a stop waits for requests that are being served, in seconds, unless `exit_timeout_secs` says."""
@@ -52,41 +51,6 @@ _DRAIN_POLL_S = 0.02
 _EXIT_MARGIN_S = 5.0
 
 logger = logging.getLogger(__name__)
-
-
-class Session(Protocol):
-    """A server with models, from the start or the first contact to the end."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the server is up."""
-
-    @property
-    def host(self) -> ModelHost:
-        """The models on the server."""
-
-    def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Brings server and models up. After an error, `close` has to follow.
-
-        Args:
-            models: The models that are bound already.
-            timeout_s: How long the server, and then each model's callables, may take, in seconds.
-            cancelled: Asked again and again; True ends the wait.
-        """
-
-    def claim(self, name: str) -> None:
-        """Makes sure that a model may get this name.
-
-        Raises:
-            PyTritonInvalidOperationError: It is somebody else's.
-        """
-
-    def close(self, *, hurried: Callable[[], bool]) -> None:
-        """Takes the models out of service when their requests are answered, and lets go of the server.
-
-        Args:
-            hurried: Asked again and again; True ends all patience.
-        """
 
 
 class ServerSession:
