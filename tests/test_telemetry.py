@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -420,7 +421,8 @@ def test_a_collector_that_is_not_there_holds_nobody_up(caplog: pytest.LogCapture
             post(triton, "plain", {})
         began = time.monotonic()
     assert time.monotonic() - began < PATIENCE_S
-    assert "The last spans could not be sent to" in caplog.text
+    # Older exporters give up at the first attempt.
+    assert re.search("The last spans could not be sent to|Exception while exporting", caplog.text)
     deadline = time.monotonic() + PATIENCE_S
     while left := [thread.name for thread in threading.enumerate() if thread not in threads]:
         assert time.monotonic() < deadline, left
