@@ -87,6 +87,20 @@ def test_a_dictionary_with_more_than_its_items() -> None:
     assert sorted(one) == ["x"]
 
 
+def test_a_request_that_keeps_its_attributes_in_slots() -> None:
+    class Request:
+        __slots__ = ("data", "parameters")
+
+        def __init__(self, data: Any, parameters: Any) -> None:
+            self.data = data
+            self.parameters = parameters
+
+    one = Request({"x": x(1)}, {"name": "a"})
+    (seen,) = served(fill_optionals(t=T)(lambda requests: requests))([one])
+    assert (type(seen), seen.parameters, sorted(seen.data)) == (Request, {"name": "a"}, ["t", "x"])
+    assert sorted(one.data) == ["x"]
+
+
 def test_callables_may_write_into_what_was_filled_in() -> None:
     def infer(requests: Any) -> Any:
         for one in requests:

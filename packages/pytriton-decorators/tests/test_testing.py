@@ -370,8 +370,10 @@ class TestKinds:
 
     def test_cancelling_the_test_cancels_the_callable(self) -> None:
         ended: list[str] = []
+        started = asyncio.Event()
 
         async def wait(requests: Any) -> Any:
+            started.set()
             try:
                 await asyncio.sleep(3600)
             except asyncio.CancelledError:
@@ -380,7 +382,7 @@ class TestKinds:
 
         async def main() -> None:
             task = asyncio.ensure_future(Harness(wait).infer_async(ONE))
-            await asyncio.sleep(0.01)
+            await asyncio.wait_for(started.wait(), 30)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
