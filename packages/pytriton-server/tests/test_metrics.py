@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from prometheus_client import REGISTRY
@@ -16,9 +17,12 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
 from pytriton.server import metrics
+from pytriton.server.command_line import ServerFolders, build_command
 from pytriton.server.metrics import render_metrics
 from pytriton.server.metrics_page import MetricsPage
-from pytriton.server.ports import Endpoint
+from pytriton.server.ports import Endpoint, ReservedPorts, reserve_ports
+from pytriton.server.security import TritonSecurityConfig
+from pytriton.server.settings import TritonConfig
 
 TRITON_TEXT = b'# HELP nv_x Something\n# TYPE nv_x counter\nnv_x{model="m"} 3\n'
 
@@ -144,3 +148,47 @@ def test_a_collector_of_the_user(value: float | None, caplog: pytest.LogCaptureF
 def test_a_start_does_not_import_prometheus() -> None:
     code = "import sys, pytriton.triton; sys.exit('prometheus_client' in sys.modules or 'opentelemetry' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+# ---- where the page and tritonserver's part of it are served ---------------------------------------------------------
+
+
+@pytest.fixture
+def ports() -> Iterator[ReservedPorts]:
+    config = TritonConfig(http_port=0, grpc_port=0, metrics_port=0, http_address="localhost", grpc_address="localhost")
+    ports = reserve_ports(config)
+    yield ports
+    ports.release()
+
+
+def test_the_page_listens_from_the_beginning(ports: ReservedPorts) -> None:
+    assert ports.metrics is not None
+    page = ("127.0.0.1", ports.metrics.port)
+    listener = ports.take_metrics_listener()
+    assert listener is not None
+    with listener:
+        ports.release()
+        socket.create_connection(page, timeout=30).close()
+    assert ports.take_metrics_listener() is None
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(page, timeout=30)
+
+
+def test_what_nobody_takes_is_released(ports: ReservedPorts) -> None:
+    assert ports.metrics is not None
+    ports.release()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", ports.metrics.port), timeout=30)
+
+
+def test_tritonserver_gets_a_port_of_this_machine_only(ports: ReservedPorts, tmp_path: Path) -> None:
+    assert ports.metrics is not None
+    assert ports.triton_metrics is not None
+    of_triton = [endpoint.port for endpoint in ports]
+    assert ports.triton_metrics.port in of_triton
+    assert ports.metrics.port not in of_triton
+    folders = ServerFolders(executable=tmp_path, models=tmp_path, backends=tmp_path, caches=None)
+    everywhere = TritonConfig(metrics_address="0.0.0.0")
+    command = build_command(everywhere, TritonSecurityConfig(), folders, ports)
+    assert f"--metrics-port={ports.triton_metrics.port}" in command
+    assert "--metrics-address=127.0.0.1" in command
