@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import wrapt
 
 from pytriton.client import DecoupledModelClient, ModelClient
 from pytriton.client.exceptions import PyTritonClientInferenceServerError
@@ -145,6 +146,18 @@ def picky(x: Array, t: float) -> Any:
     return {"y": x * t}
 
 
+@wrapt.decorator
+def foreign(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Somebody else's decorator, which hands on every attribute of what it wraps."""
+    return [{"y": result["y"] + 1000} for result in wrapped(*args, **kwargs)]
+
+
+@foreign
+@batch
+def wrapped_by_others(x: Array, **others: Array) -> dict[str, Array]:
+    return {"y": x}
+
+
 @pytest.fixture(scope="module")
 def triton() -> Iterator[Triton]:
     model = Model(100)
@@ -159,6 +172,7 @@ def triton() -> Iterator[Triton]:
         triton.bind("until_cancelled", until_cancelled, INPUTS, y, config=DECOUPLED)
         triton.bind("single", single, INPUTS, y, config=ModelConfig(batching=False))
         triton.bind("picky", picky, INPUTS, y, config=CONFIG)
+        triton.bind("wrapped_by_others", wrapped_by_others, INPUTS, y, config=CONFIG)
         with running(triton):
             yield triton
 
@@ -240,6 +254,11 @@ def test_cancellation_reaches_a_request_that_was_filled_up(triton: Triton) -> No
         assert next(responses)["y"].shape == (1, 2)
         responses.close()
     assert cancelled.wait(30)
+
+
+def test_a_decorator_of_somebody_else_above_ours_is_called(triton: Triton) -> None:
+    with ModelClient(str(triton.http_url), "wrapped_by_others") as client:
+        np.testing.assert_array_equal(client.infer_batch(x=np.ones((1, 2), np.float32))["y"], [[1001, 1001]])
 
 
 def test_without_batching(triton: Triton) -> None:

@@ -64,7 +64,7 @@ def use(batch: Batch) -> None:
     requests = batch.requests()
     for request in requests:
         for array in request.values():
-            array.sum() if array.dtype.kind != "O" else array.ravel().tolist()
+            array.tobytes() if array.dtype.kind != "O" else array.ravel().tolist()
         dict(request.parameters)
         list(request.requested_output_names or [])
         repr((request.request_id, request.correlation_id, request.trace_context, request.priority))

@@ -53,9 +53,10 @@ class Service:
         self.counters = Counters() if counters is None else counters
         self.joins = model.batching
         # What a callable under `@batch` offers: a call for the whole batch that makes nothing for each request.
-        self.whole: Callable[..., Any] | None = getattr(infer_func, "__pytriton_whole__", None)
-        if not model.batching or model.decoupled:
-            self.whole = None
+        self.whole: Callable[..., Any] | None = None
+        # Asked of the type: a wrapper of somebody else's above `@batch` hands on all attributes, and has to be called.
+        if model.batching and not model.decoupled and hasattr(type(infer_func), "__pytriton_whole__"):
+            self.whole = infer_func.__pytriton_whole__
         self._wanted: dict[tuple[str, ...] | None, tuple[str, ...]] = {}
 
     def wanted_names(self, requested: tuple[str, ...] | None) -> tuple[str, ...] | None:
