@@ -12,10 +12,13 @@ from ._layout import MAJOR as _MAJOR
 from ._layout import MINOR as _MINOR
 from ._native import BACKEND_NAME, LIBRARY_NAME, library_path
 from ._statistics import Histogram, WorkerStatistics
+from .description import description_path, read_description, write_description
 from .errors import (
     ArenaFullError,
     AttachError,
     ConnectionLostError,
+    DescriptionError,
+    DropInError,
     EndpointError,
     LibraryNotFoundError,
     OutputError,
@@ -36,6 +39,8 @@ __all__ = [
     "ArenaFullError",
     "AttachError",
     "ConnectionLostError",
+    "DescriptionError",
+    "DropInError",
     "EndpointError",
     "Histogram",
     "LibraryNotFoundError",
@@ -48,6 +53,9 @@ __all__ = [
     "VersionMismatchError",
     "Worker",
     "WorkerStatistics",
+    "description_path",
     "endpoint_path",
     "library_path",
+    "read_description",
+    "write_description",
 ]

@@ -5,6 +5,8 @@
     ProxyBackendError
     ├── LibraryNotFoundError    the native library is not in this installation
     ├── EndpointError           the path of the socket cannot be used
+    ├── DescriptionError        the description of a model is missing or cannot be used
+    ├── DropInError             a model cannot be put into, or taken out of, a model repository
     ├── AttachError             the worker could not attach in time, or was refused
     │   └── VersionMismatchError    worker and proxy backend speak different protocols
     ├── ConnectionLostError     the server went away
@@ -19,6 +21,8 @@ __all__ = [
     "ArenaFullError",
     "AttachError",
     "ConnectionLostError",
+    "DescriptionError",
+    "DropInError",
     "EndpointError",
     "LibraryNotFoundError",
     "OutputError",
@@ -50,6 +54,22 @@ class EndpointError(ProxyBackendError, ValueError):
         self.path = path
         self.length = length
         self.limit = limit
+
+
+class DescriptionError(ProxyBackendError, ValueError):
+    """The description of a model is missing, or is none that can be used."""
+
+
+class DropInError(ProxyBackendError):
+    """A model cannot be put into a model repository, or taken out of it. Nothing was changed.
+
+    Attributes:
+        path: The folder in question.
+    """
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class AttachError(ProxyBackendError):
