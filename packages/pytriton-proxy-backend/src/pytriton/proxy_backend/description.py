@@ -1,7 +1,7 @@
 """The description of a model as a file: what a worker must know that no socket tells it.
 
-It lies beside the socket of the model (`<socket>.json`), so that the name of a model and the folder of the endpoints are
-enough to attach a worker from a shell. A drop-in model has a copy of it in its version folder.
+It lies beside the socket of the model (`<socket>.json`), so that the name of a model and the folder of the endpoints
+are enough to attach a worker from a shell. A drop-in model has a copy of it in its version folder.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ DESCRIPTION_NAME = "pytriton.json"
 
 FORMAT = 1
 _MAX_BYTES = 1 << 20
-_CODES = {
+TRITON_CODES = {
     "BOOL": 1, "UINT8": 2, "UINT16": 3, "UINT32": 4, "UINT64": 5, "INT8": 6, "INT16": 7, "INT32": 8, "INT64": 9,
     "FP16": 10, "FP32": 11, "FP64": 12, "BYTES": 13, "BF16": 14,
 }  # fmt: skip
 _NAMES = {
     "bool": "BOOL", "float16": "FP16", "float32": "FP32", "float64": "FP64", "object": "BYTES", "bfloat16": "BF16",
-    **{name.lower(): name for name in _CODES if "INT" in name},
+    **{name.lower(): name for name in TRITON_CODES if "INT" in name},
 }  # fmt: skip
 
 
@@ -135,7 +135,8 @@ def dtype_name(tensor: TensorSpec) -> str:
     name = "BYTES" if tensor.dtype.kind in "SU" else _NAMES.get(tensor.dtype.name)
     if name is None:
         raise DescriptionError(
-            f"tensor '{tensor.name}': Triton has no data type for numpy's {tensor.dtype}; it has {', '.join(_CODES)}"
+            f"tensor '{tensor.name}': Triton has no data type for numpy's {tensor.dtype}; it has "
+            f"{', '.join(TRITON_CODES)}"
         )
     return name
 
@@ -168,15 +169,15 @@ def _tensors(reader: _Reader, key: str) -> tuple[TensorSpec, ...]:
             raise DescriptionError(f"{where}: expected an object with name, dtype and shape, got {fields!r}")
         tensor = _Reader(fields, where)
         name = tensor.get("dtype", str)
-        if name not in _CODES:
-            raise DescriptionError(f"{where}: expected a dtype among {', '.join(_CODES)}, got {name!r}")
+        if name not in TRITON_CODES:
+            raise DescriptionError(f"{where}: expected a dtype among {', '.join(TRITON_CODES)}, got {name!r}")
         shape = tensor.get("shape", list)
         if not all(type(size) is int and size >= -1 for size in shape):
             raise DescriptionError(f"{where}: expected a shape of sizes, -1 for a free one, got {shape!r}")
         made.append(
             TensorSpec(
                 name=tensor.get("name", str),
-                dtype=dtype_of(_CODES[name]),
+                dtype=dtype_of(TRITON_CODES[name]),
                 shape=tuple(shape),
                 optional=tensor.get("optional", bool, False),
             )

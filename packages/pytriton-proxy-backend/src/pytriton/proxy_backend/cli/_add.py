@@ -1,0 +1,178 @@
+"""`add`: puts a model into a model repository."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .. import _layout as layout
+from .._dropin_config import Batching, check_model, machine_of, native_files
+from .._dropin_files import Manifest
+from .._native import LIBRARY_NAME, library_path
+from ..dropin import add_model, check_name
+from ..errors import DropInError
+from ..model import ModelSpec, ProxySettings, endpoint_path
+from ._repository import add_repository
+from ._tensors import load_signature, model_of, parse_tensor
+
+_DEFAULT_BATCH = 4
+_DEFAULTS = ProxySettings(endpoint=Path("/"), batching=True)
+_EPILOG = """\
+A tensor is NAME:DTYPE:DIMS, such as x:float32:-1,4 or text:str:1, without the batch axis; ':optional' behind it marks
+an input that callers may leave out. Dtypes have numpy's names or Triton's.
+
+A model that is there already as it would be written is left alone. One that is not ours or was edited is never touched.
+"""
+
+
+def register(commands: Any) -> None:
+    """Adds the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "add",
+        help="put a model into a model repository",
+        description="Puts the folder of a model into a model repository, in one step. Any tritonserver that loads the "
+        "repository serves the model, as soon as workers attach to its endpoint.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_repository(parser)
+    parser.add_argument("--name", required=True, help="name of the model")
+    parser.add_argument("--version", type=_whole(1), default=1, metavar="N", help="version of the model (1)")
+    parser.add_argument(
+        "--input", action="append", type=_argument(parse_tensor), metavar="TENSOR", dest="inputs", help="an input"
+    )
+    parser.add_argument(
+        "--output", action="append", type=_argument(parse_tensor), metavar="TENSOR", dest="outputs", help="an output"
+    )
+    parser.add_argument(
+        "--from",
+        dest="signature",
+        metavar="MODULE:SIGNATURE",
+        help="take inputs and outputs from an attribute of a module; the other options go before what it says",
+    )
+    parser.add_argument("--flavour", choices=("native", "python"), default="native", help="which proxy (native)")
+    parser.add_argument(
+        "--endpoint",
+        required=True,
+        metavar="DIR",
+        help="folder for the socket, where server and workers see it; it may be made later. For the Python proxy also "
+        "an address such as tcp://*:5555",
+    )
+    parser.add_argument(
+        "--max-batch-size",
+        type=_whole(0),
+        metavar="N",
+        help=f"rows of the largest batch, 0: no batching ({_DEFAULT_BATCH})",
+    )
+    parser.add_argument("--max-queue-delay-us", type=_whole(0), default=0, metavar="US", help="wait for fuller batches")
+    parser.add_argument("--preferred-batch-size", action="append", type=_whole(1), default=[], metavar="N")
+    parser.add_argument(
+        "--decoupled", action="store_const", const=True, help="a request may get any number of responses"
+    )
+    parser.add_argument("--strict", action="store_const", const=True, help="outputs must be exactly as declared")
+    parser.add_argument(
+        "--attach-timeout",
+        type=_argument(_seconds),
+        default=_DEFAULTS.attach_timeout_s,
+        metavar="S",
+        help=f"how long a request waits where no worker is attached ({_DEFAULTS.attach_timeout_s:g})",
+    )
+    parser.add_argument(
+        "--arena-budget",
+        type=_whole(1),
+        default=_DEFAULTS.arena_budget_bytes,
+        metavar="BYTES",
+        help=f"shared memory per direction and worker ({_DEFAULTS.arena_budget_bytes})",
+    )
+    parser.add_argument("--replace", action="store_true", help="replace a model of ours that differs and is unedited")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Adds the model."""
+    check_name(arguments.name)
+    model = _model(arguments)
+    batching = Batching(max_queue_delay_us=arguments.max_queue_delay_us, preferred_sizes=arguments.preferred_batch_size)
+    check_model(model, batching)
+    endpoint, files = _native(arguments, model, batching)
+    manifest = Manifest(
+        name=model.name,
+        version=model.version,
+        flavour=arguments.flavour,
+        endpoint=endpoint,
+        made_by=_own_version(),
+        protocol=(layout.MAJOR, layout.MINOR),
+        machine=machine_of(files[LIBRARY_NAME]) if LIBRARY_NAME in files else "",
+    )
+    outcome = add_model(arguments.model_repository, model, manifest, files, replace=arguments.replace)
+    print(f"{outcome}: {arguments.model_repository / model.name}")
+    print(f"workers attach at {endpoint}")
+    return 0
+
+
+def _model(arguments: argparse.Namespace) -> ModelSpec:
+    given: dict[str, Any] = {"max_batch_size": _DEFAULT_BATCH}
+    if arguments.signature is not None:
+        given.update(load_signature(arguments.signature))
+    for name in ("inputs", "outputs", "max_batch_size", "decoupled", "strict"):
+        value = getattr(arguments, name)
+        if value is not None:
+            given[name] = tuple(value) if isinstance(value, list) else value
+    if arguments.max_batch_size is not None:
+        given["batching"] = arguments.max_batch_size > 0
+    missing = [name for name in ("inputs", "outputs") if not given.get(name)]
+    if missing:
+        raise DropInError(
+            f"model '{arguments.name}' needs {' and '.join(missing)}: give --input and --output, or --from",
+            path=arguments.name,
+        )
+    return model_of(arguments.name, arguments.version, given)
+
+
+def _native(arguments: argparse.Namespace, model: ModelSpec, batching: Batching) -> tuple[str, dict[str, bytes]]:
+    endpoint = endpoint_path(Path(arguments.endpoint).absolute(), model.name, model.version)
+    settings = ProxySettings(
+        endpoint=endpoint,
+        batching=model.batching,
+        decoupled=model.decoupled,
+        attach_timeout_s=arguments.attach_timeout,
+        arena_budget_bytes=arguments.arena_budget,
+    )
+    return str(endpoint), native_files(model, settings, batching, library_path())
+
+
+def _own_version() -> str:
+    from importlib.metadata import version
+
+    return version("pytriton-proxy-backend")
+
+
+def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A type for argparse whose errors are shown as they are."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+def _whole(least: int) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number of {least} or more, got {text!r}")
+        return int(text)
+
+    return convert
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value) or value < 0:
+        raise ValueError(f"expected a number of seconds of 0 or more, got {text!r}")
+    return value
