@@ -1,0 +1,539 @@
+"""Models of ours in the model repository of a tritonserver that somebody else starts."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import errno
+import json
+import os
+import shutil
+import socket
+import sys
+import tempfile
+import textwrap
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.proxy_backend import (
+    DescriptionError,
+    ModelSpec,
+    TensorSpec,
+    Worker,
+    description_path,
+    dropin,
+    endpoint_path,
+    read_description,
+)
+from pytriton.proxy_backend._dropin_files import read_manifest, render_manifest
+from pytriton.proxy_backend.cli._app import run as run_command
+from pytriton.proxy_backend.cli._tensors import load_signature, parse_tensor
+from pytriton.proxy_backend.errors import DropInError
+from pytriton.server.binary import find_tritonserver
+from support.plain_server import PlainServer, plain_server
+
+PATIENCE_S = 60.0
+TENSORS = ("--input", "x:float32:-1", "--output", "y:float32:-1")
+
+
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """A folder whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="pt") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "models"
+    folder.mkdir()
+    return folder
+
+
+class Outcome:
+    """What a command did."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code = code
+        self.out = out
+        self.err = err
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Callable[..., Outcome]:
+    """Runs the command line in this process."""
+
+    def call(*arguments: object) -> Outcome:
+        with pytest.raises(SystemExit) as ended:
+            run_command([str(argument) for argument in arguments])
+        captured = capsys.readouterr()
+        return Outcome(int(ended.value.code or 0), captured.out, captured.err)
+
+    return call
+
+
+def add(repository: Path, sockets: Path, *more: object, name: str = "double") -> Sequence[object]:
+    tensors = () if "--input" in more or "--from" in more else TENSORS
+    return ("add", "--model-repository", repository, "--name", name, "--endpoint", sockets, *tensors, *more)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Every file below a folder, by its path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def set_modes(folder: Path, mode: int) -> None:
+    """Gives a folder and those in it another mode."""
+    folder.chmod(0o755)
+    for path in [path for path in folder.rglob("*") if path.is_dir()]:
+        path.chmod(mode)
+    folder.chmod(mode)
+
+
+# ---- what is written -----------------------------------------------------------------------------------------------
+
+
+def test_a_folder_is_added_and_nothing_else(command: Any, repository: Path, sockets: Path) -> None:
+    done = command(*add(repository, sockets))
+    assert done.code == 0, done.err
+    assert str(sockets / "double.1.sock") in done.out
+    assert os.listdir(repository) == ["double"]
+    assert set(tree(repository)) == {
+        "double/config.pbtxt",
+        "double/libtriton_pytriton.so",
+        "double/pytriton-manifest.json",
+        "double/1/pytriton.conf",
+        "double/1/pytriton.json",
+    }
+    # The worker finds there what it must know.
+    spec = read_description(description_path(endpoint_path(sockets, "double", 1)))
+    assert spec == read_description(repository / "double" / "1" / "pytriton.json")
+    assert (spec.name, spec.version, spec.max_batch_size, spec.inputs[0].shape) == ("double", 1, 4, (-1,))
+    assert description_path(endpoint_path(sockets, "double", 1)).stat().st_mode & 0o777 == 0o600
+
+
+def test_the_folder_of_the_endpoint_may_come_later(command: Any, repository: Path, sockets: Path) -> None:
+    assert command(*add(repository, sockets / "later")).code == 0
+    assert not (sockets / "later").exists()
+    checked = command("check", "--model-repository", repository, "--name", "double")
+    assert checked.code == 1
+    assert "mount the volume" in checked.out
+
+
+def test_the_same_again_changes_nothing(command: Any, repository: Path, sockets: Path) -> None:
+    command(*add(repository, sockets))
+    inode = (repository / "double").stat().st_ino
+    again = command(*add(repository, sockets))
+    assert (again.code, again.out.split(":")[0]) == (0, "unchanged")
+    assert (repository / "double").stat().st_ino == inode
+
+
+def test_another_content_needs_to_be_asked_for(command: Any, repository: Path, sockets: Path) -> None:
+    command(*add(repository, sockets))
+    before = tree(repository)
+    refused = command(*add(repository, sockets, "--max-batch-size", 16))
+    assert refused.code == 1
+    assert "--replace" in refused.err
+    assert tree(repository) == before
+    assert command(*add(repository, sockets, "--max-batch-size", 16, "--replace")).code == 0
+    assert b"max_batch_size: 16" in tree(repository)["double/config.pbtxt"]
+    assert os.listdir(repository) == ["double"]
+    assert read_description(repository / "double" / "1" / "pytriton.json").max_batch_size == 16
+
+
+def _edit(folder: Path) -> None:
+    with (folder / "config.pbtxt").open("a") as file:
+        file.write("# mine\n")
+
+
+def _add_file(folder: Path) -> None:
+    (folder / "1" / "weights.bin").write_bytes(b"w")
+
+
+def _remove_file(folder: Path) -> None:
+    (folder / "1" / "pytriton.conf").unlink()
+
+
+def _edit_manifest(folder: Path) -> None:
+    manifest = folder / "pytriton-manifest.json"
+    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
+
+
+def _link(folder: Path) -> None:
+    (folder / "config.pbtxt").rename(folder.parent / "aside")
+    (folder / "config.pbtxt").symlink_to(folder.parent / "aside")
+
+
+def _break_manifest(folder: Path) -> None:
+    (folder / "pytriton-manifest.json").write_text("{")
+
+
+@pytest.mark.parametrize("edit", [_edit, _add_file, _remove_file, _edit_manifest, _link, _break_manifest])
+def test_a_folder_with_local_edits_is_never_touched(
+    command: Any, repository: Path, sockets: Path, edit: Callable[[Path], None]
+) -> None:
+    command(*add(repository, sockets))
+    edit(repository / "double")
+    before = tree(repository)
+    for attempt in (
+        add(repository, sockets),
+        add(repository, sockets, "--replace", "--max-batch-size", 8),
+        ("remove", "--model-repository", repository, "--name", "double"),
+    ):
+        refused = command(*attempt)
+        assert refused.code == 1
+        assert "was changed since it was written" in refused.err
+        assert tree(repository) == before
+    assert "edited:" in command("list", "--model-repository", repository).out
+    assert command("check", "--model-repository", repository).code == 1
+
+
+@pytest.mark.parametrize("kind", ["model", "empty folder", "file", "dangling link"])
+def test_what_is_not_ours_is_never_touched(command: Any, repository: Path, sockets: Path, kind: str) -> None:
+    place = repository / "double"
+    if kind == "model":
+        place.mkdir()
+        (place / "config.pbtxt").write_text("backend: 'python'")
+    elif kind == "empty folder":
+        place.mkdir()
+    elif kind == "file":
+        place.write_text("mine")
+    else:
+        place.symlink_to(repository / "nowhere")
+    before = (sorted(os.listdir(repository)), tree(repository), place.lstat().st_ino)
+    for attempt in (
+        add(repository, sockets),
+        add(repository, sockets, "--replace"),
+        ("remove", "--model-repository", repository, "--name", "double"),
+    ):
+        refused = command(*attempt)
+        assert refused.code == 1
+        assert "was not made by pytriton-proxy-backend" in refused.err
+        assert (sorted(os.listdir(repository)), tree(repository), place.lstat().st_ino) == before
+    assert json.loads(command("list", "--model-repository", repository, "--json").out) == []
+
+
+def test_what_python_caches_is_no_edit(command: Any, repository: Path, sockets: Path) -> None:
+    command(*add(repository, sockets))
+    cache = repository / "double" / "1" / "__pycache__"
+    cache.mkdir()
+    (cache / "model.cpython-311.pyc").write_bytes(b"")
+    assert command("remove", "--model-repository", repository, "--name", "double").code == 0
+    assert os.listdir(repository) == []
+
+
+def test_remove_takes_away_what_add_has_put_there(command: Any, repository: Path, sockets: Path) -> None:
+    command(*add(repository, sockets))
+    command(*add(repository, sockets, name="other"))
+    assert command("remove", "--model-repository", repository, "--name", "double").code == 0
+    assert os.listdir(repository) == ["other"]
+    assert os.listdir(sockets) == ["other.1.sock.json"]
+    again = command("remove", "--model-repository", repository, "--name", "double")
+    assert again.code == 1
+    assert "there is no model 'double'" in again.err
+    assert command("remove", "--model-repository", repository, "--name", "../models/other").code == 1
+    assert os.listdir(repository) == ["other"]
+
+
+def test_without_renameat2_it_works_as_well(
+    command: Any, repository: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unsupported(source: Path, target: Path, flags: int) -> None:
+        raise OSError(errno.EINVAL, "not on this file system")
+
+    monkeypatch.setattr(dropin, "_renameat2", unsupported)
+    assert command(*add(repository, sockets)).code == 0
+    assert command(*add(repository, sockets, "--decoupled", "--replace")).code == 0
+    assert b"decoupled: true" in tree(repository)["double/config.pbtxt"]
+    assert os.listdir(repository) == ["double"]
+
+
+def test_many_at_once_leave_one_whole_model(repository: Path, sockets: Path) -> None:
+    codes: list[object] = []
+
+    def one(size: int) -> None:
+        try:
+            run_command([str(part) for part in add(repository, sockets, "--replace", "--max-batch-size", size)])
+        except SystemExit as ended:
+            codes.append(ended.code)
+
+    threads = [threading.Thread(target=one, args=(size,)) for size in range(1, 9)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert codes == [0] * 8
+    [model] = dropin.find_models(repository)
+    assert model.edits == ()
+    assert os.listdir(repository) == ["double"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--input", "x:float32"), "NAME:DTYPE:DIMS"),
+        (("--input", "x:float99:-1"), "float99"),
+        (("--input", "x:complex64:1"), "complex64"),
+        (("--input", "x:float32:0"), "above 0"),
+        (("--input", "x:float32:1,y"), "1,y"),
+        (("--input", ":float32:1"), "NAME:DTYPE:DIMS"),
+        (("--input", "x:float32:1", "--max-batch-size", "-1"), "-1"),
+        (("--input", "x:float32:1", "--attach-timeout", "nan"), "nan"),
+        (("--input", "x:float32:1", "--flavour", "rust"), "rust"),
+    ],
+)
+def test_arguments_that_are_not_understood_say_why(
+    command: Any, repository: Path, sockets: Path, arguments: Sequence[str], words: str
+) -> None:
+    done = command(*add(repository, sockets, *arguments))
+    assert done.code == 2
+    assert words in done.err
+    assert os.listdir(repository) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--input", "x:float32:1"), "outputs"),
+        (("--input", "x:float32:1", "--output", "y:float32:1", "--input", "x:int8:1"), "'x' is given twice"),
+        (("--input", "x:float32:1", "--output", "y:float32:1:optional"), "optional"),
+        (("--input", "x:float32:1", "--output", "y:float32:1", "--preferred-batch-size", "9"), "from 1 to 4"),
+        (("--from", "no_such_module:x"), "no_such_module"),
+        (("--from", "os:sep"), "inputs"),
+        (("--from", "os"), "module:signature"),
+    ],
+)
+def test_models_that_triton_would_not_load_are_not_written(
+    command: Any, repository: Path, sockets: Path, arguments: Sequence[str], words: str
+) -> None:
+    done = command(*add(repository, sockets, *arguments))
+    assert done.code == 1
+    assert words in done.err
+    assert os.listdir(repository) == []
+
+
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a\nb"])
+def test_names_that_are_no_folders_are_refused(command: Any, repository: Path, sockets: Path, name: str) -> None:
+    done = command(*add(repository, sockets, name=name))
+    assert done.code == 1
+    assert os.listdir(repository) == []
+
+
+def test_a_repository_that_is_not_there_is_said(command: Any, repository: Path, sockets: Path) -> None:
+    for arguments in (add(repository / "no", sockets), ("list", "--model-repository", repository / "no")):
+        done = command(*arguments)
+        assert done.code == 1
+        assert "expected a model repository" in done.err
+
+
+def test_an_endpoint_with_a_path_too_long_is_refused(command: Any, repository: Path, tmp_path: Path) -> None:
+    done = command(*add(repository, tmp_path / ("s" * 120)))
+    assert done.code == 1
+    assert "107" in done.err
+    assert os.listdir(repository) == []
+
+
+def test_tensors_come_in_numpys_and_in_tritons_words() -> None:
+    assert parse_tensor("x:float32:-1,4") == TensorSpec(name="x", dtype=np.dtype("float32"), shape=(-1, 4))
+    assert parse_tensor("x:FP16:2").dtype == np.float16
+    assert parse_tensor("x:TYPE_INT64:2").dtype == np.int64
+    for strings in ("str", "bytes", "BYTES", "TYPE_STRING", "object"):
+        assert parse_tensor(f"x:{strings}:1").dtype == np.dtype(object)
+    assert parse_tensor("x:bool:1:optional").optional
+
+
+def test_a_signature_comes_from_a_module(
+    command: Any, repository: Path, sockets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "signatures_of_mine.py").write_text(
+        textwrap.dedent("""
+        import numpy as np
+        from pytriton.model_config import ModelConfig, Tensor
+
+        class Mine:
+            inputs = [
+                Tensor(name="text", dtype=bytes, shape=(1,), optional=True), Tensor(dtype=np.int32, shape=(-1, 2))
+            ]
+            outputs = ["score:float32:1"]
+            config = ModelConfig(max_batch_size=32, decoupled=True)
+
+        def plain():
+            return {"inputs": ["x:float32:1"], "outputs": ["y:float32:1"], "batching": False}
+
+        broken = {"inputs": [3], "outputs": []}
+        """)
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    done = command(*add(repository, sockets, "--from", "signatures_of_mine:Mine"))
+    assert done.code == 0, done.err
+    spec = read_description(repository / "double" / "1" / "pytriton.json")
+    assert spec == ModelSpec(
+        name="double",
+        version=1,
+        inputs=(
+            TensorSpec(name="text", dtype=np.dtype(object), shape=(1,), optional=True),
+            TensorSpec(name="INPUT_2", dtype=np.dtype("int32"), shape=(-1, 2)),
+        ),
+        outputs=(TensorSpec(name="score", dtype=np.dtype("float32"), shape=(1,)),),
+        batching=True,
+        max_batch_size=32,
+        decoupled=True,
+    )
+    assert load_signature("signatures_of_mine:plain")["batching"] is False
+    with pytest.raises(DropInError, match=r"inputs\[0\] is no tensor"):
+        load_signature("signatures_of_mine:broken")
+    # What the command line says goes before it.
+    command(*add(repository, sockets, "--from", "signatures_of_mine:plain", "--max-batch-size", 2, name="plain"))
+    assert read_description(repository / "plain" / "1" / "pytriton.json").max_batch_size == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("[]", "expected format 1"),
+        ('{"format": 2}', "got 2"),
+        ('{"format": 1}', "'name'"),
+        ('{"format": 1, "name": "a", "version": true}', "'version'"),
+        ('{"format": 1, "name": "a", "version": 1, "inputs": [{"name": "x", "dtype": "F", "shape": []}]}', "dtype"),
+        ('{"format": 1, "name": "a", "version": 1, "inputs": [{"name": "x", "dtype": "FP32", "shape": [-2]}]}', "-2"),
+    ],
+)
+def test_descriptions_that_are_none_say_why(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "double.1.sock.json"
+    path.write_text(text)
+    with pytest.raises(DescriptionError, match=words.replace("[", r"\[")) as caught:
+        read_description(path)
+    assert str(path) in str(caught.value)
+    with pytest.raises(DescriptionError, match="there is no description"):
+        read_description(tmp_path / "none.json")
+
+
+# ---- check ---------------------------------------------------------------------------------------------------------
+
+
+def test_check_loads_the_library_as_the_server_would(command: Any, repository: Path, sockets: Path) -> None:
+    command(*add(repository, sockets))
+    server = find_tritonserver().executable.parent.parent
+    done = command("check", "--model-repository", repository, "--tritonserver", server)
+    assert done.code == 0, done.out
+    assert "the library loads into the server" in done.out
+    assert "no server has loaded the model now" in done.out
+    # One that is no library of this machine.
+    library = repository / "double" / "libtriton_pytriton.so"
+    library.write_bytes(library.read_bytes()[:1000])
+    done = command("check", "--model-repository", repository, "--tritonserver", server)
+    assert done.code == 1
+    assert "problem: the library does not load" in done.out
+    done = command("check", "--model-repository", repository, "--tritonserver", repository)
+    assert "is no tritonserver" in done.out
+
+
+def test_check_sees_what_is_in_the_way_of_the_socket(command: Any, repository: Path, sockets: Path) -> None:
+    command(*add(repository, sockets))
+    endpoint = endpoint_path(sockets, "double", 1)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as left_behind:
+        left_behind.bind(str(endpoint))
+    assert "left behind and will replace" in command("check", "--model-repository", repository).out
+    endpoint.unlink()
+    endpoint.write_text("")
+    done = command("check", "--model-repository", repository, "--json")
+    assert done.code == 1
+    assert any("not a socket" in finding["text"] for finding in json.loads(done.out)["double"])
+    shutil.rmtree(sockets / "gone", ignore_errors=True)
+    sockets.chmod(0o777)
+    assert "chmod 700" in command("check", "--model-repository", repository).out
+    sockets.chmod(0o700)
+
+
+def test_check_says_where_the_protocol_is_another(command: Any, repository: Path, sockets: Path) -> None:
+    command(*add(repository, sockets))
+    path = repository / "double" / "pytriton-manifest.json"
+    manifest = read_manifest(path)
+    path.write_text(render_manifest(dataclasses.replace(manifest, protocol=(9, 3), made_by="9.9.9")))
+    done = command("check", "--model-repository", repository)
+    assert done.code == 1
+    assert "protocol 9.3" in done.out
+    # It is ours and unedited, so it can be brought up to date.
+    assert command(*add(repository, sockets, "--replace")).code == 0
+    assert "protocol 1.0" in command("check", "--model-repository", repository).out
+
+
+# ---- served --------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def attached(infer: Any, description: Path, endpoint: Path) -> Iterator[Worker]:
+    worker = Worker(infer, read_description(description), endpoint)
+    worker.start()
+    try:
+        worker.wait_attached(PATIENCE_S)
+        yield worker
+    finally:
+        assert worker.stop(PATIENCE_S)
+
+
+def double(requests: Any) -> Any:
+    return [{"y": request["x"] * 2} for request in requests]
+
+
+def test_any_tritonserver_that_loads_the_repository_serves_it(
+    command: Any, repository: Path, sockets: Path, tmp_path: Path
+) -> None:
+    """The bare binary, another working directory and home, a repository that it only reads, and a model of others."""
+    command(*add(repository, sockets))
+    command(*add(repository, sockets, "--input", "t:str:1", "--output", "t:str:1", "--version", 3, name="echo"))
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    set_modes(repository, 0o555)
+    before = tree(repository)
+    options = ("--model-control-mode=explicit", "--load-model=*")
+    try:
+        with plain_server(elsewhere, repository, *options) as server:
+            _serve_both(command, server, repository, sockets)
+    finally:
+        set_modes(repository, 0o755)
+    assert tree(repository) == before
+    assert {path.suffix for path in sockets.iterdir()} <= {".json"}
+
+
+def _serve_both(command: Any, server: PlainServer, repository: Path, sockets: Path) -> None:
+    endpoint = endpoint_path(sockets, "double", 1)
+    row = ("FP32", [1, 3], [1, 2, 3])
+    with attached(double, description_path(endpoint), endpoint):
+        assert server.infer("double", x=row) == (200, {"y": [2, 4, 6]})
+        # Two workers of one model, one after the other: the server stays as it is.
+        with attached(double, repository / "double" / "1" / "pytriton.json", endpoint):
+            assert server.infer("double", x=row) == (200, {"y": [2, 4, 6]})
+        assert server.infer("double", x=row) == (200, {"y": [2, 4, 6]})
+
+    def echo(requests: Any) -> Any:
+        return [{"t": request["t"]} for request in requests]
+
+    with attached(echo, repository / "echo" / "3" / "pytriton.json", endpoint_path(sockets, "echo", 3)):
+        assert server.infer("echo", t=("BYTES", [1, 1], ["naïve"])) == (200, {"t": ["naïve"]})
+    done = command("check", "--model-repository", repository, "--name", "double", "--server-url", server.url)
+    assert done.code == 0, done.out
+    assert "a server listens at" in done.out
+    assert "has loaded model 'double'" in done.out
+    # Replacing what is loaded does not disturb it; the new one is served once it is loaded.
+    set_modes(repository, 0o755)
+    assert command(*add(repository, sockets, "--max-batch-size", 1, "--replace")).code == 0
+    assert server.load("double")[0] == 200
+    with attached(double, description_path(endpoint), endpoint) as worker:
+        assert worker.model.max_batch_size == 1
+        assert server.infer("double", x=row) == (200, {"y": [2, 4, 6]})
+        status, text = server.infer("double", x=("FP32", [2, 1], [1, 2]))
+        assert status == 400
+        assert "batch-size" in text
+    assert server.unload("double")[0] == 200
+    server.wait_unloaded("double")
+    done = command("check", "--model-repository", repository, "--name", "double", "--server-url", server.url)
+    assert "has not loaded model 'double'" in done.out
+    assert command(*add(repository, sockets, "--replace")).code == 0
