@@ -355,7 +355,7 @@ def test_a_foreign_peer(hello: bytes, reason: str | None, server: Server) -> Non
 def test_another_major_is_told_both_versions(hello: bytes, theirs: str, server: Server) -> None:
     with BadWorker(server.endpoint("plain"), hello=hello) as bad:
         bad.receive_kind(wire.REFUSE)
-        text = bad.packet[112:].decode()
+        text = bad.packet[120:].decode()
         assert f"the worker speaks protocol {theirs}, this proxy backend 1.0" in text
         bad.wait_closed()
     assert_alive(server)
@@ -375,12 +375,12 @@ def test_a_later_minor_attaches(server: Server) -> None:
     hello = wire.greeting(wire.HELLO, "later", minor=9, capabilities=(1 << 64) - 1, tail=b"later fields" * 3)
     with BadWorker(server.endpoint("plain"), hello=hello) as worker:
         worker.receive_kind(wire.WELCOME)
-        (_, major, minor, pid, uid, in_flight, capabilities, flags, _, version, budget, idle) = struct.unpack_from(
-            "<8sHHIIIQIIQQQ", worker.packet, 48
+        (_, major, minor, pid, uid, in_flight, capabilities, flags, _, version, budget, idle, limit) = struct.unpack_from(
+            "<8sHHIIIQIIQQQQ", worker.packet, 48
         )
         assert (major, minor, pid, uid) == (1, 0, server.process.pid, os.geteuid())
-        assert (in_flight, capabilities, flags, version, budget, idle) == (1, 3, 1, 1, 4 << 30, 10_000)
-        assert worker.packet[112:] == b"plain"
+        assert (in_flight, capabilities, flags, version, budget, idle, limit) == (1, 3, 1, 1, 4 << 30, 10_000, 0)
+        assert worker.packet[120:] == b"plain"
         fields = worker.receive_kind(wire.SEGMENT)
         assert (fields[5], fields[8]) == (1, MIB)
 

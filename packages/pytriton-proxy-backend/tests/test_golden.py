@@ -82,6 +82,7 @@ def test_welcome() -> None:
         capabilities=Capability.DECOUPLED | Capability.CANCEL,
         arena_budget=1 << 32,
         arena_idle_s=10.0,
+        execution_timeout_s=2.5,
     )
     plain = parse_greeting(read("welcome_decoupled_no_capabilities"))
     assert (plain.model_name, plain.batching, plain.decoupled, plain.capabilities) == ("tokens", True, True, 0)

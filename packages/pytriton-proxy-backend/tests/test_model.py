@@ -28,7 +28,12 @@ def test_side_file() -> None:
         "attach_timeout_ms = 2500",
         "arena_budget_bytes = 1073741824",
         "arena_idle_ms = 250",
+        "execution_timeout_ms = 0",
+        "repeatable = false",
     ]
+    assert "execution_timeout_ms = 1500\nrepeatable = true\n" in ProxySettings(
+        endpoint=ENDPOINT, batching=True, execution_timeout_s=1.5, repeatable=True
+    ).to_text()
     assert text.endswith("\n")
 
 
@@ -41,6 +46,9 @@ def test_side_file() -> None:
         ("arena_idle_s", -0.1),
         ("arena_budget_bytes", 0),
         ("arena_budget_bytes", -5),
+        ("execution_timeout_s", 0),
+        ("execution_timeout_s", float("inf")),
+        ("execution_timeout_s", float("nan")),
     ],
 )
 def test_settings_name_the_field_that_is_wrong(field: str, value: float) -> None:

@@ -255,7 +255,14 @@ bool Batch::Collect(BatchSource* source, std::string* error) {
   return CollectTensors(source, error);
 }
 
-uint64_t Batch::MarkSent() { return sent_ns_ = NowNs(); }
+uint64_t Batch::MarkSent() { return active_ns_ = sent_ns_ = NowNs(); }
+
+void Batch::StartAgain(uint64_t id) {
+  id_ = id;
+  input = Block{};
+  input_in_use = false;
+  for (auto& item : items_) item.cancelled = false;  // the next worker has not been told yet
+}
 
 TRITONBACKEND_Response* Batch::NewResponse(Item& item, std::string* error) {
   TRITONBACKEND_Response* response = nullptr;
@@ -333,7 +340,8 @@ bool SplitRows(
 }  // namespace
 
 void Batch::Respond(const ResponseRecord& record) {
-  const uint64_t compute_end_ns = NowNs();
+  const uint64_t compute_end_ns = active_ns_ = NowNs();
+  touched_ = true;
   const auto& entries = record.entries();
   std::vector<std::vector<Slice>> slices(entries.size());
   std::vector<std::string> broken(entries.size());
@@ -371,6 +379,8 @@ void Batch::Respond(const ResponseRecord& record) {
     const auto& entry = entries[i];
     Item& item = items_[entry.request];
     if (!item.open) {
+      // Of an expired batch nobody waits for one: that it was late is in the log already.
+      if (expired) continue;
       PYTRITON_LOG(WARN, "a worker answered request " + std::to_string(entry.request) + " of batch " +
                              std::to_string(id_) + " after its last response; the answer is dropped");
       continue;
@@ -489,6 +499,15 @@ void Batch::PollCancelled(const std::function<void(uint32_t)>& cancelled) {
       item.cancelled = true;
       cancelled(i);
     }
+  }
+}
+
+void Batch::CancelOpen(const std::function<void(uint32_t)>& cancelled) {
+  for (uint32_t i = 0; i < size(); ++i) {
+    Item& item = items_[i];
+    if (!item.open || item.cancelled) continue;
+    item.cancelled = true;
+    cancelled(i);
   }
 }
 

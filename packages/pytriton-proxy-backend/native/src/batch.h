@@ -26,6 +26,10 @@ class Batch {
   uint32_t size() const { return static_cast<uint32_t>(items_.size()); }
   uint64_t started_ns() const { return started_ns_; }
   bool finished() const { return open_ == 0; }
+  // When the worker was last known to be at it: when it was sent, or gave its last response.
+  uint64_t active_ns() const { return active_ns_; }
+  // Whether no request of it has had a response yet.
+  bool untouched() const { return !touched_; }
 
   // Fills `source` with views on the memory of the requests. False with the reason.
   bool Collect(BatchSource* source, std::string* error);
@@ -38,9 +42,15 @@ class Batch {
   void Fail(TRITONSERVER_Error_Code code, const std::string& text);
   // Calls `cancelled(request)` once for each open request that its caller has given up.
   void PollCancelled(const std::function<void(uint32_t)>& cancelled);
+  // Gives up every open request that its caller has not: calls `cancelled(request)` once for each.
+  void CancelOpen(const std::function<void(uint32_t)>& cancelled);
+  // Makes it one that was never sent, with a number of its own.
+  void StartAgain(uint64_t id);
 
   Block input;  // the input block of this batch, until the worker gives it back
   bool input_in_use = false;
+  bool expired = false;  // took longer than it may; its requests have their errors
+  std::string loss;      // how the worker that had it before was lost; empty where it is the first that has it
 
  private:
   struct Item {
@@ -66,6 +76,8 @@ class Batch {
   uint32_t open_;
   uint64_t started_ns_;
   uint64_t sent_ns_ = 0;
+  uint64_t active_ns_ = 0;
+  bool touched_ = false;
   bool reported_ = false;
 };
 

@@ -1,6 +1,5 @@
 #include "connection.h"
 
-#include <poll.h>
 #include <sys/socket.h>
 #include <sys/uio.h>
 #include <unistd.h>
@@ -15,10 +14,8 @@ namespace pytriton {
 
 namespace {
 
-constexpr int kSendTimeoutMs = 5000;
 // A response above this is acknowledged at once, a smaller one with the next batch.
 constexpr uint64_t kEagerAcknowledge = 64 << 10;
-constexpr uint64_t kCancelPollNs = 20 * 1000 * 1000;
 constexpr uint32_t kMaxInFlight = 1024;
 // How long the messages of one worker are read in a row.
 constexpr uint64_t kTurnNs = 2 * 1000 * 1000;
@@ -31,71 +28,19 @@ std::string VersionText(uint16_t major, uint16_t minor) {
 
 }  // namespace
 
-Connection::Connection(int fd, const ModelIdentity& model, const Settings& settings)
-    : fd_(fd), model_(model), settings_(settings), accepted_ns_(NowNs()), inputs_(settings.arena_budget_bytes) {
+Connection::Connection(int fd, const ModelIdentity& model, const Settings& settings, ConnectionOwner* owner)
+    : fd_(fd),
+      model_(model),
+      settings_(settings),
+      owner_(owner),
+      accepted_ns_(NowNs()),
+      inputs_(settings.arena_budget_bytes) {
   label_ = "a peer that has not said its name";
 }
 
 Connection::~Connection() {
   Close("the model is unloaded", true);
   close(fd_);
-}
-
-bool Connection::WriteLocked(
-    Message* message, const void* body, size_t body_length, int fd, std::string* error) {
-  message->size = static_cast<uint32_t>(sizeof(Message) + body_length);
-  iovec parts[2] = {{message, sizeof(Message)}, {const_cast<void*>(body), body_length}};
-  msghdr header{};
-  header.msg_iov = parts;
-  header.msg_iovlen = body_length == 0 ? 1 : 2;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  if (fd >= 0) {
-    header.msg_control = control;
-    header.msg_controllen = sizeof(control);
-    cmsghdr* cmsg = CMSG_FIRSTHDR(&header);
-    cmsg->cmsg_level = SOL_SOCKET;
-    cmsg->cmsg_type = SCM_RIGHTS;
-    cmsg->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(cmsg), &fd, sizeof(int));
-  }
-  const uint64_t deadline_ns = NowNs() + uint64_t{kSendTimeoutMs} * 1000000u;
-  for (;;) {
-    if (sendmsg(fd_, &header, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return true;
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN && errno != EWOULDBLOCK) {
-      *error = std::string("sending to it failed: ") + std::strerror(errno);
-      return false;
-    }
-    const uint64_t now_ns = NowNs();
-    if (now_ns >= deadline_ns) {
-      *error = "it read nothing from its socket for " + std::to_string(kSendTimeoutMs / 1000) + " s";
-      return false;
-    }
-    pollfd wait{fd_, POLLOUT, 0};
-    poll(&wait, 1, static_cast<int>((deadline_ns - now_ns) / 1000000u) + 1);
-  }
-}
-
-bool Connection::TryWriteLocked(Message* message, bool* sent, std::string* error) {
-  message->size = sizeof(Message);
-  do {
-    *sent = send(fd_, message, sizeof(Message), MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
-  } while (!*sent && errno == EINTR);
-  if (*sent || errno == EAGAIN || errno == EWOULDBLOCK) return true;
-  *error = std::string("sending to it failed: ") + std::strerror(errno);
-  return false;
-}
-
-bool Connection::AcknowledgeLocked(std::string* error) {
-  Message release{};
-  release.type = static_cast<uint16_t>(MessageType::kRelease);
-  release.consumed = consumed_;
-  bool sent = false;
-  if (!TryWriteLocked(&release, &sent, error)) return false;
-  // The count is cumulative: a later acknowledgement makes up for one that found no room.
-  if (sent) acknowledged_ = consumed_;
-  acknowledgement_due_ = !sent;
-  return true;
 }
 
 bool Connection::SendGreetingLocked(MessageType type, const std::string& text) {
@@ -115,6 +60,7 @@ bool Connection::SendGreetingLocked(MessageType type, const std::string& text) {
   greeting.model_version = model_.version;
   greeting.arena_budget = settings_.arena_budget_bytes;
   greeting.arena_idle_ms = settings_.arena_idle_ms;
+  greeting.execution_timeout_ms = settings_.execution_timeout_ms;
   std::memcpy(body, &greeting, sizeof(greeting));
   std::memcpy(body + sizeof(greeting), text.data(), greeting.text_length);
   std::string error;
@@ -159,28 +105,22 @@ bool Connection::HelloLocked(const uint8_t* body, uint32_t body_length, std::str
     return false;
   }
   max_in_flight_ = std::min(std::max(greeting.max_in_flight, 1u), kMaxInFlight);
+  // From here on nothing is a reason to refuse it for good: where the system has no memory or descriptor for its arena
+  // now, the connection ends, and the worker tries again.
   if (!SendGreetingLocked(MessageType::kWelcome, model_.name)) {
-    *error = "the answer to its greeting could not be sent";
-    return false;
+    CloseLocked("the answer to its greeting could not be sent", false);
+    return true;
   }
   // The first segment comes with the greeting, so that the first request does not wait for it.
-  if (!AddSegmentLocked(1, error)) return false;
+  if (!AddSegmentLocked(1, error)) {
+    CloseLocked("its arena could not be made: " + *error, false);
+    error->clear();
+    return true;
+  }
   state_.store(ConnectionState::kAttached, std::memory_order_release);
   PYTRITON_LOG(INFO, "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + label_ +
                          " attached, protocol " + theirs);
   return true;
-}
-
-bool Connection::AddSegmentLocked(uint64_t length, std::string* error) {
-  Segment* segment = inputs_.AddSegment(length, error);
-  if (segment == nullptr) return false;
-  Message message{};
-  message.type = static_cast<uint16_t>(MessageType::kSegment);
-  message.segment = segment->id();
-  message.length = segment->size();
-  const bool sent = WriteLocked(&message, nullptr, 0, segment->fd(), error);
-  segment->CloseFd();
-  return sent;
 }
 
 bool Connection::SegmentLocked(const Message& message, int fd, std::string* error) {
@@ -346,8 +286,13 @@ void Connection::Process() {
       CloseLocked(std::string("reading from it failed: ") + std::strerror(errno), false);
       break;
     }
+    if (silent_) {
+      silent_ = false;
+      silent_since_ns_ = 0;
+    }
     int fd = -1;
-    bool surplus = (header.msg_flags & MSG_CTRUNC) != 0;
+    const bool truncated = (header.msg_flags & MSG_CTRUNC) != 0;
+    bool surplus = truncated;
     for (cmsghdr* cmsg = CMSG_FIRSTHDR(&header); cmsg != nullptr; cmsg = CMSG_NXTHDR(&header, cmsg)) {
       if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS) continue;
       const size_t count = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -380,7 +325,9 @@ void Connection::Process() {
         error = "its message says " + std::to_string(message.size) + " bytes, " + std::to_string(received) + " came";
         if (fd >= 0) close(fd);
       } else if (surplus) {
-        error = "it sent more than one descriptor with a message";
+        // The kernel says the same where it could not install the descriptor here.
+        error = truncated && fd < 0 ? "its descriptor could not be received: this process has too many files open"
+                                    : "it sent more than one descriptor with a message";
         if (fd >= 0) close(fd);
       } else {
         HandleLocked(
@@ -404,131 +351,6 @@ void Connection::Process() {
   if (state() == ConnectionState::kDetaching && in_flight_.empty() && load() == 0) {
     CloseLocked("it detached", true);
   }
-}
-
-Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSource* scratch, std::string* error) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  const auto give_back = [this](SendResult result) {
-    load_.fetch_sub(1, std::memory_order_acq_rel);
-    return result;
-  };
-  if (state() == ConnectionState::kClosed) return give_back(SendResult::kClosed);
-  BatchLayout layout;
-  if (!(*batch)->Collect(scratch, error) || !LayoutBatch(*scratch, &layout, error)) {
-    return give_back(SendResult::kRefused);
-  }
-  Block block;
-  Arena::Result allocated = inputs_.Allocate(layout.record_length, &block);
-  if (allocated == Arena::Result::kFull && layout.record_length <= inputs_.budget()) {
-    // Segments that were made for smaller batches make way for a larger one.
-    for (const uint32_t id : inputs_.DropUnused()) {
-      Message close{};
-      close.type = static_cast<uint16_t>(MessageType::kSegmentClose);
-      close.segment = id;
-      if (!WriteLocked(&close, nullptr, 0, -1, error)) {
-        CloseLocked(*error, false);
-        return give_back(SendResult::kClosed);
-      }
-    }
-    allocated = inputs_.Allocate(layout.record_length, &block);
-  }
-  if (allocated == Arena::Result::kNeedSegment) {
-    if (!AddSegmentLocked(layout.record_length, error)) {
-      *error = "memory for the inputs of the batch could not be had: " + *error;
-      return give_back(SendResult::kRefused);
-    }
-    allocated = inputs_.Allocate(layout.record_length, &block);
-  }
-  if (allocated != Arena::Result::kOk) {
-    if (layout.record_length <= inputs_.budget() && !in_flight_.empty()) return give_back(SendResult::kBusy);
-    *error = "the inputs of the batch take " + std::to_string(layout.record_length) +
-             " bytes; the arena of this worker may have " + std::to_string(inputs_.budget()) + " bytes, of which " +
-             std::to_string(inputs_.in_use()) +
-             " are in use (by inputs that the callable keeps). Raise arena_budget_bytes of the model, or send "
-             "smaller batches";
-    return give_back(SendResult::kRefused);
-  }
-  WriteBatch(*scratch, layout, (*batch)->id(), (*batch)->started_ns(), block.data);
-  (*batch)->input = block;
-  (*batch)->input_in_use = true;
-  Message message{};
-  message.type = static_cast<uint16_t>(MessageType::kBatch);
-  message.batch = (*batch)->id();
-  message.consumed = acknowledged_ = consumed_;
-  message.segment = block.segment;
-  message.offset = block.offset;
-  message.length = layout.record_length;
-  StampSent(block.data, (*batch)->MarkSent());
-  if (!WriteLocked(&message, nullptr, 0, -1, error)) {
-    inputs_.Release(block.segment, block.offset);
-    (*batch)->input_in_use = false;
-    CloseLocked(*error, false);
-    return give_back(SendResult::kClosed);
-  }
-  in_flight_[message.batch] = std::move(*batch);
-  return SendResult::kSent;
-}
-
-void Connection::Tick(uint64_t now_ns) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  if (state() == ConnectionState::kClosed || state() == ConnectionState::kGreeting) return;
-  std::string error;
-  for (auto& entry : in_flight_) {
-    Batch* batch = entry.second.get();
-    if (now_ns - batch->started_ns() < kCancelPollNs) continue;
-    batch->PollCancelled([&](uint32_t request) {
-      if (batch->input_in_use) batch->input.data[CancelledOffset(request)] = 1;
-      if ((capabilities_ & kCapCancel) == 0 || !error.empty()) return;
-      Message message{};
-      message.type = static_cast<uint16_t>(MessageType::kCancel);
-      message.batch = batch->id();
-      message.index = request;
-      bool sent;  // if not, the byte above says the same
-      TryWriteLocked(&message, &sent, &error);
-    });
-    if (!error.empty()) break;
-  }
-  if (error.empty()) {
-    for (const uint32_t id : inputs_.Trim(now_ns, settings_.arena_idle_ms * 1000000u)) {
-      Message message{};
-      message.type = static_cast<uint16_t>(MessageType::kSegmentClose);
-      message.segment = id;
-      if (!WriteLocked(&message, nullptr, 0, -1, &error)) break;
-    }
-  }
-  if (error.empty() && acknowledged_ != consumed_ && (in_flight_.empty() || acknowledgement_due_)) {
-    AcknowledgeLocked(&error);
-  }
-  if (!error.empty()) CloseLocked(error, false);
-}
-
-void Connection::Close(const std::string& reason, bool expected) {
-  std::lock_guard<std::mutex> lock(mutex_);
-  CloseLocked(reason, expected);
-}
-
-void Connection::CloseLocked(const std::string& reason, bool expected) {
-  if (state() == ConnectionState::kClosed) return;
-  const bool attached = state() != ConnectionState::kGreeting;
-  state_.store(ConnectionState::kClosed, std::memory_order_release);
-  shutdown(fd_, SHUT_RDWR);
-  const std::string where = "model '" + model_.name + "' version " + std::to_string(model_.version) + ": ";
-  if (expected) {
-    if (attached) PYTRITON_LOG(INFO, where + label_ + " detached: " + reason);
-  } else {
-    PYTRITON_LOG(ERROR, where + label_ + " is gone: " + reason);
-  }
-  for (auto& entry : in_flight_) {
-    entry.second->Fail(
-        TRITONSERVER_ERROR_UNAVAILABLE,
-        where + label_ + " was lost while it worked on this request: " + reason +
-            ". The request may have been carried out; look into the worker's log for the cause, and send it again if "
-            "that is safe");
-  }
-  load_.fetch_sub(static_cast<uint32_t>(in_flight_.size()), std::memory_order_acq_rel);
-  in_flight_.clear();
-  outputs_.clear();
-  outputs_size_ = 0;
 }
 
 }  // namespace pytriton

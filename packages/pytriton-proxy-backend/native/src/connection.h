@@ -30,10 +30,20 @@ struct ModelIdentity {
 //               number cannot come to mean another worker while somebody still holds this one
 enum class ConnectionState { kGreeting, kAttached, kDetaching, kClosed };
 
+// Whom a connection tells of its end. Called with the connection's mutex held: it must not call back.
+class ConnectionOwner {
+ public:
+  virtual ~ConnectionOwner() = default;
+  // A worker went that was not asked to; `what` names it and says why.
+  virtual void WorkerLost(const std::string& what) = 0;
+  // A batch that a lost worker has not begun to answer and that another one may have.
+  virtual void TakeBack(std::unique_ptr<Batch> batch) = 0;
+};
+
 class Connection {
  public:
   // Takes over `fd`, a connected SOCK_SEQPACKET socket, non-blocking.
-  Connection(int fd, const ModelIdentity& model, const Settings& settings);
+  Connection(int fd, const ModelIdentity& model, const Settings& settings, ConnectionOwner* owner);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
@@ -43,7 +53,7 @@ class Connection {
   ConnectionState state() const { return state_.load(std::memory_order_acquire); }
   // Batches claimed for this worker and not finished.
   uint32_t load() const { return load_.load(std::memory_order_acquire); }
-  bool idle() const { return state() == ConnectionState::kAttached && load() < max_in_flight_; }
+  bool idle() const { return state() == ConnectionState::kAttached && load() < max_in_flight_ && !silent_; }
   // Whether the background thread reads this socket; guarded by the endpoint's mutex.
   bool armed = true;
   void Claim() { load_.fetch_add(1, std::memory_order_acq_rel); }
@@ -53,13 +63,15 @@ class Connection {
   // again. Anything wrong closes the connection with a logged reason.
   void Process();
 
-  enum class SendResult { kSent, kRefused, kBusy, kClosed };
+  enum class SendResult { kSent, kRefused, kFailed, kBusy, kClosed };
   // Hands a batch to the worker, which has been claimed before. kSent: the connection owns it now. kRefused: it can
-  // never fit; `error` says why. kBusy: no room until the worker gives some back. kClosed: the worker is gone.
+  // never fit; `error` says why. kFailed: the system has no memory or descriptor for it; `error` likewise. kBusy: no
+  // room until the worker gives some back. kClosed: the worker is gone.
   // In every case but kSent the claim is given back and `batch` stays with the caller.
   SendResult Send(std::unique_ptr<Batch>* batch, BatchSource* scratch, std::string* error);
 
-  // What is due without a message: cancellations of requests in flight, memory that nobody used for a while.
+  // What is due without a message: cancellations of requests in flight, batches whose time is over, memory that nobody
+  // used for a while.
   void Tick(uint64_t now_ns);
 
   // Closes the connection and fails what is in flight.
@@ -73,6 +85,9 @@ class Connection {
   bool ResponseLocked(const Message& message, std::string* error);
   bool FailLocked(const Message& message, const uint8_t* body, uint32_t body_length, std::string* error);
   bool ReleaseLocked(const Message& message, std::string* error);
+  bool PollCancelledLocked(uint64_t now_ns, std::string* error);
+  bool ExpireLocked(uint64_t now_ns, std::string* error);
+  void SendCancelLocked(Batch* batch, uint32_t request, std::string* error);
   void BatchDoneLocked(uint64_t batch);
   void ReleaseInputLocked(Batch* batch);
   bool AddSegmentLocked(uint64_t length, std::string* error);
@@ -85,10 +100,13 @@ class Connection {
   const int fd_;
   const ModelIdentity& model_;
   const Settings& settings_;
+  ConnectionOwner* const owner_;
   const uint64_t accepted_ns_;
   std::atomic<ConnectionState> state_{ConnectionState::kGreeting};
   std::atomic<uint32_t> load_{0};
   std::atomic<uint32_t> max_in_flight_{1};
+  // Whether nothing came since a batch expired. Such a worker gets no more, and is given up if that goes on.
+  std::atomic<bool> silent_{false};
 
   std::mutex mutex_;  // guards everything below
   std::string label_;
@@ -100,6 +118,7 @@ class Connection {
   uint64_t consumed_ = 0;      // RESPONSE messages read
   uint64_t acknowledged_ = 0;  // of these, those that the worker has been told of
   bool acknowledgement_due_ = false;  // the socket had no room for it
+  uint64_t silent_since_ns_ = 0;
   ResponseRecord record_;
 };
 

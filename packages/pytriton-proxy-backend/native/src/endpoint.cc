@@ -11,7 +11,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
 
 #include "triton_util.h"
@@ -20,14 +19,13 @@ namespace pytriton {
 
 namespace {
 
-constexpr uint64_t kMillisecond = 1000 * 1000;
-constexpr uint64_t kNever = UINT64_MAX;
 constexpr uint64_t kGreetingTimeoutNs = 5000 * kMillisecond;
-// While requests are in flight: how late a cancellation may be seen.
-constexpr uint64_t kBusyTickNs = 20 * kMillisecond;
 // While workers are attached and idle: how late memory goes back.
 constexpr uint64_t kIdleTickNs = 1000 * kMillisecond;
 constexpr size_t kMaxConnections = 1024;
+// How long to wait before accepting is tried again, and how long a failure of it is logged no second time.
+constexpr uint64_t kAcceptPauseNs = 100 * kMillisecond;
+constexpr uint64_t kAcceptLogNs = 10000 * kMillisecond;
 
 std::string Errno(const char* call) { return std::string(call) + ": " + std::strerror(errno); }
 
@@ -67,6 +65,7 @@ Endpoint::~Endpoint() {
   }
   for (auto& connection : connections_) connection->Close("the model is unloaded", true);
   connections_.clear();
+  for (auto& orphan : orphans_) Refuse(orphan.batch.get(), TRITONSERVER_ERROR_UNAVAILABLE, "the model is unloaded");
   struct stat status;
   // The instance that follows this one may listen in its place already.
   if (inode_ != 0 && lstat(settings_.endpoint.c_str(), &status) == 0 && status.st_ino == inode_) {
@@ -154,15 +153,30 @@ void Endpoint::ArmLocked(Connection* connection, bool armed) {
   }
 }
 
+void Endpoint::WatchListener(bool watched) {
+  epoll_event event{};
+  event.events = watched ? uint32_t{EPOLLIN} : 0u;
+  event.data.fd = listen_fd_;
+  if (epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, listen_fd_, &event) != 0) {
+    PYTRITON_LOG(ERROR, Errno("watching for workers"));
+  }
+}
+
 void Endpoint::Accept() {
   for (;;) {
     const int fd = accept4(listen_fd_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) {
       if (errno == EINTR) continue;
       if (errno != EAGAIN && errno != EWOULDBLOCK) {
-        PYTRITON_LOG(ERROR, "model '" + model_.name + "': " + Errno("accepting a worker"));
-        // Out of descriptors, most likely: the listening socket stays readable, so do not spin on it.
-        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        // Out of descriptors, most likely: the socket stays readable, so look away for a while.
+        const uint64_t now_ns = NowNs();
+        if (accept_logged_ns_ == 0 || now_ns - accept_logged_ns_ >= kAcceptLogNs) {
+          accept_logged_ns_ = now_ns;
+          PYTRITON_LOG(ERROR, "model '" + model_.name + "': " + Errno("accepting a worker") +
+                                  "; trying again, workers wait meanwhile");
+        }
+        accept_again_ns_ = now_ns + kAcceptPauseNs;
+        WatchListener(false);
       }
       return;
     }
@@ -181,7 +195,7 @@ void Endpoint::Accept() {
       close(fd);
       continue;
     }
-    connections_.push_back(std::make_shared<Connection>(fd, model_, settings_));
+    connections_.push_back(std::make_shared<Connection>(fd, model_, settings_, static_cast<ConnectionOwner*>(this)));
   }
 }
 
@@ -207,9 +221,10 @@ void Endpoint::Run() {
   uint64_t next_sweep_ns = kNever;
   for (;;) {
     int timeout_ms = -1;
-    if (next_sweep_ns != kNever) {
+    const uint64_t due_ns = std::min(next_sweep_ns, accept_again_ns_);
+    if (due_ns != kNever) {
       const uint64_t now_ns = NowNs();
-      timeout_ms = next_sweep_ns <= now_ns ? 0 : static_cast<int>((next_sweep_ns - now_ns) / kMillisecond) + 1;
+      timeout_ms = due_ns <= now_ns ? 0 : static_cast<int>((due_ns - now_ns) / kMillisecond) + 1;
     }
     epoll_event events[32];
     const int count = epoll_wait(epoll_fd_, events, 32, timeout_ms);
@@ -243,12 +258,17 @@ void Endpoint::Run() {
       connection->Process();
     }
     const uint64_t now_ns = NowNs();
+    if (accept_again_ns_ <= now_ns) {
+      accept_again_ns_ = kNever;
+      WatchListener(true);
+    }
     const bool sweep = count <= 0 || next_sweep_ns <= now_ns;
     if (sweep) Sweep(now_ns);
+    if (has_orphans_) Redeliver();
     bool waiting;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      bool busy = false;
+      bool busy = has_orphans_;
       for (auto it = connections_.begin(); it != connections_.end();) {
         if ((*it)->state() == ConnectionState::kClosed) {
           epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, (*it)->fd(), nullptr);
@@ -259,153 +279,15 @@ void Endpoint::Run() {
         ++it;
       }
       // A sweep that is due stays due, however many messages come meanwhile: a stream may never let up.
-      const uint64_t next_ns = connections_.empty() ? kNever : now_ns + (busy ? kBusyTickNs : kIdleTickNs);
-      next_sweep_ns = sweep || connections_.empty() ? next_ns : std::min(next_sweep_ns, next_ns);
+      const bool nothing = connections_.empty() && !busy;
+      const uint64_t next_ns = nothing ? kNever : now_ns + (busy ? kBusyTickNs : kIdleTickNs);
+      next_sweep_ns = sweep || nothing ? next_ns : std::min(next_sweep_ns, next_ns);
       sweeping_ = busy;
       waiting = polling_;
       changed_.notify_all();
     }
     if (waiting && count > 0) Signal(wake_fd_);
   }
-}
-
-std::shared_ptr<Connection> Endpoint::ClaimIdleLocked() {
-  for (size_t i = 0; i < connections_.size(); ++i) {
-    const size_t place = (next_ + i) % connections_.size();
-    if (!connections_[place]->idle()) continue;
-    next_ = place + 1;
-    connections_[place]->Claim();
-    return connections_[place];
-  }
-  return nullptr;
-}
-
-bool Endpoint::AnyIdleLocked() const {
-  return std::any_of(
-      connections_.begin(), connections_.end(), [](const auto& connection) { return connection->idle(); });
-}
-
-bool Endpoint::WaitFor(const std::function<bool()>& done, uint64_t deadline_ns) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  std::vector<pollfd> fds;
-  Connections busy;
-  uint64_t tick_ns = NowNs() + kBusyTickNs;
-  while (!done()) {
-    const uint64_t now_ns = NowNs();
-    if (now_ns >= deadline_ns) return false;
-    const uint64_t wait_ns = std::min(deadline_ns - now_ns, kBusyTickNs);
-    if (polling_) {
-      changed_.wait_for(lock, std::chrono::nanoseconds(wait_ns));
-      continue;
-    }
-    polling_ = true;
-    fds.assign(1, {wake_fd_, POLLIN, 0});
-    busy.clear();
-    for (const auto& connection : connections_) {
-      if (connection->load() == 0 || connection->state() == ConnectionState::kClosed) continue;
-      busy.push_back(connection);
-      fds.push_back({connection->fd(), POLLIN | POLLRDHUP, 0});
-    }
-    lock.unlock();
-    const int ready = poll(fds.data(), fds.size(), static_cast<int>(wait_ns / kMillisecond) + 1);
-    if (ready > 0) {
-      if (fds[0].revents != 0) {
-        uint64_t ignored;
-        if (read(wake_fd_, &ignored, sizeof(ignored)) < 0 && errno != EAGAIN) {
-          PYTRITON_LOG(ERROR, Errno("reading an event"));
-        }
-      }
-      for (size_t i = 0; i < busy.size(); ++i) {
-        if (fds[i + 1].revents != 0) busy[i]->Process();
-      }
-    }
-    const uint64_t polled_ns = NowNs();
-    if (ready == 0 || polled_ns >= tick_ns) {
-      for (auto& connection : busy) connection->Tick(polled_ns);
-      tick_ns = polled_ns + kBusyTickNs;
-    }
-    lock.lock();
-    polling_ = false;
-    changed_.notify_all();
-  }
-  return true;
-}
-
-void Endpoint::Execute(std::unique_ptr<Batch> batch) {
-  thread_local BatchSource scratch;
-  const uint64_t deadline_ns = NowNs() + settings_.attach_timeout_ms * kMillisecond;
-  std::string error;
-  while (batch) {
-    std::shared_ptr<Connection> worker;
-    bool any_attached = false;
-    const auto claim = [&] {
-      any_attached = std::any_of(connections_.begin(), connections_.end(), [](const auto& connection) {
-        return connection->state() == ConnectionState::kAttached;
-      });
-      worker = ClaimIdleLocked();
-      return worker != nullptr;
-    };
-    // As long as a worker is attached it answers sooner or later, or dies: only its absence has a limit here.
-    while (!worker) {
-      const bool claimed = WaitFor(claim, any_attached ? NowNs() + 100 * kMillisecond : deadline_ns);
-      if (claimed) break;
-      if (!any_attached && NowNs() >= deadline_ns) {
-        batch->Fail(
-            TRITONSERVER_ERROR_UNAVAILABLE,
-            "model '" + model_.name + "' version " + std::to_string(model_.version) +
-                ": no worker is attached. Waited " + std::to_string(settings_.attach_timeout_ms) +
-                " ms for one at '" + settings_.endpoint + "'; is the process that serves this model alive?");
-        return;
-      }
-    }
-    switch (worker->Send(&batch, &scratch, &error)) {
-      case Connection::SendResult::kSent:
-        break;
-      case Connection::SendResult::kRefused:
-        batch->Fail(
-            TRITONSERVER_ERROR_INVALID_ARG,
-            "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + error);
-        break;
-      case Connection::SendResult::kBusy: {
-        const uint32_t load = worker->load();
-        WaitFor([&] { return worker->load() < load || worker->state() == ConnectionState::kClosed; },
-                NowNs() + 100 * kMillisecond);
-        continue;
-      }
-      case Connection::SendResult::kClosed:
-        continue;
-    }
-    break;
-  }
-  batch.reset();
-
-  // Wait at the end, not at the beginning: Triton forms the next batch before it calls again, and it shall do so when
-  // a worker is there to take it, not before.
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!AnyIdleLocked()) {
-      for (const auto& connection : connections_) {
-        if (connection->state() != ConnectionState::kGreeting) ArmLocked(connection.get(), false);
-      }
-    }
-  }
-  WaitFor(
-      [this] {
-        return AnyIdleLocked() || std::none_of(connections_.begin(), connections_.end(), [](const auto& connection) {
-                 return connection->load() != 0;
-               });
-      },
-      kNever);
-  // Nobody waits any more: what is still in flight, and what idle workers say, is the background thread's.
-  bool busy = false;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& connection : connections_) {
-      ArmLocked(connection.get(), true);
-      busy = busy || connection->load() != 0;
-    }
-  }
-  if (busy && !sweeping_) Signal(kick_fd_);
 }
 
 }  // namespace pytriton

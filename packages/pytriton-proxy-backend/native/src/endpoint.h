@@ -4,6 +4,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -16,10 +17,15 @@
 
 namespace pytriton {
 
-class Endpoint {
+constexpr uint64_t kMillisecond = 1000 * 1000;
+constexpr uint64_t kNever = UINT64_MAX;
+// While requests are in flight: how late a cancellation, or the end of a batch's time, may be seen.
+constexpr uint64_t kBusyTickNs = 20 * kMillisecond;
+
+class Endpoint : private ConnectionOwner {
  public:
   Endpoint(ModelIdentity model, Settings settings);
-  ~Endpoint();
+  ~Endpoint() override;
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
@@ -35,15 +41,30 @@ class Endpoint {
 
  private:
   using Connections = std::vector<std::shared_ptr<Connection>>;
+  // A batch whose worker was lost, on its way to another one.
+  struct Orphan {
+    std::unique_ptr<Batch> batch;
+    uint64_t since_ns;
+  };
+
+  void WorkerLost(const std::string& what) override;
+  void TakeBack(std::unique_ptr<Batch> batch) override;
+  // Hands what lost workers have left to idle ones, as far as there are any. False where one of these has no room.
+  bool Redeliver();
+  void PutBack(Orphan orphan);
+  void Refuse(Batch* batch, TRITONSERVER_Error_Code code, const std::string& text) const;
+  void NoWorker(Batch* batch);
 
   bool Bind(std::string* error);
   void Run();  // the background thread: accepts, and reads whatever no Execute reads
   void Accept();
+  void WatchListener(bool watched);
   void Sweep(uint64_t now_ns);
   void ArmLocked(Connection* connection, bool armed);
   void Signal(int event_fd);
   std::shared_ptr<Connection> ClaimIdleLocked();
   bool AnyIdleLocked() const;
+  bool AnyAttachedLocked() const;
   // Reads the sockets of busy workers until `done` (called with mutex_ held) or the deadline. One thread at a time
   // polls, the others wait for what it finds.
   bool WaitFor(const std::function<bool()>& done, uint64_t deadline_ns);
@@ -60,6 +81,16 @@ class Endpoint {
   // The background thread comes round every few milliseconds by itself.
   std::atomic<bool> sweeping_{false};
   std::thread thread_;
+  // Of the background thread: where accepting failed, when to try again, and when that was logged.
+  uint64_t accept_again_ns_ = kNever;
+  uint64_t accept_logged_ns_ = 0;
+
+  // Taken while a connection's mutex is held: nothing else is locked under it.
+  std::mutex lost_mutex_;
+  std::deque<Orphan> orphans_;
+  std::string last_loss_;
+  uint64_t last_loss_ns_ = 0;
+  std::atomic<bool> has_orphans_{false};
 
   std::mutex mutex_;
   std::condition_variable changed_;

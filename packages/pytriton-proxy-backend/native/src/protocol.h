@@ -62,8 +62,9 @@ struct Greeting {
   uint64_t model_version;  // WELCOME
   uint64_t arena_budget;   // WELCOME: bytes per direction
   uint64_t arena_idle_ms;  // WELCOME: unused segments go back after so long
+  uint64_t execution_timeout_ms;  // WELCOME: how long a batch may take; 0: as long as it likes
 };
-static_assert(sizeof(Greeting) == 64);
+static_assert(sizeof(Greeting) == 72);
 
 constexpr uint32_t kModelBatching = 1u << 0;
 constexpr uint32_t kModelDecoupled = 1u << 1;

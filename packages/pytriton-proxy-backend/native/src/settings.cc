@@ -54,9 +54,12 @@ bool ParseSettings(const std::string& text, Settings* settings, std::string* err
       settings->endpoint = value;
       expected = "an absolute path";
       good = !value.empty() && value[0] == '/';
-    } else if (key == "batching" || key == "decoupled") {
+    } else if (key == "batching" || key == "decoupled" || key == "repeatable") {
       expected = "true or false";
-      good = ParseBool(value, key == "batching" ? &settings->batching : &settings->decoupled);
+      good = ParseBool(
+          value, key == "batching"    ? &settings->batching
+                 : key == "decoupled" ? &settings->decoupled
+                                      : &settings->repeatable);
     } else if (key == "attach_timeout_ms") {
       good = ParseNumber(value, &settings->attach_timeout_ms);
     } else if (key == "arena_budget_bytes") {
@@ -64,6 +67,10 @@ bool ParseSettings(const std::string& text, Settings* settings, std::string* err
       expected = "a whole number above 0";
     } else if (key == "arena_idle_ms") {
       good = ParseNumber(value, &settings->arena_idle_ms);
+    } else if (key == "execution_timeout_ms") {
+      // In nanoseconds it has to fit into 64 bits; 285 years do.
+      good = ParseNumber(value, &settings->execution_timeout_ms) && settings->execution_timeout_ms <= 9000000000000u;
+      expected = "a whole number up to 9000000000000";
     } else {
       expected = "a key that this version knows";
       good = false;

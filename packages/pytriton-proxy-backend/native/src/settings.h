@@ -15,6 +15,8 @@ struct Settings {
   uint64_t attach_timeout_ms = 10000;
   uint64_t arena_budget_bytes = uint64_t{4} << 30;
   uint64_t arena_idle_ms = 10000;
+  uint64_t execution_timeout_ms = 0;  // how long a worker may take for a batch; 0: as long as it likes
+  bool repeatable = false;            // whether what a lost worker has not answered may go to another one
 };
 
 // `text` is lines of `key = value`; `#` begins a comment line. False with the line and the reason.

@@ -62,6 +62,7 @@ void Messages() {
   greeting.model_version = 3;
   greeting.arena_budget = uint64_t{1} << 32;
   greeting.arena_idle_ms = 10000;
+  greeting.execution_timeout_ms = 2500;
   CompareGreeting("welcome", MessageType::kWelcome, greeting, "digits");
   greeting.model_flags |= kModelDecoupled;
   greeting.capabilities = 0;

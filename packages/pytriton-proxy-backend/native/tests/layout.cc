@@ -78,6 +78,7 @@ int main() {
   FIELD(Greeting, model_version);
   FIELD(Greeting, arena_budget);
   FIELD(Greeting, arena_idle_ms);
+  FIELD(Greeting, execution_timeout_ms);
   SIZE(RecordHeader);
   FIELD(RecordHeader, magic);
   FIELD(RecordHeader, entry_count);

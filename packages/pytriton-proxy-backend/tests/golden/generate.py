@@ -64,13 +64,14 @@ def greeting(
     model_version: int = 0,
     arena_budget: int = 0,
     arena_idle_ms: int = 0,
+    execution_timeout_ms: int = 0,
     tail: bytes = b"",
 ) -> bytes:
     """HELLO, WELCOME or REFUSE; `tail` is what a later minor version adds behind the text."""
     raw = text.encode()
     body = struct.pack(
-        "<8sHHIIIQIIQQQ", magic, major, minor, pid, uid, max_in_flight, capabilities, model_flags, len(raw),
-        model_version, arena_budget, arena_idle_ms,
+        "<8sHHIIIQIIQQQQ", magic, major, minor, pid, uid, max_in_flight, capabilities, model_flags, len(raw),
+        model_version, arena_budget, arena_idle_ms, execution_timeout_ms,
     )  # fmt: skip
     return message(kind, body=body + raw + tail)
 
@@ -324,6 +325,7 @@ def vectors() -> dict[str, bytes]:
     """Every vector by the name of its file."""
     welcome: dict[str, Any] = {
         "model_flags": 1, "model_version": 3, "arena_budget": 1 << 32, "arena_idle_ms": 10_000, "max_in_flight": 1,
+        "execution_timeout_ms": 2500,
     }  # fmt: skip
     made = {
         "hello": greeting(HELLO, "classify", max_in_flight=64),

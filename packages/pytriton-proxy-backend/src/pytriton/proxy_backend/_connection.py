@@ -47,7 +47,7 @@ _INPUT_RELEASED = int(MessageFlag.INPUT_RELEASED)
 
 @dataclass(frozen=True)
 class Welcome:
-    """What the proxy backend says about the model when a worker attaches."""
+    """What the proxy backend says about the model when a worker attaches; times in seconds, 0 is no timeout."""
 
     model_name: str
     model_version: int
@@ -56,6 +56,7 @@ class Welcome:
     capabilities: layout.Capability
     arena_budget: int
     arena_idle_s: float
+    execution_timeout_s: float = 0.0
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
@@ -126,7 +127,7 @@ class Connection:
         text = name.encode("utf-8")[: layout.MAX_TEXT]
         greeting = layout.GREETING.pack(
             layout.MAGIC, layout.MAJOR, layout.MINOR, os.getpid(), os.geteuid(), max_in_flight,
-            layout.CAPABILITIES, 0, len(text), 0, 0, 0,
+            layout.CAPABILITIES, 0, len(text), 0, 0, 0, 0,
         )  # fmt: skip
         size = layout.MESSAGE.size + len(greeting) + len(text)
         self._socket.send(layout.MESSAGE.pack(MessageType.HELLO, 0, size, 0, 0, 0, 0, 0, 0) + greeting + text)
@@ -449,7 +450,7 @@ def parse_greeting(packet: bytes) -> Welcome:
     # Another major version promises no more than its magic and its version; what it has of the rest is worth showing.
     text_start = start + layout.GREETING.size
     fields = layout.GREETING.unpack(packet[start:text_start].ljust(layout.GREETING.size, b"\0"))
-    capabilities, model_flags, text_length, model_version, arena_budget, arena_idle_ms = fields[6:]
+    capabilities, model_flags, text_length, model_version, arena_budget, arena_idle_ms, timeout_ms = fields[6:]
     text = packet[text_start : text_start + text_length].decode("utf-8", "replace")
     if major != layout.MAJOR:
         raise VersionMismatchError(
@@ -474,4 +475,5 @@ def parse_greeting(packet: bytes) -> Welcome:
         capabilities=layout.Capability(capabilities & layout.CAPABILITIES),
         arena_budget=arena_budget,
         arena_idle_s=arena_idle_ms / 1000,
+        execution_timeout_s=timeout_ms / 1000,
     )

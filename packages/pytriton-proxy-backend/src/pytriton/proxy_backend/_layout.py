@@ -101,8 +101,8 @@ class ParameterType(enum.IntEnum):
 # type, flags, size, batch, consumed, segment, index, offset, length
 MESSAGE = struct.Struct("<HHIQQIIQQ")
 # magic, major, minor, pid, uid, max_in_flight, capabilities, model_flags, text_length, model_version, arena_budget,
-# arena_idle_ms; then the text
-GREETING = struct.Struct("<8sHHIIIQIIQQQ")
+# arena_idle_ms, execution_timeout_ms; then the text
+GREETING = struct.Struct("<8sHHIIIQIIQQQQ")
 GREETING_VERSION = struct.Struct("<8sHH")
 MAX_PACKET = 4096
 MAX_TEXT = MAX_PACKET - MESSAGE.size - GREETING.size

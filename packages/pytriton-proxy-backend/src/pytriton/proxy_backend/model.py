@@ -15,6 +15,8 @@ from .errors import EndpointError
 SIDE_FILE_NAME = "pytriton.conf"
 # sockaddr_un.sun_path less its closing zero byte, see unix(7).
 MAX_ENDPOINT_BYTES = 107
+# In nanoseconds it fits into 64 bits.
+_LONGEST_S = 9e9
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +74,9 @@ class ProxySettings:
         attach_timeout_s: How long a request waits for a worker where none is attached, in seconds.
         arena_budget_bytes: Shared memory per direction and worker, in bytes.
         arena_idle_s: Memory beyond the first MiB that nobody used for so long goes back, in seconds.
+        execution_timeout_s: How long a worker may take for a batch, or for the next response of a stream, in seconds;
+            None is as long as it likes.
+        repeatable: Whether the requests of a worker that was lost before it answered may go to another one, once.
     """
 
     endpoint: Path
@@ -80,6 +85,8 @@ class ProxySettings:
     attach_timeout_s: float = 10.0
     arena_budget_bytes: int = 4 << 30
     arena_idle_s: float = 10.0
+    execution_timeout_s: float | None = None
+    repeatable: bool = False
 
     def __post_init__(self) -> None:
         check_endpoint(self.endpoint)
@@ -90,6 +97,9 @@ class ProxySettings:
             if value < 0 or (value == 0 and name == "arena_budget_bytes"):
                 bound = "above" if name == "arena_budget_bytes" else "at least"
                 raise ValueError(f"{name} must be {bound} 0, got {value}")
+        limit_s = self.execution_timeout_s
+        if limit_s is not None and not 0.001 <= limit_s <= _LONGEST_S:
+            raise ValueError(f"execution_timeout_s must be from 0.001 to {_LONGEST_S:g}, or None, got {limit_s}")
 
     def to_text(self) -> str:
         """The content of the side file, `pytriton.conf`."""
@@ -101,6 +111,8 @@ class ProxySettings:
             "attach_timeout_ms": round(self.attach_timeout_s * 1000),
             "arena_budget_bytes": int(self.arena_budget_bytes),
             "arena_idle_ms": round(self.arena_idle_s * 1000),
+            "execution_timeout_ms": round((self.execution_timeout_s or 0) * 1000),
+            "repeatable": str(self.repeatable).lower(),
         }
         lines = [f"{key} = {value}" for key, value in values.items()]
         return "\n".join(["# Written by pytriton-proxy-backend, read by libtriton_pytriton.so.", *lines, ""])
