@@ -50,6 +50,13 @@ def test_a_decoupled_model_cannot_be_cached() -> None:
         ("attach_timeout_s", True),
         ("warmup_timeout_s", float("inf")),
         ("warmup_timeout_s", None),
+        ("execution_timeout_s", 0),
+        ("execution_timeout_s", -1.0),
+        ("execution_timeout_s", "2"),
+        ("execution_timeout_s", 1e12),
+        ("execution_timeout_s", float("nan")),
+        ("repeatable", "no"),
+        ("repeatable", None),
         ("batching", "no"),
         ("batching", None),
         ("decoupled", 2),
@@ -75,4 +82,6 @@ def test_values_of_numpy_are_taken() -> None:
         batching=true,  # type: ignore[arg-type] # numpy's are as good
         max_batch_size=number,
         attach_timeout_s=seconds,
+        execution_timeout_s=seconds,
+        repeatable=true,  # type: ignore[arg-type] # numpy's are as good
     ).validate()

@@ -9,6 +9,10 @@ from pytriton.model_config.common import DynamicBatcher, ModelWarmup
 
 __all__ = ["ModelConfig"]
 
+# The proxy counts in milliseconds, and its clock in nanoseconds has 64 bits.
+EXECUTION_MIN_S = 0.001
+EXECUTION_MAX_S = 9e9
+
 
 @dataclass
 class ModelConfig:
@@ -42,6 +46,15 @@ class ModelConfig:
     warmup_timeout_s: float = 600.0
     """How long the warm-up may take, in seconds; then the load of the model fails."""
 
+    execution_timeout_s: float | None = None
+    """How long the callable may take for one batch, in seconds, and for each further response where the model is
+    decoupled. Then the requests of the batch fail as unavailable; a worker in a process of its own is replaced, a
+    callable in a thread gets no more batches until it has returned. None lets it take as long as it likes, and so long
+    do its callers wait."""
+    repeatable: bool = False
+    """Whether a request may be carried out twice. Then the requests of a worker that died before it answered any of
+    its batch go to another worker, once; otherwise they fail at once."""
+
     def validate(self, inputs: "Iterable[Described] | None" = None) -> None:
         """Checks the present values, also against each other.
 
@@ -53,7 +66,7 @@ class ModelConfig:
             PyTritonBadParameterError: A value breaks a rule that Triton, too, would refuse the model for, or that the
                 warm-up needs; the error names field, value and rule.
         """
-        for name in ("batching", "response_cache", "decoupled", "send_tracebacks"):
+        for name in ("batching", "response_cache", "decoupled", "send_tracebacks", "repeatable"):
             boolean(f"ModelConfig.{name}", getattr(self, name))
         if self.response_cache and self.decoupled:
             raise rejected(
@@ -65,6 +78,12 @@ class ModelConfig:
         integer("ModelConfig.arena_budget_bytes", self.arena_budget_bytes, 1, INT64_MAX)
         seconds("ModelConfig.attach_timeout_s", self.attach_timeout_s)
         seconds("ModelConfig.warmup_timeout_s", self.warmup_timeout_s)
+        limit_s = self.execution_timeout_s
+        if limit_s is not None:
+            seconds("ModelConfig.execution_timeout_s", limit_s)
+            if not EXECUTION_MIN_S <= limit_s <= EXECUTION_MAX_S:
+                rule = f"a number of seconds from {EXECUTION_MIN_S} to {EXECUTION_MAX_S:g}, or None for no limit"
+                raise rejected("ModelConfig.execution_timeout_s", limit_s, rule)
         if self.batcher is not None and not isinstance(self.batcher, DynamicBatcher):
             raise rejected("ModelConfig.batcher", self.batcher, "a DynamicBatcher, or None")
         if self.batching:
