@@ -24,7 +24,9 @@ from .errors import (
     OutputError,
     ProtocolError,
     ProxyBackendError,
+    TargetError,
     VersionMismatchError,
+    WorkerProcessError,
 )
 from .model import SIDE_FILE_NAME, ModelSpec, ProxySettings, TensorSpec, endpoint_path
 from .worker import Worker
@@ -49,9 +51,11 @@ __all__ = [
     "ProtocolError",
     "ProxyBackendError",
     "ProxySettings",
+    "TargetError",
     "TensorSpec",
     "VersionMismatchError",
     "Worker",
+    "WorkerProcessError",
     "WorkerStatistics",
     "description_path",
     "endpoint_path",

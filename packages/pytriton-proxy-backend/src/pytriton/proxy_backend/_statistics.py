@@ -72,6 +72,28 @@ class WorkerStatistics:
     output_bytes: int
 
 
+def add_statistics(one: WorkerStatistics, other: WorkerStatistics) -> WorkerStatistics:
+    """What two workers have done together."""
+    return WorkerStatistics(
+        requests=one.requests + other.requests,
+        batches=one.batches + other.batches,
+        failed_requests={
+            kind: one.failed_requests.get(kind, 0) + count for kind, count in other.failed_requests.items()
+        },
+        cancelled_requests=one.cancelled_requests + other.cancelled_requests,
+        rows=_joined(one.rows, other.rows),
+        callable_seconds=_joined(one.callable_seconds, other.callable_seconds),
+        queued_seconds=one.queued_seconds + other.queued_seconds,
+        input_bytes=one.input_bytes + other.input_bytes,
+        output_bytes=one.output_bytes + other.output_bytes,
+    )
+
+
+def _joined(one: Histogram, other: Histogram) -> Histogram:
+    counts = tuple(first + second for first, second in zip(one.counts, other.counts, strict=True))
+    return Histogram(bounds=one.bounds, counts=counts, sum=one.sum + other.sum)
+
+
 # Requests, rows, the bucket of the rows, bytes of the inputs.
 BatchSize = tuple[int, int, int, int]
 

@@ -7,6 +7,8 @@
     ├── EndpointError           the path of the socket cannot be used
     ├── DescriptionError        the description of a model is missing or cannot be used
     ├── DropInError             a model cannot be put into, or taken out of, a model repository
+    ├── TargetError             text such as "module:function" names nothing (also a ValueError)
+    ├── WorkerProcessError      a worker in a process of its own does not work, and is not started again
     ├── AttachError             the worker could not attach in time, or was refused
     │   └── VersionMismatchError    worker and proxy backend speak different protocols
     ├── ConnectionLostError     the server went away
@@ -16,6 +18,8 @@
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 __all__ = [
     "ArenaFullError",
@@ -28,7 +32,9 @@ __all__ = [
     "OutputError",
     "ProtocolError",
     "ProxyBackendError",
+    "TargetError",
     "VersionMismatchError",
+    "WorkerProcessError",
 ]
 
 
@@ -70,6 +76,50 @@ class DropInError(ProxyBackendError):
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
         self.path = path
+
+
+class TargetError(ProxyBackendError, ValueError):
+    """Text such as `module:function` names nothing that can be loaded.
+
+    Attributes:
+        target: The text.
+    """
+
+    def __init__(self, message: str, *, target: str) -> None:
+        super().__init__(message)
+        self.target = target
+
+
+class WorkerProcessError(ProxyBackendError):
+    """A worker in a process of its own does not work, and is not started again.
+
+    Attributes:
+        reason: The text without the lines that it wrote.
+        model_name: The model that it was to serve.
+        number: Which of the model's workers it is, from 0 on.
+        exit_code: How its last process ended: negative for a signal, `None` where that is not known.
+        crashes: How many processes ended by themselves within the time that counts.
+        log_lines: The last lines that its processes wrote, oldest first.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        reason: str,
+        model_name: str,
+        number: int = 0,
+        exit_code: int | None = None,
+        crashes: int = 0,
+        log_lines: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.model_name = model_name
+        self.number = number
+        self.exit_code = exit_code
+        self.crashes = crashes
+        self.log_lines = tuple(log_lines)
 
 
 class AttachError(ProxyBackendError):

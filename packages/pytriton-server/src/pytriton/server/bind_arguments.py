@@ -11,6 +11,7 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.model_config._dtypes import array_dtype
 from pytriton.model_config.triton_model_config import TensorSpec
 from pytriton.proxy_backend import TensorSpec as WireSpec
+from pytriton.server.process_workers import ProcessWorker
 
 __all__ = [
     "InferFunc",
@@ -57,17 +58,22 @@ def checked_version(version: Any, name: str) -> int:
     return int(version)
 
 
-def checked_callables(infer_func: Any, name: str) -> list[InferFunc]:
+def checked_callables(infer_func: Any, name: str) -> list[InferFunc | ProcessWorker]:
     """Gives the callables of a model; raises PyTritonValidationError unless there is one."""
-    if callable(infer_func):
+    if _can_serve(infer_func):
         return [infer_func]
-    if isinstance(infer_func, Sequence) and len(infer_func) and all(callable(item) for item in infer_func):
+    if isinstance(infer_func, Sequence) and len(infer_func) and all(map(_can_serve, infer_func)):
         return list(infer_func)
     raise PyTritonValidationError(
-        f"Model {name!r}: infer_func has to be a callable or a non-empty sequence of callables; got {infer_func!r}.",
+        f"Model {name!r}: infer_func has to be a callable or a non-empty sequence of callables, each also a "
+        f"ProcessWorker; got {infer_func!r}.",
         expected="a callable, or a non-empty sequence of callables",
         received=infer_func,
     )
+
+
+def _can_serve(infer_func: Any) -> bool:
+    return callable(infer_func) or isinstance(infer_func, ProcessWorker)
 
 
 def checked_tensors(tensors: Any, argument: str, name: str) -> tuple[Any, ...]:

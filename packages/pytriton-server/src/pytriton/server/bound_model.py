@@ -15,8 +15,19 @@ from pytriton.decorators.serving import set_served_model
 from pytriton.exceptions import PyTritonUnrecoverableError
 from pytriton.model_config import DeviceKind, ModelConfig, Tensor
 from pytriton.model_config.triton_model_config import ResponseCache, TritonModelConfig
-from pytriton.proxy_backend import SIDE_FILE_NAME, AttachError, ModelSpec, ProxySettings, Worker, endpoint_path
+from pytriton.proxy_backend import (
+    SIDE_FILE_NAME,
+    AttachError,
+    ModelSpec,
+    ProxySettings,
+    Worker,
+    WorkerProcessError,
+    description_path,
+    endpoint_path,
+    write_description,
+)
 from pytriton.proxy_backend._tracers import use_worker_tracer
+from pytriton.proxy_backend.process import WorkerProcess
 from pytriton.server.bind_arguments import (
     InferFunc,
     checked_callables,
@@ -28,7 +39,10 @@ from pytriton.server.bind_arguments import (
     wire_specs,
 )
 from pytriton.server.config_pbtxt import render_config, render_config_json
+from pytriton.server.errors import WorkspaceError
 from pytriton.server.metrics_totals import CallableTotals, StatisticsTotals
+from pytriton.server.process_workers import ProcessWorker, TritonWorkerError
+from pytriton.server.process_workers_bound import StandIn, make_worker_process
 from pytriton.server.readiness import POLL_S, StartCancelled
 from pytriton.server.tracing import ModelTracing, TracerLease
 from pytriton.server.warmup import WarmupBatches
@@ -43,7 +57,8 @@ class BoundModel:
 
     Args:
         name: Name of the model.
-        infer_func: The callable, or several that serve the model in parallel.
+        infer_func: The callable, or several that serve the model in parallel; a `ProcessWorker` stands for as many as
+            it has copies.
         inputs: Its inputs.
         outputs: Its outputs.
         version: Its version.
@@ -63,7 +78,7 @@ class BoundModel:
         self,
         *,
         name: str,
-        infer_func: "InferFunc | Sequence[InferFunc]",
+        infer_func: "InferFunc | ProcessWorker | Sequence[InferFunc | ProcessWorker]",
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         version: int,
@@ -115,16 +130,18 @@ class BoundModel:
             strict=bool(strict),
             send_tracebacks=bool(config.send_tracebacks),
         )
-        self._workers: list[Worker] = []
-        # One for each worker.
-        self._warmups: list[WarmupBatches] = []
+        self._workers: list[Worker | WorkerProcess] = []
+        # One for each worker; None for those in processes of their own.
+        self._warmups: list[WarmupBatches | None] = []
+        self._stand_in: StandIn | None = None
         self._totals = StatisticsTotals()
         self._tracing = tracing
         self._tracer: TracerLease | None = None
+        self._description: Path | None = None
 
     def successor(
         self,
-        infer_func: "InferFunc | Sequence[InferFunc]",
+        infer_func: "InferFunc | ProcessWorker | Sequence[InferFunc | ProcessWorker]",
         *,
         inputs: Sequence[Tensor] | None = None,
         outputs: Sequence[Tensor] | None = None,
@@ -192,21 +209,30 @@ class BoundModel:
         return self.is_alive and all(worker.is_attached for worker in self._workers)
 
     @property
+    def has_attached(self) -> bool:
+        """Whether one of the workers at least is attached to the server right now."""
+        return any(worker.is_attached for worker in tuple(self._workers))
+
+    @property
     def error(self) -> BaseException | None:
         """Why a worker ended that nobody stopped."""
-        return next((worker.error for worker in self._workers if worker.error is not None), None)
+        error = next((worker.error for worker in self._workers if worker.error is not None), None)
+        return TritonWorkerError(error) if isinstance(error, WorkerProcessError) else error
 
     def publish(self) -> None:
         """Lets the callables of all models of the server see this model's configuration."""
-        for infer in self._infer_funcs:
+        for infer in self._own_callables():
             self._triton_context.model_configs[infer] = self.triton_config
 
     def unpublish(self) -> None:
         """Takes the configuration back where `publish` has put it and nobody has put another one since."""
         configs = self._triton_context.model_configs
-        for infer in self._infer_funcs:
+        for infer in self._own_callables():
             if configs.get(infer) is self.triton_config:
                 del configs[infer]
+
+    def _own_callables(self) -> list[InferFunc]:
+        return [infer for infer in self._infer_funcs if not isinstance(infer, ProcessWorker)]
 
     def endpoint(self, endpoints: Path) -> Path:
         """Gives the path of the socket between the server and the workers; the file is there while the model is loaded.
@@ -246,56 +272,108 @@ class BoundModel:
             endpoints: Folder for the sockets.
             on_unrecoverable: Called in a worker's thread when its callable raised PyTritonUnrecoverableError, after the
                 caller got its answer.
+
+        Raises:
+            WorkspaceError: The description of the model cannot be written beside the socket.
         """
         endpoint = self.endpoint(endpoints)
+        self._describe(endpoint)
         if self._tracing is not None and self._tracer is None:
             self._tracer = self._tracing.acquire()
-        for place, infer in enumerate(self._infer_funcs):
-            context = contextvars.copy_context()
-            context.run(use_worker_tracer, None if self._tracer is None else self._tracer.tracer)
-            context.run(set_served_model, infer, self.triton_config, self._triton_context)
-            warmup = copy.copy(self._warmup)
-            worker = Worker(
-                infer,
-                self._spec,
-                endpoint,
-                unrecoverable=(PyTritonUnrecoverableError,),
-                on_unrecoverable=on_unrecoverable,
-                context=context,
-                warmup=warmup,
-            )
-            self._workers.append(worker)
-            self._warmups.append(warmup)
-            worker.start()
-            self._totals.add(place, worker)
+        self._stand_in = StandIn(self._spec, endpoint)
+        for infer in self._infer_funcs:
+            if not isinstance(infer, ProcessWorker):
+                self._start_thread(infer, endpoint, on_unrecoverable)
+                continue
+            for number in range(infer.copies):
+                self._add(
+                    make_worker_process(
+                        infer,
+                        number,
+                        number=len(self._workers),
+                        spec=self._spec,
+                        config=self._config,
+                        endpoint=endpoint,
+                        trace_config=() if self._tracing is None else self._tracing.trace_config,
+                        on_unrecoverable=on_unrecoverable,
+                        on_given_up=self._note_given_up,
+                    )
+                )
+
+    def _start_thread(
+        self, infer: InferFunc, endpoint: Path, on_unrecoverable: Callable[[BaseException], None]
+    ) -> None:
+        context = contextvars.copy_context()
+        context.run(use_worker_tracer, None if self._tracer is None else self._tracer.tracer)
+        context.run(set_served_model, infer, self.triton_config, self._triton_context)
+        warmup = copy.copy(self._warmup)
+        worker = Worker(
+            infer,
+            self._spec,
+            endpoint,
+            unrecoverable=(PyTritonUnrecoverableError,),
+            on_unrecoverable=on_unrecoverable,
+            context=context,
+            warmup=warmup,
+        )
+        self._add(worker, warmup)
+
+    def _add(self, worker: Worker | WorkerProcess, warmup: WarmupBatches | None = None) -> None:
+        self._workers.append(worker)
+        self._warmups.append(warmup)
+        worker.start()
+        self._totals.add(len(self._workers) - 1, worker)
+
+    def _describe(self, endpoint: Path) -> None:
+        """Writes what a worker from elsewhere must know, beside the socket."""
+        path = description_path(endpoint)
+        try:
+            write_description(path, self._spec)
+        except OSError as error:
+            raise WorkspaceError(
+                f"The description of model {self.name!r} cannot be written to {path}: {error.strerror or error}. Is "
+                "the disk full, or the workspace removed?",
+                path=str(path),
+            ) from error
+        self._description = path
+
+    def _note_given_up(self, error: WorkerProcessError) -> None:
+        # With others left, an answer that comes at once would draw the requests away from them.
+        if not any(worker.is_alive for worker in self._workers) and self._stand_in is not None:
+            self._stand_in.start(error)
 
     def read_totals(self) -> list[CallableTotals]:
         """Gives what the callables have done, those included that served the model before. From any thread."""
         return self._totals.read()
 
     def wait_warm(self, timeout_s: float | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Waits until every callable has served the model's warm-up; returns at once where there is none.
+        """Waits until every callable has served the model's warm-up, and those in processes of their own are made.
 
         Args:
-            timeout_s: How long to wait, in seconds; None is `ModelConfig.warmup_timeout_s`.
+            timeout_s: How long to wait for warm-ups in this process, in seconds; None is
+                `ModelConfig.warmup_timeout_s`.
             cancelled: Asked again and again; True ends the wait.
 
         Raises:
             StartCancelled: `cancelled` said so.
             AttachError: A callable failed (its error is the cause, and in the text), or the time is over.
         """
-        if not self._config.model_warmup:
-            return
         limit_s = float(self._config.warmup_timeout_s if timeout_s is None else timeout_s)
         deadline = time.monotonic() + limit_s
-        waiting = list(zip(self._workers, self._warmups, strict=True))
+        # Processes have their factories to call in any case, and deadlines of their own.
+        waiting = [
+            pair
+            for pair in zip(self._workers, self._warmups, strict=True)
+            if pair[1] is None or self._config.model_warmup
+        ]
         while waiting := [pair for pair in waiting if not _is_warm(*pair)]:
             if cancelled():
                 raise StartCancelled
-            if time.monotonic() >= deadline:
+            late = next((warmup for _, warmup in waiting if warmup is not None), None)
+            if late is not None and time.monotonic() >= deadline:
                 raise AttachError(
                     f"the warm-up of model {self.name!r} (version {self.version}) was not over after {limit_s:g} s: "
-                    f"{waiting[0][1].progress}. Set ModelConfig.warmup_timeout_s higher, or warm up with less"
+                    f"{late.progress}. Set ModelConfig.warmup_timeout_s higher, or warm up with less"
                 )
             with contextlib.suppress(AttachError):
                 waiting[0][0].wait_warm(POLL_S)
@@ -317,7 +395,8 @@ class BoundModel:
             timeout_s: After so many seconds a busy one is cut off and left behind, with a warning.
         """
         for warmup in self._warmups:
-            warmup.cut()
+            if warmup is not None:
+                warmup.cut()
         workers, self._workers, self._warmups = self._workers, [], []
         for _ in range(_still_busy(workers, timeout_s)):
             logger.warning(
@@ -325,16 +404,24 @@ class BoundModel:
                 self.name,
                 self.version,
             )
+        stand_in, self._stand_in = self._stand_in, None
+        if stand_in is not None:
+            stand_in.stop(timeout_s)
+        # A successor that listens at the same place has the file, too.
+        if self._description is not None and not self._description.with_suffix("").exists():
+            self._description.unlink(missing_ok=True)
         tracer, self._tracer = self._tracer, None
         if tracer is not None:
             tracer.release()
 
 
-def _is_warm(worker: Worker, warmup: WarmupBatches) -> bool:
+def _is_warm(worker: Worker | WorkerProcess, warmup: WarmupBatches | None) -> bool:
     try:
         worker.wait_warm(0.0)
     except AttachError as error:
         if worker.error is not None:
+            if warmup is None:
+                raise
             raise AttachError(f"{error} ({warmup.progress})") from worker.error
         if not worker.is_alive:
             raise
@@ -342,7 +429,7 @@ def _is_warm(worker: Worker, warmup: WarmupBatches) -> bool:
     return True
 
 
-def _still_busy(workers: Sequence[Worker], timeout_s: float) -> int:
+def _still_busy(workers: Sequence[Worker | WorkerProcess], timeout_s: float) -> int:
     """Stops workers and tells how many have not ended."""
     ended: list[bool] = []
     # All at once: each takes no more batches from the beginning, and has the whole time for what it is at.

@@ -3,7 +3,9 @@
 import threading
 from dataclasses import dataclass
 
-from pytriton.proxy_backend import Histogram, Worker, WorkerStatistics
+from pytriton.proxy_backend import Worker, WorkerStatistics
+from pytriton.proxy_backend._statistics import add_statistics
+from pytriton.proxy_backend.process import WorkerProcess
 
 __all__ = ["CallableTotals", "StatisticsTotals"]
 
@@ -24,10 +26,10 @@ class StatisticsTotals:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._workers: list[tuple[int, Worker]] = []
+        self._workers: list[tuple[int, Worker | WorkerProcess]] = []
         self._ended: dict[int, WorkerStatistics] = {}
 
-    def add(self, place: int, worker: Worker) -> None:
+    def add(self, place: int, worker: Worker | WorkerProcess) -> None:
         """Takes a worker in; to be called when it was started.
 
         Args:
@@ -66,21 +68,4 @@ class StatisticsTotals:
 
 
 def _added(one: WorkerStatistics | None, other: WorkerStatistics) -> WorkerStatistics:
-    if one is None:
-        return other
-    return WorkerStatistics(
-        requests=one.requests + other.requests,
-        batches=one.batches + other.batches,
-        failed_requests={kind: one.failed_requests[kind] + count for kind, count in other.failed_requests.items()},
-        cancelled_requests=one.cancelled_requests + other.cancelled_requests,
-        rows=_joined(one.rows, other.rows),
-        callable_seconds=_joined(one.callable_seconds, other.callable_seconds),
-        queued_seconds=one.queued_seconds + other.queued_seconds,
-        input_bytes=one.input_bytes + other.input_bytes,
-        output_bytes=one.output_bytes + other.output_bytes,
-    )
-
-
-def _joined(one: Histogram, other: Histogram) -> Histogram:
-    counts = tuple(first + second for first, second in zip(one.counts, other.counts, strict=True))
-    return Histogram(bounds=one.bounds, counts=counts, sum=one.sum + other.sum)
+    return other if one is None else add_statistics(one, other)

@@ -36,6 +36,11 @@ class ModelTracing:
         if self._is_bound:
             parse_trace_config(self._trace_config)
 
+    @property
+    def trace_config(self) -> tuple[str, ...]:
+        """The setting, for workers that have their tracers in processes of their own."""
+        return self._trace_config
+
     def acquire(self) -> "TracerLease | None":
         """Gives the tracer for workers; None where they get none of their own."""
         if not is_opentelemetry(self._trace_config):

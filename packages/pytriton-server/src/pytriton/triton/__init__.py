@@ -19,6 +19,8 @@ from pytriton.server.errors import (
     WorkspaceError,
 )
 from pytriton.server.lifecycle import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy, VertextAILifecyclePolicy
+from pytriton.server.process_workers import ProcessWorker, TritonWorkerError
+from pytriton.server.restart import RestartPolicy
 from pytriton.server.security import (
     DEFAULT_PROTECTED_ENDPOINTS,
     TRITON_ACCESS_HEADER,
@@ -60,7 +62,9 @@ __all__ = [
     "ModelClient",
     "ModelConfig",
     "PortInUseError",
+    "ProcessWorker",
     "RemoteTriton",
+    "RestartPolicy",
     "Tensor",
     "Triton",
     "TritonBase",
@@ -74,6 +78,7 @@ __all__ = [
     "TritonServerNotFoundError",
     "TritonServerStartError",
     "TritonServerTimeoutError",
+    "TritonWorkerError",
     "VertextAILifecyclePolicy",
     "Workspace",
     "WorkspaceError",

@@ -21,6 +21,7 @@ from pytriton.server.bound_model import BoundModel, InferFunc
 from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
 from pytriton.server.hosting import Session
 from pytriton.server.lifecycle import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy
+from pytriton.server.process_workers import ProcessWorker
 from pytriton.server.readiness import StartCancelled
 from pytriton.server.session import DRAIN_DEADLINE_S
 from pytriton.server.stop_signals import StopSignals
@@ -42,7 +43,8 @@ logger = logging.getLogger(__name__)
 class TritonBase(abc.ABC):
     """Binds Python callables as models to a Triton Inference Server. Make a `Triton` or a `RemoteTriton`.
 
-    The callables run in this process, each in a thread of its own. Methods may be called from any thread.
+    The callables run in this process, each in a thread of its own, or in processes of their own (`ProcessWorker`).
+    Methods may be called from any thread.
 
     Args:
         workspace: A path for files, which must not exist yet and is removed at the end. None takes a new folder under
@@ -94,7 +96,7 @@ class TritonBase(abc.ABC):
     def bind(
         self,
         model_name: str,
-        infer_func: "InferFunc | Sequence[InferFunc]",
+        infer_func: "InferFunc | ProcessWorker | Sequence[InferFunc | ProcessWorker]",
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
         model_version: int = 1,
@@ -107,7 +109,8 @@ class TritonBase(abc.ABC):
         Args:
             model_name: Name of the model: letters, digits, dots, underscores and dashes.
             infer_func: Called with a list of requests, returns a list of results, one for each. A sequence of callables
-                is served in parallel, each in a thread of its own.
+                is served in parallel, each in a thread of its own. A `ProcessWorker` describes callables in processes
+                of their own.
             inputs: The model's inputs. Unnamed ones are called `INPUT_1`, `INPUT_2`, ... by their place.
             outputs: The model's outputs. Unnamed ones are called `OUTPUT_1`, `OUTPUT_2`, ... by their place.
             model_version: Version of the model, at least 1. Several versions of one name must agree in everything but
@@ -166,7 +169,7 @@ class TritonBase(abc.ABC):
     def rebind(
         self,
         model_name: str,
-        infer_func: "InferFunc | Sequence[InferFunc]",
+        infer_func: "InferFunc | ProcessWorker | Sequence[InferFunc | ProcessWorker]",
         inputs: Sequence[Tensor] | None = None,
         outputs: Sequence[Tensor] | None = None,
         model_version: int | None = None,
@@ -183,7 +186,7 @@ class TritonBase(abc.ABC):
 
         Args:
             model_name: Name of the model.
-            infer_func: The new callable, or a sequence of them.
+            infer_func: The new callable or `ProcessWorker`, or a sequence of them.
             inputs: New inputs; None keeps them.
             outputs: New outputs; None keeps them.
             model_version: Which version; None is the only one.
@@ -292,6 +295,7 @@ class TritonBase(abc.ABC):
             TritonServerExitedError: The server ended by itself, also between `run` and this call; with exit code and
                 last log lines.
             PyTritonUnrecoverableError: The one that an inference callable raised, likewise.
+            TritonWorkerError: A process worker was given up, likewise.
             PyTritonError: As `connect`, or because a worker lost its server.
         """
         period = monitoring_period_s if monitoring_period_sec is None else monitoring_period_sec

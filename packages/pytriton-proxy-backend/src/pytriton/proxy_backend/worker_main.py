@@ -1,0 +1,257 @@
+"""`python -m pytriton.proxy_backend.worker_main CHANNEL JOB`: one worker, in a process that its parent looks after.
+
+CHANNEL and JOB are descriptors that it has inherited, see `process_messages`. Not for the command line: that is
+`pytriton-proxy-backend worker`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import platform
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from .description import parse_description
+from .errors import ProxyBackendError, TargetError
+from .loading import load_target
+from .process_context import Warmup, make_context, open_tracer, unrecoverable_errors
+from .process_messages import FORMAT, LineReader, WorkerJob, encode_message, encode_statistics
+from .worker import Worker
+
+_PR_SET_PDEATHSIG = 1
+_REPORT_S = 0.25
+_ALIVE_S = 1.0
+# How long a connection may be closed while the callable is busy, before that is told.
+_CUT_S = 0.5
+# How long a worker may take for what it is at after SIGTERM.
+_TERM_TIMEOUT_S = 30.0
+_SEND_TIMEOUT_S = 30.0
+_POLLRDHUP = 0x2000
+
+
+def main(arguments: list[str]) -> int:
+    """Runs the worker to its end; returns the exit code."""
+    channel = socket.socket(fileno=int(arguments[0]))
+    channel.settimeout(_SEND_TIMEOUT_S)
+    _die_with_parent(channel)
+    with open(int(arguments[1]), encoding="utf-8") as file:
+        text = file.read()
+    return _Child(channel).run(text)
+
+
+def _die_with_parent(channel: socket.socket) -> None:
+    # As soon as it can be: whatever this process does from here on, SIGKILL of its parent ends it.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    poller = select.poll()
+    poller.register(channel, _POLLRDHUP)
+    if poller.poll(0):
+        # The parent was gone before the signal was asked for: nobody will send it.
+        os._exit(1)
+
+
+class _Child:
+    """This process."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        self._channel = channel
+        self._send_lock = threading.Lock()
+        self._wake = threading.Event()
+        # How long what is in flight may take, once it is to stop.
+        self._stop_timeout_s: float | None = None
+        self._worker: Worker | None = None
+        self._cut_since: float | None = None
+        self._has_failed = False
+
+    def run(self, job_text: str) -> int:
+        self._send("hello", format=FORMAT, pid=os.getpid(), python=platform.python_version())
+        threading.Thread(target=self._listen, name="pytriton-parent", daemon=True).start()
+        stage = "load"
+        close_tracer: Callable[[], None] | None = None
+        try:
+            job = WorkerJob.from_text(job_text)
+            logging.basicConfig(level=job.log_level, format="%(levelname)s %(name)s: %(message)s")
+            sys.path += [path for path in job.sys_path if path not in sys.path]
+            model = parse_description(job.model)
+            infer_func = _make_callable(job)
+            tracer, close_tracer = open_tracer(job.trace_config)
+            worker = Worker(
+                infer_func,
+                model,
+                # The proxy backend of a remote host has an address instead of a path.
+                job.endpoint if "://" in job.endpoint else Path(job.endpoint),  # type: ignore[arg-type]
+                unrecoverable=unrecoverable_errors(),
+                on_unrecoverable=lambda error: self._fail("unrecoverable", error),
+                context=make_context(infer_func, model, tracer),
+                warmup=Warmup(job.warmups, model),
+            )
+            # The function that a factory made is called as all that it makes.
+            worker._name = job.name
+            stage = "warm-up"
+            signal.signal(signal.SIGTERM, self._on_term)
+            self._worker = worker
+            worker.start()
+            return self._look_after(worker)
+        except BaseException as error:
+            # SystemExit and KeyboardInterrupt of a factory end this worker like any other error.
+            self._fail(stage, error)
+            return 1
+        finally:
+            if close_tracer is not None:
+                close_tracer()
+
+    # ---- what it does -----------------------------------------------------------------------------------------------
+
+    def _look_after(self, worker: Worker) -> int:
+        """Tells how the worker is until it ends or is to stop."""
+        ready = attached = False
+        reported: Any = None
+        told = time.monotonic()
+        while worker.is_alive and self._stop_timeout_s is None:
+            self._await_change(worker, ready, attached)
+            if not ready and _is_warm(worker):
+                ready = True
+                self._send("ready")
+            if ready and attached != worker.is_attached:
+                attached = not attached
+                self._send("attached", value=attached)
+            statistics = encode_statistics(worker.statistics)
+            if statistics != reported:
+                reported = statistics
+                told = time.monotonic()
+                self._send("statistics", value=statistics)
+            elif time.monotonic() - told >= _ALIVE_S:
+                told = time.monotonic()
+                self._send("alive")
+            self._note_cut(worker)
+        return self._end(worker)
+
+    def _await_change(self, worker: Worker, ready: bool, attached: bool) -> None:
+        # What is waited for next is seen at once; the rest has time.
+        if ready and attached:
+            self._wake.wait(_REPORT_S)
+            return
+        try:
+            (worker.wait_attached if ready else worker.wait_warm)(_REPORT_S)
+        except ProxyBackendError:
+            # Not yet, or it has ended, which is looked at by whoever called this.
+            return
+
+    def _end(self, worker: Worker) -> int:
+        timeout_s = self._stop_timeout_s
+        has_ended = worker.stop(0.0 if timeout_s is None else timeout_s)
+        self._send("statistics", value=encode_statistics(worker.statistics))
+        if worker.error is not None:
+            self._fail("worker" if _is_warm(worker) else "warm-up", worker.error)
+            return 1
+        self._send("done")
+        if not has_ended:
+            # The callable is cut off in the middle, so nothing of this process is worth waiting for.
+            os._exit(0)
+        return 0
+
+    def _note_cut(self, worker: Worker) -> None:
+        """Tells when the proxy backend has closed the connection and the callable does not come back to see it."""
+        connection = worker._connection
+        if connection is None or not _is_closed(connection.fileno()):
+            self._cut_since = None
+            return
+        now = time.monotonic()
+        if self._cut_since is None:
+            self._cut_since = now
+        elif now - self._cut_since >= _CUT_S:
+            self._cut_since = now
+            self._send("cut")
+
+    # ---- the parent -------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        reader = LineReader()
+        while True:
+            try:
+                data = self._channel.recv(65536)
+            except TimeoutError:
+                continue
+            except OSError:
+                data = b""
+            if not data:
+                # Nobody is there to answer for this process.
+                os._exit(1)
+            for message in reader.feed(data):
+                if message["kind"] == "stop":
+                    self._stop(float(message["timeout_s"]))
+
+    def _stop(self, timeout_s: float) -> None:
+        self._stop_timeout_s = timeout_s
+        if self._worker is None:
+            # It is still being loaded, and has nothing to finish.
+            os._exit(0)
+        self._wake.set()
+
+    def _on_term(self, _number: int, _frame: object) -> None:
+        self._stop_timeout_s = _TERM_TIMEOUT_S
+        self._wake.set()
+
+    def _send(self, kind: str, **fields: object) -> None:
+        with self._send_lock:
+            try:
+                self._channel.sendall(encode_message(kind, **fields))
+            except OSError:
+                # Gone, or stopped for very long; the thread that listens sees the end.
+                return
+
+    def _fail(self, stage: str, error: BaseException) -> None:
+        if self._has_failed:
+            # An unrecoverable error is also that of the worker.
+            return
+        self._has_failed = True
+        text = str(error) if isinstance(error, ProxyBackendError) else f"{type(error).__name__}: {error}"
+        trace = "".join(traceback.format_exception(error))
+        self._send("failed", stage=stage, error=type(error).__name__, text=text[:4000], traceback=trace[-20000:])
+
+
+def _make_callable(job: WorkerJob) -> Callable[..., Any]:
+    factory = load_target(job.target)
+    if not callable(factory):
+        raise TargetError(
+            f"{job.target!r} is {factory!r}: expected a function or class that makes the inference callable",
+            target=job.target,
+        )
+    infer_func = factory(*job.args, **job.kwargs)
+    if not callable(infer_func):
+        raise TargetError(
+            f"{job.target!r} returned {infer_func!r}: expected an inference callable. A worker process is told of a "
+            "factory, which is called once and returns the callable",
+            target=job.target,
+        )
+    made: Callable[..., Any] = infer_func
+    return made
+
+
+def _is_warm(worker: Worker) -> bool:
+    try:
+        worker.wait_warm(0.0)
+    except ProxyBackendError:
+        return False
+    return True
+
+
+def _is_closed(fd: int) -> bool:
+    if fd < 0:
+        return False
+    poller = select.poll()
+    poller.register(fd, _POLLRDHUP)
+    return bool(poller.poll(0))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
