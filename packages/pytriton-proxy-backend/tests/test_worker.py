@@ -213,15 +213,29 @@ def test_a_foreign_peer(proxy: Any, make_worker: Callable[..., Worker], golden: 
         worker.wait_attached(PATIENCE_S)
 
 
-def test_a_silent_peer(proxy: Any, make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_peer_is_tried_again_and_named(
+    proxy: Any, make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A server that is stopped, or has no descriptor left, may go on later."""
+    caplog.set_level(logging.WARNING, "pytriton.proxy_backend")
     monkeypatch.setattr(_connection, "_GREETING_TIMEOUT_S", 0.1)
     proxy.listen()
     worker = make_worker()
     worker.start()
-    with pytest.raises(
-        AttachError, match=f"the proxy backend at {proxy.endpoint} did not answer a greeting within 0.1 s"
-    ):
-        worker.wait_attached(PATIENCE_S)
+    reason = f"the proxy backend at {proxy.endpoint} did not answer a greeting within 0.1 s"
+    with pytest.raises(AttachError, match=f"was not attached after 1 s: .* The last attempt: {reason}"):
+        worker.wait_attached(1.0)
+    assert worker.is_alive
+    assert caplog.text.count(reason) == 1
+    monkeypatch.setattr(_connection, "_GREETING_TIMEOUT_S", PATIENCE_S)
+    while True:  # connections that the worker has left are there still
+        peer = proxy.accept()
+        try:
+            peer.welcome()
+            break
+        except BrokenPipeError:
+            continue
+    worker.wait_attached(PATIENCE_S)
 
 
 @pytest.mark.parametrize("read_first", [False, True])

@@ -101,7 +101,7 @@ class OwnArena:
         """Adds a segment with room for `length` bytes.
 
         Raises:
-            ArenaFullError: If the budget does not allow it.
+            ArenaFullError: If the budget does not allow it, or the system has no memory or descriptor for it.
         """
         if not self.can_grow(length):
             raise ArenaFullError(
@@ -116,14 +116,15 @@ class OwnArena:
             size *= 2
         # Never less than asked for; unused pages of a memfd take no memory.
         size = align(max(min(size, self.budget - self.size), length))
-        fd = os.memfd_create("pytriton-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
-            os.ftruncate(fd, size)
-            fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-            memory = mmap.mmap(fd, size)
-        except BaseException:
-            os.close(fd)
-            raise
+            fd, memory = _make_segment(size)
+        except OSError as error:
+            raise ArenaFullError(
+                f"{length} bytes of outputs have no place: the system gives no shared memory of {size} bytes ({error})",
+                needed=length,
+                budget=self.budget,
+                in_use=self.in_use,
+            ) from error
         number = self._next
         self._next += 1
         self.size += size
@@ -190,6 +191,17 @@ class OwnArena:
                 self.size -= segment.size
                 self._segments.remove(segment)
         return gone
+
+
+def _make_segment(size: int) -> tuple[int, mmap.mmap]:
+    fd = os.memfd_create("pytriton-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        return fd, mmap.mmap(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
 
 
 class InputBlock(np.ndarray[Any, Any]):

@@ -45,6 +45,10 @@ _BATCH_DONE = int(MessageFlag.BATCH_DONE)
 _INPUT_RELEASED = int(MessageFlag.INPUT_RELEASED)
 
 
+class GreetingTimeoutError(AttachError):
+    """The proxy backend did not answer a greeting in time: it is slow or stopped, and may come back."""
+
+
 @dataclass(frozen=True)
 class Welcome:
     """What the proxy backend says about the model when a worker attaches; times in seconds, 0 is no timeout."""
@@ -88,7 +92,9 @@ class Connection:
             FileNotFoundError: If nobody listens there yet; `ConnectionRefusedError` likewise.
             ConnectionResetError: If the proxy backend goes away before it has answered.
             VersionMismatchError: If the proxy backend speaks another major version.
-            AttachError: If it refuses for another reason, or does not answer in time.
+            GreetingTimeoutError: If it does not answer in time.
+            AttachError: If it refuses for another reason.
+            OSError: If the system is out of descriptors or memory.
         """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._buffer = bytearray(layout.MAX_PACKET)
@@ -112,7 +118,7 @@ class Connection:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_TIMEOUT_S))
         except TimeoutError as error:
             self._socket.close()
-            raise AttachError(
+            raise GreetingTimeoutError(
                 f"the proxy backend at {endpoint} did not answer a greeting within {_GREETING_TIMEOUT_S:g} s"
             ) from error
         except BaseException:
@@ -207,7 +213,10 @@ class Connection:
             self._acknowledge(consumed)
         elif kind == MessageType.SEGMENT:
             if len(fds) != 1:
-                raise ProtocolError(f"segment {segment} was announced with {len(fds)} descriptors, expected 1")
+                raise ProtocolError(
+                    f"segment {segment} was announced with {len(fds)} descriptors, expected 1; where this process has "
+                    f"too many files open none can be received (see ulimit -n)"
+                )
             self._inputs.attach(segment, fds.pop(), length)
         elif kind == MessageType.SEGMENT_CLOSE:
             self._inputs.detach(segment)

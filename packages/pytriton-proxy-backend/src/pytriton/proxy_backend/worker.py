@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import errno
 import logging
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from ._connection import Connection
+from ._connection import Connection, GreetingTimeoutError
 from ._service import InferenceCallable, Service, is_async
 from ._serving import LazyLoop, serve, serve_async
 from ._statistics import Counters, WorkerStatistics
 from ._warmup import WarmupBatches, warm_up, warm_up_async
+from ._watch import ConnectionWatch, stack_of
 from .errors import AttachError, ConnectionLostError, ProtocolError, ProxyBackendError
 from .model import ModelSpec
+from .zmq_keys import CurveKeys
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +30,8 @@ ASYNC_MAX_IN_FLIGHT = 64
 STREAMS_MAX_IN_FLIGHT = 1024
 _FIRST_RETRY_S = 0.005
 _LAST_RETRY_S = 0.25
+# What a system that is short of something says for a moment: no reason to give up.
+_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
 
 
 class Worker:
@@ -43,12 +48,13 @@ class Worker:
         self,
         infer_func: InferenceCallable,
         model: ModelSpec,
-        endpoint: Path,
+        endpoint: Path | str,
         *,
         unrecoverable: tuple[type[BaseException], ...] = (),
         on_unrecoverable: Callable[[BaseException], None] | None = None,
         context: contextvars.Context | None = None,
         warmup: WarmupBatches = (),
+        curve_keys: CurveKeys | None = None,
     ) -> None:
         """Prepares a worker; nothing happens before `start`.
 
@@ -56,15 +62,17 @@ class Worker:
             infer_func: Takes a list of `Request`, returns a list with one mapping of arrays per request. A function,
                 a method or an object with `__call__`; `async`, a generator or an async generator as well.
             model: The model that it serves.
-            endpoint: The socket of that model version.
+            endpoint: The socket of that model version; the address of a Python proxy is a string with "://" in it.
             unrecoverable: Errors of the callable after which it must not be called again.
             on_unrecoverable: Called with such an error in the worker's thread, after the callers got their answer.
             context: The callable runs in a copy of this context; of the current one by default.
             warmup: Batches of requests for the callable to serve before the worker attaches; their results are checked
                 like any others and thrown away. What fails here ends the worker with that error.
+            curve_keys: Keys for a Python proxy that asks for them.
         """
         self.model = model
         self.endpoint = endpoint
+        self._curve_keys = curve_keys
         self._infer_func = infer_func
         self._unrecoverable = unrecoverable
         self._on_unrecoverable = on_unrecoverable
@@ -80,6 +88,8 @@ class Worker:
         self._changed = threading.Condition()
         self._connection: Connection | None = None
         self._ended = False
+        self._trouble = ""  # why the last attempt to attach failed, where that is worth telling
+        self._stuck: str | None = None
         self._error: BaseException | None = None
 
     # ---- life -------------------------------------------------------------------------------------------------------
@@ -125,7 +135,7 @@ class Worker:
             )
         raise AttachError(
             f"the worker of model '{self.model.name}' was not attached after {timeout_s:g} s: nobody accepts it at "
-            f"{self.endpoint}. Is tritonserver running, and has it loaded the model?"
+            f"{self.endpoint}. Is tritonserver running, and has it loaded the model?{self._trouble}"
         )
 
     def _wait(self, event: threading.Event, timeout_s: float) -> bool:
@@ -175,6 +185,14 @@ class Worker:
     def is_attached(self) -> bool:
         """Whether the worker is attached right now."""
         return self._attached.is_set()
+
+    @property
+    def stuck(self) -> str | None:
+        """Why it gets no batches although it is alive: its callable took longer than the model allows and is still at it.
+
+        `None` where that is not so. It attaches again by itself when the callable returns.
+        """
+        return self._stuck
 
     @property
     def error(self) -> BaseException | None:
@@ -255,11 +273,18 @@ class Worker:
         pause_s = _FIRST_RETRY_S
         while not self._stopping.is_set():
             try:
-                connection = Connection(self.endpoint, self._name, max_in_flight=max_in_flight, counters=self._counters)
+                connection = self._connect(max_in_flight)
             except (FileNotFoundError, ConnectionError, BlockingIOError):
                 yield pause_s
                 pause_s = min(pause_s * 1.2, _LAST_RETRY_S)
                 continue
+            except (GreetingTimeoutError, OSError) as error:
+                if isinstance(error, OSError) and error.errno not in _SHORTAGE:
+                    raise
+                self._note_trouble(str(error))
+                yield _LAST_RETRY_S
+                continue
+            self._trouble = ""
             self._check(connection)
             service.connection = connection
             with self._changed:
@@ -272,6 +297,27 @@ class Worker:
                     connection.detach()
             yield 0
             pause_s = _FIRST_RETRY_S
+
+    def _note_trouble(self, reason: str) -> None:
+        """Logs why it cannot attach, once as long as the reason is the same."""
+        trouble = f" The last attempt: {reason}"
+        if trouble != self._trouble:
+            logger.warning("model %s: cannot attach: %s; trying again", self.model.name, reason)
+        self._trouble = trouble
+
+    def _connect(self, max_in_flight: int) -> Connection:
+        if isinstance(self.endpoint, str) and "://" in self.endpoint:
+            # Not at the top: most workers have no use for ZeroMQ.
+            from ._zmq_connection import ZmqConnection
+
+            return ZmqConnection(
+                self.endpoint,
+                self._name,
+                max_in_flight=max_in_flight,
+                counters=self._counters,
+                keys=self._curve_keys,
+            )
+        return Connection(Path(self.endpoint), self._name, max_in_flight=max_in_flight, counters=self._counters)
 
     def _check(self, connection: Connection) -> None:
         """Compares what the proxy backend serves with what this worker is for; closes the connection if they differ."""
@@ -294,7 +340,12 @@ class Worker:
     @contextlib.contextmanager
     def _attachment(self, service: Service) -> Iterator[None]:
         """Sees to the end of a connection; an end that is not the callable's fault is no error of the worker."""
+        watch: ConnectionWatch | None = None
         try:
+            if service.connection.welcome.execution_timeout_s:
+                name = f"pytriton-{self.model.name}-watch"
+                limit_s = service.connection.welcome.execution_timeout_s
+                watch = ConnectionWatch(service.connection, name, lambda: self._note_stuck(limit_s))
             yield
         except ConnectionLostError as error:
             if not self._stopping.is_set():
@@ -302,10 +353,30 @@ class Worker:
         except ProtocolError as error:
             logger.error("model %s: the proxy backend broke the protocol: %s", self.model.name, str(error))
             self._stopping.wait(_LAST_RETRY_S)
+        except OSError as error:
+            if error.errno not in _SHORTAGE:
+                raise
+            self._note_trouble(str(error))
+            self._stopping.wait(_LAST_RETRY_S)
         finally:
             self._attached.clear()
             self._connection = None
+            if watch is not None:
+                watch.end()
             service.connection.close()
+            if self._stuck is not None:
+                logger.warning("model %s: the callable has returned after all", self.model.name)
+                self._stuck = None
+
+    def _note_stuck(self, limit_s: float) -> None:
+        if self._stopping.is_set():
+            return
+        self._attached.clear()
+        self._stuck = (
+            f"the inference callable '{self._name}' of model '{self.model.name}' took longer than the execution "
+            f"timeout of {limit_s:g} s and has not returned; its worker gets no more batches until it does"
+        )
+        logger.error("%s. What it does right now:\n%s", self._stuck, stack_of(self._thread))
 
     def _give_up(self, failure: BaseException) -> None:
         if self._on_unrecoverable is not None:

@@ -200,8 +200,10 @@ class BoundModel:
 
     @property
     def is_alive(self) -> bool:
-        """Whether the model has workers and all of them run."""
-        return bool(self._workers) and all(worker.is_alive for worker in self._workers)
+        """Whether the model has workers and all of them run, none of them stuck in its callable."""
+        return bool(self._workers) and all(
+            worker.is_alive and not (isinstance(worker, Worker) and worker.stuck) for worker in self._workers
+        )
 
     @property
     def is_attached(self) -> bool:
@@ -262,6 +264,8 @@ class BoundModel:
             decoupled=self._spec.decoupled,
             attach_timeout_s=self._config.attach_timeout_s,
             arena_budget_bytes=self._config.arena_budget_bytes,
+            execution_timeout_s=self._config.execution_timeout_s,
+            repeatable=bool(self._config.repeatable),
         )
         return [(SIDE_FILE_NAME, settings.to_text())]
 
