@@ -8,15 +8,17 @@ import base64
 import contextlib
 import http.client
 import json
+import math
 import ssl
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from pytriton.server.errors import TritonServerError
 from pytriton.server.ports import Endpoint
 
-__all__ = ["Control", "ControlError", "HttpControl", "ModelState", "ModelUpload"]
+__all__ = ["Activity", "Control", "ControlError", "HttpControl", "ModelState", "ModelUpload", "activity_of"]
 
 CALL_TIMEOUT_S = 5.0
 """How long one call may take, in seconds, where nothing else is said."""
@@ -59,6 +61,18 @@ class ModelState:
     reason: str
 
 
+@dataclass(frozen=True)
+class Activity:
+    """What a server has answered so far."""
+
+    answered: int
+    """How many requests it has answered, with an error or without."""
+    age_s: float
+    """How long ago the last answer was, in seconds, by the clock on the wall; infinity without any."""
+    longest_mean_s: float
+    """How long a request of the slowest model takes in the mean, in seconds."""
+
+
 class Control(Protocol):
     """What is asked of a server. Every call raises `ControlError` when refused or not answered."""
 
@@ -85,6 +99,9 @@ class Control(Protocol):
 
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
         """Gives Triton's statistics of one version of a model."""
+
+    def activity(self) -> Activity:
+        """Tells what all models of the server have answered so far."""
 
     def close(self) -> None:
         """Lets go of connections."""
@@ -166,6 +183,10 @@ class HttpControl:
         statistics: dict[str, Any] = found["model_stats"][0]
         return statistics
 
+    def activity(self) -> Activity:
+        """Tells what all models of the server have answered so far."""
+        return activity_of(self._checked("GET", "/v2/models/stats")["model_stats"])
+
     def close(self) -> None:
         """Does nothing: there is no connection between two calls."""
 
@@ -197,6 +218,20 @@ class HttpControl:
             connection.request(method, path, data, self._headers)
             response = connection.getresponse()
             return response.status, response.read()
+
+
+def activity_of(statistics: Iterable[Mapping[str, Any]]) -> Activity:
+    """Adds up Triton's statistics of models, as their JSON has them."""
+    answered, last_ms, longest_ns = 0, 0, 0.0
+    for model in statistics:
+        last_ms = max(last_ms, int(model.get("last_inference", 0)))
+        kinds = model.get("inference_stats", {})
+        counts = [int(kinds.get(kind, {}).get("count", 0)) for kind in ("success", "fail", "cancel")]
+        answered += sum(counts)
+        if counts[0]:
+            longest_ns = max(longest_ns, int(kinds["success"].get("ns", 0)) / counts[0])
+    age_s = max(0.0, time.time() - last_ms / 1000) if last_ms else math.inf
+    return Activity(answered=answered, age_s=age_s, longest_mean_s=longest_ns * 1e-9)
 
 
 def _unanswered(method: str, path: str, timeout_s: float, error: Exception) -> ControlError:

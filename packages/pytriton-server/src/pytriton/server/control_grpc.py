@@ -8,7 +8,7 @@ from typing import Any
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
-from pytriton.server.control import CALL_TIMEOUT_S, ControlError, ModelState, ModelUpload
+from pytriton.server.control import CALL_TIMEOUT_S, Activity, ControlError, ModelState, ModelUpload, activity_of
 from pytriton.server.ports import Endpoint
 from pytriton.server.settings import TritonConfig
 
@@ -113,6 +113,10 @@ class GrpcControl:
         found = self._call("get_inference_statistics", model_name, str(model_version), as_json=True)
         statistics: dict[str, Any] = found["model_stats"][0]
         return statistics
+
+    def activity(self) -> Activity:
+        """Tells what all models of the server have answered so far."""
+        return activity_of(self._call("get_inference_statistics", as_json=True).get("model_stats", ()))
 
     def close(self) -> None:
         """Closes the connection."""

@@ -361,11 +361,13 @@ class Session(Protocol):
             PyTritonInvalidOperationError: It is somebody else's.
         """
 
-    def close(self, *, hurried: Callable[[], bool]) -> None:
+    def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
         """Takes the models out of service when their requests are answered, and lets go of the server.
 
         Args:
             hurried: Asked again and again; True ends all patience.
+            linger_s: How long a server of our own accepts requests while it says already that it is not ready, in
+                seconds; None is as long as some come, within limits.
         """
 
 

@@ -115,6 +115,15 @@ class ReservedPorts:
         for setting, endpoint in self._endpoints.items():
             yield self._triton_metrics if setting == _METRICS and self._triton_metrics is not None else endpoint
 
+    def hold_again(self) -> None:
+        """Holds tritonserver's ports once more, for another start of it.
+
+        Raises:
+            PortInUseError: Somebody else has taken one of them.
+        """
+        for endpoint in self:
+            self._holders.append(_hold(endpoint.setting, endpoint.address, endpoint.port))
+
     def release(self) -> None:
         """Lets go of the ports; to be called when the server has bound them, or never will."""
         while self._holders:

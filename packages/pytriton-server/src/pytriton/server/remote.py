@@ -179,11 +179,12 @@ class RemoteSession:
         """Asks the server whether it answers."""
         return self._control.is_listening()
 
-    def close(self, *, hurried: Callable[[], bool]) -> None:
+    def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
         """Takes the models off the server when their requests are answered.
 
         Args:
             hurried: Asked again and again; True ends all patience.
+            linger_s: Without effect: the readiness of this server is not ours to change.
         """
         try:
             if self._is_up and self._host.models and self._control.is_listening():

@@ -11,9 +11,10 @@ from pathlib import Path
 from pytriton.proxy_backend import BACKEND_NAME, LIBRARY_NAME
 from pytriton.server.errors import WorkspaceError
 
-__all__ = ["ModelRepository", "link_backends"]
+__all__ = ["CONFIG_FILE", "ModelRepository", "link_backends"]
 
 CONFIG_FILE = "config.pbtxt"
+"""Name of the file in the folder of a model that describes it."""
 
 logger = logging.getLogger(__name__)
 

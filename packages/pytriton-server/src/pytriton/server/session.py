@@ -31,7 +31,9 @@ from pytriton.server.metrics_page import MetricsPage
 from pytriton.server.ports import Endpoint, ReservedPorts, port_setting_of_bind_failure, reserve_ports, taken
 from pytriton.server.preflight import check_settings
 from pytriton.server.process import ExitReport, ServerProcess
-from pytriton.server.readiness import wait_until_up
+from pytriton.server.readiness import POLL_S, StartCancelled, wait_until_up
+from pytriton.server.readiness_gate import GATE_NAMES
+from pytriton.server.readiness_keeper import ReadinessKeeper
 from pytriton.server.repository import ModelRepository, link_backends
 from pytriton.server.security import TritonSecurityConfig
 from pytriton.server.settings import TritonConfig
@@ -89,6 +91,9 @@ class ServerSession:
         self._process: ServerProcess | None = None
         self._control: Control | None = None
         self._metrics_page: MetricsPage | None = None
+        self._folders: ServerFolders | None = None
+        self._environment: dict[str, str] = {}
+        self._readiness = ReadinessKeeper(workspace, lambda: self._host.models)
         self._is_up = False
 
     @property
@@ -158,7 +163,7 @@ class ServerSession:
         binary = find_tritonserver()
         self._workspace.create()
         link_backends(self._workspace.backends_path, library_path(), binary.backends_dir)
-        folders = ServerFolders(
+        self._folders = ServerFolders(
             executable=binary.executable,
             models=self._repository.path,
             backends=self._workspace.backends_path,
@@ -172,10 +177,10 @@ class ServerSession:
         # Before the server starts, because it says that it is ready as soon as it has loaded its models.
         for model in self._host.models:
             self._host.wait_warm(model, cancelled)
-        environment = binary.environment(os.environ)
+        self._environment = binary.environment(os.environ)
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
-                self._start_process(folders, environment, timeout_s, cancelled)
+                self._start_process(self._folders, reserve_ports(self._config), timeout_s, cancelled)
                 break
             except TritonServerStartError as error:
                 # Between the choice of a free port and the server's bind somebody else may take it.
@@ -185,20 +190,36 @@ class ServerSession:
                 if not endpoint.picked or attempt == _START_ATTEMPTS:
                     raise taken(endpoint, exit_code=error.exit_code, log_lines=list(error.log_lines)) from error
                 logger.info("Port %d was taken by somebody else in the meantime: trying another one.", endpoint.port)
-        try:
-            self._check_loaded()
-            for model in self._host.models:
-                self._host.wait_attached(model, timeout_s)
-        except TritonServerError as error:
-            if self._process is not None and isinstance(error, ControlError) and error.reason is None:
-                # No answer, most likely because it just ended, which takes a moment to be known.
-                self._process.wait(_END_NOTICE_S)
-            raise self._ended_in_start() or error from error
-        # From here on `on_exit` tells of the end; what happened before that has to be told here.
-        self._is_up = True
-        ended = self._ended_in_start()
-        if ended is not None:
-            raise ended
+        self._wait_served(timeout_s, cancelled)
+
+    def restart(self, *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+        """Starts a server that has died once more: with the same models, on the same ports, for the same workers.
+
+        After an error it may be called again.
+
+        Args:
+            timeout_s: How long the server, and then each model's callables, may take, in seconds.
+            cancelled: Asked again and again; True ends the wait.
+
+        Raises:
+            StartCancelled: `cancelled` said so.
+            TritonServerError: As `start`.
+        """
+        folders, ports = self._folders, self._ports
+        if folders is None or ports is None:
+            raise TritonServerStartError("tritonserver was never started, so it cannot be started again.")
+        self._is_up = False
+        self._readiness.forget()
+        if self._process is not None:
+            self._process.stop(_EXIT_MARGIN_S, hurried=cancelled)
+        if self._control is not None:
+            self._control.close()
+        # Left by the server that died. That one of them is there means that its model is.
+        for socket in self._host.endpoints.glob("*.sock"):
+            socket.unlink(missing_ok=True)
+        ports.hold_again()
+        self._start_process(folders, ports, timeout_s, cancelled)
+        self._wait_served(timeout_s, cancelled)
 
     def claim(self, name: str) -> None:
         """Does nothing: the names of a server of our own are ours."""
@@ -211,17 +232,21 @@ class ServerSession:
             else:
                 self.control.unload(name, timeout_s)
 
-    def close(self, *, hurried: Callable[[], bool]) -> None:
+    def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
         """Ends the server: waits for requests that are being served, detaches the workers, stops the process.
 
         Args:
             hurried: Asked again and again; True ends all patience.
+            linger_s: How long to accept requests while the server says already that it is not ready, in seconds; None
+                is as long as some come, within limits.
         """
         patience = DRAIN_DEADLINE_S if self._config.exit_timeout_secs is None else float(self._config.exit_timeout_secs)
         deadline = time.monotonic() + patience
         # What is left when the drain is broken off, as by a KeyboardInterrupt.
         rest = 0.0
         try:
+            if self._is_up and self._process is not None:
+                self._readiness.say_draining(self._process, deadline, linger_s, hurried)
             drained = self._is_up and self._drain(deadline, hurried)
             # Where nothing is left to wait for, or nothing can be asked, the server's own patience is all there is.
             rest = EXIT_TIMEOUT_S + _EXIT_MARGIN_S
@@ -233,6 +258,7 @@ class ServerSession:
     def _end(self, patience_s: float, hurried: Callable[[], bool]) -> None:
         has_served = self._is_up
         try:
+            self._readiness.stop()
             if self._metrics_page is not None:
                 self._metrics_page.close()
             if self._process is not None:
@@ -251,22 +277,18 @@ class ServerSession:
                 self._workspace.clean()
 
     def _start_process(
-        self,
-        folders: ServerFolders,
-        environment: dict[str, str],
-        timeout_s: float,
-        cancelled: Callable[[], bool],
+        self, folders: ServerFolders, ports: ReservedPorts, timeout_s: float, cancelled: Callable[[], bool]
     ) -> None:
-        self._ports = ports = reserve_ports(self._config)
+        self._ports = ports
         try:
             command = build_command(self._config, self._security, folders, ports)
             logger.debug("Starting %s", redacted(command))
             self._process = process = ServerProcess(
                 command,
-                environment,
+                self._environment,
                 on_exit=self._exited,
                 log_file=self._config.log_file,
-                quiet=() if has_gpu() else QUIET_WITHOUT_GPU,
+                quiet=GATE_NAMES if has_gpu() else (*GATE_NAMES, *QUIET_WITHOUT_GPU),
                 secrets=secrets_of(command),
             )
             process.start()
@@ -275,6 +297,36 @@ class ServerSession:
             self._serve_metrics(ports)
         finally:
             ports.release()
+
+    def _wait_served(self, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+        """Waits until a server that answers serves all models."""
+        try:
+            self._check_loaded()
+            for model in self._host.models:
+                self._wait_attached(model, timeout_s, cancelled)
+        except TritonServerError as error:
+            if self._process is not None and isinstance(error, ControlError) and error.reason is None:
+                # No answer, most likely because it just ended, which takes a moment to be known.
+                self._process.wait(_END_NOTICE_S)
+            raise self._ended_in_start() or error from error
+        # From here on `on_exit` tells of the end; what happened before that has to be told here.
+        self._is_up = True
+        ended = self._ended_in_start()
+        if ended is not None:
+            self._is_up = False
+            raise ended
+        self._readiness.start(self.control)
+
+    def _wait_attached(self, model: BoundModel, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > POLL_S and model.is_alive and not model.is_attached:
+            if cancelled():
+                raise StartCancelled
+            ended = self._ended_in_start()
+            if ended is not None:
+                raise ended
+            time.sleep(POLL_S)
+        self._host.wait_attached(model, max(0.0, left))
 
     def _serve_metrics(self, ports: ReservedPorts) -> None:
         page, triton, listener = ports.metrics, ports.triton_metrics, ports.take_metrics_listener()

@@ -363,11 +363,23 @@ class TritonBase(abc.ABC):
     def _startup_timeout_s(self) -> float:
         """Gives how long the server may take to answer, in seconds."""
 
+    def _linger_s(self) -> float | None:
+        """Gives how long requests are accepted after SIGTERM, in seconds; None is as long as some come."""
+        return 0.0
+
+    def _repair(self) -> bool:
+        """Brings back a server that has ended, where that is wanted and possible; tells whether it did.
+
+        To be called with the lock.
+        """
+        return False
+
     def _look_after(self) -> BaseException | None:
         """Looks after server and workers, and tells what is wrong with them."""
         return next((model.error for model in list(self._models.values()) if model.error is not None), None)
 
     def _running(self) -> Session | None:
+        self._repair()
         return self._session if self.is_connected() else None
 
     def _connect(self) -> None:
@@ -380,6 +392,9 @@ class TritonBase(abc.ABC):
         self._refuse_fork()
         with self._lock:
             if self._session is not None:
+                self._repair()
+                if self._is_stop_wanted():
+                    raise StartCancelled
                 if self._session.is_running:
                     return
                 # It ended by itself, and its remains are about to be cleaned up.
@@ -404,8 +419,10 @@ class TritonBase(abc.ABC):
         if session is None:
             return False
         atexit.unregister(self.stop)
+        # Ctrl+C comes from somebody who looks at the screen, SIGTERM from what starts servers and sends them requests.
+        linger_s = self._linger_s() if self._signals[:1] == [signal.SIGTERM] else 0.0
         try:
-            session.close(hurried=lambda: len(self._signals) > 1)
+            session.close(hurried=lambda: len(self._signals) > 1, linger_s=linger_s)
         finally:
             self._wake.put(None)
         return True

@@ -2,20 +2,26 @@
 
 import logging
 import os
+import threading
+import time
 from collections.abc import Sequence
 
-from pytriton.exceptions import PyTritonValidationError
+from pytriton.exceptions import PyTritonError, PyTritonValidationError
 from pytriton.server.errors import TritonServerExitedError, describe_exit, quote_log
 from pytriton.server.lifecycle import TritonLifecyclePolicy
 from pytriton.server.ports import Endpoint
 from pytriton.server.process import ExitReport
+from pytriton.server.readiness import StartCancelled
+from pytriton.server.restart import RestartPolicy, RestartSchedule
 from pytriton.server.security import TritonSecurityConfig
 from pytriton.server.session import ServerSession
 from pytriton.server.settings import TritonConfig
 from pytriton.server.workspace import Workspace
-from pytriton.triton._base import STARTUP_TIMEOUT_S, TritonBase
+from pytriton.triton._base import STARTUP_TIMEOUT_S, TritonBase, check_timeout
 
 __all__ = ["Triton"]
+
+_POLL_S = 0.02
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +44,15 @@ class Triton(TritonBase):
             new folder under `PYTRITON_HOME`, `XDG_CACHE_HOME/pytriton` or `~/.cache/pytriton`.
         triton_lifecycle_policy: When the server is started.
         security_config: The access token, and what it protects. None makes a random token.
+        restart: Whether a server that dies is started again, with the models that it had and on the same ports. None
+            does not: `serve` raises then, and `is_alive` becomes False.
+        linger_s: How long `serve` goes on to accept requests after SIGTERM, in seconds, while `/v2/health/ready` says
+            "no" already, so that a load balancer has the time to see it. None is as long as requests come, up to 5
+            seconds, and not at all where none came in the last second.
 
     Raises:
         FileExistsError: `workspace` exists.
+        PyTritonBadParameterError: `linger_s` is not acceptable.
         PyTritonValidationError: A setting is not acceptable, or an argument is of another type.
     """
 
@@ -51,11 +63,16 @@ class Triton(TritonBase):
         workspace: "Workspace | str | os.PathLike[str] | None" = None,
         triton_lifecycle_policy: TritonLifecyclePolicy | None = None,
         security_config: TritonSecurityConfig | None = None,
+        restart: RestartPolicy | None = None,
+        linger_s: float | None = None,
     ) -> None:
+        if linger_s is not None:
+            check_timeout("linger_s", linger_s)
         for name, value, kind in (
             ("config", config, TritonConfig),
             ("security_config", security_config, TritonSecurityConfig),
             ("triton_lifecycle_policy", triton_lifecycle_policy, TritonLifecyclePolicy),
+            ("restart", restart, RestartPolicy),
         ):
             if value is not None and not isinstance(value, kind):
                 raise PyTritonValidationError(
@@ -66,6 +83,9 @@ class Triton(TritonBase):
         self._config = (TritonConfig() if config is None else config).with_environment()
         self._security = security_config or TritonSecurityConfig()
         self._server: ServerSession | None = None
+        self._restart_policy = restart
+        self._schedule: RestartSchedule | None = None
+        self._linger_wanted_s = linger_s
         super().__init__(workspace, triton_lifecycle_policy)
         self._trace_config = self._config.trace_config
 
@@ -136,6 +156,7 @@ class Triton(TritonBase):
                 "affect inference performance.",
                 self._config.log_verbose,
             )
+        self._schedule = None if self._restart_policy is None else RestartSchedule(self._restart_policy)
         self._server = ServerSession(
             self._config,
             self._security,
@@ -154,11 +175,74 @@ class Triton(TritonBase):
     def _startup_timeout_s(self) -> float:
         return STARTUP_TIMEOUT_S
 
+    def _linger_s(self) -> float | None:
+        return self._linger_wanted_s
+
     def _note_exit(self, report: ExitReport) -> None:
         failure = TritonServerExitedError(
             f"tritonserver {describe_exit(report.exit_code)} although nobody stopped it.{quote_log(report.log_lines)}",
             exit_code=report.exit_code,
             log_lines=report.log_lines,
+        )
+        logger.error("%s", failure)
+        if self._schedule is None:
+            self._fail(failure)
+            return
+        # Not in the thread that reports: the start of the next server waits for it.
+        mender = threading.Thread(target=self._mend, name="pytriton-restart", daemon=True)
+        try:
+            mender.start()
+        except RuntimeError:
+            logger.debug("No thread can be started any more: the interpreter is ending.")
+
+    def _mend(self) -> None:
+        with self._lock:
+            self._repair()
+
+    def _repair(self) -> bool:
+        """Starts a server that has died again, as often as the policy allows. Whoever has the lock first does it."""
+        session, schedule = self._current(), self._schedule
+        if session is None or schedule is None or session.is_running or self._failure is not None:
+            return False
+        died = time.monotonic()
+        error: PyTritonError | None = None
+        while True:
+            delay_s = schedule.next_delay_s()
+            if delay_s is None:
+                self._give_up(session, schedule.crashes, error)
+                return False
+            try:
+                self._pause(delay_s)
+                session.restart(timeout_s=self._startup_timeout_s(), cancelled=self._is_stop_wanted)
+            except StartCancelled:
+                return False
+            except PyTritonError as failure:
+                logger.error("tritonserver could not be started again: %s", failure)
+                error = failure
+                continue
+            logger.warning(
+                "tritonserver was started again, and serves its models %.1f s after its end.", time.monotonic() - died
+            )
+            return True
+
+    def _pause(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while True:
+            if self._is_stop_wanted():
+                raise StartCancelled
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(_POLL_S, left))
+
+    def _give_up(self, session: ServerSession, crashes: int, error: PyTritonError | None) -> None:
+        process = session.process
+        lines = process.log_tail if process is not None else []
+        failure = TritonServerExitedError(
+            f"tritonserver is not started again after {crashes} crashes: RestartPolicy allows no more in its time."
+            + (f" The last start failed: {error}" if error is not None else quote_log(lines)),
+            exit_code=process.exit_code if process is not None else None,
+            log_lines=lines,
         )
         logger.error("%s", failure)
         self._fail(failure)

@@ -1,0 +1,76 @@
+"""Whether and when a tritonserver that died is started again: `RestartPolicy`."""
+
+import collections
+import dataclasses
+import time
+
+from pytriton.exceptions import PyTritonValidationError
+
+__all__ = ["RestartPolicy", "RestartSchedule"]
+
+_GROWTH = 2.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RestartPolicy:
+    """For `Triton(restart=...)`: starts tritonserver again when it dies, with its models and on the same ports.
+
+    Raises:
+        PyTritonValidationError: A number is out of its range.
+    """
+
+    max_crashes: int = 5
+    """With so many deaths, or failed starts, within `crash_window_s`, it is given up; at least 1."""
+    crash_window_s: float = 60.0
+    """See `max_crashes`; more than 0 seconds."""
+    first_delay_s: float = 0.1
+    """How long after the first death within `crash_window_s` the start is, in seconds. Each one more doubles it."""
+    max_delay_s: float = 10.0
+    """How long it may become, in seconds."""
+
+    def __post_init__(self) -> None:
+        """Refuses numbers that are out of range."""
+        if isinstance(self.max_crashes, bool) or not isinstance(self.max_crashes, int) or self.max_crashes < 1:
+            raise _bad("max_crashes", self.max_crashes, "a whole number of at least 1")
+        for name in ("crash_window_s", "first_delay_s", "max_delay_s"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < float("inf"):
+                raise _bad(name, value, "a number of seconds of at least 0")
+        if not self.crash_window_s > 0:
+            raise _bad("crash_window_s", self.crash_window_s, "more than 0 seconds")
+        if self.first_delay_s > self.max_delay_s:
+            raise _bad("first_delay_s", self.first_delay_s, f"at most max_delay_s, {self.max_delay_s:g}")
+
+
+class RestartSchedule:
+    """Counts crashes and says how long to wait after each.
+
+    Args:
+        policy: What to go by.
+    """
+
+    def __init__(self, policy: RestartPolicy) -> None:
+        self._policy = policy
+        self._crashes: collections.deque[float] = collections.deque(maxlen=policy.max_crashes)
+
+    @property
+    def crashes(self) -> int:
+        """How many there were in the last `crash_window_s`, as of the last one."""
+        return len(self._crashes)
+
+    def next_delay_s(self) -> float | None:
+        """Counts one crash; gives how long to wait before the next start, in seconds, or None: no more of them."""
+        policy = self._policy
+        now = time.monotonic()
+        self._crashes.append(now)
+        while now - self._crashes[0] > policy.crash_window_s:
+            self._crashes.popleft()
+        if len(self._crashes) >= policy.max_crashes:
+            return None
+        return min(policy.first_delay_s * _GROWTH ** (len(self._crashes) - 1), policy.max_delay_s)
+
+
+def _bad(name: str, value: object, rule: str) -> PyTritonValidationError:
+    return PyTritonValidationError(
+        f"RestartPolicy.{name} must be {rule}; got {value!r}.", expected=rule, received=value
+    )
