@@ -278,7 +278,8 @@ def _renameat2(source: Path, target: Path, flags: int) -> None:
 
 
 def _described_at(manifest: Manifest) -> Path | None:
-    return description_path(Path(manifest.endpoint)) if manifest.endpoint.startswith("/") else None
+    endpoint = manifest.endpoint.removeprefix("ipc://")
+    return description_path(Path(endpoint)) if endpoint.startswith("/") else None
 
 
 def _describe_endpoint(manifest: Manifest, model: ModelSpec) -> None:

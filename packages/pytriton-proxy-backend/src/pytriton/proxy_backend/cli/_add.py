@@ -11,10 +11,12 @@ from typing import Any
 from .. import _layout as layout
 from .._dropin_config import Batching, check_model, machine_of, native_files
 from .._dropin_files import Manifest
+from .._dropin_python import proxy_address, python_files
 from .._native import LIBRARY_NAME, library_path
 from ..dropin import add_model, check_name
 from ..errors import DropInError
 from ..model import ModelSpec, ProxySettings, endpoint_path
+from ..python_proxy._settings import PythonProxySettings
 from ._repository import add_repository
 from ._tensors import load_signature, model_of, parse_tensor
 
@@ -87,6 +89,22 @@ def register(commands: Any) -> None:
         metavar="BYTES",
         help=f"shared memory per direction and worker ({_DEFAULTS.arena_budget_bytes})",
     )
+    parser.add_argument(
+        "--execution-timeout",
+        type=_argument(_seconds),
+        metavar="S",
+        help="how long a worker may take for a batch (no limit)",
+    )
+    parser.add_argument(
+        "--repeatable", action="store_true", help="requests of a worker that was lost may go to another one, once"
+    )
+    parser.add_argument(
+        "--curve-secret-key", type=Path, metavar="FILE", help="Python proxy: its own keys, made by the command keys"
+    )
+    parser.add_argument(
+        "--curve-workers", type=Path, metavar="DIR", help="Python proxy: folder with the public keys of workers"
+    )
+    parser.add_argument("--insecure", action="store_true", help="Python proxy: let anybody attach who gets through")
     parser.add_argument("--replace", action="store_true", help="replace a model of ours that differs and is unedited")
     parser.set_defaults(run=run)
 
@@ -97,7 +115,7 @@ def run(arguments: argparse.Namespace) -> int:
     model = _model(arguments)
     batching = Batching(max_queue_delay_us=arguments.max_queue_delay_us, preferred_sizes=arguments.preferred_batch_size)
     check_model(model, batching)
-    endpoint, files = _native(arguments, model, batching)
+    endpoint, files = (_native if arguments.flavour == "native" else _python)(arguments, model, batching)
     manifest = Manifest(
         name=model.name,
         version=model.version,
@@ -133,6 +151,12 @@ def _model(arguments: argparse.Namespace) -> ModelSpec:
 
 
 def _native(arguments: argparse.Namespace, model: ModelSpec, batching: Batching) -> tuple[str, dict[str, bytes]]:
+    if "://" in arguments.endpoint or arguments.curve_secret_key or arguments.curve_workers:
+        raise DropInError(
+            f"the native proxy listens on a socket in a folder of this machine, got --endpoint {arguments.endpoint}: "
+            f"addresses and keys are for --flavour python",
+            path=model.name,
+        )
     endpoint = endpoint_path(Path(arguments.endpoint).absolute(), model.name, model.version)
     settings = ProxySettings(
         endpoint=endpoint,
@@ -140,8 +164,32 @@ def _native(arguments: argparse.Namespace, model: ModelSpec, batching: Batching)
         decoupled=model.decoupled,
         attach_timeout_s=arguments.attach_timeout,
         arena_budget_bytes=arguments.arena_budget,
+        execution_timeout_s=arguments.execution_timeout,
+        repeatable=arguments.repeatable,
     )
     return str(endpoint), native_files(model, settings, batching, library_path())
+
+
+def _python(arguments: argparse.Namespace, model: ModelSpec, batching: Batching) -> tuple[str, dict[str, bytes]]:
+    if arguments.execution_timeout is not None or arguments.repeatable:
+        raise DropInError(
+            "the Python proxy has neither --execution-timeout nor --repeatable: use the native flavour", path=model.name
+        )
+    secret, workers = arguments.curve_secret_key, arguments.curve_workers
+    if (secret is None) != (workers is None):
+        raise DropInError(
+            "--curve-secret-key and --curve-workers go together: the proxy's own keys, and those of whom it lets in",
+            path=model.name,
+        )
+    address = proxy_address(arguments.endpoint, model, has_keys=secret is not None, insecure=arguments.insecure)
+    settings = PythonProxySettings(
+        address=address,
+        attach_timeout_s=arguments.attach_timeout,
+        budget_bytes=arguments.arena_budget,
+        secret_key_file="" if secret is None else str(secret.absolute()),
+        workers_keys_dir="" if workers is None else str(workers.absolute()),
+    )
+    return address, python_files(model, settings, batching)
 
 
 def _own_version() -> str:

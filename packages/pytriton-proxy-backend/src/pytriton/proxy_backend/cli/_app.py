@@ -12,7 +12,7 @@ from ..errors import ProxyBackendError
 PROGRAM = "pytriton-proxy-backend"
 # Each module has `register(commands)`, which adds a parser with `set_defaults(run=function)`; the function takes the
 # parsed arguments and returns the exit code.
-_COMMANDS: tuple[str, ...] = ("_add", "_list", "_remove", "_check")
+_COMMANDS: tuple[str, ...] = ("_add", "_list", "_remove", "_check", "_keys")
 _FAILED = 1
 
 
@@ -21,7 +21,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
     parsed = make_parser().parse_args(arguments)
     try:
         code = parsed.run(parsed)
-    except ProxyBackendError as error:
+    except (ProxyBackendError, ValueError) as error:
         print(f"{PROGRAM}: error: {error}", file=sys.stderr)
         code = _FAILED
     sys.exit(code)

@@ -1,0 +1,83 @@
+"""Files of a drop-in model that the Python proxy serves: its configuration, and all of our code that it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ._dropin_config import CONFIG_NAME, Batching, config_text
+from .description import DESCRIPTION_NAME, render_description
+from .errors import DropInError
+from .model import ModelSpec, check_endpoint
+from .python_proxy._settings import SETTINGS_NAME, PythonProxySettings
+
+# The copy has a name of its own: another version of this distribution may be installed in the server's Python.
+_PACKAGE = "pytriton_python_proxy"
+_MODULES = (
+    "_dtypes", "_greetings", "_layout", "_strings", "_zmq", "description", "errors", "model", "zmq_keys",
+    "python_proxy/__init__", "python_proxy/_dlpack", "python_proxy/_endpoint", "python_proxy/_model",
+    "python_proxy/_records", "python_proxy/_settings",
+)  # fmt: skip
+_LOOPBACK = ("127.", "localhost:", "[::1]:")
+_MODEL = f'''\
+"""Written by pytriton-proxy-backend: hands the requests of this model to workers in other processes."""
+
+try:
+    from {_PACKAGE}.python_proxy._model import TritonPythonModel
+except ModuleNotFoundError as error:
+    raise ModuleNotFoundError(
+        f"the Python proxy needs the package {{error.name}} in the server's Python: pip install numpy "
+        "'pyzmq>=26,<28'",
+        name=error.name,
+    ) from error
+
+__all__ = ["TritonPythonModel"]
+'''
+
+
+def python_files(model: ModelSpec, settings: PythonProxySettings, batching: Batching) -> dict[str, bytes]:
+    """The content of the folder of a model that the Python proxy serves, by path in the folder."""
+    here = Path(__file__).parent
+    version = str(model.version)
+    return {
+        CONFIG_NAME: config_text(model, "python", batching).encode(),
+        f"{version}/model.py": _MODEL.encode(),
+        f"{version}/{SETTINGS_NAME}": settings.to_text().encode(),
+        f"{version}/{DESCRIPTION_NAME}": render_description(model).encode(),
+        f"{version}/{_PACKAGE}/__init__.py": b"",
+        **{f"{version}/{_PACKAGE}/{name}.py": (here / f"{name}.py").read_bytes() for name in _MODULES},
+    }
+
+
+def proxy_address(endpoint: str, model: ModelSpec, *, has_keys: bool, insecure: bool) -> str:
+    """Where the Python proxy of a model listens.
+
+    Args:
+        endpoint: A folder, or an address of ZeroMQ.
+        model: The model.
+        has_keys: Whether workers prove who they are.
+        insecure: Whether they need not, though others may reach the address.
+
+    Raises:
+        DropInError: If it is no such address, or others may reach it and need no keys.
+        EndpointError: If the path of the socket is too long.
+    """
+    scheme, separator, rest = endpoint.partition("://")
+    if not separator:
+        path = Path(endpoint).absolute() / f"{model.name}.{model.version}.zmq"
+        check_endpoint(path)
+        return f"ipc://{path}"
+    if scheme == "ipc":
+        check_endpoint(Path(rest))
+        return endpoint
+    host, colon, port = rest.rpartition(":")
+    if scheme != "tcp" or not colon or not host or not (port.isdecimal() and 0 < int(port) < 65536):
+        raise DropInError(
+            f"expected a folder, ipc:///path or tcp://host:port for the endpoint, got {endpoint!r}", path=endpoint
+        )
+    if not has_keys and not insecure and not rest.startswith(_LOOPBACK):
+        raise DropInError(
+            f"{endpoint} can be reached from other machines, and whoever attaches there gets the requests: give keys "
+            f"(--curve-secret-key and --curve-workers), or say --insecure where the network itself is safe",
+            path=endpoint,
+        )
+    return endpoint

@@ -1,0 +1,75 @@
+"""Greetings as the Python proxy sends and reads them, and as its workers send theirs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from . import _layout as layout
+from ._layout import MessageType
+
+
+class GreetingError(Exception):
+    """A worker cannot be let in; the text is the reason, for both."""
+
+
+@dataclass(frozen=True)
+class Hello:
+    """What a worker says of itself."""
+
+    name: str
+    pid: int
+    max_in_flight: int
+    capabilities: int
+    version: tuple[int, int]
+
+
+def pack_greeting(
+    kind: MessageType,
+    text: str,
+    *,
+    max_in_flight: int = 0,
+    capabilities: int = 0,
+    model_flags: int = 0,
+    model_version: int = 0,
+    arena_budget: int = 0,
+    arena_idle_ms: int = 0,
+) -> bytes:
+    """A HELLO, WELCOME or REFUSE, header included."""
+    raw = text.encode("utf-8", "replace")[: layout.MAX_TEXT]
+    greeting = layout.GREETING.pack(
+        layout.MAGIC, layout.MAJOR, layout.MINOR, os.getpid(), os.geteuid(), max_in_flight, capabilities, model_flags,
+        len(raw), model_version, arena_budget, arena_idle_ms, 0,
+    )  # fmt: skip
+    size = layout.MESSAGE.size + len(greeting) + len(raw)
+    return layout.MESSAGE.pack(kind, 0, size, 0, 0, 0, 0, 0, 0) + greeting + raw
+
+
+def parse_hello(packet: bytes, *, decoupled: bool) -> Hello:
+    """Reads what a worker greets with.
+
+    Raises:
+        GreetingError: If it is no HELLO, of another major version, or lacks what the model needs.
+    """
+    start = layout.MESSAGE.size
+    if len(packet) < start + layout.GREETING_VERSION.size:
+        raise GreetingError(f"expected a greeting, got a packet of {len(packet)} bytes")
+    kind, _, size, *_ = layout.MESSAGE.unpack_from(packet)
+    magic, major, minor = layout.GREETING_VERSION.unpack_from(packet, start)
+    if kind != MessageType.HELLO or size != len(packet) or magic != layout.MAGIC:
+        raise GreetingError("expected the greeting of a pytriton worker, got something else")
+    if major != layout.MAJOR:
+        raise GreetingError(
+            f"the worker speaks protocol {major}.{minor}, this proxy {layout.MAJOR}.{layout.MINOR}: the major versions "
+            f"must agree. Install the same version of pytriton-proxy-backend for both"
+        )
+    text_start = start + layout.GREETING.size
+    if len(packet) < text_start:
+        raise GreetingError(f"the greeting is cut off after {len(packet)} bytes")
+    _, _, _, pid, _, max_in_flight, capabilities, _, text_length, *_ = layout.GREETING.unpack_from(packet, start)
+    if len(packet) < text_start + text_length:
+        raise GreetingError(f"the greeting is cut off after {len(packet)} bytes")
+    if decoupled and not capabilities & layout.Capability.DECOUPLED:
+        raise GreetingError("the model is decoupled, and the worker cannot answer a request more than once")
+    name = packet[text_start : text_start + text_length].decode("utf-8", "replace")
+    return Hello(name, pid, min(max(max_in_flight, 1), 1024), capabilities & layout.CAPABILITIES, (major, minor))

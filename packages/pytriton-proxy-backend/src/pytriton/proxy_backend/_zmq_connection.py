@@ -1,0 +1,276 @@
+"""The worker's end of a connection to the Python proxy: protocol 1 over ZeroMQ, each record a part of its message."""
+
+from __future__ import annotations
+
+import collections
+import ctypes
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from . import _layout as layout
+from ._arena import InputBlock, OwnedBlock
+from ._connection import TICK_S, Connection, parse_greeting
+from ._greetings import pack_greeting
+from ._layout import MessageFlag, MessageType
+from ._records import Batch, Plan
+from ._responses import ResponseWriter, Written
+from ._statistics import Counters
+from ._zmq import UnreachableError, WouldBlockError, ZmqSocket
+from .errors import ArenaFullError, AttachError, ConnectionLostError, ProtocolError
+from .zmq_keys import CurveKeys
+
+_GREETING_TIMEOUT_S = 10.0
+_SEND_TIMEOUT_S = 30.0
+_ROOM_POLL_S = 0.1
+_ALIGNMENT = 16
+
+
+class ZmqConnection(Connection):
+    """An attached worker of a Python proxy. Not thread-safe, apart from `detach` and `shutdown`."""
+
+    def __init__(
+        self,
+        address: str,
+        name: str,
+        *,
+        max_in_flight: int = 1,
+        counters: Counters | None = None,
+        keys: CurveKeys | None = None,
+    ) -> None:
+        """Connects and greets.
+
+        Args:
+            address: Where the Python proxy listens, `tcp://host:port` or `ipc:///path`.
+            name: What the worker calls itself.
+            max_in_flight: Batches that it takes at once.
+            counters: Where it counts; a place of its own by default.
+            keys: The keys of the worker, `None`: no encryption.
+
+        Raises:
+            ConnectionRefusedError: If nobody listens there yet, or the proxy goes away before it has answered.
+            KeyFileError: If a key cannot be read.
+            VersionMismatchError: If the proxy speaks another major version.
+            AttachError: If it refuses for another reason.
+        """
+        self._pending: collections.deque[Batch] = collections.deque()
+        self._writer = ResponseWriter()
+        self._plans: dict[bytes, Plan] = {}
+        self._blocks: dict[int, tuple[InputBlock, int]] = {}  # of each batch that is being worked on
+        self._counters = Counters() if counters is None else counters
+        self.on_cancel: Callable[[int, int], None] | None = None
+        self._address = address
+        self._detach_wanted = False
+        self._shut_down = False
+        self._link = ZmqSocket(address, listen=False, client_keys=keys)
+        try:
+            self.welcome = self._greet_proxy(name, max_in_flight)
+        except BaseException:
+            self._link.close()
+            raise
+        # What is written goes out as it is: there is no arena to share.
+        self._outputs = _Outputs(self.welcome.arena_budget)  # type: ignore[assignment]
+
+    def _greet_proxy(self, name: str, max_in_flight: int) -> Any:
+        hello = pack_greeting(MessageType.HELLO, name, max_in_flight=max_in_flight, capabilities=layout.CAPABILITIES)
+        deadline = time.monotonic() + _GREETING_TIMEOUT_S
+        sent = False
+        while time.monotonic() < deadline:
+            if not sent:
+                try:
+                    self._link.send(hello)
+                    sent = True
+                except (WouldBlockError, UnreachableError):
+                    self._link.wait(_ROOM_POLL_S)
+            for event in self._link.events():
+                if event.kind == "refused":
+                    raise AttachError(
+                        f"{self._address} refused this worker's keys, or its own are not those in server_key_file: is "
+                        f"the worker's public key in the proxy's folder of keys?"
+                    )
+                if event.kind == "gone":
+                    raise ConnectionRefusedError(f"nobody accepts this worker at {self._address}")
+            message = self._link.receive()
+            if message is not None:
+                return parse_greeting(message.packet)
+            self._link.wait(_ROOM_POLL_S)
+        raise ConnectionRefusedError(f"{self._address} did not answer a greeting within {_GREETING_TIMEOUT_S:g} s")
+
+    # ---- receiving ------------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """A descriptor to wait for: when it is readable, `poll` may find something."""
+        return self._link.fileno()
+
+    def receive(self) -> Batch | None:
+        """Waits for the next batch; `None` when the proxy has ended the connection."""
+        while not self._pending:
+            if not self._read_all():
+                return None
+            if not self._pending:
+                self._link.wait(TICK_S)
+        return self._pending.popleft()
+
+    def poll(self) -> list[Batch] | None:
+        """Reads what is there without waiting; `None` when the connection is closed."""
+        self._link.wait(0)
+        if not self._read_all():
+            return None
+        batches = list(self._pending)
+        self._pending.clear()
+        return batches
+
+    def _read_all(self) -> bool:
+        """Reads what is there; says whether the connection goes on."""
+        if self._shut_down:
+            return False
+        if self._detach_wanted:
+            self._detach_wanted = False
+            self._send(MessageType.DETACH, 0, 0, 0, 0, 0, 0)
+        gone = any(event.kind == "gone" for event in self._link.events())
+        while (message := self._link.receive()) is not None:
+            if not self._take(message.packet, message.parts):
+                return False
+        if gone and not self._pending:
+            raise ConnectionLostError(f"the connection to the proxy at {self._address} broke")
+        return True
+
+    def _take(self, packet: bytes, parts: list[memoryview]) -> bool:
+        if len(packet) < layout.MESSAGE.size:
+            raise ProtocolError(f"a packet of {len(packet)} bytes came, a message has {layout.MESSAGE.size} or more")
+        kind, _, size, number, _, _, index, _, length = layout.MESSAGE.unpack_from(packet)
+        if size != len(packet):
+            raise ProtocolError(f"a message says that it has {size} bytes, {len(packet)} came")
+        if kind == MessageType.BATCH:
+            if len(parts) != 1 or len(parts[0]) != length:
+                sizes = ", ".join(str(len(part)) for part in parts) or "none"
+                raise ProtocolError(f"batch {number} announces a record of {length} bytes, its parts have: {sizes}")
+            self._take_record(number, parts[0])
+        elif kind == MessageType.CANCEL:
+            self._cancel(number, index)
+        elif kind == MessageType.DETACH:
+            return False
+        elif kind == MessageType.REFUSE:
+            parse_greeting(packet)  # raises, with the reason
+        else:
+            raise ProtocolError(f"message {kind} came, which a proxy does not send to an attached worker")
+        return True
+
+    def _take_record(self, number: int, part: memoryview) -> None:
+        memory: Any = (ctypes.c_char * len(part)).from_buffer(part)
+        if ctypes.addressof(memory) % _ALIGNMENT:
+            # Small parts lie anywhere in what came; large ones have memory of their own, which is aligned.
+            memory = (ctypes.c_char * len(part)).from_buffer(bytearray(part))
+        block = InputBlock.__new__(InputBlock, (len(part),), np.uint8, memory, 0)
+        block.released = _NOBODY
+        block.place = (0, 0)
+        try:
+            batch = Batch(block, memory, number, self.welcome.batching, self._plans)
+        except (ProtocolError, TypeError) as error:
+            self._counters.failed["input"] += 1
+            self.fail(number, f"the worker cannot read the batch: {error}", layout.ErrorCode.INVALID_ARG)
+            return
+        if self.welcome.capabilities & layout.Capability.CANCEL:
+            self._blocks[number] = (block, batch._plan.entries_offset)
+        self._pending.append(batch)
+
+    def _cancel(self, number: int, index: int) -> None:
+        self._counters.cancelled += 1
+        held = self._blocks.get(number)
+        if held is not None:
+            block, entries = held
+            at = entries + index * layout.REQUEST.size + layout.REQUEST_CANCELLED_OFFSET
+            if at < len(block):
+                block[at] = 1
+        if self.on_cancel is not None:
+            self.on_cancel(number, index)
+
+    # ---- sending --------------------------------------------------------------------------------------------------
+
+    def send(self, number: int, written: Written, *, done: bool) -> None:
+        """Sends a record that was written."""
+        block, length, payload = written
+        self._counters.output_bytes += payload
+        flags = 0
+        if done:
+            flags = int(MessageFlag.INPUT_RELEASED | MessageFlag.BATCH_DONE)
+            self._blocks.pop(number, None)
+        self._send_parts(
+            layout.MESSAGE.pack(MessageType.RESPONSE, flags, layout.MESSAGE.size, number, 0, 0, 0, 0, length),
+            memoryview(block.memory)[:length],
+        )
+
+    def _settle(self, number: int, done: bool) -> int:
+        if done:
+            self._blocks.pop(number, None)
+        return int(MessageFlag.INPUT_RELEASED)
+
+    def tick(self) -> None:
+        """Nothing is due while nothing comes: ZeroMQ's own heartbeats see to the link."""
+
+    def _make_room(self, length: int) -> OwnedBlock:
+        budget = self.welcome.arena_budget
+        raise ArenaFullError(
+            f"{length} bytes of outputs do not fit: a message may have {budget} bytes. Raise arena_budget_bytes of the "
+            f"model, or return smaller outputs",
+            needed=length,
+            budget=budget,
+            in_use=0,
+        )
+
+    def _send(
+        self, kind: int, flags: int, number: int, segment: int, index: int, offset: int, length: int, body: bytes = b""
+    ) -> None:
+        packet = layout.MESSAGE.pack(kind, flags, layout.MESSAGE.size + len(body), number, 0, 0, index, 0, length)
+        self._send_parts(packet + body)
+
+    def _send_parts(self, packet: bytes, *parts: memoryview) -> None:
+        waited = 0.0
+        while True:
+            try:
+                self._link.send(packet, *parts)
+                return
+            except UnreachableError as error:
+                raise ConnectionLostError(f"the connection to the proxy at {self._address} broke") from error
+            except WouldBlockError as error:
+                if any(event.kind == "gone" for event in self._link.events()):
+                    raise ConnectionLostError(f"the connection to the proxy at {self._address} broke") from error
+                if waited >= _SEND_TIMEOUT_S:
+                    raise ConnectionLostError(
+                        f"the proxy at {self._address} read nothing for {_SEND_TIMEOUT_S:g} s"
+                    ) from error
+            self._link.wait_writable(_ROOM_POLL_S)
+            waited += _ROOM_POLL_S
+
+    # ---- leaving --------------------------------------------------------------------------------------------------
+
+    def detach(self) -> None:
+        """Asks for no more batches, as soon as the worker's thread looks; the proxy then ends the connection."""
+        self._detach_wanted = True
+        self._link.wake()
+
+    def shutdown(self) -> None:
+        """Ends the connection as soon as the worker's thread looks."""
+        self._shut_down = True
+        self._link.wake()
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self._link.close()
+
+
+_NOBODY: collections.deque[tuple[int, int]] = collections.deque(maxlen=0)
+
+
+class _Outputs:
+    """Memory for one answer each, which goes out as a part of a message."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+
+    def allocate(self, length: int) -> OwnedBlock | None:
+        if length > self.budget:
+            return None
+        return OwnedBlock(0, 0, bytearray(length))  # type: ignore[arg-type] # written to as a mapping is
