@@ -1,0 +1,336 @@
+"""Readiness: it ends before a server does, and while a model has no worker; nobody loses a request over it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.exceptions import PyTritonBadParameterError
+from pytriton.model_config import ModelConfig, Tensor
+from pytriton.proxy_backend import Worker
+from pytriton.server.control import activity_of
+from pytriton.server.worker_watch import connected_workers
+from pytriton.triton import Triton
+from support.serving import local_config, running, short_home
+
+X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
+Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
+DEADLINE_S = 60.0
+CALLERS = 6
+
+
+def identity(requests: Any) -> Any:
+    return [{"y": request.data["x"]} for request in requests]
+
+
+def status(address: str, path: str = "/v2/health/ready") -> int:
+    """Gives the status of a GET; 0 where nobody answers."""
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=DEADLINE_S)
+    try:
+        connection.request("GET", path)
+        response = connection.getresponse()
+        response.read()
+        return response.status
+    except (OSError, http.client.HTTPException):
+        return 0
+    finally:
+        connection.close()
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def _home() -> Iterator[None]:
+    with short_home():
+        yield
+    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("pytriton")])
+
+
+# ---- another server takes over ---------------------------------------------------------------------------------------
+
+PROGRAM = """
+import sys, time
+import numpy as np
+from pytriton.model_config import Tensor
+from pytriton.triton import Triton, TritonConfig
+
+factor = np.float32(sys.argv[1])
+
+def infer(requests):
+    time.sleep(0.002)
+    return [{"y": request["x"] * factor} for request in requests]
+
+config = TritonConfig(
+    http_address="127.0.0.1", grpc_address="127.0.0.1", http_port=0, grpc_port=0, allow_metrics=False
+)
+triton = Triton(config=config)
+triton.bind("m", infer, [Tensor((-1,), np.float32, "x")], [Tensor((-1,), np.float32, "y")])
+triton.run()
+print(triton.http_url, triton.grpc_url, flush=True)
+triton.serve()
+print("served", flush=True)
+"""
+
+
+class Server:
+    """A program that serves until it is told to stop."""
+
+    def __init__(self, factor: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(factor)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert self.process.stdout is not None
+        self.http, self.grpc = (url.rpartition("/")[2] for url in self.process.stdout.readline().split())
+
+    def end(self) -> tuple[int, str]:
+        out, error = self.process.communicate(timeout=DEADLINE_S)
+        return self.process.returncode, out + error
+
+
+class Balancer:
+    """Passes each new connection on to the first server that says that it is ready, as of its last question."""
+
+    def __init__(self, servers: list[Server]) -> None:
+        self._servers = servers
+        self.ready: list[Server] = []
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self._listening.settimeout(0.02)
+        self.address = f"127.0.0.1:{self._listening.getsockname()[1]}"
+        self._ending = threading.Event()
+        self._threads = [threading.Thread(target=self._look), threading.Thread(target=self._accept)]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        self._ending.set()
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+        self._listening.close()
+
+    def _look(self) -> None:
+        while True:
+            self.ready = [server for server in self._servers if status(server.http) == 200]
+            if self._ending.wait(0.1):
+                return
+
+    def _accept(self) -> None:
+        with ThreadPoolExecutor(2 * CALLERS) as pool:
+            while not self._ending.is_set():
+                try:
+                    client = self._listening.accept()[0]
+                except TimeoutError:
+                    continue
+                pool.submit(self._serve, client, self.ready[0])
+
+    def _serve(self, client: socket.socket, chosen: Server) -> None:
+        host, _, port = chosen.http.rpartition(":")
+        with client, socket.create_connection((host, int(port)), DEADLINE_S) as server:
+            others = {client: server, server: client}
+            while True:
+                for source in select.select(list(others), [], [], DEADLINE_S)[0]:
+                    data = source.recv(1 << 16)
+                    if not data:
+                        return
+                    others[source].sendall(data)
+
+
+class Callers:
+    """Threads that ask again and again, each time over a new connection, until they are told to stop."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self.sent = 0
+        self.answers: Counter[float] = Counter()
+        self.failures: list[str] = []
+        self._threads = [threading.Thread(target=self._run) for _ in range(CALLERS)]
+        for thread in self._threads:
+            thread.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+
+    def wait_for_more(self, factor: float, count: int = 100) -> None:
+        goal = self.answers[factor] + count
+        eventually(lambda: self.answers[factor] >= goal or bool(self.failures))
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            with self._lock:
+                self.sent += 1
+            try:
+                code, answer = ask(self._address, "m")
+                factor = answer["outputs"][0]["data"][0]
+            except (OSError, KeyError, http.client.HTTPException) as error:
+                with self._lock:
+                    self.failures.append(f"{type(error).__name__}: {error}")
+                continue
+            with self._lock:
+                self.answers[factor] += code == 200
+
+
+def ask(address: str, model: str) -> tuple[int, Any]:
+    """Asks a model about 1, over a connection of its own."""
+    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=DEADLINE_S)
+    try:
+        connection.request("POST", f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}))
+        response = connection.getresponse()
+        return response.status, json.loads(response.read())
+    finally:
+        connection.close()
+
+
+def test_another_server_takes_over_without_a_failed_request() -> None:
+    with contextlib.ExitStack() as stack:
+        servers = [Server(2), Server(3)]
+        for server in servers:
+            stack.callback(server.process.communicate)
+            stack.callback(server.process.kill)
+        balancer = Balancer(servers)
+        stack.callback(balancer.close)
+        eventually(lambda: len(balancer.ready) == 2)
+        callers = Callers(balancer.address)
+        stack.callback(callers.end)
+        callers.wait_for_more(2.0)
+        servers[0].process.send_signal(signal.SIGTERM)
+        callers.wait_for_more(3.0)
+        code, output = servers[0].end()
+        callers.wait_for_more(3.0)
+        callers.end()
+        assert callers.failures == []
+        assert callers.answers[2.0] + callers.answers[3.0] == callers.sent
+        assert (code, output) == (0, "served\n")
+        # Without requests there is nobody to wait for, and nothing is lost by not waiting.
+        servers[1].process.send_signal(signal.SIGTERM)
+        assert servers[1].end() == (0, "served\n")
+
+
+# ---- the order of things ---------------------------------------------------------------------------------------------
+
+
+def test_readiness_ends_first_and_requests_are_finished() -> None:
+    entered, release = threading.Event(), threading.Event()
+
+    def held(requests: Any) -> Any:
+        entered.set()
+        release.wait(DEADLINE_S)
+        return identity(requests)
+
+    triton = Triton(config=local_config())
+    triton.bind("held", held, X, Y)
+    triton.bind("m", identity, X, Y)
+    with running(triton), ThreadPoolExecutor(2) as pool:
+        url = str(triton.http_url)
+        assert status(url) == 200
+        asking = pool.submit(ask, url, "held")
+        assert entered.wait(DEADLINE_S)
+        stopping = pool.submit(triton.stop)
+        eventually(lambda: status(url) != 200)
+        # Also when the models are out of service, one by one.
+        eventually(lambda: status(url, "/v2/models/m/ready") != 200)
+        for _ in range(20):
+            assert status(url) == 400
+        assert not stopping.done()
+        release.set()
+        assert asking.result(DEADLINE_S)[0] == 200
+        assert stopping.result(DEADLINE_S)
+
+
+def test_requests_are_accepted_while_it_is_not_ready() -> None:
+    triton = Triton(config=local_config(), linger_s=3)
+    triton.bind("m", identity, X, Y)
+    with running(triton):
+        url = str(triton.http_url)
+        assert ask(url, "m")[0] == 200
+        triton._signals.append(signal.SIGTERM)
+        with ThreadPoolExecutor(1) as pool:
+            stopping = pool.submit(triton.stop)
+            eventually(lambda: status(url) != 200)
+            assert ask(url, "m")[0] == 200
+            assert status(url, "/v2/models/m/ready") == 200
+            assert stopping.result(DEADLINE_S)
+        triton._signals.clear()
+
+
+def test_how_long_to_linger_is_checked() -> None:
+    for value in (-1, True, "1"):
+        with pytest.raises(PyTritonBadParameterError, match="linger_s must be a number of seconds"):
+            Triton(linger_s=value)  # type: ignore[arg-type] # as a user may
+
+
+def test_activity_is_read_from_statistics() -> None:
+    nothing = activity_of([{"name": "m", "version": "1", "last_inference": 0, "inference_stats": {}}])
+    assert (nothing.answered, nothing.age_s, nothing.longest_mean_s) == (0, float("inf"), 0.0)
+    kinds = {"success": {"count": 4, "ns": 2_000_000_000}, "fail": {"count": "1", "ns": "5"}, "queue": {"count": 9}}
+    some = activity_of([{"last_inference": int(time.time() * 1000) - 5000, "inference_stats": kinds}, {}])
+    assert (some.answered, some.longest_mean_s) == (5, 0.5)
+    assert 4 < some.age_s < 60
+
+
+# ---- workers ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_model_without_workers_makes_the_server_not_ready() -> None:
+    triton = Triton(config=local_config())
+    triton.bind("m", identity, X, Y)
+    triton.bind("other", identity, X, Y)
+    with running(triton):
+        url = str(triton.http_url)
+        model = triton._models["m", 1]
+        endpoint = model.endpoint(triton._workspace.endpoints_path)
+        assert connected_workers(endpoint) == 1
+        for _ in range(2):
+            assert status(url) == 200
+            model.stop_workers(DEADLINE_S)
+            eventually(lambda: status(url) == 400)
+            assert ask(url, "other")[0] == 200
+            model.start_workers(triton._workspace.endpoints_path, print)
+            eventually(lambda: status(url) == 200)
+            assert ask(url, "m")[0] == 200
+        # One that is none of ours is as good.
+        model.stop_workers(DEADLINE_S)
+        eventually(lambda: status(url) == 400)
+        stranger = Worker(identity, model._spec, endpoint)
+        stranger.start()
+        eventually(lambda: status(url) == 200)
+        assert connected_workers(endpoint) == 1
+        assert stranger.stop(DEADLINE_S)
+        eventually(lambda: status(url) == 400)
+        # It ends as usual.
+    assert triton.http_url is None
+
+
+def test_changes_of_models_leave_the_server_ready() -> None:
+    triton = Triton(config=local_config())
+    triton.bind("m", identity, X, Y)
+    with running(triton):
+        url = str(triton.http_url)
+        for config in (ModelConfig(max_batch_size=8), None, ModelConfig(max_batch_size=2)):
+            triton.rebind("m", identity, config=config)
+            eventually(lambda: status(url) == 200)
+        triton.unbind("m")
+        eventually(lambda: status(url) == 200)
