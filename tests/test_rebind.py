@@ -95,7 +95,7 @@ def index(triton: Triton) -> dict[tuple[str, str], str]:
 
 
 def sockets(home: Path) -> list[str]:
-    return sorted(path.name for path in home.glob("*/endpoints/*"))
+    return sorted(path.name for path in home.glob("*/endpoints/*.sock"))
 
 
 def worker_threads(model: str) -> list[str]:

@@ -89,7 +89,7 @@ class WorkerProcess:
         self._changed = threading.Condition()
         self._child: ChildProcess | None = None
         self._ready = False
-        self._attached = False
+        self._attached = self._was_attached = False
         self._ended = False
         self._error: WorkerProcessError | None = None
         self._stop_deadline: float | None = None
@@ -172,6 +172,11 @@ class WorkerProcess:
     def is_attached(self) -> bool:
         """Whether the worker is attached right now."""
         return self._attached
+
+    @property
+    def was_attached(self) -> bool:
+        """Whether it was ever attached."""
+        return self._was_attached
 
     @property
     def error(self) -> WorkerProcessError | None:
@@ -330,6 +335,7 @@ class WorkerProcess:
                     self._was_ready = self._ready = True
                 else:
                     self._attached = bool(message.get("value"))
+                    self._was_attached = True
                 self._changed.notify_all()
 
     def _after_end(self, child: ChildProcess | None, reason: str | None) -> WorkerProcessError | None:

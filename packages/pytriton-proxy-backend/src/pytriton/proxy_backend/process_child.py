@@ -243,6 +243,8 @@ class _Output:
         was_in_trace, self._is_in_trace = self._is_in_trace, text.startswith((" ", "\t", "Traceback "))
         if found:
             self._level = int(getattr(logging, found[1]))
+            # The log has levels of its own.
+            text = text[found.end() :]
         elif not self._is_in_trace and not was_in_trace:
             # The lines of a traceback, and the one after them, belong to the record before.
             self._level = logging.INFO

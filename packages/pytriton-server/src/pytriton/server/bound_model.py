@@ -342,9 +342,12 @@ class BoundModel:
         self._description = path
 
     def _note_given_up(self, error: WorkerProcessError) -> None:
-        # With others left, an answer that comes at once would draw the requests away from them.
-        if not any(worker.is_alive for worker in self._workers) and self._stand_in is not None:
-            self._stand_in.start(error)
+        workers, stand_in = self._workers, self._stand_in
+        was_served = any(isinstance(worker, WorkerProcess) and worker.was_attached for worker in workers)
+        # With others left, an answer that comes at once would draw the requests away from them: other workers of this
+        # model, or those of the one that it was to follow.
+        if stand_in is not None and was_served and not any(worker.is_alive for worker in workers):
+            stand_in.start(error)
 
     def read_totals(self) -> list[CallableTotals]:
         """Gives what the callables have done, those included that served the model before. From any thread."""

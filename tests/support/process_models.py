@@ -1,0 +1,100 @@
+"""Factories for worker processes. What the value of a request tells them to do, they do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import numpy as np
+
+from pytriton.decorators import batch
+from pytriton.exceptions import PyTritonUnrecoverableError
+
+DIE, RAISE, NEVER_AGAIN, PID, HANG, EXIT, STOPPED = -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0
+
+
+def make(factor: float = 2.0, *, marker: str | None = None, child: bool = False) -> Callable[..., Any]:
+    """Multiplies.
+
+    Args:
+        factor: By this number.
+        marker: A file; while it is there, the factory kills its process.
+        child: Whether the process starts another one.
+    """
+    print("made with", factor, os.environ.get("COLOUR"), os.getcwd())
+    logging.getLogger("weights").error("loaded")
+    if marker is not None and os.path.exists(marker):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if child:
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "grandchild-of-a-worker"])
+
+    @batch
+    def infer(x: Any) -> dict[str, Any]:
+        value = float(x.flat[0])
+        if value == DIE:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if value == RAISE:
+            raise ValueError("this value is bad")
+        if value == NEVER_AGAIN:
+            raise PyTritonUnrecoverableError("the device is gone")
+        if value == PID:
+            return {"y": x * 0 + os.getpid()}
+        if value == HANG:
+            time.sleep(600)
+        if value == EXIT:
+            os._exit(3)
+        if value == STOPPED:
+            os.kill(os.getpid(), signal.SIGSTOP)
+            # It may take effect a moment later.
+            time.sleep(600)
+        return {"y": x * np.float32(factor)}
+
+    return infer
+
+
+def make_async() -> Callable[..., Any]:
+    """Answers with three responses for each request, the last of which has the process id."""
+
+    async def infer(requests: Any) -> AsyncIterator[Any]:
+        for part in (1, 2, os.getpid()):
+            await asyncio.sleep(0)
+            yield [{"y": request.data["x"] * 0 + part} for request in requests]
+
+    return infer
+
+
+class Model:
+    """A class that is its own factory."""
+
+    def __init__(self, path: str) -> None:
+        """Notes every call in a file."""
+        self._path = path
+
+    def __call__(self, requests: Any) -> Any:
+        """Writes the number of the requests."""
+        with open(self._path, "a", encoding="utf-8") as file:
+            file.write(f"{os.getpid()} {len(requests)} {requests[0].data['x'].tolist()}\n")
+        return [{"y": request.data["x"]} for request in requests]
+
+
+def fail() -> Callable[..., Any]:
+    """Makes nothing."""
+    raise RuntimeError("there are no weights")
+
+
+def fall() -> Callable[..., Any]:
+    """Ends the process."""
+    print("the last words")
+    os._exit(7)
+
+
+def make_nothing() -> int:
+    """Makes something else."""
+    return 7
