@@ -34,19 +34,9 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from pytriton.proxy.types import Request
-from pytriton.proxy_backend import ModelSpec, ProxySettings, TensorSpec, Worker, endpoint_path, library_path
-from pytriton.server.binary import find_tritonserver
-from pytriton.server.command_line import ServerFolders, build_command
-from pytriton.server.ports import reserve_ports
-from pytriton.server.process import ServerProcess
-from pytriton.server.repository import link_backends
-from pytriton.server.security import TritonSecurityConfig
-from support.serving import local_config
+from pytriton.proxy_backend import ModelSpec, TensorSpec
+from support.bare_server import F4, PATIENCE_S, Array, BareServer, serving
 
-Array = np.ndarray[Any, Any]
-
-PATIENCE_S = 30.0
-F4 = np.dtype("float32")
 GENERATOR = Path(__file__).parents[1] / "packages/pytriton-proxy-backend/tests/golden/generate.py"
 MIB = 1 << 20
 
@@ -62,15 +52,6 @@ if importlib.util.find_spec("ml_dtypes") is not None:
 else:
     TYPES["BF16"] = None
 
-CONFIG = """
-backend: "pytriton"
-max_batch_size: {max_batch_size}
-input [ {{ name: "x" data_type: TYPE_FP32 dims: [ -1 ] {x} }} {more_input} ]
-output [ {{ name: "y" data_type: TYPE_FP32 dims: [ -1 ] }} {more_output} ]
-instance_group [ {{ count: 1 kind: KIND_CPU }} ]
-{extra}
-"""
-
 
 def load_generator() -> ModuleType:
     spec = importlib.util.spec_from_file_location("golden_generate_for_faults", GENERATOR)
@@ -85,64 +66,19 @@ def load_generator() -> ModuleType:
 wire = load_generator()
 
 
-class Server:
-    """A tritonserver with a few models that have no worker yet."""
+class Server(BareServer):
+    """Has a few models."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._models: dict[str, ModelSpec] = {}
-        self._add("plain", extra="dynamic_batching { priority_levels: 5 default_priority_level: 2 }")
-        self._add("short", attach_timeout_s=0.3)
-        self._add("tight", arena_budget_bytes=4 * MIB, arena_idle_s=0.0)
-        self._add(
+        super().__init__(folder)
+        self.add("plain", extra="dynamic_batching { priority_levels: 5 default_priority_level: 2 }")
+        self.add("short", attach_timeout_s=0.3)
+        self.add("tight", arena_budget_bytes=4 * MIB, arena_idle_s=0.0)
+        self.add(
             "stream", decoupled=True, extra="model_transaction_policy { decoupled: true }", arena_budget_bytes=4 * MIB
         )
-        self._add("single", batching=False)
+        self.add("single", batching=False)
         self._add_types()
-        backends = folder / "backends"
-        backends.mkdir()
-        binary = find_tritonserver()
-        link_backends(backends, library_path(), binary.backends_dir)
-        config = local_config()
-        self.ports = reserve_ports(config)
-        folders = ServerFolders(
-            executable=binary.executable, models=folder / "models", backends=backends, caches=binary.caches_dir
-        )
-        command = build_command(config, TritonSecurityConfig(), folders, self.ports)
-        self.process = ServerProcess(command, binary.environment())
-
-    def _add(
-        self,
-        name: str,
-        *,
-        batching: bool = True,
-        decoupled: bool = False,
-        extra: str = "",
-        more_input: str = "",
-        more_output: str = "",
-        **settings: Any,
-    ) -> None:
-        version = self.folder / "models" / name / "1"
-        version.mkdir(parents=True)
-        config = CONFIG.format(
-            x="optional: true" if more_input else "",
-            max_batch_size=8 if batching else 0,
-            more_input=more_input,
-            more_output=more_output,
-            extra=extra,
-        )
-        (version.parent / "config.pbtxt").write_text(config)
-        text = ProxySettings(endpoint=self.endpoint(name), batching=batching, decoupled=decoupled, **settings).to_text()
-        (version / "pytriton.conf").write_text(text)
-        self._models[name] = ModelSpec(
-            name=name,
-            version=1,
-            inputs=(TensorSpec(name="x", dtype=F4, shape=(-1,)),),
-            outputs=(TensorSpec(name="y", dtype=F4, shape=(-1,)),),
-            batching=batching,
-            max_batch_size=8 if batching else 0,
-            decoupled=decoupled,
-        )
 
     def _add_types(self) -> None:
         """A model with one input and one output of each type, none of which a request must have."""
@@ -152,9 +88,9 @@ class Server:
             inputs += f', {{ name: "{name}" data_type: TYPE_{triton} dims: [ -1 ] optional: true }} '
             outputs += f', {{ name: "{name}_OUT" data_type: TYPE_{triton} dims: [ -1 ] }} '
         extra = "dynamic_batching { max_queue_delay_microseconds: 20000 }"
-        self._add("types", extra=extra, more_input=inputs, more_output=outputs)
+        self.add("types", extra=extra, more_input=inputs, more_output=outputs)
         dtypes = {name: np.dtype(dtype) for name, dtype in TYPES.items() if dtype is not None}
-        self._models["types"] = ModelSpec(
+        self.models["types"] = ModelSpec(
             name="types",
             version=1,
             inputs=tuple(TensorSpec(name=name, dtype=d, shape=(-1,), optional=True) for name, d in dtypes.items()),
@@ -163,67 +99,6 @@ class Server:
             max_batch_size=8,
             strict=False,
         )
-
-    def endpoint(self, name: str) -> Path:
-        return endpoint_path(self.folder, name, 1)
-
-    def start(self) -> None:
-        self.process.start()
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            assert self.process.is_running, self.process.log_tail
-            assert time.monotonic() < deadline, self.process.log_tail
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self.url}/v2/health/ready", timeout=1):
-                return
-            time.sleep(0.05)
-
-    @property
-    def url(self) -> str:
-        assert self.ports.http is not None
-        return self.ports.http.authority
-
-    @property
-    def grpc_url(self) -> str:
-        assert self.ports.grpc is not None
-        return self.ports.grpc.authority
-
-    def infer(self, name: str, x: Array) -> Array:
-        """One request over HTTP."""
-        with tritonclient.http.InferenceServerClient(self.url, network_timeout=PATIENCE_S) as client:
-            tensor = tritonclient.http.InferInput("x", list(x.shape), "FP32")
-            tensor.set_data_from_numpy(x)
-            result: Array = client.infer(name, [tensor]).as_numpy("y")
-            return result
-
-    def worker(self, name: str, infer_func: Callable[..., Any]) -> contextlib.AbstractContextManager[Worker]:
-        return running_worker(infer_func, self._models[name], self.endpoint(name))
-
-    def log(self) -> str:
-        return "\n".join(self.process.log_tail)
-
-    def wait_for_log(self, text: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while text not in self.log():
-            assert time.monotonic() < deadline, f"no {text!r} in the log:\n{self.log()}"
-            time.sleep(0.02)
-
-    def arena_mappings(self) -> int:
-        assert self.process.pid is not None
-        return Path(f"/proc/{self.process.pid}/maps").read_text().count("memfd:")
-
-    def descriptors(self) -> int:
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
-
-
-@contextlib.contextmanager
-def running_worker(infer_func: Callable[..., Any], model: ModelSpec, endpoint: Path) -> Iterator[Worker]:
-    worker = Worker(infer_func, model, endpoint)
-    worker.start()
-    try:
-        worker.wait_attached(PATIENCE_S)
-        yield worker
-    finally:
-        assert worker.stop(PATIENCE_S)
 
 
 def double(requests: list[Request]) -> list[dict[str, Array]]:
@@ -234,13 +109,8 @@ def double(requests: list[Request]) -> list[dict[str, Array]]:
 def server() -> Iterator[Server]:
     with tempfile.TemporaryDirectory(prefix="pt-") as folder:
         made = Server(Path(folder))
-        try:
-            made.start()
+        with serving(made):
             yield made
-            assert made.process.is_running, made.log()
-        finally:
-            made.ports.release()
-            made.process.stop(10.0)
 
 
 @pytest.fixture
@@ -375,8 +245,8 @@ def test_a_later_minor_attaches(server: Server) -> None:
     hello = wire.greeting(wire.HELLO, "later", minor=9, capabilities=(1 << 64) - 1, tail=b"later fields" * 3)
     with BadWorker(server.endpoint("plain"), hello=hello) as worker:
         worker.receive_kind(wire.WELCOME)
-        (_, major, minor, pid, uid, in_flight, capabilities, flags, _, version, budget, idle, limit) = struct.unpack_from(
-            "<8sHHIIIQIIQQQQ", worker.packet, 48
+        (_, major, minor, pid, uid, in_flight, capabilities, flags, _, version, budget, idle, limit) = (
+            struct.unpack_from("<8sHHIIIQIIQQQQ", worker.packet, 48)
         )
         assert (major, minor, pid, uid) == (1, 0, server.process.pid, os.geteuid())
         assert (in_flight, capabilities, flags, version, budget, idle, limit) == (1, 3, 1, 1, 4 << 30, 10_000, 0)
@@ -434,6 +304,11 @@ DIMS = 160
 def segment_twice(bad: BadWorker, batch: int) -> None:
     bad.segment(1, 4096)
     bad.segment(1, 4096)
+
+
+def segments_over_the_budget(bad: BadWorker, batch: int) -> None:
+    for number in range(1, 6):
+        bad.segment(number, 1 << 30)
 
 
 def detach_and_close(bad: BadWorker, batch: int) -> None:
@@ -502,7 +377,7 @@ FAULTS: dict[str, Callable[[BadWorker, int], object]] = {
         wire.message(wire.SEGMENT, segment=1, length=1 << 40), (os.memfd_create("bad", os.MFD_ALLOW_SEALING),)
     ),
     "segment over the budget": lambda bad, batch: bad.segment(1, (4 << 30) + 128),
-    "segments over the budget": lambda bad, batch: [bad.segment(number, 1 << 30) for number in range(1, 6)],
+    "segments over the budget": segments_over_the_budget,
     "segment with two descriptors": lambda bad, batch: bad.send(
         wire.message(wire.SEGMENT, segment=1, length=64),
         (os.dup(0), os.dup(0)),

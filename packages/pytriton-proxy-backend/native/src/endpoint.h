@@ -53,7 +53,7 @@ class Endpoint : private ConnectionOwner {
   bool Redeliver();
   void PutBack(Orphan orphan);
   void Refuse(Batch* batch, TRITONSERVER_Error_Code code, const std::string& text) const;
-  void NoWorker(Batch* batch);
+  void NoWorker(Batch* batch, bool waited);
 
   bool Bind(std::string* error);
   void Run();  // the background thread: accepts, and reads whatever no Execute reads
@@ -91,6 +91,7 @@ class Endpoint : private ConnectionOwner {
   std::string last_loss_;
   uint64_t last_loss_ns_ = 0;
   std::atomic<bool> has_orphans_{false};
+  std::atomic<uint64_t> gave_up_ns_{0};  // when a batch last failed because no worker was attached
 
   std::mutex mutex_;
   std::condition_variable changed_;

@@ -18,6 +18,8 @@ namespace {
 
 // How long a worker without room for the batch of a lost one is left alone.
 constexpr uint64_t kNoRoomNs = 5 * kMillisecond;
+// A batch that Triton hands over so soon after one that waited in vain has waited behind it, in Triton's queue.
+constexpr uint64_t kBacklogNs = 50 * kMillisecond;
 
 }  // namespace
 
@@ -121,7 +123,7 @@ void Endpoint::Refuse(Batch* batch, TRITONSERVER_Error_Code code, const std::str
   batch->Fail(code, "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + text);
 }
 
-void Endpoint::NoWorker(Batch* batch) {
+void Endpoint::NoWorker(Batch* batch, bool waited) {
   std::string loss;
   {
     std::lock_guard<std::mutex> lock(lost_mutex_);
@@ -132,8 +134,10 @@ void Endpoint::NoWorker(Batch* batch) {
   }
   Refuse(
       batch, TRITONSERVER_ERROR_UNAVAILABLE,
-      "no worker is attached. Waited " + std::to_string(settings_.attach_timeout_ms) + " ms for one at '" +
-          settings_.endpoint + "'; is the process that serves this model alive?" + loss);
+      std::string("no worker is attached. ") + (waited ? "Waited " : "The request before this one has waited ") +
+          std::to_string(settings_.attach_timeout_ms) + " ms for one at '" + settings_.endpoint +
+          "'; is the process that serves this model alive?" + loss);
+  gave_up_ns_ = NowNs();
 }
 
 bool Endpoint::Redeliver() {
@@ -187,7 +191,11 @@ bool Endpoint::Redeliver() {
 
 void Endpoint::Execute(std::unique_ptr<Batch> batch) {
   thread_local BatchSource scratch;
-  const uint64_t deadline_ns = NowNs() + settings_.attach_timeout_ms * kMillisecond;
+  // Requests that wait behind each other must not add up their times: they come one by one, and the first has used up
+  // the time of all.
+  const uint64_t gave_up_ns = gave_up_ns_;
+  const bool waits = gave_up_ns == 0 || NowNs() - gave_up_ns >= kBacklogNs;
+  const uint64_t deadline_ns = NowNs() + (waits ? settings_.attach_timeout_ms * kMillisecond : 0);
   std::string error;
   while (batch) {
     std::shared_ptr<Connection> worker;
@@ -205,7 +213,7 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
       if (worker) break;
       if (has_orphans_ && !Redeliver()) WaitFor([] { return false; }, NowNs() + kNoRoomNs);
       if (!found && !any_attached && NowNs() >= deadline_ns) {
-        NoWorker(batch.get());
+        NoWorker(batch.get(), waits);
         return;
       }
     }

@@ -188,9 +188,9 @@ class Worker:
 
     @property
     def stuck(self) -> str | None:
-        """Why it gets no batches although it is alive: its callable took longer than the model allows and is still at it.
+        """Why it gets no batches although it is alive; `None` where it does.
 
-        `None` where that is not so. It attaches again by itself when the callable returns.
+        Its callable took longer than the model allows and is still at it. It attaches again when the callable returns.
         """
         return self._stuck
 

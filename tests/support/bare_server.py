@@ -1,0 +1,172 @@
+"""A tritonserver with models that have no worker yet, for tests that bring workers of their own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tritonclient.http
+
+from pytriton.proxy_backend import ModelSpec, ProxySettings, TensorSpec, Worker, endpoint_path, library_path
+from pytriton.server.binary import find_tritonserver
+from pytriton.server.command_line import ServerFolders, build_command
+from pytriton.server.ports import reserve_ports
+from pytriton.server.process import ServerProcess
+from pytriton.server.repository import link_backends
+from pytriton.server.security import TritonSecurityConfig
+from support.serving import local_config
+
+Array = np.ndarray[Any, Any]
+
+PATIENCE_S = 30.0
+F4 = np.dtype("float32")
+
+CONFIG = """
+backend: "pytriton"
+max_batch_size: {max_batch_size}
+input [ {{ name: "x" data_type: TYPE_FP32 dims: [ -1 ] {x} }} {more_input} ]
+output [ {{ name: "y" data_type: TYPE_FP32 dims: [ -1 ] }} {more_output} ]
+instance_group [ {{ count: 1 kind: KIND_CPU }} ]
+{extra}
+"""
+
+
+class BareServer:
+    """A tritonserver that is not started yet; `add` its models before."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.models: dict[str, ModelSpec] = {}
+        (folder / "models").mkdir()
+        backends = folder / "backends"
+        backends.mkdir()
+        binary = find_tritonserver()
+        link_backends(backends, library_path(), binary.backends_dir)
+        config = local_config()
+        self.ports = reserve_ports(config)
+        folders = ServerFolders(
+            executable=binary.executable, models=folder / "models", backends=backends, caches=binary.caches_dir
+        )
+        command = build_command(config, TritonSecurityConfig(), folders, self.ports)
+        self.process = ServerProcess(command, binary.environment())
+
+    def add(
+        self,
+        name: str,
+        *,
+        batching: bool = True,
+        decoupled: bool = False,
+        extra: str = "",
+        more_input: str = "",
+        more_output: str = "",
+        **settings: Any,
+    ) -> None:
+        """Adds a model with an input `x` and an output `y`, float32 of one dimension; `settings` are the proxy's."""
+        version = self.folder / "models" / name / "1"
+        version.mkdir(parents=True)
+        config = CONFIG.format(
+            x="optional: true" if more_input else "",
+            max_batch_size=8 if batching else 0,
+            more_input=more_input,
+            more_output=more_output,
+            extra=extra,
+        )
+        (version.parent / "config.pbtxt").write_text(config)
+        text = ProxySettings(endpoint=self.endpoint(name), batching=batching, decoupled=decoupled, **settings).to_text()
+        (version / "pytriton.conf").write_text(text)
+        self.models[name] = ModelSpec(
+            name=name,
+            version=1,
+            inputs=(TensorSpec(name="x", dtype=F4, shape=(-1,)),),
+            outputs=(TensorSpec(name="y", dtype=F4, shape=(-1,)),),
+            batching=batching,
+            max_batch_size=8 if batching else 0,
+            decoupled=decoupled,
+        )
+
+    def endpoint(self, name: str) -> Path:
+        """The socket of a model."""
+        return endpoint_path(self.folder, name, 1)
+
+    def start(self) -> None:
+        """Starts it and waits until all models are loaded."""
+        self.process.start()
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            assert self.process.is_running, self.process.log_tail
+            assert time.monotonic() < deadline, self.process.log_tail
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self.url}/v2/health/ready", timeout=1):
+                return
+            time.sleep(0.05)
+
+    @property
+    def url(self) -> str:
+        assert self.ports.http is not None
+        return self.ports.http.authority
+
+    @property
+    def grpc_url(self) -> str:
+        assert self.ports.grpc is not None
+        return self.ports.grpc.authority
+
+    def infer(self, name: str, x: Array) -> Array:
+        """Makes one request over HTTP and gives its answer."""
+        with tritonclient.http.InferenceServerClient(self.url, network_timeout=PATIENCE_S) as client:
+            tensor = tritonclient.http.InferInput("x", list(x.shape), "FP32")
+            tensor.set_data_from_numpy(x)
+            result: Array = client.infer(name, [tensor]).as_numpy("y")
+            return result
+
+    def worker(self, name: str, infer_func: Callable[..., Any]) -> contextlib.AbstractContextManager[Worker]:
+        """Attaches a worker to a model while a block runs."""
+        return running_worker(infer_func, self.models[name], self.endpoint(name))
+
+    def log(self) -> str:
+        """The last lines that the server has written."""
+        return "\n".join(self.process.log_tail)
+
+    def wait_for_log(self, text: str) -> None:
+        """Waits until the log has a text."""
+        deadline = time.monotonic() + PATIENCE_S
+        while text not in self.log():
+            assert time.monotonic() < deadline, f"no {text!r} in the log:\n{self.log()}"
+            time.sleep(0.02)
+
+    def arena_mappings(self) -> int:
+        """How many segments of arenas the server has mapped."""
+        assert self.process.pid is not None
+        return Path(f"/proc/{self.process.pid}/maps").read_text().count("memfd:")
+
+    def descriptors(self) -> int:
+        """How many files the server has open."""
+        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+
+@contextlib.contextmanager
+def serving(server: BareServer) -> Iterator[BareServer]:
+    """Runs a server; in the end it must still run, and goes."""
+    try:
+        server.start()
+        yield server
+        assert server.process.is_running, server.log()
+    finally:
+        server.ports.release()
+        server.process.stop(10.0)
+
+
+@contextlib.contextmanager
+def running_worker(infer_func: Callable[..., Any], model: ModelSpec, endpoint: Path) -> Iterator[Worker]:
+    """Attaches a worker in this process while a block runs."""
+    worker = Worker(infer_func, model, endpoint)
+    worker.start()
+    try:
+        worker.wait_attached(PATIENCE_S)
+        yield worker
+    finally:
+        assert worker.stop(PATIENCE_S)
