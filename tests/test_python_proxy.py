@@ -1,0 +1,558 @@
+"""The Python proxy: protocol 1 over ZeroMQ, from Triton's Python backend to workers here and on other hosts."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import ctypes
+import random
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.proxy_backend import AttachError, ProtocolError, Worker
+from pytriton.proxy_backend import _layout as layout
+from pytriton.proxy_backend._arena import InputBlock, OwnedBlock
+from pytriton.proxy_backend._greetings import pack_greeting
+from pytriton.proxy_backend._layout import ErrorCode, MessageType
+from pytriton.proxy_backend._records import Batch
+from pytriton.proxy_backend._responses import Answer, ResponseWriter
+from pytriton.proxy_backend._zmq import WouldBlockError, ZmqSocket, make_keys
+from pytriton.proxy_backend.python_proxy._records import RequestData, read_responses, write_batch
+from pytriton.proxy_backend.zmq_keys import CurveKeys, KeyFileError
+from support.python_proxy import (
+    PATIENCE_S,
+    Link,
+    Proxy,
+    network_namespace,
+    proxy,
+    spec,
+    wait_line,
+    wait_until,
+    worker,
+    worker_process,
+)
+
+UNAVAILABLE = int(ErrorCode.UNAVAILABLE)
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="pt") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def address(short: Path) -> str:
+    return f"ipc://{short}/model.1.zmq"
+
+
+def double(requests: Any) -> Any:
+    return [{"y": request["x"] * 2} for request in requests]
+
+
+# ---- records -------------------------------------------------------------------------------------------------------
+
+
+def read_batch(record: bytearray, number: int, *, batching: bool = True) -> Any:
+    """Reads a batch as a worker does."""
+    block = InputBlock.__new__(InputBlock, (len(record),), np.uint8, record, 0)
+    block.released = collections.deque()
+    block.place = (0, 0)
+    return Batch(block, memoryview_of(record), number, batching).requests()
+
+
+def memoryview_of(record: bytearray) -> Any:
+    return (ctypes.c_char * len(record)).from_buffer(record)
+
+
+def record_of(requests: Sequence[RequestData], *, batching: bool = True) -> bytearray:
+    return write_batch(7, requests, batching=batching, received_ns=1, sent_ns=2)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "object"])
+def test_workers_read_what_the_proxy_writes(dtype: str) -> None:
+    values = np.array([[1, 0, 1], [0, 1, 1]]).astype(dtype)
+    if dtype == "object":
+        values = np.array([[b"a", b"", "ü".encode()], [b"b", b"\0", b"c"]], dtype=object)
+    requests = [
+        RequestData(
+            {"x": values, "lone": values[:, :1]} if index == 1 else {"x": values},
+            outputs=["y", "z"],
+            request_id=f"request {index}",
+            correlation_id="text" if index else 12,
+            flags=index,
+            timeout_us=5,
+            trace_context="00-11-22-01",
+            parameters={"i": -3, "b": True, "d": 0.5, "s": "naïve"},
+        )
+        for index in range(3)
+    ]
+    for index, request in enumerate(read_batch(record_of(requests), 7)):
+        np.testing.assert_array_equal(request["x"], values)
+        assert ("lone" in request) == (index == 1)
+        assert request.parameters == {"i": -3, "b": True, "d": 0.5, "s": "naïve"}
+        assert type(request.parameters["b"]) is bool
+        assert request.requested_output_names == ["y", "z"]
+        assert (request.request_id, request.correlation_id) == (f"request {index}", "text" if index else 12)
+        assert request.timeout_us == 5
+
+
+def test_inputs_that_do_not_fit_together_stay_apart() -> None:
+    shapes = [(1, 2), (2, 3), (1, 0)]
+    requests = [RequestData({"x": np.ones(shape, np.float32)}, outputs=["y"]) for shape in shapes]
+    assert [request["x"].shape for request in read_batch(record_of(requests), 7)] == shapes
+    [lone] = read_batch(record_of([RequestData({"x": np.ones(3)}, outputs=["y"])], batching=False), 7, batching=False)
+    assert lone["x"].shape == (3,)
+
+
+def response_record(answers: Sequence[Answer]) -> bytearray:
+    memory = bytearray()
+
+    def allocate(length: int) -> OwnedBlock:
+        memory.extend(bytes(length))
+        return OwnedBlock(0, 0, memory)  # type: ignore[arg-type] # written to as a mapping is
+
+    ResponseWriter().write(7, answers, allocate)
+    return memory
+
+
+ANSWERS = {
+    "joined": [Answer(index, {"y": np.full((index + 1, 2), index, np.float32)}) for index in range(3)],
+    "apart": [Answer(0, {"y": np.ones((1, 2))}), Answer(1, {"y": np.ones((1, 3)), "z": np.array([b"s"], object)})],
+    "mixed": [
+        Answer(1, {"y": np.ones(1)}, {"i": 1, "f": 2.5, "b": False, "s": "ü"}),
+        Answer(0, error="no", code=ErrorCode.INVALID_ARG),
+        Answer(2, empty=True),
+    ],
+}
+
+
+@pytest.mark.parametrize("kind", list(ANSWERS))
+def test_the_proxy_reads_what_workers_write(kind: str) -> None:
+    record = response_record(ANSWERS[kind])
+    for answer, response in zip(ANSWERS[kind], read_responses(memoryview(record), 7, 3, decoupled=False), strict=True):
+        assert (response.request, response.error, response.empty) == (answer.request, answer.error, answer.empty)
+        assert response.parameters == dict(answer.parameters)
+        assert response.outputs.keys() == answer.outputs.keys()
+        for name, value in answer.outputs.items():
+            np.testing.assert_array_equal(response.outputs[name], value)
+    assert answer.error is None or response.code == answer.code
+
+
+@pytest.mark.parametrize("kind", list(ANSWERS))
+def test_malformed_responses_are_errors_of_the_protocol_and_nothing_else(kind: str) -> None:
+    good = response_record(ANSWERS[kind])
+    source = random.Random(kind)
+    refused = 0
+    for _ in range(3000):
+        record = bytearray(good)
+        for _ in range(source.choice((1, 1, 2, 8))):
+            record[source.randrange(len(record))] = source.choice((0, 1, 127, 128, 255, source.randrange(256)))
+        if source.random() < 0.1:
+            del record[source.randrange(len(record)) :]
+        try:
+            read_responses(memoryview(record), 7, 3, decoupled=bool(source.getrandbits(1)))
+        except ProtocolError:
+            refused += 1
+    assert refused
+
+
+# ---- proxy and workers ---------------------------------------------------------------------------------------------
+
+
+def test_requests_get_their_own_answers(address: str) -> None:
+    with proxy(address) as served, worker(double, address):
+        for size in (1, 3, 8):
+            callers = served.send(*([index, size] for index in range(size)))
+            for index, caller in enumerate(callers):
+                np.testing.assert_array_equal(caller.wait()["y"], [[2 * index, 2 * size]])
+
+
+def test_large_arrays_and_inputs_that_are_kept_stay_whole(address: str) -> None:
+    kept: list[Any] = []
+
+    def keep(requests: Any) -> Any:
+        kept.extend(request["x"] for request in requests)
+        return double(requests)
+
+    rows = np.arange(1 << 20, dtype=np.float32)
+    with proxy(address) as served, worker(keep, address):
+        for factor in (1, 2, 3):
+            [caller] = served.send(rows * np.float32(factor))
+            np.testing.assert_array_equal(caller.wait()["y"][0], rows * np.float32(2 * factor))
+        [caller] = served.send(np.zeros(20 << 20, np.float32))
+        code, text = caller.wait()
+        assert code == ErrorCode.INVALID_ARG
+        assert "arena_budget_bytes" in text
+        served.send([1])[0].wait()
+    for factor, array in zip((1, 2, 3), kept, strict=False):
+        assert array.flags.aligned
+        np.testing.assert_array_equal(array[0], rows * np.float32(factor))
+
+
+def test_errors_of_the_callable_are_those_of_its_requests(address: str) -> None:
+    def fail(requests: Any) -> Any:
+        if len(requests) == 1:
+            raise ValueError("not today")
+        return [ValueError("not you"), {"y": requests[1]["x"]}]
+
+    with proxy(address) as served, worker(fail, address):
+        code, text = served.send([1])[0].wait()
+        assert code == ErrorCode.INTERNAL
+        assert "ValueError: not today" in text
+        first, second = served.send([1], [2])
+        assert "not you" in first.wait()[1]
+        np.testing.assert_array_equal(second.wait()["y"], [[2]])
+
+
+def test_without_a_worker_a_request_waits_a_bounded_time(address: str) -> None:
+    with proxy(address, attach_timeout_s=0.3) as served:
+        code, text = served.send([1])[0].wait()
+        assert code == UNAVAILABLE
+        assert address in text
+        with worker(double, address):
+            served.send([1])[0].wait()
+        served.wait_workers(0)
+        assert served.send([1])[0].wait()[0] == UNAVAILABLE
+
+
+def test_a_request_waits_for_a_worker_that_comes(address: str) -> None:
+    with proxy(address) as served:
+        [caller], thread = served.start([1])
+        with worker(double, address):
+            np.testing.assert_array_equal(caller.wait()["y"], [[2]])
+            thread.join(PATIENCE_S)
+
+
+def test_batches_go_to_the_worker_that_is_idle(address: str) -> None:
+    hold = threading.Event()
+
+    def slow(requests: Any) -> Any:
+        hold.wait(PATIENCE_S)
+        return double(requests)
+
+    with proxy(address) as served, worker(slow, address):
+        # Returns when the next batch would be for somebody: as long as there is one busy worker, not before.
+        [first], thread = served.start([1])
+        with worker(double, address):
+            thread.join(PATIENCE_S)
+            assert not thread.is_alive()
+            for value in range(20):
+                np.testing.assert_array_equal(served.send([value])[0].wait()["y"], [[2 * value]])
+            assert not first.ended.is_set()
+            hold.set()
+            first.wait()
+
+
+def test_detaching_finishes_what_is_in_flight(address: str) -> None:
+    begun, hold = threading.Event(), threading.Event()
+
+    def slow(requests: Any) -> Any:
+        begun.set()
+        hold.wait(PATIENCE_S)
+        return double(requests)
+
+    with proxy(address) as served, worker(slow, address) as leaving:
+        [caller], thread = served.start([1])
+        assert begun.wait(PATIENCE_S)
+        stopper = threading.Thread(target=leaving.stop, args=(PATIENCE_S,))
+        stopper.start()
+        hold.set()
+        np.testing.assert_array_equal(caller.wait()["y"], [[2]])
+        stopper.join(PATIENCE_S)
+        thread.join(PATIENCE_S)
+        served.wait_workers(0)
+
+
+def test_workers_come_back_after_the_proxy(address: str) -> None:
+    with contextlib.ExitStack() as stack:
+        with proxy(address) as served:
+            stack.enter_context(worker(double, address))
+            served.send([1])[0].wait()
+        with proxy(address) as served:
+            np.testing.assert_array_equal(served.send([2])[0].wait()["y"], [[4]])
+
+
+def test_async_callables_work_on_many_batches_and_learn_of_cancellations(address: str) -> None:
+    cancelled = threading.Event()
+
+    async def infer(requests: Any) -> Any:
+        if requests[0]["x"][0, 0] < 0:
+            try:
+                await asyncio.sleep(PATIENCE_S)
+            except asyncio.CancelledError:
+                cancelled.set()
+                raise
+        await asyncio.sleep(0.01)
+        return double(requests)
+
+    with proxy(address) as served, worker(infer, address):
+        [stuck] = served.send([-1])
+        batches = [served.send([value]) for value in range(20)]
+        for value, [caller] in enumerate(batches):
+            np.testing.assert_array_equal(caller.wait()["y"], [[2 * value]])
+        assert not stuck.ended.is_set()
+        stuck.cancelled = True
+        assert stuck.wait()[0] == ErrorCode.CANCELLED
+        assert cancelled.is_set()
+
+
+def test_streams_have_many_responses(address: str) -> None:
+    def stream(requests: Any) -> Any:
+        for index in range(300):
+            yield [{"y": request["x"] + index} for request in requests]
+
+    model = spec(decoupled=True)
+    with proxy(address, decoupled=True) as served, worker(stream, address, model):
+        for caller in served.send([1], [2]):
+            caller.ended.wait(PATIENCE_S)
+            values = [response.outputs["y"][0, 0] for response in caller.responses if not response.empty]
+            np.testing.assert_array_equal(values, values[0] + np.arange(300))
+            assert [response.final for response in caller.responses] == [False] * 300 + [True]
+
+
+def test_a_worker_for_another_model_is_refused(address: str) -> None:
+    with (
+        proxy(address),
+        pytest.raises(AttachError, match="decoupled=False"),
+        worker(double, address, spec(decoupled=True)),
+    ):
+        pass
+
+
+def _bad_version() -> bytes:
+    packet = bytearray(pack_greeting(MessageType.HELLO, "w"))
+    packet[layout.MESSAGE.size + 8] = 9
+    return bytes(packet)
+
+
+@pytest.mark.parametrize(
+    ("packet", "words"),
+    [
+        (b"", b"packet of 0 bytes"),
+        (b"x" * 200, b"something else"),
+        (pack_greeting(MessageType.WELCOME, "w"), b"something else"),
+        (_bad_version(), b"protocol 9.0"),
+        (pack_greeting(MessageType.HELLO, "w")[:100], b"something else"),
+    ],
+)
+def test_who_does_not_greet_as_a_worker_is_refused(address: str, packet: bytes, words: bytes) -> None:
+    with proxy(address) as served, worker(double, address):
+        peer = ZmqSocket(address, listen=False)
+        try:
+            answer = exchange(peer, packet)
+            assert layout.MESSAGE.unpack_from(answer)[0] == MessageType.REFUSE
+            assert words in answer
+        finally:
+            peer.close()
+        served.send([1])[0].wait()
+
+
+def exchange(peer: ZmqSocket, packet: bytes, *parts: bytes) -> bytes:
+    """Sends a message when there is somebody to send it to, and waits for one."""
+    send(peer, packet, *parts)
+    deadline = time.monotonic() + PATIENCE_S
+    while (message := peer.receive()) is None:
+        assert time.monotonic() < deadline
+        peer.wait(0.05)
+    return message.packet
+
+
+def send(peer: ZmqSocket, packet: bytes, *parts: bytes) -> None:
+    def sent() -> bool:
+        try:
+            peer.send(packet, *parts)
+        except WouldBlockError:
+            return False
+        return True
+
+    wait_until(sent, "a connection")
+
+
+@pytest.mark.parametrize(
+    ("packet", "parts"),
+    [
+        (b"short", ()),
+        (layout.MESSAGE.pack(MessageType.RESPONSE, 2, 48, 999, 0, 0, 0, 0, 0), ()),
+        (layout.MESSAGE.pack(MessageType.SEGMENT, 0, 48, 0, 0, 1, 0, 0, 64), ()),
+        (layout.MESSAGE.pack(MessageType.RESPONSE, 2, 48, 1, 0, 0, 0, 0, 100), (b"x" * 99,)),
+        (layout.MESSAGE.pack(MessageType.RESPONSE, 2, 48, 1, 0, 0, 0, 0, 100), (b"x" * 100,)),
+        (layout.MESSAGE.pack(MessageType.RESPONSE, 2, 50, 1, 0, 0, 0, 0, 100), (b"x" * 100,)),
+    ],
+)
+def test_a_worker_that_sends_garbage_loses_its_connection_and_nobody_else_does(
+    address: str, packet: bytes, parts: Sequence[bytes]
+) -> None:
+    with proxy(address) as served:
+        peer = ZmqSocket(address, listen=False)
+        try:
+            greeting = pack_greeting(MessageType.HELLO, "bad", max_in_flight=1)
+            assert layout.MESSAGE.unpack_from(exchange(peer, greeting))[0] == MessageType.WELCOME
+            [caller], thread = served.start([1])
+            served.wait_workers(1)
+            wait_until(lambda: peer.receive() is not None, "the batch")
+            send(peer, packet, *parts)
+            code, text = caller.wait()
+            assert code == UNAVAILABLE
+            assert "worker 'bad'" in text
+            thread.join(PATIENCE_S)
+        finally:
+            peer.close()
+        with worker(double, address):
+            served.send([1])[0].wait()
+
+
+def test_a_killed_worker_fails_its_requests_at_once_and_no_others(address: str, tmp_path: Path) -> None:
+    with proxy(address) as served, worker_process(tmp_path, address) as process:
+        served.send([1])[0].wait()
+        [lost], thread = served.start([-1])
+        wait_line(process, "busy")
+        with worker(double, address):
+            process.kill()
+            code, text = lost.wait()
+            assert code == UNAVAILABLE
+            assert f"pid {process.pid}" in text
+            thread.join(PATIENCE_S)
+            for value in range(5):
+                np.testing.assert_array_equal(served.send([value])[0].wait()["y"], [[2 * value]])
+
+
+# ---- over a network ------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Keys of a proxy, of a worker that it knows, and of a stranger."""
+    folder = tmp_path_factory.mktemp("keys")
+    made = {name: make_keys(folder / name, name) for name in ("proxy", "friend", "stranger")}
+    known = folder / "known"
+    known.mkdir()
+    (known / "friend.key").write_bytes(made["friend"][0].read_bytes())
+    return {
+        "listener": (made["proxy"][1], known),
+        **{
+            name: CurveKeys(secret_key_file=made[name][1], server_key_file=made["proxy"][0])
+            for name in ("friend", "stranger")
+        },
+        "mistaken": CurveKeys(secret_key_file=made["friend"][1], server_key_file=made["stranger"][0]),
+    }
+
+
+def test_keys_open_the_way_over_tcp(keys: dict[str, Any]) -> None:
+    with proxy("tcp://127.0.0.1:*", keys=keys["listener"]) as served:
+        with worker(double, served.address, keys=keys["friend"]):
+            np.testing.assert_array_equal(served.send([3])[0].wait()["y"], [[6]])
+        with pytest.raises(AttachError, match="keys"), worker(double, served.address, keys=keys["stranger"]):
+            pass
+
+
+@pytest.mark.parametrize("who", ["mistaken", "nobody"])
+def test_who_has_no_right_keys_does_not_get_in(keys: dict[str, Any], who: str) -> None:
+    with proxy("tcp://127.0.0.1:*", keys=keys["listener"], attach_timeout_s=0.2) as served:
+        outside = Worker(double, spec(), served.address, curve_keys=keys.get(who))
+        outside.start()
+        try:
+            with pytest.raises(AttachError):
+                outside.wait_attached(1.0)
+            assert served.send([1])[0].wait()[0] == UNAVAILABLE
+        finally:
+            assert outside.stop(PATIENCE_S)
+
+
+def test_keys_are_files_of_their_owner_alone(tmp_path: Path, keys: dict[str, Any]) -> None:
+    public, secret = make_keys(tmp_path, "mine")
+    assert secret.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(KeyFileError, match="never overwritten"):
+        make_keys(tmp_path, "mine")
+    secret.chmod(0o644)
+    careless = CurveKeys(secret_key_file=secret, server_key_file=public)
+    with pytest.raises(AttachError, match="chmod 600"), worker(double, "tcp://127.0.0.1:9", keys=careless):
+        pass
+    secret.chmod(0o600)
+    wrong = CurveKeys(secret_key_file=tmp_path / "none", server_key_file=public)
+    with pytest.raises(AttachError, match="none"), worker(double, "tcp://127.0.0.1:9", keys=wrong):
+        pass
+    with (
+        pytest.raises(KeyFileError, match="no secret key"),
+        proxy("tcp://127.0.0.1:*", keys=(_private(public), tmp_path)),
+    ):
+        pass
+
+
+def _private(path: Path) -> Path:
+    path.chmod(0o600)
+    return path
+
+
+def count_over_a_cut(served: Proxy, process: subprocess.Popen[str], cut: Callable[[bool], None]) -> None:
+    """Every request has exactly one answer or one error, and afterwards the next one works."""
+    served.send([1])[0].wait()
+    [lost], thread = served.start([-1])
+    wait_line(process, "busy")
+    cut(True)
+    begin = time.monotonic()
+    code, text = lost.wait()
+    assert code == UNAVAILABLE
+    assert "its connection ended" in text
+    assert time.monotonic() - begin < PATIENCE_S / 2
+    thread.join(PATIENCE_S)
+    served.wait_workers(0)
+    cut(False)
+    # The process is busy for an hour: another one takes its place.
+    process.kill()
+
+
+def test_a_tcp_link_that_is_cut_and_comes_back(tmp_path: Path, keys: dict[str, Any]) -> None:
+    with contextlib.ExitStack() as stack:
+        served = stack.enter_context(proxy("tcp://127.0.0.1:*", keys=keys["listener"]))
+        with Link(int(served.address.rpartition(":")[2])) as link:
+            address = f"tcp://127.0.0.1:{link.port}"
+
+            def cut(now: bool) -> None:
+                (link.cut.set if now else link.cut.clear)()
+
+            with worker(double, address, keys=keys["friend"]) as patient:
+                np.testing.assert_array_equal(served.send([1])[0].wait()["y"], [[2]])
+                cut(True)
+                served.wait_workers(0)
+                wait_until(lambda: not patient.is_attached, "the worker to know")
+                cut(False)
+                np.testing.assert_array_equal(served.send([2])[0].wait()["y"], [[4]])
+            served.wait_workers(0)
+            with worker_process(tmp_path, address, keys=keys["friend"]) as process:
+                count_over_a_cut(served, process, cut)
+            with worker_process(tmp_path, address, keys=keys["friend"]):
+                np.testing.assert_array_equal(served.send([2])[0].wait()["y"], [[4]])
+
+
+def test_another_network_namespace_whose_link_is_cut_and_comes_back(tmp_path: Path, keys: dict[str, Any]) -> None:
+    with contextlib.ExitStack() as stack:
+        try:
+            here, device, over_there = stack.enter_context(network_namespace())
+        except PermissionError as error:
+            pytest.skip(f"network namespaces cannot be made here: {error}")
+
+        def cut(now: bool) -> None:
+            state = "down" if now else "up"
+            subprocess.run(["ip", "link", "set", device, state], check=True, timeout=PATIENCE_S)
+
+        served = stack.enter_context(proxy(f"tcp://{here}:*", keys=keys["listener"]))
+        with worker_process(tmp_path, served.address, keys=keys["friend"], prefix=over_there) as process:
+            count_over_a_cut(served, process, cut)
+        with worker_process(tmp_path, served.address, keys=keys["friend"], prefix=over_there) as process:
+            np.testing.assert_array_equal(served.send([2])[0].wait()["y"], [[4]])
+            # One that waits attaches again by itself.
+            cut(True)
+            served.wait_workers(0)
+            cut(False)
+            np.testing.assert_array_equal(served.send([3])[0].wait()["y"], [[6]])
