@@ -108,7 +108,7 @@ def plain_server(
             stdout=output,
             stderr=subprocess.STDOUT,
         )
-    server = PlainServer(*ports, log, process)
+    server = PlainServer(ports[0], ports[1], log, process)
     try:
         _wait_live(server)
         yield server

@@ -123,6 +123,7 @@ class ProxyEndpoint:
         self._next_number = 1
         self._place = 0
         self._stopping = False
+        self._next_poll = 0.0
         self._socket: ZmqSocket
         self._started = threading.Event()
         self._error: BaseException | None = None
@@ -267,7 +268,11 @@ class ProxyEndpoint:
             self._handle(message)
         while self._outgoing:
             self._send(*self._outgoing.popleft())
-        self._poll_cancelled()
+        # Asking is a round trip to the server for each request.
+        now = time.monotonic()
+        if now >= self._next_poll:
+            self._next_poll = now + _CANCEL_TICK_S
+            self._poll_cancelled()
 
     def _handle(self, message: Message) -> None:
         worker = self._workers.get(message.peer)
