@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import http.client
 import json
@@ -30,8 +31,10 @@ from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperat
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.server import remote as remote_module
 from pytriton.server.binary import find_tritonserver
+from pytriton.server.worker_watch import connected_workers
 from pytriton.triton import (
     RemoteTriton,
+    RestartPolicy,
     Triton,
     TritonBase,
     TritonModelLoadError,
@@ -282,7 +285,7 @@ def test_two_on_one_server(server: Server) -> None:
         first.bind("a", times(2), X, Y)
         second.bind("b", times(3), X, Y)
         with pytest.raises(PyTritonInvalidOperationError, match="has a model 'a' that was not bound here"):
-            second.bind("a", times(4), X, Y)
+            second.bind("a", times(4), X, Y, config=ModelConfig(max_batch_size=7))
         assert (server.ask("a"), server.ask("b")) == (2, 3)
         first.stop()
         assert not server.is_ready("a")
@@ -338,6 +341,203 @@ def test_models_of_a_killed_process_can_be_replaced(server: Server, tmp_path: Pa
         triton.bind("orphan", times(2), X, Y)
         assert server.ask("orphan") == 2
     assert not server.is_ready("orphan")
+
+
+# ---- one model, several processes ------------------------------------------------------------------------------------
+
+
+def ask_all(server: Server, model: str, count: int = 40) -> set[Any]:
+    """The different answers to many questions at once."""
+    with ThreadPoolExecutor(8) as pool:
+        return set(pool.map(lambda _: server.ask(model), range(count)))
+
+
+def test_two_serve_one_model_together(server: Server) -> None:
+    with RemoteTriton(server.http_url) as second:
+        with RemoteTriton(server.grpc_url) as first:
+            first.bind("m", slowly(times(2)), X, Y)
+            second.bind("m", slowly(times(3)), X, Y)
+            assert ask_all(server, "m") == {2, 3}
+            # What concerns one of them is for that one to change, the rest is not.
+            second.rebind("m", slowly(times(4)))
+            assert ask_all(server, "m") == {2, 4}
+            for one in (first, second):
+                with pytest.raises(PyTritonInvalidOperationError, match="served by another process, too"):
+                    one.bind("m", times(5), X, Y, model_version=2)
+                with pytest.raises(PyTritonInvalidOperationError, match="served by another process, too"):
+                    one.rebind("m", times(5), config=ModelConfig(max_batch_size=9))
+            assert ask_all(server, "m") == {2, 4}
+            with under_load(server.http_url, server.grpc_url, "m") as load:
+                assert first.stop()
+                load.wait_for_more()
+            assert load.failures == []
+            assert len(load.answers) == load.sent
+        assert second.is_alive()
+        assert ask_all(server, "m") == {4}
+        first = RemoteTriton(server.http_url)
+        first.bind("m", slowly(times(6)), X, Y)
+        first.connect()
+        assert ask_all(server, "m") == {4, 6}
+        # Who loaded it is of no importance, who is the last is.
+        with under_load(server.http_url, server.grpc_url, "m") as load:
+            second.unbind("m")
+            load.wait_for_more()
+        assert load.failures == []
+        assert ask_all(server, "m") == {6}
+        # Alone with it, everything can be changed again.
+        first.rebind("m", times(7), config=ModelConfig(max_batch_size=9))
+        first.bind("m", times(8), X, Y, model_version=2, config=ModelConfig(max_batch_size=9))
+        assert (server.ask("m", 1), server.ask("m", 2)) == (7, 8)
+        first.stop()
+        assert not server.is_ready("m")
+
+
+def test_the_last_of_many_takes_the_model_with_it(server: Server) -> None:
+    many = [RemoteTriton(server.http_url) for _ in range(4)]
+    for place, one in enumerate(many):
+        one.bind("m", times(place), X, Y)
+        one.connect()
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda one: one.stop(), many))
+    assert not server.is_ready("m")
+
+
+def slowly(infer: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """So slow that nobody answers all requests alone."""
+
+    def call(requests: Any) -> Any:
+        time.sleep(0.005)
+        return infer(requests)
+
+    return call
+
+
+SHARER = """
+import sys, time
+import numpy as np
+from pytriton.model_config import Tensor
+from pytriton.triton import RemoteTriton
+
+def infer(requests):
+    time.sleep(0.005)
+    return [{"y": request.data["x"]} for request in requests]
+
+triton = RemoteTriton(sys.argv[1])
+triton.bind("m", infer, [Tensor((-1,), np.float32, "x")], [Tensor((-1,), np.float32, "y")])
+triton.connect()
+print("connected", flush=True)
+triton.serve()
+"""
+
+
+@contextmanager
+def sharer(url: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that serves the model `m`, and is killed."""
+    with subprocess.Popen([sys.executable, "-c", SHARER, url], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "connected\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("killed", ["first", "second"])
+def test_one_that_is_killed_leaves_the_model_to_the_other(server: Server, killed: str) -> None:
+    with contextlib.ExitStack() as stack:
+        if killed == "first":
+            process = stack.enter_context(sharer(server.http_url))
+        triton = stack.enter_context(RemoteTriton(server.http_url))
+        triton.bind("m", slowly(times(2)), X, Y)
+        if killed == "second":
+            process = stack.enter_context(sharer(server.http_url))
+        assert ask_all(server, "m") == {1, 2}
+        process.kill()
+        process.wait(DEADLINE_S)
+        eventually(lambda: connected_workers(triton._models["m", 1].endpoint(triton._workspace.endpoints_path)) == 1)
+        # Somebody who comes then removes what the dead have left, but not what is in use.
+        with RemoteTriton(server.http_url) as other:
+            other.bind("m", slowly(times(3)), X, Y)
+            assert ask_all(server, "m") == {2, 3}
+        assert ask_all(server, "m") == {2}
+        assert triton.is_alive()
+    assert not server.is_ready("m")
+
+
+def test_the_same_model_of_a_killed_process_is_taken_over(server: Server) -> None:
+    with sharer(server.http_url) as process:
+        process.kill()
+        process.wait(DEADLINE_S)
+        with RemoteTriton(server.http_url) as triton:
+            triton.bind("m", times(2), X, Y)
+            assert server.ask("m") == 2
+    assert not server.is_ready("m")
+
+
+def test_what_somebody_else_has_put_in_its_place_stays(server: Server) -> None:
+    with RemoteTriton(server.http_url, replace_models=True) as second:
+        with RemoteTriton(server.http_url) as first:
+            first.bind("m", times(2), X, Y)
+            second.bind("m", times(3), X, Y, config=ModelConfig(max_batch_size=7))
+            assert server.ask("m") == 3
+            assert not first.is_alive()
+        assert server.ask("m") == 3
+        assert second.is_alive()
+
+
+# ---- the server is started again -------------------------------------------------------------------------------------
+
+
+def test_models_come_back_with_the_server() -> None:
+    policy = RestartPolicy(max_crashes=10, first_delay_s=0.0)
+    with contextlib.ExitStack() as stack:
+        own = Triton(config=local_config(), restart=policy)
+        stack.enter_context(running(own))
+        url, token = str(own.http_url), own.get_access_token()
+        server = Server(int(url.rpartition(":")[2]), 0, token)
+        first, second = (stack.enter_context(RemoteTriton(url, access_token=token)) for _ in range(2))
+        first.bind("a", times(2), X, Y)
+        first.bind("a", times(3), X, Y, model_version=2)
+        first.bind("m", slowly(times(4)), X, Y)
+        second.bind("m", slowly(times(5)), X, Y)
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        serving = pool.submit(first.serve)
+        for _ in range(3):
+            pid = server_pid(own)
+            os.kill(pid, signal.SIGKILL)
+            eventually(lambda pid=pid: not os.path.exists(f"/proc/{pid}"))  # type: ignore[misc]
+            eventually(lambda: own.is_alive() and first.is_alive() and second.is_alive())
+            assert (server.ask("a", 1), server.ask("a", 2)) == (2, 3)
+            assert ask_all(server, "m") == {4, 5}
+        assert not serving.done()
+        first.stop()
+        serving.result(DEADLINE_S)
+        assert not server.is_ready("a")
+        assert ask_all(server, "m") == {5}
+        second.stop()
+        assert not server.is_ready("m")
+
+
+def test_a_bind_while_the_server_is_away_says_so() -> None:
+    own = Triton(config=local_config())
+    with running(own):
+        triton = RemoteTriton(str(own.http_url), access_token=own.get_access_token())
+        triton.bind("m", times(2), X, Y)
+        triton.connect()
+        own.stop()
+        eventually(lambda: not triton.is_alive() and not triton.is_connected())
+        with pytest.raises(TritonServerError, match="did not answer"):
+            triton.bind("n", times(2), X, Y)
+        assert triton.stop()
+
+
+def test_a_server_that_accepts_and_says_nothing() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        triton = RemoteTriton(f"http://127.0.0.1:{listening.getsockname()[1]}", connect_timeout_s=0.5)
+        started = time.monotonic()
+        with pytest.raises(PyTritonClientTimeoutError, match="No tritonserver answered"):
+            triton.connect()
+        assert time.monotonic() - started < DEADLINE_S / 2
 
 
 # ---- what goes wrong -----------------------------------------------------------------------------------------------
@@ -425,7 +625,7 @@ def test_the_end_of_the_server(tmp_path: Path) -> None:
     first.run()
     assert first.http_url is not None
     port = int(first.http_url.rpartition(":")[2])
-    triton = RemoteTriton(first.http_url, access_token=first.get_access_token())
+    triton = RemoteTriton(first.http_url, access_token=first.get_access_token(), connect_timeout_s=1)
     triton.bind("m", times(2), X, Y)
     errors: list[BaseException] = []
 

@@ -7,7 +7,7 @@ import dataclasses
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pytriton.decorators import TritonContext
@@ -119,6 +119,8 @@ class BoundModel:
         )
         self._triton_context = triton_context
         self.generation = generation
+        self.shared_endpoint: Path | None = None
+        """The socket of the model where another process has loaded it, and this one serves it together with that."""
         self._spec = ModelSpec(
             name=name,
             version=self.version,
@@ -165,6 +167,7 @@ class BoundModel:
             triton_context=self._triton_context,
             tracing=self._tracing,
         )
+        model.shared_endpoint = self.shared_endpoint
         # What was counted is the model's, whoever served it.
         model._totals = self._totals
         return model
@@ -189,13 +192,14 @@ class BoundModel:
         ]
         return [f"{name} ({mine} and {its})" for name, mine, its in pairs if mine != its] or ["its tensors"]
 
-    def config_json(self, revision: str) -> str:
+    def config_json(self, parameters: Mapping[str, str]) -> str:
         """Gives the same as `config_text` in JSON.
 
         Args:
-            revision: Where it is another one than before, Triton loads the model again even if nothing else differs.
+            parameters: Further parameters. Where they differ from before, Triton loads the model again even if nothing
+                else does.
         """
-        parameters = {**self.triton_config.backend_parameters, "pytriton_revision": revision}
+        parameters = {**self.triton_config.backend_parameters, **parameters}
         return render_config_json(dataclasses.replace(self.triton_config, backend_parameters=parameters))
 
     @property
@@ -245,6 +249,8 @@ class BoundModel:
         Raises:
             EndpointError: The path is too long for the system.
         """
+        if self.shared_endpoint is not None:
+            return self.shared_endpoint
         path = endpoint_path(endpoints, self.name, self.version)
         # "~" is in no model's name.
         return path.with_name(f"{path.stem}~{self.generation}{path.suffix}") if self.generation else path

@@ -76,7 +76,7 @@ class Activity:
 class Control(Protocol):
     """What is asked of a server. Every call raises `ControlError` when refused or not answered."""
 
-    def is_listening(self) -> bool:
+    def is_listening(self, timeout_s: float = CALL_TIMEOUT_S) -> bool:
         """Tells whether the server answers at all."""
 
     def is_ready(self) -> bool:
@@ -96,6 +96,9 @@ class Control(Protocol):
 
     def is_model_ready(self, model_name: str) -> bool:
         """Tells whether any version of a model is served."""
+
+    def model_config(self, model_name: str) -> dict[str, Any]:
+        """Gives the configuration that a model has on the server."""
 
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
         """Gives Triton's statistics of one version of a model."""
@@ -121,10 +124,10 @@ class HttpControl:
         self._tls = tls
         self._headers = {**headers, "Connection": "close"}
 
-    def is_listening(self) -> bool:
+    def is_listening(self, timeout_s: float = CALL_TIMEOUT_S) -> bool:
         """Tells whether the server answers at all."""
         try:
-            self._call("GET", "/v2/health/live")
+            self._call("GET", "/v2/health/live", None, timeout_s)
         except (OSError, http.client.HTTPException):
             return False
         return True
@@ -176,6 +179,11 @@ class HttpControl:
             return self._call("GET", path)[0] == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException) as error:
             raise _unanswered("GET", path, CALL_TIMEOUT_S, error) from error
+
+    def model_config(self, model_name: str) -> dict[str, Any]:
+        """Gives the configuration that a model has on the server."""
+        config: dict[str, Any] = self._checked("GET", f"/v2/models/{model_name}/config")
+        return config
 
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
         """Gives Triton's statistics of one version of a model."""

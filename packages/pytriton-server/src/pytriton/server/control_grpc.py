@@ -14,6 +14,7 @@ from pytriton.server.settings import TritonConfig
 
 __all__ = ["GrpcControl"]
 
+_OPEN_TIMEOUT_S = 1.0
 _METADATA_PREFIX = "triton-grpc-protocol-"
 _MUTUAL_ADVICE = (
     " With TritonConfig.grpc_use_ssl_mutual and without HTTP, the server is asked with its own certificate, which "
@@ -60,11 +61,12 @@ class GrpcControl:
             )
         return self._made
 
-    def is_listening(self) -> bool:
+    def is_listening(self, timeout_s: float = _OPEN_TIMEOUT_S) -> bool:
         """Tells whether the port is open."""
         # gRPC itself waits longer and longer between attempts at a port that is not open yet.
         try:
-            socket.create_connection((self._endpoint.host, self._endpoint.port), timeout=1.0).close()
+            address = self._endpoint.host, self._endpoint.port
+            socket.create_connection(address, min(timeout_s, _OPEN_TIMEOUT_S)).close()
         except OSError:
             return False
         return True
@@ -107,6 +109,11 @@ class GrpcControl:
     def is_model_ready(self, model_name: str) -> bool:
         """Tells whether any version of a model is served."""
         return bool(self._call("is_model_ready", model_name))
+
+    def model_config(self, model_name: str) -> dict[str, Any]:
+        """Gives the configuration that a model has on the server."""
+        config: dict[str, Any] = self._call("get_model_config", model_name, as_json=True)["config"]
+        return config
 
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
         """Gives Triton's statistics of one version of a model."""

@@ -35,7 +35,7 @@ StopWanted = Callable[[], bool]
 class Placement(Protocol):
     """How models get into a server."""
 
-    def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> None:
+    def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
         """Makes the server serve these versions under a name, and no others. Returns when they are loaded.
 
         Args:
@@ -43,8 +43,12 @@ class Placement(Protocol):
             models: The versions; none takes the name out of service.
             timeout_s: How long a load may take, in seconds.
 
+        Returns:
+            False where the name stays in service although it is not to, since other processes serve it as well.
+
         Raises:
             ControlError: The server refused, or did not answer. It serves what it served before.
+            PyTritonInvalidOperationError: Other processes serve the name as well, and would not fit any more.
             WorkspaceError: A file cannot be written. The server serves what it served before.
         """
 
@@ -179,22 +183,30 @@ class ModelHost:
             WorkspaceError: The files cannot be changed. All of them stay in service.
         """
         name = models[0].name
-        self._placement.place(name, [model for model in self._named(name) if model not in models], timeout_s)
+        is_gone = self._placement.place(name, [model for model in self._named(name) if model not in models], timeout_s)
         for model in models:
             self._models.remove(model)
+        if not is_gone:
+            self._detach(models, patience_s, stop_wanted)
+            return
         self._leaving += models
         self._wait_gone(models, patience_s, stop_wanted)
 
     def unload_all(self, *, timeout_s: float, patience_s: float, stop_wanted: StopWanted) -> None:
         """Takes all models out of service, as `unload` does. Those that the server keeps are named in the log."""
+        shared: list[BoundModel] = []
         for name in dict.fromkeys(model.name for model in self._models):
             try:
-                self._placement.place(name, [], timeout_s)
+                is_gone = self._placement.place(name, [], timeout_s)
             except (ControlError, WorkspaceError) as error:
                 logger.warning("Model %r stays on the server, without anybody to answer: %s", name, error)
                 continue
-            self._leaving += self._named(name)
+            if is_gone:
+                self._leaving += self._named(name)
+            else:
+                shared += self._named(name)
             self._models = [model for model in self._models if model.name != name]
+        self._detach(shared, patience_s, stop_wanted)
         self._wait_gone(tuple(self._leaving), patience_s, stop_wanted)
 
     def replace(
@@ -225,6 +237,7 @@ class ModelHost:
         if not same:
             # Both listen at once, so each needs a socket of its own.
             new.generation = next(self._generations)
+            new.shared_endpoint = None
         try:
             new.start_workers(self._endpoints, self._on_unrecoverable)
             self.wait_warm(new, stop_wanted)
@@ -239,13 +252,24 @@ class ModelHost:
             new.stop_workers(_grace_s(error))
             raise
         if same:
-            self._detach(old, patience_s, stop_wanted)
+            self._detach([old], patience_s, stop_wanted)
             return
         try:
             self.wait_attached(new, timeout_s)
         finally:
             self._leaving.append(old)
             self._wait_gone([old], patience_s, stop_wanted)
+
+    def move(self, model: BoundModel, endpoint: Path | None) -> None:
+        """Lets the workers of a model serve it at another socket, when what was at the old one is gone.
+
+        Args:
+            model: The model.
+            endpoint: The socket of another process that has loaded the same; None is one of our own.
+        """
+        model.stop_workers(WORKER_DEADLINE_S)
+        model.shared_endpoint = endpoint
+        model.start_workers(self._endpoints, self._on_unrecoverable)
 
     def stop_workers(self, timeout_s: float = WORKER_DEADLINE_S) -> None:
         """Stops all workers: nothing is to be answered any more.
@@ -295,14 +319,19 @@ class ModelHost:
         except (ControlError, WorkspaceError) as error:
             logger.debug("After a failed load, model %r: %s", model.name, error)
 
-    def _detach(self, model: BoundModel, patience_s: float, stop_wanted: StopWanted) -> None:
-        """Lets the workers of a model finish what they have, while others serve what comes."""
-        stopper = threading.Thread(
-            target=model.stop_workers, args=(patience_s,), name=f"pytriton-{model.name}-detach", daemon=True
-        )
-        stopper.start()
-        while stopper.is_alive() and not stop_wanted():
-            stopper.join(_LOOK_S)
+    def _detach(self, models: Sequence[BoundModel], patience_s: float, stop_wanted: StopWanted) -> None:
+        """Lets the workers of models finish what they have, while others serve what comes."""
+        stoppers = [
+            threading.Thread(
+                target=model.stop_workers, args=(patience_s,), name=f"pytriton-{model.name}-detach", daemon=True
+            )
+            for model in models
+        ]
+        for stopper in stoppers:
+            stopper.start()
+        for stopper in stoppers:
+            while stopper.is_alive() and not stop_wanted():
+                stopper.join(_LOOK_S)
 
     def _wait_gone(self, models: Sequence[BoundModel], patience_s: float, stop_wanted: StopWanted) -> None:
         """Waits until models that are leaving have answered what they have got, then stops their workers."""
@@ -354,11 +383,11 @@ class Session(Protocol):
             cancelled: Asked again and again; True ends the wait.
         """
 
-    def claim(self, name: str) -> None:
-        """Makes sure that a model may get this name.
+    def claim(self, model: BoundModel) -> None:
+        """Makes sure that a model may get its name, before it is loaded.
 
         Raises:
-            PyTritonInvalidOperationError: It is somebody else's.
+            PyTritonInvalidOperationError: The name is somebody else's.
         """
 
     def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:

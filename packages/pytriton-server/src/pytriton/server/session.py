@@ -221,16 +221,17 @@ class ServerSession:
         self._start_process(folders, ports, timeout_s, cancelled)
         self._wait_served(timeout_s, cancelled)
 
-    def claim(self, name: str) -> None:
+    def claim(self, model: BoundModel) -> None:
         """Does nothing: the names of a server of our own are ours."""
 
-    def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> None:
+    def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
         """Makes the server serve these versions under a name, and no others; see `hosting.Placement`."""
         with self._repository.changed(name, *self._files(models)):
             if models:
                 self.control.load(name, timeout_s)
             else:
                 self.control.unload(name, timeout_s)
+        return True
 
     def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
         """Ends the server: waits for requests that are being served, detaches the workers, stops the process.

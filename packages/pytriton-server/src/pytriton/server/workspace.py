@@ -21,11 +21,14 @@ from pathlib import Path
 
 from pytriton.server.errors import WorkspaceError
 
-__all__ = ["Workspace", "default_home"]
+__all__ = ["USERS_SUFFIX", "Workspace", "default_home", "remove_abandoned"]
 
 _PREFIX = "server-"
 _LOCK = ".lock"
 _ATTEMPTS = 10
+_CONTENTS = {_LOCK, "models", "backends", "endpoints"}
+USERS_SUFFIX = ".users"
+"""Of files beside the sockets. As long as somebody has one of them locked, the folder stays: see `sharing`."""
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +112,7 @@ class Workspace:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._refuse_existing()
                 self._path.mkdir(mode=0o700)
+                self._lock_fd = _take(self._path)
             self._created = True
             for folder in (self.model_store_path, self.backends_path, self.endpoints_path):
                 folder.mkdir(mode=0o700)
@@ -127,7 +131,10 @@ class Workspace:
         """
         if self._created:
             self._created = False
-            _remove(self._path)
+            if _is_in_use(self._path):
+                logger.info("%s stays as long as others serve models at the sockets in it.", self._path)
+            else:
+                _remove(self._path)
         if self._lock_fd is not None:
             os.close(self._lock_fd)
             self._lock_fd = None
@@ -205,10 +212,48 @@ def _sweep(home: Path) -> None:
         except OSError:
             continue
         else:
+            if _is_in_use(candidate):
+                continue
             logger.info("Removing %s: its owner ended without removing it.", candidate)
             _remove(candidate)
         finally:
             os.close(fd)
+
+
+def remove_abandoned(path: Path) -> None:
+    """Removes a workspace whose owner is gone, and which nobody else uses. Does nothing to any other folder."""
+    try:
+        # Named by a server that others talk to as well: nothing that does not look like a workspace is removed.
+        if path.is_symlink() or path.stat().st_uid != os.getuid() or not set(os.listdir(path)) <= _CONTENTS:
+            return
+        fd = os.open(path / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return
+    else:
+        if not _is_in_use(path):
+            _remove(path)
+    finally:
+        os.close(fd)
+
+
+def _is_in_use(path: Path) -> bool:
+    """Tells whether somebody serves models at the sockets in a workspace."""
+    for file in (path / "endpoints").glob(f"*{USERS_SUFFIX}"):
+        try:
+            fd = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+    return False
 
 
 def _automatic_workspaces(home: Path) -> Iterator[Path]:

@@ -158,7 +158,7 @@ class TritonBase(abc.ABC):
             session = self._running()
             if session is not None:
                 try:
-                    session.claim(model.name)
+                    session.claim(model)
                     session.host.load(model, timeout_s=WAIT_FORM_MODEL_TIMEOUT_S, stop_wanted=self._is_stop_wanted)
                 except StartCancelled:
                     raise _stopped_meanwhile(model) from None
@@ -380,7 +380,8 @@ class TritonBase(abc.ABC):
 
     def _running(self) -> Session | None:
         self._repair()
-        return self._session if self.is_connected() else None
+        session = self._session
+        return session if session is not None and session.is_running else None
 
     def _connect(self) -> None:
         try:

@@ -1,6 +1,7 @@
 """`RemoteTriton`: bind inference callables to a server that somebody else started on this machine."""
 
 import os
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
     from pytriton.server.remote import RemoteSession
 
 __all__ = ["RemoteTriton"]
+
+KEEP_PERIOD_S = 0.25
+"""How often the models on the server are looked after, in seconds."""
 
 _COMEBACK_S = 1.0
 _POLL_S = 0.01
@@ -109,13 +113,19 @@ class RemoteTriton(TritonBase):
             return remote.is_running and remote.answers()
         return all(model.is_attached for model in models)
 
+    def is_connected(self) -> bool:
+        """Tells whether the server runs, as far as is known."""
+        remote = self._remote
+        return super().is_connected() and remote is not None and not remote.is_away
+
     def _wait_complete(self, remote: "RemoteSession") -> None:
         """Gives workers a moment to come back. If they do not, the session ends, so that a new one is made."""
         deadline = time.monotonic() + _COMEBACK_S
-        while not self.is_alive() and time.monotonic() < deadline and remote.check() is None:
+        while not self.is_alive() and time.monotonic() < deadline and remote.is_running:
+            remote.mend()
             time.sleep(_POLL_S)
         if not self.is_alive():
-            remote.check(patience_s=0.0)
+            remote.give_up()
 
     def _open(self) -> Session:
         from pytriton.server.remote import RemoteSession
@@ -125,14 +135,27 @@ class RemoteTriton(TritonBase):
             self._access_token,
             self._workspace,
             replace_models=self._replace_models,
+            comeback_s=self._connect_timeout_s,
             on_unrecoverable=self._note_unrecoverable,
         )
+        threading.Thread(target=self._keep, args=(self._remote,), name="pytriton-remote", daemon=True).start()
         return self._remote
+
+    def _keep(self, remote: "RemoteSession") -> None:
+        """Looks after the models on the server, as long as the session lasts."""
+        while not remote.ended.wait(KEEP_PERIOD_S) and remote.failure is None:
+            # Whoever changes something has the lock, and sees for himself what is wrong.
+            if self._lock.acquire(blocking=False):
+                try:
+                    if self._session is remote:
+                        remote.mend()
+                finally:
+                    self._lock.release()
 
     def _look_after(self) -> BaseException | None:
         failure = super()._look_after()
         remote = self._remote
-        return failure if failure is not None or remote is None else remote.check()
+        return failure if failure is not None or remote is None else remote.failure
 
     def _urls(self) -> Sequence[str]:
         return [self.url]
