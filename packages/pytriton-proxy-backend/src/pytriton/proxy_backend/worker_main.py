@@ -88,7 +88,7 @@ class _Child:
                 infer_func,
                 model,
                 # The proxy backend of a remote host has an address instead of a path.
-                job.endpoint if "://" in job.endpoint else Path(job.endpoint),  # type: ignore[arg-type]
+                job.endpoint if "://" in job.endpoint else Path(job.endpoint),
                 unrecoverable=unrecoverable_errors(),
                 on_unrecoverable=lambda error: self._fail("unrecoverable", error),
                 context=make_context(infer_func, model, tracer),

@@ -32,7 +32,7 @@ Zip = Annotated[bool, typer.Option("--zip/--no-zip", help="Put logs and files in
 
 app = typer.Typer(
     name="pytriton",
-    help="Checks an installation of pytriton.",
+    help="Checks an installation of pytriton, and attaches workers.",
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -87,6 +87,42 @@ def add_sub(workspace: Workspace = None, zip_report: Zip = True) -> None:
 def add_sub_script(workspace: Workspace = None, zip_report: Zip = True) -> None:
     """Serve a model with a script in a process of its own, call it, and end it with SIGTERM."""
     _report("example-add-sub-script", workspace, zip_report, _add_sub_script)
+
+
+@app.command()
+def worker(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="MODULE:CALLABLE", help="The inference callable; also path/to/file.py:callable."),
+    ],
+    endpoint: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="The folder of the endpoints; also a socket in it, or an address such as tcp://host:port.",
+        ),
+    ],
+    model: Annotated[str | None, typer.Option(help="The model; not needed where there is only one.")] = None,
+    version: Annotated[int | None, typer.Option(min=1, help="Its version; likewise.")] = None,
+    description: Annotated[
+        Path | None, typer.Option(help="What the model is like; by default the file beside the socket.")
+    ] = None,
+    factory: Annotated[bool, typer.Option("--factory", help="The target makes the callable.")] = False,
+    kwargs: Annotated[str, typer.Option(metavar="JSON", help="Keyword arguments of the factory, an object.")] = "{}",
+    attach_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the endpoint.")] = 30.0,
+    stop_timeout: Annotated[float, typer.Option(min=0, help="Seconds that requests in flight may take.")] = 30.0,
+    log_level: Annotated[str, typer.Option(help="The least level: DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+) -> None:
+    """Serve a model of a running server with a callable, until SIGINT or SIGTERM."""
+    # One command line for both programs: this one only has the look of its own.
+    from pytriton.proxy_backend.cli._app import run as run_command
+
+    options = {"--model": model, "--version": version, "--description": description}
+    arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
+    arguments += ["--factory"] if factory else []
+    arguments += [f"--endpoint={endpoint}", f"--kwargs={kwargs}", f"--log-level={log_level.upper()}"]
+    arguments += [f"--attach-timeout={attach_timeout}", f"--stop-timeout={stop_timeout}"]
+    run_command(["worker", *arguments, "--", target])
 
 
 def _environment(_steps: Steps, folder: Path) -> None:

@@ -1,0 +1,254 @@
+"""Workers that a shell attaches to a running server, and takes away again."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.model_config import ModelConfig, Tensor
+from pytriton.proxy_backend import AttachError, DescriptionError, description_path, read_description
+from pytriton.proxy_backend.attach import Attachment, find_endpoint
+from pytriton.triton import Triton
+from support.http import call, infer
+from support.load import under_load
+from support.process_models import HANG, NEVER_AGAIN, PID
+from support.serving import local_config, running, short_home
+
+X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
+Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
+DEADLINE_S = 60.0
+TESTS = Path(__file__).parent
+PROGRAMS = ["pytriton.server", "pytriton.proxy_backend"]
+
+
+def times(factor: float, pause_s: float = 0.0) -> Callable[[Any], Any]:
+    def infer(requests: Any) -> Any:
+        time.sleep(pause_s)
+        return [{"y": request.data["x"] * np.float32(factor)} for request in requests]
+
+    return infer
+
+
+def eventually(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.02)
+
+
+@contextmanager
+def worker(program: str, *arguments: str, target: str = "support.process_models:make") -> Iterator[Any]:
+    """A worker as a shell starts it, in the folder of the tests."""
+    command = [sys.executable, "-m", program, "worker", target, *arguments]
+    with subprocess.Popen(
+        command, cwd=TESTS, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def output(process: Any) -> str:
+    """What it wrote until its end."""
+    return str(process.communicate(timeout=DEADLINE_S)[0])
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[Triton, Path]]:
+    """A server, and the folder of its endpoints."""
+    with short_home() as home:
+        triton = Triton(config=local_config())
+        triton.bind("own", times(2, 0.005), X, Y)
+        triton.bind("other", times(1), X, Y, model_version=7, strict=True, config=ModelConfig(batching=False))
+        with running(triton):
+            (endpoints,) = home.glob("*/endpoints")
+            yield triton, endpoints
+
+
+# ---- the description -----------------------------------------------------------------------------------------------
+
+
+def test_a_description_lies_beside_every_socket_as_long_as_it_is_there(served: tuple[Triton, Path]) -> None:
+    triton, endpoints = served
+    triton.bind("passing", times(1), X, Y)
+    file = description_path(endpoints / "passing.1.sock")
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert read_description(file).max_batch_size == 4
+    triton.rebind("passing", times(1), strict=True)
+    assert read_description(file).strict
+    triton.rebind("passing", times(1), config=ModelConfig(max_batch_size=9))
+    (file,) = endpoints.glob("passing*.json")
+    assert read_description(file).max_batch_size == 9
+    triton.unbind("passing")
+    assert list(endpoints.glob("passing*")) == []
+
+
+def test_an_endpoint_is_found_by_what_is_said_of_it(served: tuple[Triton, Path]) -> None:
+    _, endpoints = served
+
+    def find(**options: Any) -> tuple[Path | str, Any]:
+        return find_endpoint(Attachment(target="m:f", **{"endpoint": str(endpoints), **options}))
+
+    for options in ({"model": "other"}, {"version": 7}, {"endpoint": str(endpoints / "other.7.sock")}):
+        path, spec = find(**options)
+        assert path == endpoints / "other.7.sock"
+        assert (spec.name, spec.version, spec.batching, spec.strict) == ("other", 7, False, True)
+    there = re.escape("other (version 7), own (version 1)")
+    with pytest.raises(AttachError, match=f"several endpoints of any model.*{there}"):
+        find()
+    with pytest.raises(AttachError, match=f"no endpoint of model 'missing'; there are: {there}"):
+        find(model="missing")
+    with pytest.raises(AttachError, match=f"no endpoint of model 'own' version 2; there are: {there}"):
+        find(model="own", version=2)
+    with pytest.raises(AttachError, match="is about model 'other' version 7, not about model 'own'"):
+        find(endpoint=str(endpoints / "other.7.sock"), model="own")
+    with pytest.raises(DescriptionError, match="nothing beside the address"):
+        find(endpoint="tcp://127.0.0.1:1")
+    description = description_path(endpoints / "other.7.sock")
+    assert find(endpoint="tcp://127.0.0.1:1", description=description)[0] == "tcp://127.0.0.1:1"
+
+
+# ---- come and go ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_workers_come_and_go_under_load_without_a_failed_request(served: tuple[Triton, Path], program: str) -> None:
+    triton, endpoints = served
+    arguments = (f"--endpoint={endpoints}", "--model=own", "--factory", '--kwargs={"factor": 3.0}')
+    with under_load(triton.http_url, triton.grpc_url, "own", threads=4) as load:
+        for _ in range(2):
+            with worker(program, *arguments) as process:
+                answered = len(load.answers)
+                load.wait_for(lambda answered=answered: {2.0, 3.0} <= {f for _, f in load.answers[answered:]})
+                process.send_signal(signal.SIGTERM)
+                said = output(process)
+                assert process.returncode == 0, said
+                assert f"Serving model own (version 1) at {endpoints / 'own.1.sock'}" in said
+            left = time.monotonic()
+            load.wait_for_more()
+            assert load.factors_since(left) == {2.0}
+    assert load.failures == []
+    assert len(load.answers) == load.sent
+
+
+def test_a_detach_finishes_what_is_in_flight(served: tuple[Triton, Path], tmp_path: Path) -> None:
+    triton, endpoints = served
+    (tmp_path / "slow.py").write_text(
+        "import pathlib, time\n"
+        "def infer(requests):\n"
+        "    pathlib.Path(__file__).with_name('began').touch()\n"
+        "    time.sleep(1)\n"
+        "    return [{'y': request.data['x'] * 7} for request in requests]\n"
+    )
+    target = f"{tmp_path / 'slow.py'}:infer"
+    with ThreadPoolExecutor(1) as pool, worker(PROGRAMS[1], f"--endpoint={endpoints}/own.1.sock", target=target) as w:
+        deadline = time.monotonic() + DEADLINE_S
+        asked = []
+        while not (tmp_path / "began").exists():
+            asked.append(infer(triton.http_url, "own", 1.0) if asked else pool.submit(infer, triton.http_url, "own", 1))
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        w.send_signal(signal.SIGINT)
+        assert output(w)
+        assert w.returncode == 0
+        assert {tuple(answer if isinstance(answer, list) else answer.result(DEADLINE_S)) for answer in asked} <= {
+            (2.0,),
+            (7.0,),
+        }
+
+
+def test_a_worker_follows_its_model(served: tuple[Triton, Path]) -> None:
+    triton, endpoints = served
+    triton.bind("moving", times(0), X, Y)
+    try:
+        with worker(PROGRAMS[1], f"--endpoint={endpoints}", "--model=moving", "--factory") as process:
+            eventually(lambda: infer(triton.http_url, "moving", PID) == [float(process.pid)])
+            # Another configuration is served at another socket.
+            triton.rebind("moving", times(0), config=ModelConfig(max_batch_size=3))
+            eventually(lambda: infer(triton.http_url, "moving", PID) == [float(process.pid)])
+            triton.unbind("moving")
+            triton.bind("moving", times(0), X, Y)
+            eventually(lambda: infer(triton.http_url, "moving", PID) == [float(process.pid)])
+            process.send_signal(signal.SIGTERM)
+            assert output(process).count("Serving model moving (version 1)") in (2, 3)
+            assert process.returncode == 0
+    finally:
+        triton.unbind("moving")
+
+
+# ---- what goes wrong -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_what_cannot_be_attached_is_told_in_time(served: tuple[Triton, Path], program: str) -> None:
+    _, endpoints = served
+    told = {
+        ("support.process_models:missing", "--model=own"): "has no 'missing'",
+        ("support.missing:make", "--model=own"): "there is no module 'support.missing'",
+        ("support.process_models:PID", "--model=own"): "is -4.0: expected an inference callable",
+        ("support.process_models:make", "--model=missing"): "there are: other (version 7), own (version 1)",
+    }
+    # The programs differ in nothing behind their command lines.
+    for (target, model), expected in list(told.items())[-1 if program == PROGRAMS[0] else 0 :]:
+        with worker(program, f"--endpoint={endpoints}", model, "--attach-timeout=0.2", target=target) as process:
+            assert expected in re.sub(r"\s+", " ", output(process))
+            assert process.returncode == 1
+    with worker(program, f"--endpoint={endpoints}", "--kwargs=[1]") as process:
+        assert "expected a JSON object" in output(process)
+        assert process.returncode == 2
+
+
+def test_nobody_listens_any_more(served: tuple[Triton, Path], tmp_path: Path) -> None:
+    _, endpoints = served
+    (tmp_path / "own.1.sock.json").write_bytes(description_path(endpoints / "own.1.sock").read_bytes())
+    with worker(PROGRAMS[1], f"--endpoint={tmp_path}", "--factory", "--attach-timeout=0.5") as process:
+        assert "nobody accepts it" in output(process)
+        assert process.returncode == 1
+
+
+def test_an_unrecoverable_error_ends_the_worker_and_not_the_model(served: tuple[Triton, Path]) -> None:
+    triton, endpoints = served
+    with worker(PROGRAMS[1], f"--endpoint={endpoints}", "--model=own", "--factory") as process:
+        eventually(lambda: "the device is gone" in str(infer(triton.http_url, "own", NEVER_AGAIN)))
+        assert "the device is gone" in output(process)
+        assert process.returncode == 1
+    assert infer(triton.http_url, "own", 1.0) == [2.0]
+    assert triton.is_alive()
+
+
+def test_a_second_signal_ends_a_busy_worker_at_once(served: tuple[Triton, Path]) -> None:
+    triton, endpoints = served
+    # Each request for itself, so that none hangs with another one.
+    triton.bind("alone", times(0), X, Y, config=ModelConfig(batcher=None))
+    try:
+        with (
+            ThreadPoolExecutor(2) as pool,
+            worker(PROGRAMS[1], f"--endpoint={endpoints}", "--model=alone", "--factory") as process,
+        ):
+            eventually(lambda: infer(triton.http_url, "alone", PID) == [float(process.pid)])
+            # The callable of this process answers one of them, the worker has the other one.
+            hanging = [pool.submit(infer, triton.http_url, "alone", HANG)]
+            while infer(triton.http_url, "alone", PID) != [0.0] or not hanging[-1].running():
+                hanging.append(pool.submit(infer, triton.http_url, "alone", HANG))
+            process.send_signal(signal.SIGTERM)
+            time.sleep(0.5)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(DEADLINE_S) in (-signal.SIGTERM, 0)
+            assert all(isinstance(answer.result(DEADLINE_S), (str, list)) for answer in hanging)
+    finally:
+        triton.unbind("alone")
+    assert call(triton.http_url, "GET", "/v2/models/own/ready")[0] == 200
+    assert os.path.exists(endpoints / "own.1.sock")
