@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import dataclasses
 import fcntl
 import importlib.util
 import json
@@ -34,7 +35,7 @@ import tritonclient.http
 from tritonclient.utils import InferenceServerException
 
 from pytriton.proxy.types import Request
-from pytriton.proxy_backend import ModelSpec, TensorSpec
+from pytriton.proxy_backend import AttachError, ModelSpec, TensorSpec, Worker
 from support.bare_server import F4, PATIENCE_S, Array, BareServer, serving
 
 GENERATOR = Path(__file__).parents[1] / "packages/pytriton-proxy-backend/tests/golden/generate.py"
@@ -238,6 +239,39 @@ def test_a_greeting_that_is_cut_off_is_refused(server: Server) -> None:
             bad.receive_kind(wire.REFUSE)
             assert b"cut off" in bad.packet
             bad.wait_closed()
+    assert_alive(server)
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "reason"),
+    [
+        ("x\nother", 1, "this socket is of model 'plain' version 1, the worker is for model 'other' version 1"),
+        ("x\nplain", 2, "this socket is of model 'plain' version 1, the worker is for model 'plain' version 2"),
+        ("x\nplain\n0123abcd", 1, "the worker was made for other tensors than model 'plain' has"),
+    ],
+    ids=["model", "version", "tensors"],
+)
+def test_a_worker_for_something_else_is_refused_and_both_sides_log_why(
+    text: str, version: int, reason: str, server: Server
+) -> None:
+    hello = wire.greeting(wire.HELLO, text, model_version=version)
+    with BadWorker(server.endpoint("plain"), hello=hello) as bad:
+        bad.receive_kind(wire.REFUSE)
+        assert reason in bad.packet[120:].decode()
+        bad.wait_closed()
+    server.wait_for_log(reason)
+    assert_alive(server)
+
+
+def test_a_worker_with_other_tensors_ends_with_the_reason(server: Server) -> None:
+    model = dataclasses.replace(
+        server.models["plain"], inputs=(TensorSpec(name="x", dtype=np.dtype("int32"), shape=(-1,)),)
+    )
+    worker = Worker(double, model, server.endpoint("plain"))
+    worker.start()
+    with pytest.raises(AttachError, match="refused this worker: the worker was made for other tensors"):
+        worker.wait_attached(PATIENCE_S)
+    assert not worker.is_alive
     assert_alive(server)
 
 

@@ -78,8 +78,6 @@ class BareServer:
             extra=extra,
         )
         (version.parent / "config.pbtxt").write_text(config)
-        text = ProxySettings(endpoint=self.endpoint(name), batching=batching, decoupled=decoupled, **settings).to_text()
-        (version / "pytriton.conf").write_text(text)
         self.models[name] = ModelSpec(
             name=name,
             version=1,
@@ -89,6 +87,9 @@ class BareServer:
             max_batch_size=8 if batching else 0,
             decoupled=decoupled,
         )
+        settings.setdefault("tensors_digest", "" if more_input else self.models[name].tensors_digest)
+        text = ProxySettings(endpoint=self.endpoint(name), batching=batching, decoupled=decoupled, **settings).to_text()
+        (version / "pytriton.conf").write_text(text)
 
     def endpoint(self, name: str) -> Path:
         """The socket of a model."""

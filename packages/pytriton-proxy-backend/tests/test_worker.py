@@ -125,7 +125,13 @@ def test_attaches_as_soon_as_somebody_listens(
     assert worker.is_attached
     sent = golden.message(golden.HELLO, body=hello.body)
     assert sent == golden.greeting(
-        golden.HELLO, "double", pid=os.getpid(), uid=os.geteuid(), max_in_flight=1, capabilities=3
+        golden.HELLO,
+        f"double\nmodel\n{golden.DIGEST}",
+        pid=os.getpid(),
+        uid=os.geteuid(),
+        max_in_flight=1,
+        capabilities=3,
+        model_version=1,
     )
     with pytest.raises(RuntimeError, match="started before"):
         worker.start()

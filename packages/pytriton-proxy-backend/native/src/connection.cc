@@ -67,6 +67,33 @@ bool Connection::SendGreetingLocked(MessageType type, const std::string& text) {
   return WriteLocked(&message, body, sizeof(greeting) + greeting.text_length, -1, &error);
 }
 
+bool Connection::IsForThisModel(const std::string& text, uint64_t version, std::string* error) const {
+  const auto line = [&text](int number) -> std::string {
+    size_t begin = 0;
+    for (int i = 0; i < number; ++i) {
+      begin = text.find('\n', begin);
+      if (begin == std::string::npos) return "";
+      ++begin;
+    }
+    return text.substr(begin, text.find('\n', begin) - begin);
+  };
+  const std::string model = line(1);
+  const std::string digest = line(2);
+  if ((!model.empty() && model != model_.name) || (version != 0 && version != model_.version)) {
+    *error = "this socket is of model '" + model_.name + "' version " + std::to_string(model_.version) +
+             ", the worker is for model '" + model + "' version " + std::to_string(version) +
+             ": give each model its own socket";
+    return false;
+  }
+  if (!digest.empty() && !settings_.tensors_digest.empty() && digest != settings_.tensors_digest) {
+    *error = "the worker was made for other tensors than model '" + model_.name +
+             "' has: their names, dtypes, shapes and order must agree (the digest of the model's is " +
+             settings_.tensors_digest + ", of the worker's " + digest + ")";
+    return false;
+  }
+  return true;
+}
+
 bool Connection::HelloLocked(const uint8_t* body, uint32_t body_length, std::string* error) {
   Greeting greeting{};
   std::memcpy(&greeting, body, std::min<size_t>(body_length, sizeof(greeting)));
@@ -92,13 +119,15 @@ bool Connection::HelloLocked(const uint8_t* body, uint32_t body_length, std::str
     *error = std::string("SO_PEERCRED failed: ") + std::strerror(errno);
     return false;
   }
-  const std::string name(reinterpret_cast<const char*>(body) + sizeof(greeting), greeting.text_length);
+  const std::string text(reinterpret_cast<const char*>(body) + sizeof(greeting), greeting.text_length);
+  const std::string name = text.substr(0, text.find('\n'));
   label_ = "worker '" + name + "' (pid " + std::to_string(peer.pid) + ")";
   if (peer.uid != geteuid()) {
     *error = "it runs as user " + std::to_string(peer.uid) + ", the server as user " + std::to_string(geteuid()) +
              ": both must be the same user";
     return false;
   }
+  if (!IsForThisModel(text, greeting.model_version, error)) return false;
   capabilities_ = greeting.capabilities & kCapabilities;
   if (settings_.decoupled && (capabilities_ & kCapDecoupled) == 0) {
     *error = "the model is decoupled and the worker, protocol " + theirs + ", cannot answer so";

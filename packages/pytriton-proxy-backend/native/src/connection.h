@@ -80,6 +80,7 @@ class Connection {
  private:
   void CloseLocked(const std::string& reason, bool expected);
   bool HandleLocked(const Message& message, const uint8_t* body, uint32_t body_length, int fd, std::string* error);
+  bool IsForThisModel(const std::string& text, uint64_t version, std::string* error) const;
   bool HelloLocked(const uint8_t* body, uint32_t body_length, std::string* error);
   bool SegmentLocked(const Message& message, int fd, std::string* error);
   bool ResponseLocked(const Message& message, std::string* error);

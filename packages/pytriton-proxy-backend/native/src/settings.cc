@@ -60,6 +60,10 @@ bool ParseSettings(const std::string& text, Settings* settings, std::string* err
           value, key == "batching"    ? &settings->batching
                  : key == "decoupled" ? &settings->decoupled
                                       : &settings->repeatable);
+    } else if (key == "tensors_digest") {
+      settings->tensors_digest = value;
+      expected = "hexadecimal digits";
+      good = !value.empty() && value.find_first_not_of("0123456789abcdef") == std::string::npos;
     } else if (key == "attach_timeout_ms") {
       good = ParseNumber(value, &settings->attach_timeout_ms);
     } else if (key == "arena_budget_bytes") {

@@ -16,6 +16,7 @@ struct Settings {
   uint64_t arena_budget_bytes = uint64_t{4} << 30;
   uint64_t arena_idle_ms = 10000;
   uint64_t execution_timeout_ms = 0;  // how long a worker may take for a batch; 0: as long as it likes
+  std::string tensors_digest;         // of the model's tensors, for workers that say theirs; may be empty
   bool repeatable = false;            // whether what a lost worker has not answered may go to another one
 };
 

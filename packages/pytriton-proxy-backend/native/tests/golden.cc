@@ -54,7 +54,9 @@ void Messages() {
   Greeting greeting{};
   greeting.max_in_flight = 64;
   greeting.capabilities = kCapabilities;
-  CompareGreeting("hello", MessageType::kHello, greeting, "classify");
+  greeting.model_version = 1;
+  CompareGreeting("hello", MessageType::kHello, greeting, "classify\nmodel\n07e15f480f14f849abbf0cefca44dce9");
+  greeting.model_version = 0;
   greeting.max_in_flight = 1;
   CompareGreeting(
       "refuse", MessageType::kRefuse, greeting, "it runs as user 7, the server as user 0: both must be the same user");

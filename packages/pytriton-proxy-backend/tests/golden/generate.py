@@ -21,6 +21,8 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 
 HELLO, WELCOME, REFUSE, SEGMENT, SEGMENT_CLOSE, BATCH, RESPONSE, FAIL, RELEASE, CANCEL, DETACH = range(1, 12)
+# Of an input "x" and an output "y", both FP32 of one free dimension.
+DIGEST = "07e15f480f14f849abbf0cefca44dce9"
 INPUT_RELEASED, BATCH_DONE = 1, 2
 FINAL, ERROR, EMPTY = 1, 2, 4
 STRING, INT, BOOL, DOUBLE = range(4)
@@ -328,7 +330,7 @@ def vectors() -> dict[str, bytes]:
         "execution_timeout_ms": 2500,
     }  # fmt: skip
     made = {
-        "hello": greeting(HELLO, "classify", max_in_flight=64),
+        "hello": greeting(HELLO, f"classify\nmodel\n{DIGEST}", max_in_flight=64, model_version=1),
         "welcome": greeting(WELCOME, "digits", **welcome),
         "welcome_decoupled_no_capabilities": greeting(
             WELCOME, "tokens", **{**welcome, "model_flags": 3, "capabilities": 0}

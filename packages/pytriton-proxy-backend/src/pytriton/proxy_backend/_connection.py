@@ -20,6 +20,7 @@ from ._records import Batch, Plan
 from ._responses import Answer, Array, ResponseWriter, Written, write_whole
 from ._statistics import Counters
 from .errors import AttachError, ConnectionLostError, ProtocolError, VersionMismatchError
+from .model import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -79,13 +80,22 @@ def _timeval(seconds: float) -> bytes:
 class Connection:
     """An attached worker. Not thread-safe, apart from `detach` and `shutdown`."""
 
-    def __init__(self, endpoint: Path, name: str, *, max_in_flight: int = 1, counters: Counters | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: Path,
+        name: str,
+        *,
+        max_in_flight: int = 1,
+        counters: Counters | None = None,
+        model: ModelSpec | None = None,
+    ) -> None:
         """Connects and greets.
 
         Args:
             endpoint: Where the proxy backend listens.
             name: What the worker calls itself.
             max_in_flight: Batches that it takes at once.
+            model: What it serves: a proxy backend of another model, or of other tensors, refuses it.
             counters: Where it counts; a place of its own by default.
 
         Raises:
@@ -111,7 +121,7 @@ class Connection:
         try:
             self._socket.settimeout(_GREETING_TIMEOUT_S)
             self._socket.connect(os.fspath(endpoint))
-            self.welcome = self._greet(name, max_in_flight)
+            self.welcome = self._greet(name, max_in_flight, model)
             # The kernel's own timeouts: unlike Python's they cost no call of poll before each message.
             self._socket.settimeout(None)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(TICK_S))
@@ -129,11 +139,11 @@ class Connection:
 
     # ---- greeting -------------------------------------------------------------------------------------------------
 
-    def _greet(self, name: str, max_in_flight: int) -> Welcome:
-        text = name.encode("utf-8")[: layout.MAX_TEXT]
+    def _greet(self, name: str, max_in_flight: int, model: ModelSpec | None) -> Welcome:
+        text = greeting_text(name, model)
         greeting = layout.GREETING.pack(
             layout.MAGIC, layout.MAJOR, layout.MINOR, os.getpid(), os.geteuid(), max_in_flight,
-            layout.CAPABILITIES, 0, len(text), 0, 0, 0, 0,
+            layout.CAPABILITIES, 0, len(text), 0 if model is None else model.version, 0, 0, 0,
         )  # fmt: skip
         size = layout.MESSAGE.size + len(greeting) + len(text)
         self._socket.send(layout.MESSAGE.pack(MessageType.HELLO, 0, size, 0, 0, 0, 0, 0, 0) + greeting + text)
@@ -440,6 +450,14 @@ class Connection:
     def close(self) -> None:
         """Closes the socket."""
         self._socket.close()
+
+
+def greeting_text(name: str, model: ModelSpec | None) -> bytes:
+    """The text of a greeting: what the worker calls itself and, line by line, what it is for."""
+    # The name is for people: what is too long of it goes, what tells the model stays.
+    rest = "" if model is None else f"\n{model.name}\n{model.tensors_digest}"
+    raw = rest.encode("utf-8")
+    return name.replace("\n", " ").encode("utf-8")[: max(0, layout.MAX_TEXT - len(raw))] + raw[: layout.MAX_TEXT]
 
 
 def parse_greeting(packet: bytes) -> Welcome:

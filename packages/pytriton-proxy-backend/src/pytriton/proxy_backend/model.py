@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 from dataclasses import dataclass
@@ -10,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ._dtypes import code_of
 from .errors import EndpointError
 
 SIDE_FILE_NAME = "pytriton.conf"
@@ -62,6 +65,15 @@ class ModelSpec:
     strict: bool = False
     send_tracebacks: bool = False
 
+    @property
+    def tensors_digest(self) -> str:
+        """Digest of all names, dtypes and shapes, in hexadecimal digits: the same for models with the same tensors."""
+        tensors = [
+            [[tensor.name, code_of(tensor.dtype), list(tensor.shape), tensor.optional] for tensor in side]
+            for side in (self.inputs, self.outputs)
+        ]
+        return hashlib.sha256(json.dumps(tensors).encode()).hexdigest()[:32]
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProxySettings:
@@ -77,6 +89,8 @@ class ProxySettings:
         execution_timeout_s: How long a worker may take for a batch, or for the next response of a stream, in seconds;
             None is as long as it likes.
         repeatable: Whether the requests of a worker that was lost before it answered may go to another one, once.
+        tensors_digest: `ModelSpec.tensors_digest`: workers that were made for other tensors are refused. Empty
+            compares nothing.
     """
 
     endpoint: Path
@@ -87,6 +101,7 @@ class ProxySettings:
     arena_idle_s: float = 10.0
     execution_timeout_s: float | None = None
     repeatable: bool = False
+    tensors_digest: str = ""
 
     def __post_init__(self) -> None:
         check_endpoint(self.endpoint)
@@ -114,6 +129,8 @@ class ProxySettings:
             "execution_timeout_ms": round((self.execution_timeout_s or 0) * 1000),
             "repeatable": str(self.repeatable).lower(),
         }
+        if self.tensors_digest:
+            values["tensors_digest"] = self.tensors_digest
         lines = [f"{key} = {value}" for key, value in values.items()]
         return "\n".join(["# Written by pytriton-proxy-backend, read by libtriton_pytriton.so.", *lines, ""])
 

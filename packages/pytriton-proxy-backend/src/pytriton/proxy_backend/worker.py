@@ -317,7 +317,9 @@ class Worker:
                 counters=self._counters,
                 keys=self._curve_keys,
             )
-        return Connection(Path(self.endpoint), self._name, max_in_flight=max_in_flight, counters=self._counters)
+        return Connection(
+            Path(self.endpoint), self._name, max_in_flight=max_in_flight, counters=self._counters, model=self.model
+        )
 
     def _check(self, connection: Connection) -> None:
         """Compares what the proxy backend serves with what this worker is for; closes the connection if they differ."""

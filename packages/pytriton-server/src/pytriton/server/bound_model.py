@@ -272,6 +272,7 @@ class BoundModel:
             arena_budget_bytes=self._config.arena_budget_bytes,
             execution_timeout_s=self._config.execution_timeout_s,
             repeatable=bool(self._config.repeatable),
+            tensors_digest=self._spec.tensors_digest,
         )
         return [(SIDE_FILE_NAME, settings.to_text())]
 

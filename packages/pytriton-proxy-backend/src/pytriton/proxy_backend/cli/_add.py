@@ -166,6 +166,7 @@ def _native(arguments: argparse.Namespace, model: ModelSpec, batching: Batching)
         arena_budget_bytes=arguments.arena_budget,
         execution_timeout_s=arguments.execution_timeout,
         repeatable=arguments.repeatable,
+        tensors_digest=model.tensors_digest,
     )
     return str(endpoint), native_files(model, settings, batching, library_path())
 
