@@ -66,12 +66,16 @@ def ask(triton: Triton, model: str = "m", value: float = 7.0) -> float:
         return float(one.infer(model, tensor(value), client_timeout=DEADLINE_S).as_numpy("y")[0, 0])
 
 
+def is_served_by(triton: Triton, pid: int) -> bool:
+    process = triton._server.process if triton._server is not None else None
+    return process is not None and process.is_running and process.pid == pid
+
+
 def kill(triton: Triton) -> int:
     """Kills the server, and returns when that is known."""
     pid = server_pid(triton)
     os.kill(pid, signal.SIGKILL)
-    # Reaped by the thread that watches it.
-    eventually(lambda: not os.path.exists(f"/proc/{pid}"))
+    eventually(lambda: not is_served_by(triton, pid))
     return pid
 
 
