@@ -7,7 +7,9 @@ import collections
 import contextlib
 import ctypes
 import random
+import signal
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -18,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.proxy_backend import AttachError, ProtocolError, Worker
+from pytriton.proxy_backend import AttachError, ProtocolError, Worker, description_path, write_description
 from pytriton.proxy_backend import _layout as layout
 from pytriton.proxy_backend._arena import InputBlock, OwnedBlock
 from pytriton.proxy_backend._greetings import pack_greeting
@@ -321,13 +323,45 @@ def test_streams_have_many_responses(address: str) -> None:
             assert [response.final for response in caller.responses] == [False] * 300 + [True]
 
 
-def test_a_worker_for_another_model_is_refused(address: str) -> None:
-    with (
-        proxy(address),
-        pytest.raises(AttachError, match="decoupled=False"),
-        worker(double, address, spec(decoupled=True)),
-    ):
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"decoupled": True}, "decoupled=False"),
+        ({"name": "other"}, "the worker is for model 'other' version 1"),
+        ({"version": 2}, "version 2"),
+        ({"outputs": spec().inputs}, "other tensors"),
+    ],
+    ids=["decoupled", "name", "version", "tensors"],
+)
+def test_a_worker_for_another_model_is_refused(address: str, fields: dict[str, Any], words: str) -> None:
+    with proxy(address), pytest.raises(AttachError, match=words), worker(double, address, spec(**fields)):
         pass
+
+
+def test_a_shell_attaches_a_worker(short: Path, address: str) -> None:
+    write_description(description_path(short / "model.1.zmq"), spec())
+    (short / "doubling.py").write_text("def infer(requests): return [{'y': r['x'] * 2} for r in requests]")
+    command = [sys.executable, "-m", "pytriton.proxy_backend", "worker", f"{short}/doubling.py:infer", "--endpoint"]
+    with proxy(address) as served:
+        process = subprocess.Popen([*command, address], stderr=subprocess.DEVNULL)
+        try:
+            np.testing.assert_array_equal(served.send([2])[0].wait()["y"], [[4]])
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+            process.wait()
+
+
+def test_a_worker_that_is_stopped_counts_as_gone_and_comes_back(address: str, tmp_path: Path) -> None:
+    with proxy(address) as served, worker_process(tmp_path, address) as process:
+        served.send([1])[0].wait()
+        process.send_signal(signal.SIGSTOP)
+        [caller], thread = served.start([2])
+        assert caller.wait()[0] == UNAVAILABLE
+        thread.join(PATIENCE_S)
+        process.send_signal(signal.SIGCONT)
+        np.testing.assert_array_equal(served.send([3])[0].wait()["y"], [[6]])
 
 
 def _bad_version() -> bytes:
@@ -345,6 +379,7 @@ def _bad_version() -> bytes:
         (_bad_version(), b"protocol 9.0"),
         (pack_greeting(MessageType.HELLO, "w")[:100], b"something else"),
     ],
+    ids=["nothing", "no message", "no hello", "another version", "cut off"],
 )
 def test_who_does_not_greet_as_a_worker_is_refused(address: str, packet: bytes, words: bytes) -> None:
     with proxy(address) as served, worker(double, address):
@@ -389,6 +424,7 @@ def send(peer: ZmqSocket, packet: bytes, *parts: bytes) -> None:
         (layout.MESSAGE.pack(MessageType.RESPONSE, 2, 48, 1, 0, 0, 0, 0, 100), (b"x" * 100,)),
         (layout.MESSAGE.pack(MessageType.RESPONSE, 2, 50, 1, 0, 0, 0, 0, 100), (b"x" * 100,)),
     ],
+    ids=["short", "unknown batch", "segment", "another length", "no record", "another size"],
 )
 def test_a_worker_that_sends_garbage_loses_its_connection_and_nobody_else_does(
     address: str, packet: bytes, parts: Sequence[bytes]

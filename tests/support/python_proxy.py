@@ -138,6 +138,7 @@ def proxy(
             decoupled=decoupled,
             attach_timeout_s=attach_timeout_s,
             budget_bytes=BUDGET_BYTES,
+            tensors_digest=spec().tensors_digest,
         ),
         lambda: open_listener(address, max_message_bytes=BUDGET_BYTES + 4096, keys=keys),
     )

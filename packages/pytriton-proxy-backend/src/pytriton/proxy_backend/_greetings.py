@@ -15,9 +15,12 @@ class GreetingError(Exception):
 
 @dataclass(frozen=True)
 class Hello:
-    """What a worker says of itself."""
+    """What a worker says of itself; of the model that it is for, what is empty or 0 is not compared."""
 
     name: str
+    model_name: str
+    model_version: int
+    tensors_digest: str
     pid: int
     max_in_flight: int
     capabilities: int
@@ -26,7 +29,7 @@ class Hello:
 
 def pack_greeting(
     kind: MessageType,
-    text: str,
+    text: str | bytes,
     *,
     max_in_flight: int = 0,
     capabilities: int = 0,
@@ -36,7 +39,7 @@ def pack_greeting(
     arena_idle_ms: int = 0,
 ) -> bytes:
     """A HELLO, WELCOME or REFUSE, header included."""
-    raw = text.encode("utf-8", "replace")[: layout.MAX_TEXT]
+    raw = (text if isinstance(text, bytes) else text.encode("utf-8", "replace"))[: layout.MAX_TEXT]
     greeting = layout.GREETING.pack(
         layout.MAGIC, layout.MAJOR, layout.MINOR, os.getpid(), os.geteuid(), max_in_flight, capabilities, model_flags,
         len(raw), model_version, arena_budget, arena_idle_ms, 0,
@@ -66,10 +69,15 @@ def parse_hello(packet: bytes, *, decoupled: bool) -> Hello:
     text_start = start + layout.GREETING.size
     if len(packet) < text_start:
         raise GreetingError(f"the greeting is cut off after {len(packet)} bytes")
-    _, _, _, pid, _, max_in_flight, capabilities, _, text_length, *_ = layout.GREETING.unpack_from(packet, start)
+    _, _, _, pid, _, max_in_flight, capabilities, _, text_length, model_version, *_ = layout.GREETING.unpack_from(
+        packet, start
+    )
     if len(packet) < text_start + text_length:
         raise GreetingError(f"the greeting is cut off after {len(packet)} bytes")
     if decoupled and not capabilities & layout.Capability.DECOUPLED:
         raise GreetingError("the model is decoupled, and the worker cannot answer a request more than once")
-    name = packet[text_start : text_start + text_length].decode("utf-8", "replace")
-    return Hello(name, pid, min(max(max_in_flight, 1), 1024), capabilities & layout.CAPABILITIES, (major, minor))
+    text = packet[text_start : text_start + text_length].decode("utf-8", "replace")
+    name, model_name, digest = [*text.split("\n"), "", ""][:3]
+    in_flight = min(max(max_in_flight, 1), 1024)
+    capabilities &= layout.CAPABILITIES
+    return Hello(name, model_name, model_version, digest, pid, in_flight, capabilities, (major, minor))

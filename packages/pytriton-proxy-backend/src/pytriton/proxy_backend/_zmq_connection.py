@@ -12,7 +12,7 @@ import numpy as np
 
 from . import _layout as layout
 from ._arena import InputBlock, OwnedBlock
-from ._connection import TICK_S, Connection, parse_greeting
+from ._connection import TICK_S, Connection, greeting_text, parse_greeting
 from ._greetings import pack_greeting
 from ._layout import MessageFlag, MessageType
 from ._records import Batch, Plan
@@ -20,6 +20,7 @@ from ._responses import ResponseWriter, Written
 from ._statistics import Counters
 from ._zmq import UnreachableError, WouldBlockError, ZmqSocket
 from .errors import ArenaFullError, AttachError, ConnectionLostError, ProtocolError
+from .model import ModelSpec
 from .zmq_keys import CurveKeys
 
 _GREETING_TIMEOUT_S = 10.0
@@ -38,6 +39,7 @@ class ZmqConnection(Connection):
         *,
         max_in_flight: int = 1,
         counters: Counters | None = None,
+        model: ModelSpec | None = None,
         keys: CurveKeys | None = None,
     ) -> None:
         """Connects and greets.
@@ -47,6 +49,7 @@ class ZmqConnection(Connection):
             name: What the worker calls itself.
             max_in_flight: Batches that it takes at once.
             counters: Where it counts; a place of its own by default.
+            model: What it serves: a proxy of another model, or of other tensors, refuses it.
             keys: The keys of the worker, `None`: no encryption.
 
         Raises:
@@ -66,15 +69,21 @@ class ZmqConnection(Connection):
         self._shut_down = False
         self._link = ZmqSocket(address, listen=False, client_keys=keys)
         try:
-            self.welcome = self._greet_proxy(name, max_in_flight)
+            self.welcome = self._greet_proxy(name, max_in_flight, model)
         except BaseException:
             self._link.close()
             raise
         # What is written goes out as it is: there is no arena to share.
         self._outputs = _Outputs(self.welcome.arena_budget)  # type: ignore[assignment]
 
-    def _greet_proxy(self, name: str, max_in_flight: int) -> Any:
-        hello = pack_greeting(MessageType.HELLO, name, max_in_flight=max_in_flight, capabilities=layout.CAPABILITIES)
+    def _greet_proxy(self, name: str, max_in_flight: int, model: ModelSpec | None) -> Any:
+        hello = pack_greeting(
+            MessageType.HELLO,
+            greeting_text(name, model),
+            max_in_flight=max_in_flight,
+            capabilities=layout.CAPABILITIES,
+            model_version=0 if model is None else model.version,
+        )
         deadline = time.monotonic() + _GREETING_TIMEOUT_S
         sent = False
         while time.monotonic() < deadline:

@@ -21,6 +21,7 @@ from .loading import load_target
 from .model import ModelSpec
 from .process_context import make_context, unrecoverable_errors
 from .worker import Worker
+from .zmq_keys import CurveKeys
 
 __all__ = ["Attachment", "find_endpoint", "serve_endpoint"]
 
@@ -44,6 +45,7 @@ class Attachment:
         arguments: Keyword arguments of the factory.
         attach_timeout_s: How long it may take until the worker is attached, in seconds.
         stop_timeout_s: How long requests in flight may take after a signal, in seconds.
+        curve_keys: Keys for a Python proxy that asks for them.
     """
 
     target: str
@@ -55,6 +57,7 @@ class Attachment:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     attach_timeout_s: float = 30.0
     stop_timeout_s: float = 30.0
+    curve_keys: CurveKeys | None = None
 
 
 def find_endpoint(wanted: Attachment) -> tuple[Path | str, ModelSpec]:
@@ -68,12 +71,15 @@ def find_endpoint(wanted: Attachment) -> tuple[Path | str, ModelSpec]:
         DescriptionError: The description of the model cannot be read.
     """
     if "://" in wanted.endpoint:
-        if wanted.description is None:
+        described = wanted.description
+        if described is None and wanted.endpoint.startswith("ipc://"):
+            described = description_path(Path(wanted.endpoint.removeprefix("ipc://")))
+        if described is None:
             raise DescriptionError(
                 f"nothing beside the address {wanted.endpoint} describes its model: give the file pytriton.json of the "
                 "model's version folder with --description"
             )
-        return wanted.endpoint, _checked(read_description(wanted.description), wanted, wanted.endpoint)
+        return wanted.endpoint, _checked(read_description(described), wanted, wanted.endpoint)
     path = Path(wanted.endpoint).absolute()
     if not path.is_dir():
         # A socket by its own name; it may come later.
@@ -188,6 +194,7 @@ class _Attached:
             endpoint,
             unrecoverable=unrecoverable_errors(),
             context=make_context(self._infer_func, spec),
+            curve_keys=self._wanted.curve_keys,
         )
         worker.start()
         logger.info("Serving model %s (version %d) at %s", spec.name, spec.version, endpoint)

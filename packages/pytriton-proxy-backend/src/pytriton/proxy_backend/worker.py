@@ -315,6 +315,7 @@ class Worker:
                 self._name,
                 max_in_flight=max_in_flight,
                 counters=self._counters,
+                model=self.model,
                 keys=self._curve_keys,
             )
         return Connection(

@@ -9,6 +9,8 @@ import math
 from pathlib import Path
 from typing import Any
 
+from ..zmq_keys import CurveKeys, KeyFileError
+
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Adds the command."""
@@ -35,6 +37,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         metavar="FILE",
         help="what the model is like; by default the file beside the socket",
     )
+    parser.add_argument(
+        "--curve-secret-key", type=Path, metavar="FILE", help="the worker's own keys, for a Python proxy with keys"
+    )
+    parser.add_argument("--curve-server-key", type=Path, metavar="FILE", help="the public key of that proxy")
     parser.add_argument("--factory", action="store_true", help="the target makes the callable")
     parser.add_argument(
         "--kwargs", type=_arguments, default={}, metavar="JSON", help="keyword arguments of the factory, an object"
@@ -66,8 +72,20 @@ def _run(parsed: argparse.Namespace) -> int:
         arguments=parsed.kwargs,
         attach_timeout_s=parsed.attach_timeout,
         stop_timeout_s=parsed.stop_timeout,
+        curve_keys=_keys(parsed.curve_secret_key, parsed.curve_server_key),
     )
     return serve_endpoint(wanted)
+
+
+def _keys(secret: Path | None, server: Path | None) -> CurveKeys | None:
+    if secret is not None and server is not None:
+        return CurveKeys(secret_key_file=secret, server_key_file=server)
+    if secret is not None or server is not None:
+        raise KeyFileError(
+            "--curve-secret-key and --curve-server-key go together: the worker's own keys, and the proxy's public one",
+            path=str(secret or server),
+        )
+    return None
 
 
 def _version(text: str) -> int:

@@ -55,6 +55,7 @@ class EndpointSettings:
         decoupled: Whether a request may get any number of responses.
         attach_timeout_s: How long a request waits where no worker is attached, in seconds.
         budget_bytes: The largest record, in bytes.
+        tensors_digest: `ModelSpec.tensors_digest`, which that of a worker's model must be; empty compares nothing.
     """
 
     model_name: str
@@ -63,6 +64,24 @@ class EndpointSettings:
     decoupled: bool
     attach_timeout_s: float
     budget_bytes: int
+    tensors_digest: str = ""
+
+    def check(self, hello: Hello) -> None:
+        """Checks that a worker is for this model.
+
+        Raises:
+            GreetingError: If it is for another one, another version, or other tensors.
+        """
+        if hello.model_name not in ("", self.model_name) or hello.model_version not in (0, self.model_version):
+            raise GreetingError(
+                f"this is model '{self.model_name}' version {self.model_version}, the worker is for model "
+                f"'{hello.model_name}' version {hello.model_version}"
+            )
+        if self.tensors_digest and hello.tensors_digest not in ("", self.tensors_digest):
+            raise GreetingError(
+                f"the worker was made for a model '{self.model_name}' with other tensors: give it the description of "
+                f"this one, pytriton.json in its version folder"
+            )
 
 
 @dataclass
@@ -293,6 +312,7 @@ class ProxyEndpoint:
         settings = self._settings
         try:
             hello = parse_hello(message.packet, decoupled=settings.decoupled)
+            settings.check(hello)
         except GreetingError as error:
             logger.error("%s: a worker was refused: %s", self._where, error)
             answer = pack_greeting(MessageType.REFUSE, str(error))

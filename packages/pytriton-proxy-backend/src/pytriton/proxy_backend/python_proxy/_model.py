@@ -53,6 +53,7 @@ class TritonPythonModel:
                 decoupled=self._model.decoupled,
                 attach_timeout_s=settings.attach_timeout_s,
                 budget_bytes=settings.budget_bytes,
+                tensors_digest=self._model.tensors_digest,
             ),
             lambda: self._listen(settings),
         )
