@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from pytriton.proxy_backend import AttachError, DescriptionError, description_pa
 from pytriton.proxy_backend.attach import Attachment, find_endpoint
 from pytriton.triton import Triton
 from support.http import call, infer
-from support.load import under_load
+from support.load import Load, under_load
 from support.process_models import HANG, NEVER_AGAIN, PID
 from support.serving import local_config, running, short_home
 
@@ -59,6 +60,10 @@ def worker(program: str, *arguments: str, target: str = "support.process_models:
             yield process
         finally:
             process.kill()
+
+
+def has_both(load: Load, since: int) -> bool:
+    return {2.0, 3.0} <= {factor for _, factor in load.answers[since:]}
 
 
 def output(process: Any) -> str:
@@ -131,8 +136,7 @@ def test_workers_come_and_go_under_load_without_a_failed_request(served: tuple[T
     with under_load(triton.http_url, triton.grpc_url, "own", threads=4) as load:
         for _ in range(2):
             with worker(program, *arguments) as process:
-                answered = len(load.answers)
-                load.wait_for(lambda answered=answered: {2.0, 3.0} <= {f for _, f in load.answers[answered:]})
+                load.wait_for(partial(has_both, load, len(load.answers)))
                 process.send_signal(signal.SIGTERM)
                 said = output(process)
                 assert process.returncode == 0, said
@@ -156,7 +160,7 @@ def test_a_detach_finishes_what_is_in_flight(served: tuple[Triton, Path], tmp_pa
     target = f"{tmp_path / 'slow.py'}:infer"
     with ThreadPoolExecutor(1) as pool, worker(PROGRAMS[1], f"--endpoint={endpoints}/own.1.sock", target=target) as w:
         deadline = time.monotonic() + DEADLINE_S
-        asked = []
+        asked: list[Any] = []
         while not (tmp_path / "began").exists():
             asked.append(infer(triton.http_url, "own", 1.0) if asked else pool.submit(infer, triton.http_url, "own", 1))
             assert time.monotonic() < deadline
