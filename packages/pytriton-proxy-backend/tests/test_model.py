@@ -1,11 +1,13 @@
 """What worker and proxy backend are told of a model."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from pytriton.proxy_backend import EndpointError, ProxySettings, endpoint_path
+from pytriton.proxy_backend import EndpointError, ModelSpec, ProxySettings, TensorSpec, endpoint_path
 
 ENDPOINT = Path("/run/pytriton/model.1.sock")
 
@@ -31,9 +33,10 @@ def test_side_file() -> None:
         "execution_timeout_ms = 0",
         "repeatable = false",
     ]
-    assert "execution_timeout_ms = 1500\nrepeatable = true\n" in ProxySettings(
-        endpoint=ENDPOINT, batching=True, execution_timeout_s=1.5, repeatable=True
-    ).to_text()
+    assert (
+        "execution_timeout_ms = 1500\nrepeatable = true\n"
+        in ProxySettings(endpoint=ENDPOINT, batching=True, execution_timeout_s=1.5, repeatable=True).to_text()
+    )
     assert text.endswith("\n")
 
 
@@ -83,3 +86,23 @@ def test_the_longest_path() -> None:
 def test_a_path_that_the_side_file_cannot_hold(path: str) -> None:
     with pytest.raises(EndpointError, match="absolute and without line breaks"):
         ProxySettings(endpoint=Path(path), batching=True)
+
+
+def test_digests_are_those_of_the_tensors_and_of_nothing_else() -> None:
+    x = TensorSpec(name="x", dtype=np.dtype("float32"), shape=(-1,))
+    y = TensorSpec(name="y", dtype=np.dtype("object"), shape=(2, 3))
+    model = ModelSpec(name="m", version=1, inputs=(x,), outputs=(y,), batching=True, max_batch_size=8)
+    same = replace(model, name="other", version=2, max_batch_size=4, strict=True)
+    assert same.tensors_digest == model.tensors_digest
+    assert f"tensors_digest = {model.tensors_digest}\n" in (
+        ProxySettings(endpoint=ENDPOINT, batching=True, tensors_digest=model.tensors_digest).to_text()
+    )
+    others = [
+        replace(model, inputs=(y,)),
+        replace(model, inputs=(x, x)),
+        replace(model, inputs=(replace(x, dtype=np.dtype("float64")),)),
+        replace(model, inputs=(replace(x, optional=True),)),
+        replace(model, inputs=(y,), outputs=(x,)),
+        replace(model, outputs=(replace(y, shape=(3, 2)),)),
+    ]
+    assert len({model.tensors_digest, *(other.tensors_digest for other in others)}) == 7
