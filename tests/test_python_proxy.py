@@ -27,7 +27,7 @@ from pytriton.proxy_backend._greetings import pack_greeting
 from pytriton.proxy_backend._layout import ErrorCode, MessageType
 from pytriton.proxy_backend._records import Batch
 from pytriton.proxy_backend._responses import Answer, ResponseWriter
-from pytriton.proxy_backend._zmq import WouldBlockError, ZmqSocket, make_keys
+from pytriton.proxy_backend._zmq import BindError, WouldBlockError, ZmqSocket, make_keys
 from pytriton.proxy_backend.python_proxy._records import RequestData, read_responses, write_batch
 from pytriton.proxy_backend.zmq_keys import CurveKeys, KeyFileError
 from support.python_proxy import (
@@ -170,6 +170,20 @@ def test_malformed_responses_are_errors_of_the_protocol_and_nothing_else(kind: s
 
 
 # ---- proxy and workers ---------------------------------------------------------------------------------------------
+
+
+def test_the_socket_is_for_its_owner_and_goes_with_the_proxy(short: Path) -> None:
+    path = short / "model.1.zmq"
+    with proxy(f"ipc://{path}"):
+        assert path.stat().st_mode & 0o777 == 0o600
+        # As when a model is loaded again: the new one listens before the old one is gone.
+        with proxy(f"ipc://{path}") as successor, worker(double, f"ipc://{path}"):
+            successor.send([1])[0].wait()
+    assert not path.exists()
+    path.write_text("mine")
+    with pytest.raises(BindError, match="not a socket"), proxy(f"ipc://{path}"):
+        pass
+    assert path.read_text() == "mine"
 
 
 def test_requests_get_their_own_answers(address: str) -> None:

@@ -34,6 +34,10 @@ _REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 _CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
 
 
+class BindError(Exception):
+    """An address cannot be listened at."""
+
+
 class WouldBlockError(Exception):
     """There is no room for a message now."""
 
@@ -98,6 +102,7 @@ class ZmqSocket:
         self._context = zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
         self._closed = False
+        self._file: tuple[Path, int] | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll = select.epoll()
         self._listens = listen
@@ -145,11 +150,17 @@ class ZmqSocket:
 
     def _bind(self, address: str) -> None:
         # The file is born with permissions for its owner alone. Nothing else of this process makes files meanwhile.
+        path = Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
+        if path is not None and path.exists() and not path.is_socket():
+            # ZeroMQ would remove it without a word.
+            raise BindError(f"{path} is there and is not a socket; remove it, or choose another endpoint")
         before = os.umask(0o177)
         try:
             self._socket.bind(address)
         finally:
             os.umask(before)
+        if path is not None:
+            self._file = (path, path.stat().st_ino)
 
     def _serve_curve(self, secret_key_file: Path, clients: Path) -> None:
         public, secret = _load_keys(secret_key_file, secret=True)
@@ -257,13 +268,15 @@ class ZmqSocket:
         if self._authenticator is not None:
             self._authenticator.stop()
         self._context.term()
+        if self._file is not None:
+            path, inode = self._file
+            # The model that follows under this name may listen in its place already.
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == inode:
+                    path.unlink()
         self._epoll.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
-
-
-class BindError(Exception):
-    """An address cannot be listened at."""
 
 
 def open_listener(address: str, *, max_message_bytes: int, keys: tuple[Path, Path] | None) -> ZmqSocket:
