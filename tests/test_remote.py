@@ -31,6 +31,7 @@ from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperat
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.server import remote as remote_module
 from pytriton.server.binary import find_tritonserver
+from pytriton.server.sharing import ServerProcessWatch
 from pytriton.server.worker_watch import connected_workers
 from pytriton.triton import (
     RemoteTriton,
@@ -522,6 +523,21 @@ def test_models_come_back_with_the_server() -> None:
         assert ask_all(server, "m") == {5}
         second.stop()
         assert not server.is_ready("m")
+
+
+def test_the_end_of_a_process_is_seen_however_soon_another_is_there() -> None:
+    own = Triton(config=local_config(), restart=RestartPolicy(first_delay_s=0.0))
+    own.bind("own", times(2), X, Y)
+    with running(own):
+        endpoint = own._models["own", 1].endpoint(own._workspace.endpoints_path)
+        watch = ServerProcessWatch(endpoint)
+        assert not watch.has_ended
+        os.kill(server_pid(own), signal.SIGKILL)
+        eventually(lambda: watch.has_ended)
+        eventually(lambda: connected_workers(endpoint) == 1)
+        assert watch.has_ended
+        watch.close()
+    assert not ServerProcessWatch(endpoint).has_ended  # of nobody nothing is known
 
 
 def test_a_bind_while_the_server_is_away_says_so() -> None:

@@ -10,7 +10,7 @@ import errno
 import os
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +25,7 @@ __all__ = [
     "ReservedPorts",
     "find_listener",
     "port_setting_of_bind_failure",
+    "process_with_sockets",
     "reserve_ports",
     "taken",
 ]
@@ -204,7 +205,16 @@ def taken(endpoint: Endpoint, *, exit_code: int | None = None, log_lines: list[s
 
 def find_listener(port: int) -> str | None:
     """Says which process listens on a TCP port, such as `process 123 (python)`; None where that cannot be seen."""
-    inodes = _listening_inodes(port)
+    pid = process_with_sockets(_listening_inodes(port))
+    if pid is None:
+        return None
+    with contextlib.suppress(OSError):
+        return f"process {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
+    return f"process {pid}"
+
+
+def process_with_sockets(inodes: Collection[str]) -> int | None:
+    """Gives a process that has one of these sockets open; None where that cannot be seen."""
     if not inodes:
         return None
     links = {f"socket:[{inode}]" for inode in inodes}
@@ -213,7 +223,7 @@ def find_listener(port: int) -> str | None:
         with contextlib.suppress(OSError):
             for descriptor in os.listdir(process / "fd"):
                 if os.readlink(process / "fd" / descriptor) in links:
-                    return f"process {process.name} ({(process / 'comm').read_text().strip()})"
+                    return int(process.name)
     return None
 
 

@@ -13,8 +13,6 @@ import fcntl
 import hashlib
 import os
 import select
-import socket
-import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from pytriton.server.bound_model import BoundModel
+from pytriton.server.ports import process_with_sockets
+from pytriton.server.worker_watch import sockets_at
 from pytriton.server.workspace import USERS_SUFFIX
 
 __all__ = [
@@ -41,7 +41,6 @@ DIGEST_PARAMETER = "pytriton_digest"
 
 _LOAD_SUFFIX = ".load"
 _POLL_S = 0.02
-_CONNECT_TIMEOUT_S = 1.0
 
 
 def digest_of(models: Sequence[BoundModel]) -> str:
@@ -179,13 +178,9 @@ class ServerProcessWatch:
     def __init__(self, endpoint: Path) -> None:
         self._pidfd: int | None = None
         # In another container the process may have no number here, or the system cannot watch it.
-        with contextlib.suppress(OSError, AttributeError), socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
-            peer.settimeout(_CONNECT_TIMEOUT_S)
-            peer.connect(str(endpoint))
-            size = struct.calcsize("3i")
-            pid, _, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size))
-            if pid > 0:
-                self._pidfd = os.pidfd_open(pid)
+        pid = process_with_sockets({inode for _, inode in sockets_at(endpoint)})
+        with contextlib.suppress(OSError, AttributeError):
+            self._pidfd = None if pid is None else os.pidfd_open(pid)
 
     @property
     def has_ended(self) -> bool:

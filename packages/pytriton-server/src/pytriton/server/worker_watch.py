@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytriton.server.bound_model import BoundModel
 
-__all__ = ["WorkerWatch", "connected_workers"]
+__all__ = ["WorkerWatch", "connected_workers", "sockets_at"]
 
 WATCH_PERIOD_S = 0.25
 """How often is looked, in seconds. A model counts as without workers when it has been found so twice."""
@@ -69,13 +69,19 @@ class WorkerWatch:
 
 def connected_workers(endpoint: Path) -> int:
     """Counts the connections to a socket, whoever's they are."""
-    count = 0
+    return sum(state == _CONNECTED for state, _ in sockets_at(endpoint))
+
+
+def sockets_at(endpoint: Path) -> list[tuple[str, str]]:
+    """Gives state and inode of the sockets at a path: of the one that listens, and of those that it has accepted."""
+    found = []
     try:
         with _SOCKETS.open(encoding="utf-8", errors="replace") as table:
             for line in table:
                 # Num RefCount Protocol Flags Type St Inode Path; what was accepted has the path of its listener.
                 columns = line.rstrip("\n").split(maxsplit=7)
-                count += len(columns) == 8 and columns[5] == _CONNECTED and columns[7] == str(endpoint)
+                if len(columns) == 8 and columns[7] == str(endpoint):
+                    found.append((columns[5], columns[6]))
     except OSError as error:
         logger.debug("%s cannot be read: %s", _SOCKETS, error)
-    return count
+    return found
