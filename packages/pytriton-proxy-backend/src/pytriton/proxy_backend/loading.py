@@ -109,6 +109,8 @@ def target_of(function: Callable[..., Any]) -> str:
 def _load_module(module_name: str, target: str) -> Any:
     if module_name.endswith(".py"):
         return _load_file(Path(module_name), target)
+    if not all(module_name.split(".")):
+        raise TargetError(f"{target!r}: {module_name!r} is not the name of a module", target=target)
     try:
         return importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -121,8 +123,6 @@ def _load_module(module_name: str, target: str) -> Any:
             "start the worker in the folder that has it",
             target=target,
         ) from error
-    except ValueError as error:
-        raise TargetError(f"{target!r}: {module_name!r} is not the name of a module: {error}", target=target) from error
 
 
 def _load_file(path: Path, target: str) -> Any:

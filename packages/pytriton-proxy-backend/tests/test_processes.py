@@ -1,0 +1,113 @@
+"""What a worker process is told and says, and how both sides find what they name."""
+
+import json
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytriton.proxy_backend import ProtocolError, TargetError
+from pytriton.proxy_backend._statistics import Counters, add_statistics, batch_size
+from pytriton.proxy_backend.loading import load_target, target_of
+from pytriton.proxy_backend.process_messages import (
+    LineReader,
+    WorkerJob,
+    decode_statistics,
+    encode_message,
+    encode_statistics,
+    find_not_json,
+)
+
+
+class Outer:
+    class Inner:
+        pass
+
+    def method(self) -> None:
+        pass
+
+
+def test_targets_lead_to_objects_and_back() -> None:
+    assert load_target("json:dumps") is json.dumps
+    assert load_target("pathlib:Path.home") == Path.home
+    assert target_of(json.dumps) == "json:dumps"
+    assert load_target(target_of(json.JSONDecoder)) is json.JSONDecoder
+
+
+def test_a_file_is_a_module(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text("name = __name__\ndef make(): return 3\n")
+    assert load_target(f"{file}:make")() == 3
+    assert load_target(f"{file}:name") != "__main__"
+
+
+@pytest.mark.parametrize(
+    ("target", "said"),
+    [
+        ("json", "expected module:name"),
+        (":dumps", "expected module:name"),
+        ("json:", "expected module:name"),
+        ("no_such_module:f", "there is no module 'no_such_module'"),
+        ("json.nothing:f", "there is no module 'json.nothing'"),
+        ("json:nothing", "has no 'nothing'"),
+        ("/nowhere/model.py:f", "there is no file"),
+        ("..json:dumps", "is not the name of a module"),
+    ],
+)
+def test_targets_that_name_nothing(target: str, said: str) -> None:
+    with pytest.raises(TargetError, match=said) as caught:
+        load_target(target)
+    assert caught.value.target == target
+
+
+def test_what_a_module_raises_comes_as_it_is(tmp_path: Path) -> None:
+    file = tmp_path / "broken.py"
+    file.write_text("import no_such_module\n")
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        load_target(f"{file}:f")
+
+
+@pytest.mark.parametrize("function", [lambda: None, Outer().method, partial(json.dumps), json.JSONDecoder().decode])
+def test_functions_that_another_process_cannot_find(function: Any) -> None:
+    with pytest.raises(TargetError):
+        target_of(function)
+
+
+def test_a_job_is_what_it_was() -> None:
+    job = WorkerJob(target="m:f", model="{}", endpoint="/e", name="n", args=[1, "a"], kwargs={"b": [None]})
+    assert WorkerJob.from_text(job.to_text()).kwargs == {"b": [None]}
+    text = json.dumps({**json.loads(job.to_text()), "format": 99})
+    with pytest.raises(ProtocolError, match="expected a job of format 1, got 99"):
+        WorkerJob.from_text(text)
+
+
+def test_lines_come_in_pieces() -> None:
+    reader = LineReader()
+    data = encode_message("ready") + encode_message("attached", value=True)
+    got = [message for index in range(len(data)) for message in reader.feed(data[index : index + 1])]
+    assert got == [{"kind": "ready"}, {"kind": "attached", "value": True}]
+    for bad in (b"text\n", b"[1]\n", b'{"value": 1}\n', b"x" * (1 << 20) + b"y"):
+        with pytest.raises(ProtocolError):
+            LineReader().feed(bad)
+
+
+def test_statistics_are_what_they_were() -> None:
+    counters = Counters()
+    counters.add_call(batch_size(3, 5, 40), 10, 20, 3_000_000)
+    counters.failed["callable"] += 2
+    statistics = counters.snapshot()
+    decoded = decode_statistics(json.loads(json.dumps(encode_statistics(statistics))))
+    assert decoded == statistics
+    both = add_statistics(decoded, statistics)
+    assert (both.requests, both.batches, both.rows.sum) == (6, 2, 10)
+    assert both.failed_requests["callable"] == 4
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        decode_statistics({"requests": 1})
+
+
+def test_what_is_no_json_is_found() -> None:
+    assert find_not_json([1, 1.5, "a", None, True, {"b": (1, 2)}], "x") is None
+    assert find_not_json({"a": [0, {1}]}, "x") == "x['a'][1] is {1}, which is a builtins.set"
+    assert find_not_json({2: 1}, "x") == "x has the key 2, which is a int"
+    assert find_not_json(float("inf"), "x") == "x is inf"
