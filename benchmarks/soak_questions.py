@@ -1,0 +1,151 @@
+"""Random requests of the soak, with what may become of each."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from benchmarks.soak_models import HANGS_MS
+from pytriton.client.exceptions import (
+    PyTritonClientConnectionError,
+    PyTritonClientInferenceServerError,
+    PyTritonClientTimeoutError,
+)
+
+LARGEST = 2 << 20
+_WORKER_LOST = "was lost while it worked on this request"
+
+
+@dataclass(frozen=True)
+class Question:
+    """One request.
+
+    Attributes:
+        model: Whom to ask.
+        inputs: One sample.
+        is_right: Whether an answer belongs to it; called with the outputs.
+        excuse: Names the outcome for an error that may happen; `None` for others.
+        timeout_s: How long the call may take; `None` for the client's default.
+    """
+
+    model: str
+    inputs: Mapping[str, Any]
+    is_right: Callable[[Mapping[str, Any]], bool]
+    excuse: Callable[[BaseException], str | None]
+    timeout_s: float | None = None
+
+
+class Generations:
+    """Which callables of a model that is bound anew time and again may answer at the moment."""
+
+    def __init__(self) -> None:
+        self.done = 0
+        self.begun = 0
+
+
+def none(_error: BaseException) -> str | None:
+    """No error may happen."""
+    return None
+
+
+def lost(error: BaseException) -> str | None:
+    """The worker may have been killed."""
+    # Over gRPC it comes with the status of a lost connection.
+    kinds = (PyTritonClientInferenceServerError, PyTritonClientConnectionError)
+    return "worker lost" if isinstance(error, kinds) and _WORKER_LOST in str(error) else None
+
+
+def late(error: BaseException) -> str | None:
+    """The caller may have had no more patience."""
+    return "timed out" if isinstance(error, PyTritonClientTimeoutError) else None
+
+
+def overdue(error: BaseException) -> str | None:
+    """The request, or another one of its batch, may have hung, or its worker been killed."""
+    kinds = (PyTritonClientInferenceServerError, PyTritonClientConnectionError)
+    if isinstance(error, kinds) and "execution timeout" in str(error):
+        return "execution timeout"
+    return lost(error)
+
+
+class Questions:
+    """Makes random requests; one for each caller, as it is not for several threads.
+
+    Args:
+        seed: Where the numbers start.
+        generations: Of the model `bytes`.
+    """
+
+    def __init__(self, seed: str, generations: Generations) -> None:
+        self.random = random.Random(seed)
+        self._arrays = np.random.default_rng(abs(self.random.getrandbits(63)))
+        self._generations = generations
+        self._makers = [self.bytes, self.text, self.killed, self.repeated, self.waits, self.hangs, self.refuses]
+
+    def any(self) -> Question:
+        """One of any kind."""
+        weights = [8, 4, 4, 4, 3, 1, 2]
+        (make,) = self.random.choices(self._makers, weights)
+        return make()
+
+    def _size(self, largest: int) -> int:
+        """Small ones more often than large ones, and sometimes nothing."""
+        return 0 if self.random.random() < 0.02 else int(largest ** self.random.random())
+
+    def bytes(self) -> Question:
+        """Plain bytes, up to megabytes, for a model that is bound anew."""
+        x = self._arrays.integers(0, 256, self._size(LARGEST), np.uint8)
+        earliest = self._generations.done
+
+        def is_right(answer: Mapping[str, Any]) -> bool:
+            generation = int(answer["generation"][0])
+            is_current = earliest <= generation <= self._generations.begun
+            return is_current and np.array_equal(answer["y"], x + np.uint8(generation % 256))
+
+        return Question("bytes", {"x": x}, is_right, none)
+
+    def text(self) -> Question:
+        """Strings of all lengths, with characters of several bytes."""
+        letters = "abc äß€\U0001f600"
+        number = self.random.choice([1, 1, 3, 30])
+        texts = ["".join(self.random.choices(letters, k=self._size(2000))) for _ in range(number)]
+        turned = [text[::-1].encode() for text in texts]
+        return Question("text", {"text": texts}, lambda answer: answer["turned"].tolist() == turned, none)
+
+    def killed(self) -> Question:
+        """Numbers, for workers that are killed."""
+        return self._numbers("killed")
+
+    def repeated(self) -> Question:
+        """Likewise, where another worker may carry the request out again."""
+        return self._numbers("repeated")
+
+    def _numbers(self, model: str) -> Question:
+        x = self._arrays.integers(-(1 << 40), 1 << 40, max(1, self._size(20_000))).astype(np.float64)
+        return Question(model, {"x": x}, lambda answer: np.array_equal(answer["y"], x * 2 + 1), lost)
+
+    def waits(self) -> Question:
+        """A slow one, with a caller who may not wait for the end."""
+        ms = self.random.randrange(150)
+        timeout_s = self.random.choice([None, None, 0.001, 0.02, 0.1])
+        excuse = none if timeout_s is None else late
+        return Question("waits", {"ms": [ms]}, lambda answer: int(answer["ms"][0]) == ms, excuse, timeout_s)
+
+    def hangs(self) -> Question:
+        """One that may hang, and take with it what was batched with it."""
+        ms = HANGS_MS if self.random.random() < 0.05 else self.random.randrange(20)
+        return Question("hangs", {"ms": [ms]}, lambda answer: int(answer["ms"][0]) == ms, overdue)
+
+    def refuses(self) -> Question:
+        """One that must fail with its own number."""
+        number = self.random.getrandbits(40)
+
+        def own(error: BaseException) -> str | None:
+            is_own = isinstance(error, PyTritonClientInferenceServerError) and f"<{number}>" in str(error)
+            return "refused" if is_own else None
+
+        return Question("refuses", {"x": [number]}, lambda answer: False, own)
