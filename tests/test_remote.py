@@ -531,7 +531,7 @@ def test_the_end_of_a_process_is_seen_however_soon_another_is_there() -> None:
     with running(own):
         endpoint = own._models["own", 1].endpoint(own._workspace.endpoints_path)
         watch = ServerProcessWatch(endpoint)
-        assert not watch.has_ended
+        eventually(lambda: not watch.has_ended)
         os.kill(server_pid(own), signal.SIGKILL)
         eventually(lambda: watch.has_ended)
         eventually(lambda: connected_workers(endpoint) == 1)
