@@ -19,7 +19,7 @@ from pytriton.decorators._inputs import (
     with_data,
 )
 from pytriton.decorators._requests import CURRENT_SCOPE, Scope
-from pytriton.decorators._wrapping import decorator
+from pytriton.decorators._wrapping import decorator, made_again
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 
@@ -100,7 +100,7 @@ def fill_optionals(**defaults: np.ndarray[Any, Any]) -> Callable[[CallableT], Ca
         filled = {**inputs, **{name: _repeated(values[name], rows) for name in missing}}
         return below(filled, sizes, lambda: _fill_requests(requests(), values, batching=True))
 
-    return decorator(prepare, name="fill_optionals", relay=relay)
+    return decorator(prepare, name="fill_optionals", again=made_again(fill_optionals, **defaults), relay=relay)
 
 
 class _Filler:
