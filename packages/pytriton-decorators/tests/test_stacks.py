@@ -248,7 +248,7 @@ class TestPickling:
         assert pickle.loads(pickle.dumps(owner.infer))([one])[0]["y"].tolist() == [[4, 4]]
 
     def test_what_has_no_name_of_its_own_is_decorated_again(self) -> None:
-        one = {"x": np.zeros((1, 2)), "t": np.ones((1, 1))}
+        one = {"x": [[0, 0]], "t": [[1]]}
         for decorate in STACKS.values():
             for func in (functools.partial(work), Owner(0).plain, work):
                 decorated = decorate(func)
