@@ -310,6 +310,11 @@ class BoundModel:
         for worker in self._workers:
             worker.wait_attached(max(0.0, deadline - time.monotonic()))
 
+    def cut_workers(self) -> None:
+        """Cuts the workers off from the server, whatever they are at. `stop_workers` has to follow."""
+        for worker in self._workers:
+            worker.stop(0.0)
+
     def stop_workers(self, timeout_s: float) -> None:
         """Detaches the workers when they have finished what they are at.
 

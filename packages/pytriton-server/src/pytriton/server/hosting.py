@@ -247,6 +247,11 @@ class ModelHost:
             self._leaving.append(old)
             self._wait_gone([old], patience_s, stop_wanted)
 
+    def cut_workers(self) -> None:
+        """Cuts all workers off: callers of what is in flight get an error at once. `stop_workers` has to follow."""
+        for model in [*self._models, *self._leaving]:
+            model.cut_workers()
+
     def stop_workers(self, timeout_s: float = WORKER_DEADLINE_S) -> None:
         """Stops all workers: nothing is to be answered any more.
 
