@@ -35,6 +35,7 @@ from pytriton.server.readiness import wait_until_up
 from pytriton.server.repository import ModelRepository, link_backends
 from pytriton.server.security import TritonSecurityConfig
 from pytriton.server.settings import TritonConfig
+from pytriton.server.tracing import export_environment
 from pytriton.server.workspace import Workspace
 
 __all__ = ["DRAIN_DEADLINE_S", "ServerSession"]
@@ -175,7 +176,7 @@ class ServerSession:
         # Before the server starts, because it says that it is ready as soon as it has loaded its models.
         for model in self._host.models:
             self._host.wait_warm(model, cancelled)
-        environment = binary.environment(os.environ)
+        environment = export_environment(binary.environment(os.environ))
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
                 self._start_process(folders, environment, timeout_s, cancelled)
