@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import copy
 import dataclasses
+import hashlib
 import logging
 import threading
 import time
@@ -15,7 +16,15 @@ from pytriton.decorators.serving import set_served_model
 from pytriton.exceptions import PyTritonUnrecoverableError
 from pytriton.model_config import DeviceKind, ModelConfig, Tensor
 from pytriton.model_config.triton_model_config import ResponseCache, TritonModelConfig
-from pytriton.proxy_backend import SIDE_FILE_NAME, AttachError, ModelSpec, ProxySettings, Worker, endpoint_path
+from pytriton.proxy_backend import (
+    SIDE_FILE_NAME,
+    AttachError,
+    EndpointError,
+    ModelSpec,
+    ProxySettings,
+    Worker,
+    endpoint_path,
+)
 from pytriton.proxy_backend._tracers import use_worker_tracer
 from pytriton.server.bind_arguments import (
     InferFunc,
@@ -34,6 +43,8 @@ from pytriton.server.tracing import ModelTracing, TracerLease
 from pytriton.server.warmup import WarmupBatches
 
 __all__ = ["BoundModel", "InferFunc"]
+
+_SHORT_NAME_LENGTH = 12
 
 logger = logging.getLogger(__name__)
 
@@ -215,11 +226,16 @@ class BoundModel:
             endpoints: Folder for the sockets.
 
         Raises:
-            EndpointError: The path is too long for the system.
+            EndpointError: The folder's path is too long for the system.
         """
-        path = endpoint_path(endpoints, self.name, self.version)
         # "~" is in no model's name.
-        return path.with_name(f"{path.stem}~{self.generation}{path.suffix}") if self.generation else path
+        suffix = f"~{self.generation}" if self.generation else ""
+        try:
+            return endpoint_path(endpoints, self.name + suffix, self.version)
+        except EndpointError:
+            # Linux allows a socket's path 107 bytes, of which a usual workspace takes more than half.
+            short = hashlib.sha256(self.name.encode()).hexdigest()[:_SHORT_NAME_LENGTH]
+            return endpoint_path(endpoints, f"~{short}{suffix}", self.version)
 
     def side_files(self, endpoints: Path) -> list[tuple[str, str]]:
         """Gives names and texts of the files that the proxy reads from the version's folder.

@@ -125,7 +125,7 @@ class TritonBase(abc.ABC):
             ValueError: `trace_config` has another mode than OpenTelemetry, no URL, or an item that cannot be
                 understood.
             ImportError: `trace_config` is given, and the extra `telemetry` is not installed.
-            EndpointError: Workspace and name make the path of a socket that is too long for the system.
+            EndpointError: The workspace's path is too long for sockets in it.
             TritonModelLoadError: The running server refused the model, a callable failed in its warm-up, or `stop` was
                 called in the meantime. Nothing of it is left.
         """
@@ -150,7 +150,7 @@ class TritonBase(abc.ABC):
                     "replace it."
                 )
             self._refuse_difference(model)
-            # Now and not at the start, so that a socket path that is too long is told where the name is chosen.
+            # Now and not at the start, so that a path that is too long for sockets is told before anything is started.
             model.side_files(self._workspace.endpoints_path)
             session = self._running()
             if session is not None:
@@ -197,7 +197,7 @@ class TritonBase(abc.ABC):
             PyTritonInvalidOperationError: There is no such model, or several versions and `model_version` is None, or
                 another version with other tensors or another configuration than the new ones; or this is a fork of the
                 process that made this object.
-            EndpointError: Workspace and name make the path of a socket that is too long for the system.
+            EndpointError: The workspace's path is too long for sockets in it.
             TritonModelLoadError: The running server refused the model, a callable failed in its warm-up, or `stop` was
                 called in the meantime. The old one is served as before.
         """
@@ -295,7 +295,7 @@ class TritonBase(abc.ABC):
             PyTritonError: As `connect`, or because a worker lost its server.
         """
         period = monitoring_period_s if monitoring_period_sec is None else monitoring_period_sec
-        if not period > 0:
+        if isinstance(period, bool) or not isinstance(period, (int, float)) or not period > 0:
             raise PyTritonBadParameterError(
                 f"monitoring_period_s must be more than 0 seconds; got {period!r}.",
                 parameter="monitoring_period_s",
