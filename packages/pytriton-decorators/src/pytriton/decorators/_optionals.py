@@ -129,7 +129,7 @@ def _checked(name: str, value: Any, specs: Mapping[str, TensorSpec], model_name:
     spec = specs.get(name)
     if spec is None:
         raise _rejected(
-            name, value, f"the name of an input of model {model_name!r}, one of {sorted(specs)}", "the name"
+            name, value, f"for an input of model {model_name!r}, which has {sorted(specs)}", f"one for {name!r}"
         )
     if not isinstance(value, np.ndarray):
         raise _rejected(name, value, f"a numpy array of shape {spec.shape}", f"a {type(value).__name__} {value!r:.100}")
@@ -142,10 +142,10 @@ def _checked(name: str, value: Any, specs: Mapping[str, TensorSpec], model_name:
             raise _rejected(name, value, "an array of strings (bytes)", "an array of other objects")
         value = strings
     elif value.dtype != dtype:
-        raise _rejected(name, value, f"dtype {dtype}", f"dtype {value.dtype}")
+        raise _rejected(name, value, f"of dtype {dtype}", f"one of dtype {value.dtype}")
     shape = tuple(spec.shape)
     if len(shape) != value.ndim or any(wanted not in (-1, got) for wanted, got in zip(shape, value.shape, strict=True)):
-        raise _rejected(name, value, f"shape {shape}, without a batch axis", f"shape {value.shape}")
+        raise _rejected(name, value, f"of shape {shape}, without a batch axis", f"one of shape {value.shape}")
     return value
 
 
