@@ -195,6 +195,15 @@ class TestResults:
         with pytest.raises(PyTritonValidationError, match=message):
             self.result(returned, strict=True)
 
+    def test_strict_callables_may_leave_out_what_is_not_asked_for(self) -> None:
+        outputs = [*Y, Tensor((1,), np.float32, "z")]
+        returned = {"y": np.zeros((1, 1), np.float32)}
+        harness = Harness(lambda requests: [returned], None, outputs, strict=True)
+        assert list(harness.infer(make_request(ONE, requested_output_names=["y"]))) == ["y"]
+        for requested in (["z"], ["y", "z"], None):
+            with pytest.raises(PyTritonValidationError, match=r"has the outputs \['y'\]"):
+                harness.infer(make_request(ONE, requested_output_names=requested))
+
     @pytest.mark.parametrize(
         ("returned", "message"),
         [
