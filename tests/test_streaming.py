@@ -331,7 +331,7 @@ def test_the_end_of_the_server_cuts_streams_that_do_not_end(
     with short_home():
         own = Triton(config=local_config(exit_timeout_secs=1))
         own.bind("endless", infer, X, Y, config=ModelConfig(decoupled=True))
-        with running(own), ThreadPoolExecutor(1) as pool:
+        with own, ThreadPoolExecutor(1) as pool:
             asking = pool.submit(last_event, own)
             assert entered.wait(PATIENCE_S)
             with caplog.at_level(logging.INFO):
@@ -357,7 +357,7 @@ def test_a_stream_that_its_caller_keeps_open_does_not_keep_the_server(caplog: py
     with short_home():
         own = Triton(config=local_config(exit_timeout_secs=0))
         own.bind("quiet", quiet, X, Y, config=ModelConfig(decoupled=True))
-        with running(own), Stream(own) as stream:
+        with own, Stream(own) as stream:
             stream.send("quiet", 0)
             assert stream.next().value == 0
             assert own.stop()
