@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import socket
@@ -15,6 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytriton.client import AsyncioDecoupledModelClient, DecoupledModelClient
+from pytriton.client.exceptions import PyTritonClientInferenceServerError
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton
@@ -322,6 +325,42 @@ def test_errors_after_partial_results(stream: Stream) -> None:
     assert values == {"0": [0, 1, 2], "1": [0, 1], "2": [0, 1, 2], "3": [0, 1, 2]}
     assert "ValueError: the first" in errors[0]
     assert all("RuntimeError: the others" in error for error in errors[1:])
+
+
+async def ends(requests: list[Request]) -> AsyncIterator[list[Any]]:
+    """One response, which is the last one; x = 1 gets an error instead."""
+    await asyncio.sleep(0.001)
+    yield [ValueError("no") if request["x"] == 1 else Response(answer(0), final=True) for request in requests]
+
+
+def test_streams_that_are_left_at_their_end_do_not_keep_their_model(
+    triton: Triton, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Triton keeps a request for good that is cancelled while it ends, and a model that has one is never unloaded."""
+    url = str(triton.grpc_url)
+    triton.bind("ends", ends, X, Y, config=ModelConfig(decoupled=True, batcher=None))
+
+    def leave(number: int) -> None:
+        with DecoupledModelClient(url, "ends") as client:
+            for _ in range(20):
+                # The loop is left, and the stream closed, with the last response or its error.
+                with contextlib.suppress(PyTritonClientInferenceServerError):
+                    for _ in client.infer_sample(np.full(1, number % 2, np.float32)):
+                        break
+
+    async def leave_async() -> None:
+        async with AsyncioDecoupledModelClient(url, "ends") as client:
+            for number in range(80):
+                with contextlib.suppress(PyTritonClientInferenceServerError):
+                    async for _ in client.infer_sample(np.full(1, number % 2, np.float32)):
+                        break
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(leave, range(8)))
+    asyncio.run(leave_async())
+    triton.unbind("ends")
+    # It says so when requests are left that it has to cut off.
+    assert not [record for record in caplog.records if record.name == "pytriton.server.hosting"]
 
 
 @pytest.mark.parametrize("infer", [endless, endless_async])

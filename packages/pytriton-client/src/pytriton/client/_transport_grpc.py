@@ -29,7 +29,12 @@ from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 
 __all__ = ["GrpcTransport", "make_credentials", "make_tritonclient"]
 
+# How long to wait for the end of a call whose last response has come, in seconds.
+STREAM_END_S = 5.0
+
 _NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
+# A message up to this size fits into the buffers of a socket, even if the server reads nothing.
+LONGEST_QUICK_WRITE_BYTES = 1 << 16
 
 
 def make_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
@@ -76,6 +81,7 @@ class GrpcTransport:
             response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
         )
         self._watchdog = Watchdog()
+        self._in_background: set[Any] = set()
         self._is_closed = False
 
     def is_server_ready(self, timeout_s: float) -> bool:
@@ -127,6 +133,8 @@ class GrpcTransport:
     def close(self) -> None:
         """Close the channel; calls and streams in flight end with ``PyTritonClientClosedError``."""
         self._is_closed = True
+        for call in self._in_background.copy():
+            call.cancel()
         self._channel.close()
         self._watchdog.join()
 
@@ -142,9 +150,31 @@ class GrpcTransport:
         self, operation: Operation, method: Callable[..., Any], message: Any, headers: Mapping[str, str] | None = None
     ) -> Any:
         try:
+            if message.ByteSize() > LONGEST_QUICK_WRITE_BYTES:
+                return self._call_in_background(operation, method, message, headers or {})
             return self._invoke(operation, method, message, headers or {}, timeout=operation.timeout_s)
         except grpc.RpcError as error:
             raise self._translate(operation, error) from error
+
+    def _call_in_background(self, operation: Operation, method: Any, message: Any, headers: Mapping[str, str]) -> Any:
+        """Carry out a call whose message may not fit into the socket.
+
+        gRPC does not end a call that is in the midst of a write, whatever its time limit. So only the wait for the call
+        ends here; gRPC ends the call itself when the server reads again or the connection breaks.
+        """
+        call = self._invoke(operation, method.future, message, headers, timeout=operation.timeout_s)
+        self._in_background.add(call)
+        try:
+            if self._is_closed:  # since the call began, so that close() may not know of it
+                raise closed_error(operation.model_name, self._url)
+            return call.result(timeout=operation.timeout_s)
+        except grpc.FutureTimeoutError as error:
+            raise timeout_error(operation) from error
+        except grpc.FutureCancelledError as error:
+            raise closed_error(operation.model_name, self._url) from error
+        finally:
+            self._in_background.discard(call)
+            call.cancel()  # which does nothing to a call that is over
 
     def _invoke(
         self,
@@ -193,9 +223,12 @@ class GrpcStream:
         self._translate = translate
         self._call: Any = None
         self._took_too_long = False
+        self._is_over = False
 
     def receive(self, timeout_s: float) -> InferResponse | None:
         """Return the next response, or ``None`` after the last one."""
+        if self._is_over:
+            return None
         operation = self._operation.with_timeout(timeout_s)
         if self._call is None:
             self._call = self._send()
@@ -209,11 +242,31 @@ class GrpcStream:
         finally:
             self._watchdog.finish(self)
         if message is None:
+            self._is_over = True
             return None
         if message.error_message:
+            self._see_off()
             # Triton has a way to tell the status too (triton_grpc_error), but drops the results before the error then.
             raise server_error(operation, None, message.error_message)
-        return _decode(operation, message.infer_response)
+        response = _decode(operation, message.infer_response)
+        if response.is_final:
+            self._see_off()
+        return response
+
+    def _see_off(self) -> None:
+        """Wait for the end of the call, which follows the last response at once.
+
+        A call that is cancelled while Triton 2.51 ends it leaves a request in the server for good, and a model that
+        has one can never be unloaded.
+        """
+        self._is_over = True
+        self._watchdog.begin(self, STREAM_END_S)
+        try:
+            next(self._call, None)
+        except grpc.RpcError:
+            self._call.cancel()  # the caller has the last response: how the call ends is of no interest any more
+        finally:
+            self._watchdog.finish(self)
 
     def end_wait(self) -> None:
         """End a wait in another thread with a timeout."""
