@@ -436,6 +436,11 @@ def segment_twice(bad: BadWorker, batch: int) -> None:
     bad.segment(1, 4096)
 
 
+def segments_over_the_budget(bad: BadWorker, batch: int) -> None:
+    for number in range(1, 6):
+        bad.segment(number, 1 << 30)
+
+
 def detach_and_close(bad: BadWorker, batch: int) -> None:
     bad.send(wire.message(wire.DETACH))
     bad.socket.close()
@@ -502,7 +507,7 @@ FAULTS: dict[str, Callable[[BadWorker, int], object]] = {
         wire.message(wire.SEGMENT, segment=1, length=1 << 40), (os.memfd_create("bad", os.MFD_ALLOW_SEALING),)
     ),
     "segment over the budget": lambda bad, batch: bad.segment(1, (4 << 30) + 128),
-    "segments over the budget": lambda bad, batch: [bad.segment(number, 1 << 30) for number in range(1, 6)],
+    "segments over the budget": segments_over_the_budget,
     "segment with two descriptors": lambda bad, batch: bad.send(
         wire.message(wire.SEGMENT, segment=1, length=64),
         (os.dup(0), os.dup(0)),
