@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -35,6 +36,7 @@ STREAM_END_S = 5.0
 _NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
 # A message up to this size fits into the buffers of a socket, even if the server reads nothing.
 LONGEST_QUICK_WRITE_BYTES = 1 << 16
+_CHANNEL_CLOSE_S = 0.5
 
 
 def make_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
@@ -82,6 +84,7 @@ class GrpcTransport:
         )
         self._watchdog = Watchdog()
         self._in_background: set[Any] = set()
+        self._has_abandoned_calls = False
         self._is_closed = False
 
     def is_server_ready(self, timeout_s: float) -> bool:
@@ -135,7 +138,13 @@ class GrpcTransport:
         self._is_closed = True
         for call in self._in_background.copy():
             call.cancel()
-        self._channel.close()
+        if self._has_abandoned_calls or self._in_background:
+            # The channel waits for the end of their writes, which may never come.
+            closing = threading.Thread(target=self._channel.close, name="pytriton-client-close", daemon=True)
+            closing.start()
+            closing.join(_CHANNEL_CLOSE_S)
+        else:
+            self._channel.close()
         self._watchdog.join()
 
     def _is_ready(self, operation: Operation, method: Callable[..., Any], message: Any) -> bool:
@@ -169,6 +178,7 @@ class GrpcTransport:
                 raise closed_error(operation.model_name, self._url)
             return call.result(timeout=operation.timeout_s)
         except grpc.FutureTimeoutError as error:
+            self._has_abandoned_calls = True
             raise timeout_error(operation) from error
         except grpc.FutureCancelledError as error:
             raise closed_error(operation.model_name, self._url) from error
