@@ -8,6 +8,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -35,6 +36,9 @@ STARTUP_TIMEOUT_S = 120.0
 """How long the server may take to answer, in seconds."""
 WAIT_FORM_MODEL_TIMEOUT_S = 60.0
 """How long a model may take to load on a running server, in seconds."""
+
+_NOTICE_S = 1.0
+_POLL_S = 0.005
 
 logger = logging.getLogger(__name__)
 
@@ -73,8 +77,9 @@ class TritonBase(abc.ABC):
         self._owner = os.getpid()
         # Held while the server is started, changed or stopped.
         self._lock = threading.RLock()
-        # Set by whoever wants the server stopped; whoever holds the lock and waits looks at them.
-        self._stop_requests: list[None] = []
+        # Set by whoever wants the server stopped, or only the one of a certain session; whoever holds the lock and
+        # waits looks at them.
+        self._stop_requests: list[Session | None] = []
         self._signals: list[int] = []
         # Wakes `serve`. A SimpleQueue, because a signal handler may put into it whatever the main thread is at.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -305,6 +310,7 @@ class TritonBase(abc.ABC):
         with StopSignals(self._note_signal):
             try:
                 # A server that ended since it was run is told of, not silently replaced.
+                self._await_notice()
                 if self._failure is None:
                     self._start()
                     self._block(period)
@@ -331,12 +337,7 @@ class TritonBase(abc.ABC):
         if os.getpid() != self._owner:
             # A fork of the owner: the server is not its child.
             return False
-        self._stop_requests.append(None)
-        try:
-            with self._lock:
-                return self._close()
-        finally:
-            self._stop_requests.pop()
+        return self._stop(None)
 
     def is_alive(self) -> bool:
         """Tells whether the server runs and every bound model has a worker that is up."""
@@ -406,6 +407,15 @@ class TritonBase(abc.ABC):
             self._wake.put(None)
         return True
 
+    def _await_notice(self) -> None:
+        """Waits for what lies between the end of a server and its being told of."""
+        deadline = time.monotonic() + _NOTICE_S
+        while self._failure is None and time.monotonic() < deadline:
+            session = self._session
+            if session is None or session.is_running:
+                return
+            time.sleep(_POLL_S)
+
     def _block(self, period_s: float) -> None:
         logger.info("Serving. Press Ctrl+C or send SIGTERM to stop.")
         while not self._signals:
@@ -421,8 +431,17 @@ class TritonBase(abc.ABC):
                 continue
         logger.info("Got %s: stopping the server.", signal.Signals(self._signals[0]).name)
 
+    def _stop(self, only: Session | None) -> bool:
+        """Stops the server, or that of one session: who has started another one since then keeps it."""
+        self._stop_requests.append(only)
+        try:
+            with self._lock:
+                return self._close() if only in (None, self._session) else False
+        finally:
+            self._stop_requests.remove(only)
+
     def _is_stop_wanted(self) -> bool:
-        return bool(self._stop_requests or self._signals)
+        return bool(self._signals) or any(only in (None, self._session) for only in list(self._stop_requests))
 
     def _note_signal(self, number: int) -> None:
         # Runs between any two instructions of the main thread: no locks, no logging.
@@ -438,7 +457,10 @@ class TritonBase(abc.ABC):
             self._failure = error
         self._wake.put(None)
         # Not in the thread that reports: stopping waits for it.
-        stopper = threading.Thread(target=self.stop, name="pytriton-stop", daemon=True)
+        session = self._session
+        if session is None:
+            return
+        stopper = threading.Thread(target=self._stop, args=(session,), name="pytriton-stop", daemon=True)
         try:
             stopper.start()
         except RuntimeError:
