@@ -44,7 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     options = _parse(arguments)
     # Raising callables and killed workers fill a log; what only the server says is kept for the report.
-    logging.basicConfig(level=logging.WARNING if options.verbose else logging.CRITICAL)
+    logging.basicConfig(level=logging.WARNING)
+    if not options.verbose:
+        for handler in logging.getLogger().handlers:
+            handler.setLevel(logging.CRITICAL + 1)
     # The callers of a run cannot be told the same twice; the seed settles what they ask, not when.
     print(f"soak of {options.seconds:g} s, seed {options.seed}", flush=True)
     report = run(options.seconds, options.seed)
@@ -60,8 +63,8 @@ def run(seconds: float, seed: int) -> dict[str, Any]:
     generations = Generations()
     shared_memory = set(os.listdir("/dev/shm"))
     server_log = LastLines()
-    logging.getLogger("pytriton.tritonserver").addHandler(server_log)
-    logging.getLogger("pytriton.server").addHandler(server_log)
+    for name in ("pytriton.tritonserver", "pytriton.server", "pytriton.triton"):
+        logging.getLogger(name).addHandler(server_log)
     with tempfile.TemporaryDirectory(prefix="soak") as home:
         os.environ["PYTRITON_HOME"] = home
         config = TritonConfig(
@@ -90,6 +93,7 @@ def run(seconds: float, seed: int) -> dict[str, Any]:
             callers.end()
             if server not in children_of(os.getpid()):
                 tally.note("tritonserver has ended; the last that it said: " + " | ".join(server_log.lines))
+                tally.note(f"what is known of its end: {_end_of(triton)}")
         finally:
             triton.stop()
         _look_for_leftovers(tally, shared_memory, Path(home))
@@ -168,6 +172,15 @@ class Chaos:
                 self._tally.note(f"rebind: {type(error).__name__}: {error}")
                 return
             self._generations.done = generation
+
+
+def _end_of(triton: Triton) -> str:
+    """Why the server is not there any more, with its exit code and its last words."""
+    try:
+        triton.serve(monitoring_period_s=1)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "nothing"
 
 
 def _look_for_leftovers(tally: Tally, shared_memory: set[str], home: Path) -> None:

@@ -30,7 +30,7 @@ def home() -> Iterator[Path]:
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "pytriton.server", *arguments]
+    return [sys.executable, "-m", "pytriton", *arguments]
 
 
 def run(folder: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:

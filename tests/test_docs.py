@@ -12,6 +12,8 @@ How a block is treated follows from the first word of its info string:
   own commands are not run inside its own tests: names, extras and sub-commands have to exist.
 * anything else, and any block that cannot be run, says why: `norun="..."`. Each such block is a skipped test with this
   reason, so that pytest's summary lists them all.
+* Pages of docs/reference/ are written from docstrings: signatures (`pyi`), which have nothing to run, and examples that
+  are parts of programs (`python`), which have to be Python at least. Their links are followed as those of other pages.
 
 Pages say localhost:8000, as users do. Here the servers get free ports through the documented environment variables, and
 the blocks are run with the real ports in place of 8000, 8001 and 8002. That is the only change made to them.
@@ -46,6 +48,7 @@ PAGES = [
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted(ROOT.glob("packages/*/README.md")),
 ]
+REFERENCE = ROOT / "docs" / "reference"
 DISTS = tuple(sorted(path.name for path in (ROOT / "packages").iterdir() if path.is_dir()))
 # What a page may tell its reader to install besides our own distributions.
 FOREIGN = {"ml_dtypes", "scikit-learn"}
@@ -159,7 +162,7 @@ def blocks_of(path: Path) -> list[Block]:
     return blocks
 
 
-BLOCKS = {path.relative_to(ROOT).as_posix(): blocks_of(path) for path in PAGES}
+BLOCKS = {path.relative_to(ROOT).as_posix(): blocks_of(path) for path in PAGES if path.parent != REFERENCE}
 NOT_RUN = [block for blocks in BLOCKS.values() for block in blocks if block.reason]
 TO_RUN = [page for page, blocks in BLOCKS.items() if any(not block.reason for block in blocks)]
 
@@ -410,6 +413,14 @@ def test_a_block_that_is_not_run_says_why(block: Block) -> None:
     assert block.reason is not None
     assert len(block.reason.split()) > 1, f"{block.where}: {block.reason!r} is no reason"
     pytest.skip(f"{block.where}: {block.reason}")
+
+
+def test_the_reference_holds_signatures_and_examples() -> None:
+    for path in sorted(REFERENCE.glob("*.md")):
+        for block in blocks_of(path):
+            assert block.language in ("pyi", "python"), f"{block.where}: a block {block.language!r} in the reference"
+            if block.language == "python":
+                compile(block.text, block.where, "exec")
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())

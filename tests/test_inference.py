@@ -288,7 +288,7 @@ def test_every_type(connect: Connect) -> None:
         np.dtype(dtype).name: generator.integers(0, 2, (4, 3)).astype(dtype) for dtype in NUMERIC
     }
     inputs["text"] = np.array([[b"", b"a\0b", "é".encode()]] * 4, dtype=object)
-    result = client.infer_batch(**inputs)  # type: ignore[arg-type] # no input is called like an option
+    result = client.infer_batch(**inputs)
     for name, sent in inputs.items():
         assert result[name].dtype == (np.dtype(object) if name == "text" else sent.dtype)
         np.testing.assert_array_equal(result[name], sent[:, ::-1])

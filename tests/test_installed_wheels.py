@@ -175,10 +175,22 @@ def test_wheels_hold_their_binaries_and_name_a_platform(built: Path) -> None:
         assert not Path(str(wheel.filename)).stem.endswith("-any")
 
 
-def test_no_wheel_holds_a_file_of_the_namespace_itself(built: Path) -> None:
+def test_no_wheel_holds_a_file_of_the_namespace_itself_but_the_command(built: Path) -> None:
     for wheel in built.glob("*.whl"):
         names = zipfile.ZipFile(wheel).namelist()
-        assert [name for name in names if name.startswith("pytriton/") and name.count("/") == 1] == []
+        files = [name for name in names if name.startswith("pytriton/") and name.count("/") == 1]
+        assert files == (["pytriton/__main__.py"] if wheel.name.startswith("pytriton_server-") else [])
+
+
+def test_the_command_runs_from_wheels(user_python: Path, tmp_path: Path) -> None:
+    # With its interpreter, because the folder was renamed after pip wrote the path of it into the script.
+    for command in ([user_python, "-m", "pytriton"], [user_python, user_python.parent / "pytriton"]):
+        done = run([*command, "--version"], cwd=tmp_path)
+        assert (done.returncode, done.stdout) == (0, "pytriton 0.1.0\n"), done.stderr
+        done = run([*command, "example-add-sub", "--no-zip"], cwd=tmp_path, timeout_s=120)
+        assert done.returncode == 0, done.stdout + done.stderr
+    done = run([user_python, "-c", "import pytriton; print(pytriton.__file__)"], cwd=tmp_path)
+    assert done.stdout == "None\n"
 
 
 def test_the_native_proxy_builds_from_its_sdist(built: Path, tmp_path: Path) -> None:

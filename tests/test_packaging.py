@@ -11,6 +11,8 @@ import tomli
 
 ROOT = Path(__file__).resolve().parent.parent
 DISTS = ("client", "decorators", "proxy-backend", "server")
+# Imports that a distribution does without where the sibling is not installed.
+OPTIONAL = {("packages/pytriton-decorators/src/pytriton/decorators/_stand_in.py", "proxy")}
 # Packages whose contents users import by name.
 PUBLIC_PACKAGES = (
     "pytriton.client",
@@ -33,13 +35,15 @@ def namespace_folder(dist: str) -> Path:
 
 
 def children(dist: str) -> list[Path]:
-    return sorted(path for path in namespace_folder(dist).iterdir() if path.name != "__pycache__")
+    return sorted(path for path in namespace_folder(dist).iterdir() if path.is_dir() and path.name != "__pycache__")
 
 
 @pytest.mark.parametrize("dist", DISTS)
 def test_nothing_but_packages_lies_in_the_namespace(dist: str) -> None:
-    # An __init__.py or a py.typed here would belong to whichever distribution is installed or removed last.
-    assert [child.name for child in children(dist) if not child.is_dir()] == []
+    # An __init__.py or a py.typed here would belong to whichever distribution is installed or removed last. What
+    # `python -m pytriton` runs has to be here, has one owner, and leaves the namespace what it is.
+    files = [path.name for path in namespace_folder(dist).iterdir() if not path.is_dir()]
+    assert files == (["__main__.py"] if dist == "server" else [])
     assert all((child / "__init__.py").is_file() for child in children(dist))
 
 
@@ -87,7 +91,7 @@ def test_no_distribution_imports_a_sibling_it_does_not_depend_on(dist: str) -> N
         for path in namespace_folder(dist).rglob("*.py")
         for name in statement.findall(path.read_text())
     }
-    assert {(path, name) for path, name in imported if name in foreign} == set()
+    assert {(path, name) for path, name in imported if name in foreign} - OPTIONAL == set()
 
 
 @pytest.mark.parametrize("name", PUBLIC_PACKAGES)

@@ -227,7 +227,7 @@ def test_a_failed_rebind_leaves_the_old_callable(triton: Triton, home: Path) -> 
             triton.rebind("m", failing, config=warm)
         load.wait_for_more()
         # Triton tries to load it, and the proxy finds something in the place of its socket.
-        (endpoints / "m.1~2.sock").write_text("in the way")
+        (endpoints / "m~2.1.sock").write_text("in the way")
         with pytest.raises(TritonModelLoadError, match="exists and is not a socket") as caught:
             triton.rebind("m", times(2), config=ModelConfig(max_batch_size=6))
         assert caught.value.model_name == "m"
@@ -237,7 +237,7 @@ def test_a_failed_rebind_leaves_the_old_callable(triton: Triton, home: Path) -> 
         with pytest.raises(PyTritonBadParameterError, match="max_batch_size"):
             triton.rebind("m", times(2), config=ModelConfig(max_batch_size=0))
         load.wait_for_more()
-        (endpoints / "m.1~2.sock").unlink()
+        (endpoints / "m~2.1.sock").unlink()
         assert sockets(home) == before
         assert len(worker_threads("m")) == 1
         assert triton.is_alive()

@@ -629,11 +629,11 @@ def test_a_failed_bind_leaves_nothing(server: Server, tmp_path: Path) -> None:
     with RemoteTriton(server.http_url, workspace) as triton:
         triton.bind("m", times(1), X, Y)
         # The server cannot make the socket.
-        for name in ("n.1.sock", "n.1~1.sock"):
+        for name in ("n.1.sock", "n~1.1.sock"):
             (workspace / "endpoints" / name).mkdir()
         with pytest.raises(TritonModelLoadError, match="exists and is not a socket"):
             triton.bind("n", times(1), X, Y, config=ModelConfig(max_batch_size=3))
-        for name in ("n.1.sock", "n.1~1.sock"):
+        for name in ("n.1.sock", "n~1.1.sock"):
             (workspace / "endpoints" / name).rmdir()
         assert not server.is_ready("n")
         assert triton.is_alive()

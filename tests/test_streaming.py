@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
+import logging
 import socket
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
 
+from pytriton.client import AsyncioDecoupledModelClient, DecoupledModelClient
+from pytriton.client.exceptions import PyTritonClientInferenceServerError
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton
 from support.serving import arena_mappings, local_config, running, short_home
-from support.streams import PATIENCE_S, Stream
+from support.streams import PATIENCE_S, Event, Stream
 
 Array = np.ndarray[Any, Any]
 
@@ -320,3 +325,80 @@ def test_errors_after_partial_results(stream: Stream) -> None:
     assert values == {"0": [0, 1, 2], "1": [0, 1], "2": [0, 1, 2], "3": [0, 1, 2]}
     assert "ValueError: the first" in errors[0]
     assert all("RuntimeError: the others" in error for error in errors[1:])
+
+
+async def ends(requests: list[Request]) -> AsyncIterator[list[Any]]:
+    """One response, which is the last one; x = 1 gets an error instead."""
+    await asyncio.sleep(0.001)
+    yield [ValueError("no") if request["x"] == 1 else Response(answer(0), final=True) for request in requests]
+
+
+def test_streams_that_are_left_at_their_end_do_not_keep_their_model(
+    triton: Triton, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Triton keeps a request for good that is cancelled while it ends, and a model that has one is never unloaded."""
+    url = str(triton.grpc_url)
+    triton.bind("ends", ends, X, Y, config=ModelConfig(decoupled=True, batcher=None))
+
+    def leave(number: int) -> None:
+        with DecoupledModelClient(url, "ends") as client:
+            for _ in range(20):
+                # The loop is left, and the stream closed, with the last response or its error.
+                with contextlib.suppress(PyTritonClientInferenceServerError):
+                    for _ in client.infer_sample(np.full(1, number % 2, np.float32)):
+                        break
+
+    async def leave_async() -> None:
+        async with AsyncioDecoupledModelClient(url, "ends") as client:
+            for number in range(80):
+                with contextlib.suppress(PyTritonClientInferenceServerError):
+                    async for _ in client.infer_sample(np.full(1, number % 2, np.float32)):
+                        break
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(leave, range(8)))
+    asyncio.run(leave_async())
+    triton.unbind("ends")
+    # It says so when requests are left that it has to cut off.
+    assert not [record for record in caplog.records if record.name == "pytriton.server.hosting"]
+
+
+@pytest.mark.parametrize("infer", [endless, endless_async])
+def test_the_end_of_the_server_cuts_streams_that_do_not_end(
+    infer: Callable[..., Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    with short_home():
+        own = Triton(config=local_config(exit_timeout_secs=1))
+        own.bind("endless", infer, X, Y, config=ModelConfig(decoupled=True))
+        with own, ThreadPoolExecutor(1) as pool:
+            asking = pool.submit(last_event, own)
+            assert entered.wait(PATIENCE_S)
+            with caplog.at_level(logging.INFO):
+                assert own.stop()
+            event = asking.result(PATIENCE_S)
+    # The error comes from the server, which lived on to tell it and then ended in order.
+    assert event.error is not None
+    assert "was lost while it worked on this request" in event.error
+    assert "SIGKILL" not in caplog.text
+    assert "Exit timeout expired" not in caplog.text
+    eventually(lambda: left == ["closed"])
+
+
+def last_event(triton: Triton) -> Event:
+    with Stream(triton) as stream:
+        stream.send("endless", 0)
+        while not (event := stream.next()).final:
+            pass
+        return event
+
+
+def test_a_stream_that_its_caller_keeps_open_does_not_keep_the_server(caplog: pytest.LogCaptureFixture) -> None:
+    with short_home():
+        own = Triton(config=local_config(exit_timeout_secs=0))
+        own.bind("quiet", quiet, X, Y, config=ModelConfig(decoupled=True))
+        with own, Stream(own) as stream:
+            stream.send("quiet", 0)
+            assert stream.next().value == 0
+            assert own.stop()
+            assert stream.next().error is not None
+    assert "SIGKILL" in caplog.text

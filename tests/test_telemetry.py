@@ -429,6 +429,22 @@ def test_a_collector_that_is_not_there_holds_nobody_up(caplog: pytest.LogCapture
         time.sleep(0.05)
 
 
+def test_a_collector_that_does_not_answer_lets_the_server_end(caplog: pytest.LogCaptureFixture) -> None:
+    threads = threading.enumerate()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}/v1/traces"
+        triton = Triton(config=local_config(trace_config=trace_config(url)))
+        triton.bind("plain", plain, *TENSORS)
+        with started(triton):
+            post(triton, "plain", {})
+    # Nobody had to be killed.
+    assert "SIGKILL" not in caplog.text
+    deadline = time.monotonic() + PATIENCE_S
+    while left := [thread.name for thread in threading.enumerate() if thread not in threads]:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
 OWN_PROVIDER = """
 import json, sys
 import numpy as np

@@ -26,8 +26,10 @@ PAGES: dict[str, tuple[str, ...]] = {
         "pytriton.model_config.model_config",
         "pytriton.model_config.common",
         "pytriton.model_config.triton_model_config",
+        "pytriton.model_config.generator",
+        "pytriton.model_config.parser",
     ),
-    "decorators": ("pytriton.decorators",),
+    "decorators": ("pytriton.decorators", "pytriton.decorators.testing"),
     "proxy": ("pytriton.proxy.types", "pytriton.proxy.telemetry"),
     "exceptions": ("pytriton.exceptions",),
     "client": (
@@ -36,6 +38,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "pytriton.client.exceptions",
         "pytriton.client.auth",
         "pytriton.client.utils",
+        "pytriton.client.asyncio_utils",
         "pytriton.client.warnings",
     ),
     "proxy_backend": ("pytriton.proxy_backend",),
@@ -225,6 +228,8 @@ def attribute_signature(name: str, described: griffe.Attribute) -> str:
     if "property" in described.labels:
         return f"{name}: {described.annotation}  # property"
     annotation = f": {described.annotation}" if described.annotation is not None else ""
+    if "instance-attribute" in described.labels:
+        return f"{name}{annotation}"  # what the constructor assigns is no value to show
     value = str(described.value) if described.value is not None else ""
     return f"{name}{annotation}" + (f" = {value}" if value and len(value) < 60 and "\n" not in value else "")
 

@@ -88,6 +88,6 @@ def running(triton: Triton) -> Iterator[Triton]:
         gc.collect()  # an error that a callable raised may hold its frames, and these the inputs, in a cycle
         threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("pytriton")]
         left = set(os.listdir("/dev/shm")) - shared_memory
-        problems = [*threads, *arena_mappings(), *(name for name in left if "pytriton" in name or "triton" in name)]
+        problems = [*threads, *arena_mappings(), *(name for name in left if "pytriton" in name)]
         if problems:
             raise AssertionError(f"left behind by the server: {problems}")

@@ -168,13 +168,13 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("defaults", "message"),
         [
-            ({"typo": T}, r"'typo' has to be the name of an input of model 'filled', one of \['t'.*'x'\]"),
+            ({"typo": T}, r"'typo' has to be for an input of model 'filled', which has \['t'.*'x'\]; received one for"),
             ({"t": 7.0}, r"'t' has to be a numpy array of shape \(1,\); received a float 7\.0"),
             ({"t": np.float32(7)}, r"'t' has to be a numpy array"),
             ({"t": [7.0]}, r"received a list \[7\.0\]"),
-            ({"t": np.array([7.0])}, r"'t' has to be dtype float32; received dtype float64"),
-            ({"t": np.array([[7]], np.float32)}, r"shape \(1,\), without a batch axis; received shape \(1, 1\)"),
-            ({"t": np.array([7, 8], np.float32)}, r"received shape \(2,\)"),
+            ({"t": np.array([7.0])}, r"'t' has to be of dtype float32; received one of dtype float64"),
+            ({"t": np.array([[7]], np.float32)}, r"shape \(1,\), without a batch axis; received one of shape \(1, 1\)"),
+            ({"t": np.array([7, 8], np.float32)}, r"received one of shape \(2,\)"),
             ({"wide": np.zeros((3, 1), np.int64)}, r"shape \(2, -1\)"),
             ({"text": np.array([1])}, r"array of strings"),
             ({"text": np.array([1], object)}, r"'text' has to be an array of strings \(bytes\)"),

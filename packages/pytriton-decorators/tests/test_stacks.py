@@ -220,6 +220,9 @@ class Owner:
     def infer(self, x: Any, t: Any) -> Any:
         return {"y": x + t + self.offset}
 
+    def plain(self, **inputs: Any) -> Any:
+        return work(**inputs)
+
     @FILL
     @batch
     def stream(self, x: Any, t: Any) -> Iterator[Any]:
@@ -244,10 +247,16 @@ class TestPickling:
         assert owner.infer([one])[0]["y"].tolist() == [[4, 4]]
         assert pickle.loads(pickle.dumps(owner.infer))([one])[0]["y"].tolist() == [[4, 4]]
 
-    def test_what_has_no_name_says_what_to_do(self) -> None:
-        for func in (batch(Owner(3).infer), batch(functools.partial(work)), batch(pad_batch(functools.partial(work)))):
-            with pytest.raises(PyTritonRuntimeError, match=r"cannot be pickled"):
-                pickle.dumps(func)
+    def test_what_has_no_name_of_its_own_is_decorated_again(self) -> None:
+        one = {"x": [[0, 0]], "t": [[1]]}
+        for decorate in STACKS.values():
+            for func in (functools.partial(work), Owner(0).plain, work):
+                decorated = decorate(func)
+                loaded = pickle.loads(pickle.dumps(decorated))
+                assert inspect.signature(loaded) == inspect.signature(decorated)
+                (result,) = Harness(loaded, INPUTS, OUTPUTS).infer([one])
+                (expected,) = Harness(decorated, INPUTS, OUTPUTS).infer([one])
+                assert result["y"].tolist() == expected["y"].tolist()
 
 
 class TestCopying:

@@ -134,6 +134,8 @@ class TestRequests:
             ({"x": np.zeros((1, 3), np.float32)}, r"Input 'x'.*shape.*\(rows, 2\), received \(1, 3\)"),
             ({"x": np.zeros(2, np.float32)}, r"Input 'x'.*shape"),
             ({"x": np.float32(3)}, r"Input 'x'.*shape"),
+            ({"x": [["a", "b"]]}, r"Input 'x'.*values.*expected float32, received <U1 \[\['a', 'b'\]\]"),
+            ({"x": [[1, 2], [3]]}, r"Input 'x'.*values.*lists of one length"),
             ({"x": np.array([[b"a", b"b"]])}, r"Input 'x'.*dtype.*expected float32"),
             ({"x": [[1, 2]], "text": [[1]]}, r"Input 'text'.*dtype"),
             ({"x": [[1, 2]], "text": np.array([[1]], object)}, r"Input 'text'.*objects with a int at place 0"),
@@ -148,6 +150,19 @@ class TestRequests:
     def test_what_the_server_refuses(self, request_: Any, message: str) -> None:
         with pytest.raises(PyTritonValidationError, match=message):
             Harness(identity, X, config=ModelConfig()).infer(request_)
+
+    @pytest.mark.parametrize(
+        ("dtype", "value"), [(int, 1.5), (int, 1.0), (np.uint8, 300), (np.uint8, -1), (bool, 1), (np.float32, None)]
+    )
+    def test_plain_values_that_no_client_would_send(self, dtype: Any, value: Any) -> None:
+        harness = Harness(identity, [Tensor((1,), dtype, "x")])
+        with pytest.raises(PyTritonValidationError, match="values that the server takes"):
+            harness.infer({"x": [[value]]})
+
+    @pytest.mark.parametrize(("dtype", "value"), [(np.uint8, 255), (np.float16, 1), (np.float32, True), (bool, False)])
+    def test_plain_values_that_become_the_declared_dtype(self, dtype: Any, value: Any) -> None:
+        result = Harness(identity, [Tensor((1,), dtype, "x")]).infer({"x": [[value]]})["x"]
+        assert (result.dtype, result.tolist()) == (np.dtype(dtype), [[value]])
 
     def test_without_batching_each_request_is_a_call(self) -> None:
         harness = Harness(sample(lambda x: [x]), X[:1], Y, ModelConfig(batching=False, max_batch_size=1))
@@ -179,6 +194,15 @@ class TestResults:
         assert self.result({"y": np.zeros((1, 1), np.float32)}, strict=True)["y"].tolist() == [[0]]
         with pytest.raises(PyTritonValidationError, match=message):
             self.result(returned, strict=True)
+
+    def test_strict_callables_may_leave_out_what_is_not_asked_for(self) -> None:
+        outputs = [*Y, Tensor((1,), np.float32, "z")]
+        returned = {"y": np.zeros((1, 1), np.float32)}
+        harness = Harness(lambda requests: [returned], None, outputs, strict=True)
+        assert list(harness.infer(make_request(ONE, requested_output_names=["y"]))) == ["y"]
+        for requested in (["z"], ["y", "z"], None):
+            with pytest.raises(PyTritonValidationError, match=r"has the outputs \['y'\]"):
+                harness.infer(make_request(ONE, requested_output_names=requested))
 
     @pytest.mark.parametrize(
         ("returned", "message"),
@@ -452,6 +476,8 @@ class TestModel:
             Harness(wrong)
         with pytest.raises(PyTritonBadParameterError, match="max_batch_size"):
             Harness(identity, config=ModelConfig(max_batch_size=0))
+        with pytest.raises(PyTritonBadParameterError, match=r"Tensor objects as outputs, received 3"):
+            Harness(identity, X, [wrong])
 
 
 def test_it_is_loaded_only_when_it_is_imported() -> None:

@@ -15,7 +15,7 @@ import pytest
 from pytriton.decorators import batch, sample
 from pytriton.decorators._calls import ENDED, Plan
 from pytriton.decorators._wrapping import decorator, undecorated
-from pytriton.exceptions import PyTritonBadParameterError, PyTritonRuntimeError, PyTritonValidationError
+from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 
 KINDS = ["sync", "coroutine", "generator", "async generator"]
 
@@ -238,6 +238,14 @@ class ModuleLevel:
         return {"total": a + b}
 
 
+class ModuleLevelObject:
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+    async def __call__(self, a: Any, b: Any) -> Any:
+        return {"total": a + self.offset}
+
+
 class TestPickling:
     @pytest.fixture(autouse=True)
     def importable(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,13 +262,16 @@ class TestPickling:
             assert pickle.loads(pickle.dumps(method)).__qualname__ == method.__qualname__  # type: ignore[attr-defined]
         assert len(pickle.loads(pickle.dumps(ModuleLevel().infer))(make_requests(1, 1))) == 2
 
-    def test_an_object_says_what_to_do(self) -> None:
-        class Model:
-            def __call__(self, a: Any) -> Any:
-                return {"a": a}
+    def test_an_object_goes_with_what_it_holds(self, make_requests: Callable[..., Any]) -> None:
+        loaded = pickle.loads(pickle.dumps(batch(ModuleLevelObject(3))))
+        assert inspect.iscoroutinefunction(loaded)
+        requests = make_requests(1, 1)
+        results = asyncio.run(loaded(requests))
+        assert [one["total"].tolist() for one in results] == [(one["a"] + 3).tolist() for one in requests]
 
-        with pytest.raises(PyTritonRuntimeError, match="Decorate its __call__ method"):
-            pickle.dumps(batch(Model()))
+    def test_what_is_below_has_to_be_found(self) -> None:
+        with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+            pickle.dumps(batch(lambda a: {"a": a}))
 
 
 def each_request_alone(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> Plan:
@@ -271,7 +282,8 @@ def each_request_alone(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> P
     )
 
 
-one_by_one = decorator(each_request_alone, name="one_by_one")
+def one_by_one(func: Any) -> Any:
+    return decorator(each_request_alone, name="one_by_one", again=one_by_one)(func)
 
 
 class TestSeveralCalls:

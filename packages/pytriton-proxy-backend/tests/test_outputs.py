@@ -53,6 +53,11 @@ def test_only_what_is_wanted_is_sent(strict: bool) -> None:
 
 
 @pytest.mark.parametrize("strict", BOTH)
+def test_what_nobody_wants_may_be_left_out(strict: bool) -> None:
+    assert checker(strict=strict).one({"y": Y}, 0, ["y"])[0].keys() == {"y"}
+
+
+@pytest.mark.parametrize("strict", BOTH)
 @pytest.mark.parametrize("label", [np.array([["a"]]), np.array([[b"a"]]), np.array([["a"]], object)])
 def test_strings_of_any_kind(strict: bool, label: np.ndarray[Any, Any]) -> None:
     assert checker(strict=strict).one({"y": Y, "label": label}, 0, None)[0]["label"] is label
@@ -105,6 +110,10 @@ def failure(result: object, *, strict: bool, batching: bool = True) -> OutputErr
         (None, BOTH, None, "a dictionary, a Response", "NoneType"),
         (Y, BOTH, None, "a dictionary, a Response", "ndarray"),
         ([Y], BOTH, None, "2 (y, label)", "1"),
+        ({1: Y, "label": LABEL}, [False], None, "str", "1"),
+        ({"y": Y, "label": np.array([["\ud800"]], object)}, BOTH, "label", "text", "'\\ud800'"),
+        ({"y": Y, "label": np.array([["\ud800"]])}, BOTH, "label", "text", "'\\ud800'"),
+        (Response({"y": Y, "label": LABEL}, {"a": "\ud800"}), BOTH, None, "text", "'\\ud800'"),
         ({"y": None, "label": LABEL}, BOTH, "y", "a numpy array", "None"),
         ({"y": [[1, 2]], "label": LABEL}, BOTH, "y", "a numpy array", "list: [[1, 2]]"),
         ({"y": "x" * 500, "label": LABEL}, BOTH, "y", "a numpy array", "..."),

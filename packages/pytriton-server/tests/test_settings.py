@@ -17,7 +17,7 @@ def test_every_field_is_unset_by_default() -> None:
 
 
 def test_positional_arguments_are_refused() -> None:
-    with pytest.raises(TypeError, match="positional"):
+    with pytest.raises(TypeError, match="TritonConfig initialization can't be used with positional arguments"):
         TritonConfig(Path("models"))  # type: ignore[call-arg]
 
 

@@ -286,6 +286,17 @@ def test_a_socket_path_that_is_too_long(make_triton: MakeTriton, tmp_path: Path)
     assert triton.is_alive() is False
 
 
+def test_names_that_are_longer_than_the_path_of_a_socket(make_triton: MakeTriton) -> None:
+    triton = make_triton()
+    names = ["n" * 200, "n" * 199 + "m"]
+    for name in names:
+        triton.bind(name, double, **TENSORS)
+    triton.run()
+    triton.rebind(names[0], negate)
+    triton.rebind(names[0], negate, config=ModelConfig(max_batch_size=8))
+    assert [infer(triton.http_url, name, [3]) for name in names] == [[-3], [6]]
+
+
 def test_unnamed_tensors(make_triton: MakeTriton) -> None:
     triton = make_triton()
     triton.bind("model", double, [Tensor((1,), np.int8), Tensor((2,), "int64", "b")], [Tensor((1,), bytes)])

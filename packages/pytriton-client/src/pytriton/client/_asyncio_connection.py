@@ -187,7 +187,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def abort(self) -> None:
         """Close it at once. ``lost`` tells when that is done."""
-        if not self._is_lost and self._transport is not None:
+        if not self._is_lost and self._transport is not None and not self._loop.is_closed():
             self._transport.abort()
 
     # What the event loop calls.

@@ -24,8 +24,11 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_INFERENCE_TIMEOUT_S", "DEFAULT_INIT_TIMEOUT_S", "LATEST_MODEL_VERSION", "BaseModelClient"]
 
 DEFAULT_INIT_TIMEOUT_S = 300.0
+"""How long a client waits for the server and the model before its first inference, in seconds."""
 DEFAULT_INFERENCE_TIMEOUT_S = 60.0
+"""How long an inference may take, in seconds."""
 LATEST_MODEL_VERSION = "<latest>"
+"""As the version of a model: the highest one that is served, as None."""
 _MOST_DIGITS = 19  # of a signed number of 64 bits
 
 

@@ -25,7 +25,7 @@ from ._requests import InferRequest, InferResponse
 from ._spec import ModelSpec
 from ._tls import TlsSettings
 from ._translate import Operation, closed_error, grpc_error, is_denial, server_error, timeout_error
-from ._transport_grpc import make_credentials
+from ._transport_grpc import LONGEST_QUICK_WRITE_BYTES, STREAM_END_S, make_credentials
 from ._url import TritonUrl
 from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 
@@ -136,7 +136,13 @@ class AsyncGrpcTransport:
         channel = await self._channel(operation)
         metadata = make_metadata(headers or {}, self._headers)
         try:
-            return await getattr(channel.stub, method)(message, metadata=metadata, timeout=operation.timeout_s)
+            call = getattr(channel.stub, method)(message, metadata=metadata, timeout=operation.timeout_s)
+            if message.ByteSize() > LONGEST_QUICK_WRITE_BYTES:
+                # gRPC does not keep the time limit of a call that is in the midst of a write.
+                return await asyncio.wait_for(call, operation.timeout_s)
+            return await call
+        except asyncio.TimeoutError as error:
+            raise timeout_error(operation) from error
         except grpc.RpcError as error:
             raise self._translate(operation, error) from error
         except asyncio.CancelledError as error:
@@ -176,9 +182,12 @@ class AsyncGrpcStream:
         self._operation = operation
         self._translate = translate
         self._call: Any = None
+        self._is_over = False
 
     async def receive(self, timeout_s: float) -> InferResponse | None:
         """Return the next response, or ``None`` after the last one."""
+        if self._is_over:
+            return None
         operation = self._operation.with_timeout(timeout_s)
         if self._call is None:
             self._call = await self._send()
@@ -199,11 +208,30 @@ class AsyncGrpcStream:
             raise self._translate(operation, error) from error
         message = reading.result()
         if message is grpc.aio.EOF:
+            self._is_over = True
             return None
         if message.error_message:
+            await self._see_off()
             # Without a status: Triton would tell it with triton_grpc_error, but 2.51 crashes when such a stream fails.
             raise server_error(operation, None, message.error_message)
-        return _decode(operation, message.infer_response)
+        response = _decode(operation, message.infer_response)
+        if response.is_final:
+            await self._see_off()
+        return response
+
+    async def _see_off(self) -> None:
+        """Wait for the end of the call, as ``GrpcStream`` does, and for the same reason."""
+        self._is_over = True
+        reading = asyncio.ensure_future(self._call.read())
+        try:
+            await asyncio.wait({reading}, timeout=STREAM_END_S)
+        finally:
+            if not reading.done():
+                self._call.cancel()
+        if not reading.done():
+            await asyncio.wait({reading})
+        if not reading.cancelled():
+            reading.exception()  # the caller has the last response: how the call ends is of no interest any more
 
     def close(self) -> None:
         """Cancel the request if it is not over."""

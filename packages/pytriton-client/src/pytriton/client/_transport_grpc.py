@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -29,7 +30,13 @@ from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 
 __all__ = ["GrpcTransport", "make_credentials", "make_tritonclient"]
 
+# How long to wait for the end of a call whose last response has come, in seconds.
+STREAM_END_S = 5.0
+
 _NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
+# A message up to this size fits into the buffers of a socket, even if the server reads nothing.
+LONGEST_QUICK_WRITE_BYTES = 1 << 16
+_CHANNEL_CLOSE_S = 0.5
 
 
 def make_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
@@ -76,6 +83,8 @@ class GrpcTransport:
             response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
         )
         self._watchdog = Watchdog()
+        self._in_background: set[Any] = set()
+        self._has_abandoned_calls = False
         self._is_closed = False
 
     def is_server_ready(self, timeout_s: float) -> bool:
@@ -127,7 +136,15 @@ class GrpcTransport:
     def close(self) -> None:
         """Close the channel; calls and streams in flight end with ``PyTritonClientClosedError``."""
         self._is_closed = True
-        self._channel.close()
+        for call in self._in_background.copy():
+            call.cancel()
+        if self._has_abandoned_calls or self._in_background:
+            # The channel waits for the end of their writes, which may never come.
+            closing = threading.Thread(target=self._channel.close, name="pytriton-client-close", daemon=True)
+            closing.start()
+            closing.join(_CHANNEL_CLOSE_S)
+        else:
+            self._channel.close()
         self._watchdog.join()
 
     def _is_ready(self, operation: Operation, method: Callable[..., Any], message: Any) -> bool:
@@ -142,9 +159,32 @@ class GrpcTransport:
         self, operation: Operation, method: Callable[..., Any], message: Any, headers: Mapping[str, str] | None = None
     ) -> Any:
         try:
+            if message.ByteSize() > LONGEST_QUICK_WRITE_BYTES:
+                return self._call_in_background(operation, method, message, headers or {})
             return self._invoke(operation, method, message, headers or {}, timeout=operation.timeout_s)
         except grpc.RpcError as error:
             raise self._translate(operation, error) from error
+
+    def _call_in_background(self, operation: Operation, method: Any, message: Any, headers: Mapping[str, str]) -> Any:
+        """Carry out a call whose message may not fit into the socket.
+
+        gRPC does not end a call that is in the midst of a write, whatever its time limit. So only the wait for the call
+        ends here; gRPC ends the call itself when the server reads again or the connection breaks.
+        """
+        call = self._invoke(operation, method.future, message, headers, timeout=operation.timeout_s)
+        self._in_background.add(call)
+        try:
+            if self._is_closed:  # since the call began, so that close() may not know of it
+                raise closed_error(operation.model_name, self._url)
+            return call.result(timeout=operation.timeout_s)
+        except grpc.FutureTimeoutError as error:
+            self._has_abandoned_calls = True
+            raise timeout_error(operation) from error
+        except grpc.FutureCancelledError as error:
+            raise closed_error(operation.model_name, self._url) from error
+        finally:
+            self._in_background.discard(call)
+            call.cancel()  # which does nothing to a call that is over
 
     def _invoke(
         self,
@@ -193,9 +233,12 @@ class GrpcStream:
         self._translate = translate
         self._call: Any = None
         self._took_too_long = False
+        self._is_over = False
 
     def receive(self, timeout_s: float) -> InferResponse | None:
         """Return the next response, or ``None`` after the last one."""
+        if self._is_over:
+            return None
         operation = self._operation.with_timeout(timeout_s)
         if self._call is None:
             self._call = self._send()
@@ -209,11 +252,31 @@ class GrpcStream:
         finally:
             self._watchdog.finish(self)
         if message is None:
+            self._is_over = True
             return None
         if message.error_message:
+            self._see_off()
             # Triton has a way to tell the status too (triton_grpc_error), but drops the results before the error then.
             raise server_error(operation, None, message.error_message)
-        return _decode(operation, message.infer_response)
+        response = _decode(operation, message.infer_response)
+        if response.is_final:
+            self._see_off()
+        return response
+
+    def _see_off(self) -> None:
+        """Wait for the end of the call, which follows the last response at once.
+
+        A call that is cancelled while Triton 2.51 ends it leaves a request in the server for good, and a model that
+        has one can never be unloaded.
+        """
+        self._is_over = True
+        self._watchdog.begin(self, STREAM_END_S)
+        try:
+            next(self._call, None)
+        except grpc.RpcError:
+            self._call.cancel()  # the caller has the last response: how the call ends is of no interest any more
+        finally:
+            self._watchdog.finish(self)
 
     def end_wait(self) -> None:
         """End a wait in another thread with a timeout."""

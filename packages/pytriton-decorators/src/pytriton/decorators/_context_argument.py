@@ -75,4 +75,6 @@ def _without_context(inner: inspect.Signature) -> inspect.Signature:
     return inner.replace(parameters=[it for it in inner.parameters.values() if it.name != _ARGUMENT])
 
 
-_with_context = decorator(_plan_context, name="triton_context", outward=_without_context, relay=_relay_context)
+_with_context = decorator(
+    _plan_context, name="triton_context", again=triton_context, outward=_without_context, relay=_relay_context
+)

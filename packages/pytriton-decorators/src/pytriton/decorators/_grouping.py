@@ -16,7 +16,7 @@ from pytriton.decorators._outputs import convert_output
 from pytriton.decorators._requests import CURRENT_SCOPE, Scope
 from pytriton.decorators._rows import PartialOutputs, check_rows, merge
 from pytriton.decorators._types import InferenceResult
-from pytriton.decorators._wrapping import decorator
+from pytriton.decorators._wrapping import decorator, made_again
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 
 __all__ = ["absent_input", "group_by_keys", "group_by_values"]
@@ -105,7 +105,7 @@ def _relay_keys(
     return below(inputs, sizes, requests)
 
 
-_by_keys = decorator(_plan_keys, name="group_by_keys", relay=_relay_keys)
+_by_keys = decorator(_plan_keys, name="group_by_keys", again=group_by_keys, relay=_relay_keys)
 
 
 def _not_one_each(request: Any, count: int, result: Any) -> PyTritonValidationError:
@@ -230,7 +230,7 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
 
         return Plan(calls, finish)
 
-    return decorator(prepare, name="group_by_values")
+    return decorator(prepare, name="group_by_values", again=made_again(group_by_values, *keys, pad_fn=pad_fn))
 
 
 def absent_input(name: str, key: str, inputs: Mapping[str, Any], wrapped: Any, instance: Any) -> None:

@@ -19,7 +19,7 @@ from pytriton.decorators._inputs import (
     with_data,
 )
 from pytriton.decorators._requests import CURRENT_SCOPE, Scope
-from pytriton.decorators._wrapping import decorator
+from pytriton.decorators._wrapping import decorator, made_again
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 
@@ -100,7 +100,7 @@ def fill_optionals(**defaults: np.ndarray[Any, Any]) -> Callable[[CallableT], Ca
         filled = {**inputs, **{name: _repeated(values[name], rows) for name in missing}}
         return below(filled, sizes, lambda: _fill_requests(requests(), values, batching=True))
 
-    return decorator(prepare, name="fill_optionals", relay=relay)
+    return decorator(prepare, name="fill_optionals", again=made_again(fill_optionals, **defaults), relay=relay)
 
 
 class _Filler:
@@ -129,7 +129,7 @@ def _checked(name: str, value: Any, specs: Mapping[str, TensorSpec], model_name:
     spec = specs.get(name)
     if spec is None:
         raise _rejected(
-            name, value, f"the name of an input of model {model_name!r}, one of {sorted(specs)}", "the name"
+            name, value, f"for an input of model {model_name!r}, which has {sorted(specs)}", f"one for {name!r}"
         )
     if not isinstance(value, np.ndarray):
         raise _rejected(name, value, f"a numpy array of shape {spec.shape}", f"a {type(value).__name__} {value!r:.100}")
@@ -142,10 +142,10 @@ def _checked(name: str, value: Any, specs: Mapping[str, TensorSpec], model_name:
             raise _rejected(name, value, "an array of strings (bytes)", "an array of other objects")
         value = strings
     elif value.dtype != dtype:
-        raise _rejected(name, value, f"dtype {dtype}", f"dtype {value.dtype}")
+        raise _rejected(name, value, f"of dtype {dtype}", f"one of dtype {value.dtype}")
     shape = tuple(spec.shape)
     if len(shape) != value.ndim or any(wanted not in (-1, got) for wanted, got in zip(shape, value.shape, strict=True)):
-        raise _rejected(name, value, f"shape {shape}, without a batch axis", f"shape {value.shape}")
+        raise _rejected(name, value, f"of shape {shape}, without a batch axis", f"one of shape {value.shape}")
     return value
 
 

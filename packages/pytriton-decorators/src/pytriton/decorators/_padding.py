@@ -16,7 +16,7 @@ from pytriton.decorators._outputs import convert_output
 from pytriton.decorators._requests import CURRENT_SCOPE
 from pytriton.decorators._rows import PartialOutputs
 from pytriton.decorators._types import InferenceResult
-from pytriton.decorators._wrapping import decorator
+from pytriton.decorators._wrapping import decorator, made_again
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonBatchSizeError, PyTritonRuntimeError
 from pytriton.model_config.triton_model_config import TritonModelConfig
 
@@ -63,7 +63,7 @@ def pad_batch(infer_func: Any = None, /, *, trim: bool = True) -> Any:
         PyTritonBatchSizeError: The batch has more rows than the model's maximum, or its inputs have different ones.
         PyTritonBadParameterError: At once: what is decorated is not callable.
     """
-    decorate = decorator(_plan_padding(trim), name="pad_batch")
+    decorate = decorator(_plan_padding(trim), name="pad_batch", again=made_again(pad_batch, trim=trim))
     return decorate if infer_func is None else decorate(infer_func)
 
 

@@ -12,7 +12,7 @@ from pytriton.decorators._context import find_model_config
 from pytriton.decorators._grouping import absent_input
 from pytriton.decorators._inputs import arrays_of, checked_names, requests_among, requests_of, with_data
 from pytriton.decorators._requests import CURRENT_SCOPE, Scope
-from pytriton.decorators._wrapping import decorator, is_decorated
+from pytriton.decorators._wrapping import decorator, is_decorated, made_again
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonRuntimeError
 
 __all__ = ["first_value"]
@@ -90,7 +90,8 @@ def first_value(
         ]
         return (*args[:-1], changed), kwargs, Scope(requests), None
 
-    return decorator(prepare, name="first_value")
+    again = made_again(first_value, *keys, squeeze_single_values=squeeze_single_values, strict=strict)
+    return decorator(prepare, name="first_value", again=again)
 
 
 def _check_batching(wrapped: Any, instance: Any) -> None:

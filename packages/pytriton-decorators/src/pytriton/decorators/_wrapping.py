@@ -20,9 +20,9 @@ from typing import Any
 import wrapt  # type: ignore[import-untyped, unused-ignore]
 
 from pytriton.decorators._calls import Prepare, carry_out, carry_out_awaiting
-from pytriton.exceptions import PyTritonBadParameterError, PyTritonRuntimeError
+from pytriton.exceptions import PyTritonBadParameterError
 
-__all__ = ["WholeCall", "decorator", "is_decorated", "takes_requests", "undecorated"]
+__all__ = ["WholeCall", "decorator", "is_decorated", "made_again", "takes_requests", "undecorated"]
 
 # wrapt 2 put a base below ObjectProxy.
 _PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)
@@ -47,6 +47,7 @@ def decorator(
     prepare: Prepare,
     *,
     name: str,
+    again: Callable[[Any], Any],
     outward: Outward | None = None,
     whole: WholeCall | None = None,
     relay: Relay | None = None,
@@ -56,6 +57,7 @@ def decorator(
     Args:
         prepare: Makes the plan of each call.
         name: Name of the decorator, for errors.
+        again: Decorates in the same way, for pickle: a function of a module, or `made_again` of one.
         outward: Makes the signature that `inspect.signature` shows; None shows that of the callable below.
         whole: Makes calls for whole batches, with nothing made and taken apart for each request. The decorated callable
             offers it as `__pytriton_whole__(inputs, sizes, requests)`, unless it is a coroutine function.
@@ -79,11 +81,24 @@ def decorator(
                 f"@{name} decorates a callable, not {func!r}.", parameter=name, value=func, rule="a callable"
             )
         kind = _Decorated if _code_of_object(func) is None else _DecoratedObject
-        decorated = kind(func, invoke, outward, whole=whole, relay=relay)
+        decorated = kind(func, invoke, outward, again=again, whole=whole, relay=relay)
         function = func.__func__ if isinstance(func, (classmethod, staticmethod)) else decorated
-        return kind(func, invoke_coroutine, outward) if inspect.iscoroutinefunction(function) else decorated
+        return (
+            kind(func, invoke_coroutine, outward, again=again) if inspect.iscoroutinefunction(function) else decorated
+        )
 
     return apply
+
+
+def made_again(make: Callable[..., Callable[[Any], Any]], *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    """Gives the decorator `make(*args, **kwargs)` in a form that pickle takes, which closures are not."""
+    return functools.partial(_decorate_again, make, args, kwargs)
+
+
+def _decorate_again(
+    make: Callable[..., Callable[[Any], Any]], args: tuple[Any, ...], kwargs: dict[str, Any], func: Any
+) -> Any:
+    return make(*args, **kwargs)(func)
 
 
 def takes_requests(inner: inspect.Signature) -> inspect.Signature:
@@ -156,10 +171,12 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
         outward: Outward | None,
         *,
         leading: bool | None = None,
+        again: Callable[[Any], Any] | None = None,
         whole: WholeCall | None = None,
         relay: Relay | None = None,
     ) -> None:
         super().__init__(wrapped, invoke)
+        self._self_again = again
         self._self_outward = outward
         self._self_whole = whole
         self._self_relay = relay
@@ -204,16 +221,17 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
             self._self_wrapper,
             self._self_outward,
             leading=self._self_leading,
+            again=self._self_again,
             whole=self._self_whole,
             relay=self._self_relay,
         )
 
-    def __reduce_ex__(self, protocol: Any) -> str:
-        # By name, as functions are; the name leads to the decorated callable.
-        if not inspect.isfunction(undecorated(self)):
-            raise _not_picklable(self.__wrapped__)
-        name: str = self.__qualname__
-        return name
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # By name, as functions are, where the name leads to the decorated callable; else what is below goes, and is
+        # decorated again.
+        if inspect.isfunction(undecorated(self)) and _has_name(self):
+            return self.__qualname__
+        return self._self_again, (self.__wrapped__,)
 
 
 class _DecoratedObject(_Decorated):
@@ -243,19 +261,16 @@ class _DecoratedObject(_Decorated):
     def __copy__(self) -> "_Decorated":
         return self._self_around(copy.copy(self.__wrapped__))
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        raise _not_picklable(self.__wrapped__)
-
-
-def _not_picklable(below: Any) -> PyTritonRuntimeError:
-    return PyTritonRuntimeError(
-        f"The decorated object {below!r} cannot be pickled: only functions and methods that were decorated where they "
-        "are defined have a name to be found by. Decorate its __call__ method (the function of a partial) instead."
-    )
-
 
 def _named(module: str, qualified_name: str) -> Any:
     return operator.attrgetter(qualified_name)(importlib.import_module(module))
+
+
+def _has_name(decorated: "_Decorated") -> bool:
+    try:
+        return _named(decorated.__module__, decorated.__qualname__) is decorated
+    except (ImportError, AttributeError):
+        return False
 
 
 def _code_of_object(func: Any) -> Any:

@@ -139,8 +139,7 @@ class Harness:
             inputs: The inputs of the model, as for `Triton.bind`. With them requests are held against them; None takes
                 what comes. `@fill_optionals` needs them.
             outputs: The outputs of the model, as for `Triton.bind`. With them results are converted to their dtypes.
-            Lists
-                of outputs in their order need them.
+                Lists of outputs in their order need them.
             config: How the model is served, as for `Triton.bind`; with it no more than `max_batch_size` rows are taken.
                 None is `ModelConfig()`, without that limit.
             model_name: The name of the model.
@@ -150,7 +149,8 @@ class Harness:
                 `infer_func` itself the model described here is what is seen.
 
         Raises:
-            PyTritonBadParameterError: `infer_func` is not callable, or `config` breaks a rule.
+            PyTritonBadParameterError: `infer_func` is not callable, `inputs` or `outputs` are no tensors, or `config`
+                breaks a rule.
         """
         if not callable(infer_func):
             raise PyTritonBadParameterError(
@@ -355,6 +355,14 @@ def _picked(results: list[Any], single: bool, return_exceptions: bool) -> Any:
 def _named(tensors: Sequence[Tensor] | None, prefix: str) -> list[TensorSpec] | None:
     if tensors is None:
         return None
+    odd = next((tensor for tensor in tensors if not isinstance(tensor, Tensor)), None)
+    if odd is not None:
+        raise PyTritonBadParameterError(
+            f"Harness expected Tensor objects as {prefix.lower()}s, received {odd!r}.",
+            parameter=f"Harness.{prefix.lower()}s",
+            value=odd,
+            rule="Tensor objects",
+        )
     return [
         TensorSpec(tensor.name or f"{prefix}_{place}", tensor.shape, tensor.dtype, tensor.optional)
         for place, tensor in enumerate(tensors, 1)

@@ -21,6 +21,7 @@ __all__ = [
 ]
 
 ParameterValue = str | int | bool | float
+"""A parameter of a request or of a response."""
 
 
 # Every input as one array over all requests, and how many rows of it are each request's.
@@ -324,7 +325,12 @@ class Response(_Arrays):
 
 
 Requests = list[Request]
+"""What a callable gets: the requests of a batch."""
 Responses = list[Response]
+"""What it answers: a response for each of them."""
 ResponsesOrError = Responses | Exception
+"""The answer to a batch, or why there is none."""
 ResponsesNoneOrError = Responses | Exception | None
+"""The same of a stream, where None is its end."""
 Scope = dict[str, Any]
+"""A type that code written for PyTriton may name; nothing here uses it."""

@@ -32,6 +32,7 @@ from .model import SIDE_FILE_NAME, ModelSpec, ProxySettings, TensorSpec, endpoin
 from .worker import Worker
 
 PROTOCOL_VERSION: tuple[int, int] = (_MAJOR, _MINOR)
+"""Major and minor version of the protocol between the proxy backend and its workers."""
 
 __all__ = [
     "BACKEND_NAME",

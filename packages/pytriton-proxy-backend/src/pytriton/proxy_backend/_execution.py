@@ -15,6 +15,7 @@ from . import _layout as layout
 from ._records import Batch
 from ._responses import Answer
 from ._service import Service
+from ._texts import error_text, shortened
 from .errors import ArenaFullError, ConnectionLostError, OutputError, ProtocolError
 
 logger = logging.getLogger(__name__)
@@ -22,7 +23,6 @@ logger = logging.getLogger(__name__)
 # In the place of the time when the callable began, or went on.
 _PAUSED = 0
 _COUNTED = -1
-_LEFT_OUT = b" [...] "
 
 
 class Execution:
@@ -277,11 +277,13 @@ class Execution:
         """The answer to a request for which the callable returned an error, or something that cannot be sent."""
         if isinstance(error, OutputError):
             kind = "output"
-            logger.warning("%s", str(error))
+            logger.warning("%s", error_text(error))
         else:
             kind = "returned"
             name = self._service.model.name
-            logger.warning("model %s: the callable returned an error for request %d: %s", name, index, str(error))
+            logger.warning(
+                "model %s: the callable returned an error for request %d: %s", name, index, error_text(error)
+            )
         self._service.counters.failed[kind] += 1
         return Answer(index, error=self._text(error))
 
@@ -356,10 +358,10 @@ class Execution:
         kind = "callable"
         if isinstance(error, self._service.unrecoverable):
             self.failure = error
-            logger.error("model %s: the callable cannot go on: %s", self._service.model.name, str(error))
+            logger.error("model %s: the callable cannot go on: %s", self._service.model.name, error_text(error))
         elif isinstance(error, _OURS):
             kind = "memory" if isinstance(error, ArenaFullError) else "output"
-            logger.warning("%s", str(error))
+            logger.warning("%s", error_text(error))
         elif isinstance(error, asyncio.CancelledError):
             kind = "cancelled"
             code = layout.ErrorCode.CANCELLED
@@ -386,21 +388,11 @@ class Execution:
     def _text(self, error: BaseException) -> str:
         model = self._service.model
         if isinstance(error, _OURS):
-            return _shortened(str(error))
+            return shortened(error_text(error))
         if isinstance(error, asyncio.CancelledError):
             return f"model '{model.name}': the request was cancelled"
-        text = f"model '{model.name}': the inference callable raised {type(error).__name__}: {error}"
-        return _shortened(f"{text}\n{_trace(error)}" if model.send_tracebacks else text)
-
-
-def _shortened(text: str) -> str:
-    """A text that fits into a message, and into the trailers of gRPC: of a longer one, the begin and the end."""
-    raw = text.encode("utf-8", "replace")
-    if len(raw) <= layout.MAX_TEXT:
-        return text
-    begin = layout.MAX_TEXT // 4
-    end = layout.MAX_TEXT - begin - len(_LEFT_OUT)
-    return (raw[:begin] + _LEFT_OUT + raw[-end:]).decode("utf-8", "ignore")
+        text = f"model '{model.name}': the inference callable raised {type(error).__name__}: {error_text(error)}"
+        return shortened(f"{text}\n{_trace(error)}" if model.send_tracebacks else text)
 
 
 def _trace(error: BaseException) -> str:

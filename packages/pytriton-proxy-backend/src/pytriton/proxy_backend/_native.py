@@ -7,7 +7,9 @@ from pathlib import Path
 from .errors import LibraryNotFoundError
 
 LIBRARY_NAME = "libtriton_pytriton.so"
+"""Name of the file with the native proxy backend, as Triton looks for it."""
 BACKEND_NAME = "pytriton"
+"""Name of the backend in the configuration of a model."""
 
 
 def library_path() -> Path:

@@ -8,22 +8,27 @@ from typing import Any
 import numpy as np
 
 from ..proxy.types import ParameterValue, Request, Response
+from ._texts import shown
 from .errors import OutputError
 from .model import ModelSpec, TensorSpec
 
 Array = np.ndarray[Any, Any]
 Outputs = dict[str, Array]
 
-_MAX_SHOWN = 200
-
-
-def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
-
 
 def _fits(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return len(shape) == len(declared) and all(wanted in (-1, got) for wanted, got in zip(declared, shape, strict=True))
+
+
+def _is_text(value: str) -> bool:
+    """Whether UTF-8 has a form for it: not for the half of a surrogate pair."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class OutputChecker:
@@ -49,7 +54,7 @@ class OutputChecker:
                 return results
             received = f"a {type(results).__name__} of {len(results)}"
         else:
-            received = f"{type(results).__name__}: {_shown(results)}"
+            received = f"{type(results).__name__}: {shown(results)}"
         raise self._error(
             "the inference callable must return a list with one element per request",
             expected=f"a list of {count}",
@@ -120,10 +125,9 @@ class OutputChecker:
                 "each element of the result must be a mapping from output names to numpy arrays",
                 index=index,
                 expected="a dictionary, a Response, or a list of arrays in the order of the declared outputs",
-                received=f"{type(result).__name__}: {_shown(result)}",
+                received=f"{type(result).__name__}: {shown(result)}",
             )
-        if self._model.strict:
-            self._check_names(values, index)
+        self._check_names(values, index, requested)
         outputs: Outputs = {}
         batching = self._model.batching
         for name, spec in self._specs.items():
@@ -136,7 +140,7 @@ class OutputChecker:
                 continue
             if type(value) is not np.ndarray or value.dtype is not spec.dtype:
                 value = self._convert(value, spec, index)
-            if value.dtype.kind == "O":
+            if value.dtype.kind in "OU":
                 self._check_strings(value, name, index)
             if batching and value.ndim == 0:
                 raise self._error(
@@ -151,13 +155,21 @@ class OutputChecker:
             outputs[name] = value
         return outputs, parameters
 
-    def _check_names(self, values: Mapping[str, object], index: int) -> None:
-        unknown = [str(name) for name in values if name not in self._specs]
-        missing = [name for name in self._names if name not in values]
+    def _check_names(self, values: Mapping[str, object], index: int, requested: Sequence[str] | None) -> None:
+        unknown = [name for name in values if name not in self._specs]
+        if not self._model.strict:
+            for name in unknown:
+                if not isinstance(name, str):
+                    raise self._error(
+                        "the name of an output must be a string", index=index, expected="str", received=shown(name)
+                    )
+            return
+        # A callable may leave out what its caller does not want.
+        missing = [name for name in self._names if name not in values and (requested is None or name in requested)]
         if unknown or missing:
             raise self._error(
                 "the outputs must be the declared ones"
-                + (f"; not declared: {', '.join(unknown)}" if unknown else "")
+                + (f"; not declared: {', '.join(map(str, unknown))}" if unknown else "")
                 + (f"; missing: {', '.join(missing)}" if missing else ""),
                 index=index,
                 expected=", ".join(self._names),
@@ -171,7 +183,7 @@ class OutputChecker:
                 spec.name,
                 index,
                 "a numpy array",
-                f"{type(value).__name__}: {_shown(value)}",
+                f"{type(value).__name__}: {shown(value)}",
             )
         array = np.asarray(value)
         kind = array.dtype.kind
@@ -207,8 +219,10 @@ class OutputChecker:
                     name,
                     index,
                     "bytes or str",
-                    f"{type(element).__name__}: {_shown(element)}",
+                    f"{type(element).__name__}: {shown(element)}",
                 )
+            if isinstance(element, str) and not _is_text(element):
+                raise self._error(f"element {place} has no form in UTF-8", name, index, "text", shown(element))
 
     def _check_shape(self, value: Array, spec: TensorSpec, index: int) -> None:
         if _fits(spec.shape, value.shape[1:] if self._model.batching else value.shape):
@@ -230,6 +244,13 @@ class OutputChecker:
                     index=index,
                     expected="str, bool, int or float",
                     received=type(value).__name__,
+                )
+            if not _is_text(name) or (isinstance(value, str) and not _is_text(value)):
+                raise self._error(
+                    f"response parameter {name!r} has no form in UTF-8",
+                    index=index,
+                    expected="text",
+                    received=shown(value),
                 )
             if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
                 raise self._error(

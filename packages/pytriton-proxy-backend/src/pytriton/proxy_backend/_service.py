@@ -56,7 +56,7 @@ class Service:
         self.whole: Callable[..., Any] | None = None
         # Asked of the type: a wrapper of somebody else's above `@batch` hands on all attributes, and has to be called.
         if model.batching and not model.decoupled and hasattr(type(infer_func), "__pytriton_whole__"):
-            self.whole = infer_func.__pytriton_whole__
+            self.whole = infer_func.__pytriton_whole__  # type: ignore[attr-defined]
         self._wanted: dict[tuple[str, ...] | None, tuple[str, ...]] = {}
 
     def wanted_names(self, requested: tuple[str, ...] | None) -> tuple[str, ...] | None:

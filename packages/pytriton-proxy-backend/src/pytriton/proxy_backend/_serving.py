@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 
 from ._connection import TICK_S
@@ -16,22 +16,41 @@ OnFailure = Callable[[BaseException], None]
 
 
 class LazyLoop:
-    """Runs what a synchronous callable returned as a coroutine; makes its event loop when that happens first."""
+    """The event loop of one worker, made when it is first needed: by many a synchronous callable, never."""
 
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
         """Runs it to its end."""
-        if self._loop is None:
-            self._loop = asyncio.new_event_loop()
-        return self._loop.run_until_complete(awaitable)
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.new_event_loop()
+        task = asyncio.ensure_future(awaitable, loop=loop)
+        while True:
+            try:
+                return loop.run_until_complete(task)
+            except (KeyboardInterrupt, SystemExit):
+                # asyncio ends the loop for what one of the callable's own tasks raised. Who awaits that task gets it.
+                if task.done():
+                    raise
 
     def close(self) -> None:
-        """Ends the loop, where one was made."""
-        if self._loop is not None:
-            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
-            self._loop.close()
+        """Ends the loop, where one was made, with what is still running on it."""
+        loop = self._loop
+        if loop is None:
+            return
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        self.run(_ended(left))
+        self.run(loop.shutdown_asyncgens())
+        self.run(loop.shutdown_default_executor())
+        loop.close()
+
+
+async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def serve(service: Service, loop: LazyLoop, on_failure: OnFailure) -> None:

@@ -12,6 +12,7 @@ Requests that nobody traces have no spans.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic_ns, time_ns
 from typing import Any
@@ -33,6 +34,7 @@ from ._execution import Execution
 from ._records import Batch
 from ._responses import Answer
 from ._service import Service
+from ._texts import error_text
 from ._tracers import note_span
 
 PROXY_SPAN = "pytriton.proxy"
@@ -46,6 +48,7 @@ _UNTRACED = ("untraced",)
 _MAX_CLOCK_GAP_NS = 20_000
 
 _propagator = TraceContextTextMapPropagator()
+logger = logging.getLogger(__name__)
 
 
 def make_execution(service: Service, batch: Batch, tracer: Any) -> Execution:
@@ -147,7 +150,7 @@ class Spans:
 
     def fail(self, error: BaseException) -> None:
         """Notes what the callable raised, or why its results cannot be sent."""
-        self._batch.record_exception(error)
+        _record(self._batch, error)
         status = Status(StatusCode.ERROR, _text(error))
         self._batch.set_status(status)
         for index, (proxy, span) in enumerate(zip(self._proxies, self.of_requests, strict=True)):
@@ -160,7 +163,7 @@ class Spans:
         self._failed.add(index)
         proxy = self._proxies[index]
         if proxy is not None:
-            proxy.record_exception(error)
+            _record(proxy, error)
             proxy.set_status(Status(StatusCode.ERROR, _text(error)))
 
     def end(self) -> None:
@@ -264,5 +267,12 @@ def _parsed(text: str) -> dict[str, str]:
     return {name: value for name, value in values.items() if name in _HEADERS and isinstance(value, str)}
 
 
+def _record(span: Any, error: BaseException) -> None:
+    try:
+        span.record_exception(error)
+    except Exception as failure:  # of the error's own __str__
+        logger.debug("a span goes without its error: %s", error_text(failure))
+
+
 def _text(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error_text(error)}"

@@ -16,6 +16,7 @@ from ._dtypes import code_of
 from .errors import EndpointError
 
 SIDE_FILE_NAME = "pytriton.conf"
+"""Name of the file in the folder of a model version that holds its `ProxySettings`."""
 # sockaddr_un.sun_path less its closing zero byte, see unix(7).
 MAX_ENDPOINT_BYTES = 107
 # In nanoseconds it fits into 64 bits.

@@ -16,6 +16,7 @@ from ._connection import Connection, GreetingTimeoutError
 from ._service import InferenceCallable, Service, is_async
 from ._serving import LazyLoop, serve, serve_async
 from ._statistics import Counters, WorkerStatistics
+from ._texts import error_text
 from ._warmup import WarmupBatches, warm_up, warm_up_async
 from ._watch import ConnectionWatch, stack_of
 from .errors import AttachError, ConnectionLostError, ProtocolError, ProxyBackendError
@@ -209,28 +210,28 @@ class Worker:
     def _run(self) -> None:
         service = Service(self._infer_func, self.model, self._unrecoverable, self._counters)
         try:
-            if is_async(self._infer_func):
-                asyncio.run(self._run_async(service))
-            else:
-                self._run_sync(service)
+            loop = LazyLoop()
+            try:
+                if is_async(self._infer_func):
+                    loop.run(self._run_async(service))
+                else:
+                    self._run_sync(service, loop)
+            finally:
+                loop.close()
         except BaseException as error:
             self._end(error)
         else:
             self._end(None)
 
-    def _run_sync(self, service: Service) -> None:
-        loop = LazyLoop()
-        try:
-            warm_up(service, self._warmup, loop.run)
-            self._warmed()
-            for pause_s in self._connections(service, max_in_flight=1):
-                if pause_s:
-                    self._stopping.wait(pause_s)
-                    continue
-                with self._attachment(service):
-                    serve(service, loop, self._give_up)
-        finally:
-            loop.close()
+    def _run_sync(self, service: Service, loop: LazyLoop) -> None:
+        warm_up(service, self._warmup, loop.run)
+        self._warmed()
+        for pause_s in self._connections(service, max_in_flight=1):
+            if pause_s:
+                self._stopping.wait(pause_s)
+                continue
+            with self._attachment(service):
+                serve(service, loop, self._give_up)
 
     async def _run_async(self, service: Service) -> None:
         await warm_up_async(service, self._warmup)
@@ -262,7 +263,7 @@ class Worker:
                 "model %s: the warm-up failed\n%s", self.model.name, "".join(traceback.format_exception(error))
             )
         elif not isinstance(error, self._unrecoverable):
-            logger.error("model %s: the worker ended: %s", self.model.name, str(error))
+            logger.error("model %s: the worker ended: %s", self.model.name, error_text(error))
 
     def _connections(self, service: Service, *, max_in_flight: int) -> Iterator[float]:
         """Attaches until the worker is stopped.
@@ -391,4 +392,4 @@ def _shown(error: BaseException) -> str:
     """An error of ours by its text, another by its type and its text."""
     if isinstance(error, ProxyBackendError):
         return str(error)
-    return f"{type(error).__name__}: {error}"
+    return f"{type(error).__name__}: {error_text(error)}"

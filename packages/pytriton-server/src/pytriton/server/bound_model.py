@@ -4,6 +4,7 @@ import contextlib
 import contextvars
 import copy
 import dataclasses
+import hashlib
 import logging
 import threading
 import time
@@ -18,6 +19,7 @@ from pytriton.model_config.triton_model_config import ResponseCache, TritonModel
 from pytriton.proxy_backend import (
     SIDE_FILE_NAME,
     AttachError,
+    EndpointError,
     ModelSpec,
     ProxySettings,
     Worker,
@@ -48,6 +50,8 @@ from pytriton.server.tracing import ModelTracing, TracerLease
 from pytriton.server.warmup import WarmupBatches
 
 __all__ = ["BoundModel", "InferFunc"]
+
+_SHORT_NAME_LENGTH = 12
 
 logger = logging.getLogger(__name__)
 
@@ -247,13 +251,18 @@ class BoundModel:
             endpoints: Folder for the sockets.
 
         Raises:
-            EndpointError: The path is too long for the system.
+            EndpointError: The folder's path is too long for the system.
         """
         if self.shared_endpoint is not None:
             return self.shared_endpoint
-        path = endpoint_path(endpoints, self.name, self.version)
         # "~" is in no model's name.
-        return path.with_name(f"{path.stem}~{self.generation}{path.suffix}") if self.generation else path
+        suffix = f"~{self.generation}" if self.generation else ""
+        try:
+            return endpoint_path(endpoints, self.name + suffix, self.version)
+        except EndpointError:
+            # Linux allows a socket's path 107 bytes, of which a usual workspace takes more than half.
+            short = hashlib.sha256(self.name.encode()).hexdigest()[:_SHORT_NAME_LENGTH]
+            return endpoint_path(endpoints, f"~{short}{suffix}", self.version)
 
     def side_files(self, endpoints: Path) -> list[tuple[str, str]]:
         """Gives names and texts of the files that the proxy reads from the version's folder.
@@ -401,6 +410,11 @@ class BoundModel:
         deadline = time.monotonic() + timeout_s
         for worker in self._workers:
             worker.wait_attached(max(0.0, deadline - time.monotonic()))
+
+    def cut_workers(self) -> None:
+        """Cuts the workers off from the server, whatever they are at. `stop_workers` has to follow."""
+        for worker in self._workers:
+            worker.stop(0.0)
 
     def stop_workers(self, timeout_s: float) -> None:
         """Detaches the workers when they have finished what they are at.

@@ -271,6 +271,11 @@ class ModelHost:
         model.shared_endpoint = endpoint
         model.start_workers(self._endpoints, self._on_unrecoverable)
 
+    def cut_workers(self) -> None:
+        """Cuts all workers off: callers of what is in flight get an error at once. `stop_workers` has to follow."""
+        for model in [*self._models, *self._leaving]:
+            model.cut_workers()
+
     def stop_workers(self, timeout_s: float = WORKER_DEADLINE_S) -> None:
         """Stops all workers: nothing is to be answered any more.
 

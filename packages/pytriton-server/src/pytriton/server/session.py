@@ -37,6 +37,7 @@ from pytriton.server.readiness_keeper import ReadinessKeeper
 from pytriton.server.repository import ModelRepository, link_backends
 from pytriton.server.security import TritonSecurityConfig
 from pytriton.server.settings import TritonConfig
+from pytriton.server.tracing import export_environment
 from pytriton.server.workspace import Workspace
 
 __all__ = ["DRAIN_DEADLINE_S", "ServerSession"]
@@ -48,6 +49,9 @@ _START_ATTEMPTS = 3
 _END_NOTICE_S = 1.0
 _DRAIN_CALL_TIMEOUT_S = 2.0
 _DRAIN_POLL_S = 0.02
+# How long the server may take to fail requests whose workers were cut off, and then to end. A caller that keeps a gRPC
+# stream open keeps the model of its first request loaded, and the server up, for as long as it likes.
+_CUT_DEADLINE_S = 2.0
 # What tritonserver needs to end beyond its own exit timeout: its metrics thread sleeps in steps of
 # `metrics_interval_ms`.
 _EXIT_MARGIN_S = 5.0
@@ -177,7 +181,7 @@ class ServerSession:
         # Before the server starts, because it says that it is ready as soon as it has loaded its models.
         for model in self._host.models:
             self._host.wait_warm(model, cancelled)
-        self._environment = binary.environment(os.environ)
+        self._environment = export_environment(binary.environment(os.environ))
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
                 self._start_process(self._folders, reserve_ports(self._config), timeout_s, cancelled)
@@ -248,11 +252,7 @@ class ServerSession:
         try:
             if self._is_up and self._process is not None:
                 self._readiness.say_draining(self._process, deadline, linger_s, hurried)
-            drained = self._is_up and self._drain(deadline, hurried)
-            # Where nothing is left to wait for, or nothing can be asked, the server's own patience is all there is.
-            rest = EXIT_TIMEOUT_S + _EXIT_MARGIN_S
-            if not drained and self._config.exit_timeout_secs is not None:
-                rest = max(rest, deadline - time.monotonic() + _EXIT_MARGIN_S)
+            rest = self._drain(deadline, hurried) if self._is_up else EXIT_TIMEOUT_S + _EXIT_MARGIN_S
         finally:
             self._end(rest, hurried)
 
@@ -410,13 +410,25 @@ class ServerSession:
                         reason=state.reason,
                     )
 
-    def _drain(self, deadline: float, hurried: Callable[[], bool]) -> bool:
-        """Takes all models out of service and waits until their requests are answered; False if they are not."""
+    def _drain(self, deadline: float, hurried: Callable[[], bool]) -> float:
+        """Takes all models out of service and waits until their requests are answered.
+
+        When the time is over, the workers are cut off. Callers get an error then, and the server has nothing left to
+        wait for; it would hang in its exit, were there still a request.
+
+        Args:
+            deadline: Until when requests may take, on the clock of `time.monotonic`.
+            hurried: Asked again and again; True ends the wait.
+
+        Returns:
+            How long the server may take to end, in seconds.
+        """
         process, control = self._process, self.control
-        pending: list[str] = []
+        patience = EXIT_TIMEOUT_S + _EXIT_MARGIN_S
+        was_cut = False
         try:
             if process is None or not process.is_running:
-                return False
+                return patience
             for name in {state.name for state in control.index(_DRAIN_CALL_TIMEOUT_S) if state.state == "READY"}:
                 control.unload(name, _DRAIN_CALL_TIMEOUT_S)
             while process.is_running and not hurried():
@@ -428,15 +440,19 @@ class ServerSession:
                     # The server counts connections when it is told to end and sleeps for a second if there are any,
                     # so it has to have noticed first that the one of this very call is closed.
                     process.wait(_DRAIN_POLL_S)
-                    return True
-                if time.monotonic() >= deadline:
                     break
+                if time.monotonic() >= deadline:
+                    if was_cut:
+                        return _CUT_DEADLINE_S
+                    names = ", ".join(sorted(set(pending)))
+                    logger.warning("Requests of %s are still being served: they are cut off now.", names)
+                    self._host.cut_workers()
+                    was_cut = True
+                    deadline = time.monotonic() + _CUT_DEADLINE_S
                 process.wait(_DRAIN_POLL_S)
         except ControlError as error:
             logger.warning("The server cannot be asked to finish its requests, so it is stopped at once: %s", error)
-            return False
-        if pending and process.is_running:
-            logger.warning(
-                "Requests of %s are still being served: they are cut off now.", ", ".join(sorted(set(pending)))
-            )
-        return False
+            if self._config.exit_timeout_secs is not None and not was_cut:
+                # Its own patience is all there is.
+                patience = max(patience, deadline - time.monotonic() + _EXIT_MARGIN_S)
+        return patience

@@ -26,6 +26,27 @@ _ADDRESSES = ("http_address", "grpc_address", "metrics_address")
 logger = logging.getLogger(__name__)
 
 
+_Class = typing.TypeVar("_Class")
+
+
+def _refusing_positional(cls: type[_Class]) -> type[_Class]:
+    """Lets a class say in words of its own, which scripts may look for, that it takes keyword arguments only."""
+    wrapped: Any = vars(cls)["__init__"]
+
+    @functools.wraps(wrapped)
+    def init(self: _Class, *arguments: Any, **settings: Any) -> None:
+        if arguments:
+            raise TypeError(
+                f"{cls.__name__} initialization can't be used with positional arguments: give each setting by its "
+                f"name, as in {cls.__name__}(http_port=8000)."
+            )
+        wrapped(self, **settings)
+
+    setattr(cls, "__init__", init)  # noqa: B010 - mypy refuses the assignment
+    return cls
+
+
+@_refusing_positional
 @dataclasses.dataclass(kw_only=True)
 class TritonConfig:
     """Settings of tritonserver, each named as the server's own command line option.

@@ -2,19 +2,32 @@
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pytriton.proxy.telemetry import parse_trace_config
 from pytriton.proxy_backend._trace_export import SpanExport, is_opentelemetry
 from pytriton.proxy_backend._tracers import find_tracer
 
-__all__ = ["FLUSH_TIMEOUT_S", "ModelTracing", "TracerLease"]
+__all__ = ["FLUSH_TIMEOUT_S", "ModelTracing", "TracerLease", "export_environment"]
 
 FLUSH_TIMEOUT_S = 2.0
 """How long the end of a model's workers may wait for its last spans to be sent, in seconds."""
 
+_TIMEOUT_VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT")
+
 logger = logging.getLogger(__name__)
+
+
+def export_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Gives an environment in which tritonserver does not wait long for a collector that takes spans and never answers.
+
+    Args:
+        environment: The environment so far. A time that the user has set there counts.
+    """
+    if any(environment.get(name) for name in _TIMEOUT_VARIABLES):
+        return dict(environment)
+    return {**environment, _TIMEOUT_VARIABLES[0]: f"{FLUSH_TIMEOUT_S:g}s"}
 
 
 class ModelTracing:

@@ -8,6 +8,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
@@ -36,6 +37,9 @@ STARTUP_TIMEOUT_S = 120.0
 """How long the server may take to answer, in seconds."""
 WAIT_FORM_MODEL_TIMEOUT_S = 60.0
 """How long a model may take to load on a running server, in seconds."""
+
+_NOTICE_S = 1.0
+_POLL_S = 0.005
 
 logger = logging.getLogger(__name__)
 
@@ -75,8 +79,9 @@ class TritonBase(abc.ABC):
         self._owner = os.getpid()
         # Held while the server is started, changed or stopped.
         self._lock = threading.RLock()
-        # Set by whoever wants the server stopped; whoever holds the lock and waits looks at them.
-        self._stop_requests: list[None] = []
+        # Set by whoever wants the server stopped, or only the one of a certain session; whoever holds the lock and
+        # waits looks at them.
+        self._stop_requests: list[Session | None] = []
         self._signals: list[int] = []
         # Wakes `serve`. A SimpleQueue, because a signal handler may put into it whatever the main thread is at.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -128,7 +133,7 @@ class TritonBase(abc.ABC):
             ValueError: `trace_config` has another mode than OpenTelemetry, no URL, or an item that cannot be
                 understood.
             ImportError: `trace_config` is given, and the extra `telemetry` is not installed.
-            EndpointError: Workspace and name make the path of a socket that is too long for the system.
+            EndpointError: The workspace's path is too long for sockets in it.
             TritonModelLoadError: The running server refused the model, a callable failed in its warm-up, or `stop` was
                 called in the meantime. Nothing of it is left.
         """
@@ -153,7 +158,7 @@ class TritonBase(abc.ABC):
                     "replace it."
                 )
             self._refuse_difference(model)
-            # Now and not at the start, so that a socket path that is too long is told where the name is chosen.
+            # Now and not at the start, so that a path that is too long for sockets is told before anything is started.
             model.side_files(self._workspace.endpoints_path)
             session = self._running()
             if session is not None:
@@ -200,7 +205,7 @@ class TritonBase(abc.ABC):
             PyTritonInvalidOperationError: There is no such model, or several versions and `model_version` is None, or
                 another version with other tensors or another configuration than the new ones; or this is a fork of the
                 process that made this object.
-            EndpointError: Workspace and name make the path of a socket that is too long for the system.
+            EndpointError: The workspace's path is too long for sockets in it.
             TritonModelLoadError: The running server refused the model, a callable failed in its warm-up, or `stop` was
                 called in the meantime. The old one is served as before.
         """
@@ -299,7 +304,7 @@ class TritonBase(abc.ABC):
             PyTritonError: As `connect`, or because a worker lost its server.
         """
         period = monitoring_period_s if monitoring_period_sec is None else monitoring_period_sec
-        if not period > 0:
+        if isinstance(period, bool) or not isinstance(period, (int, float)) or not period > 0:
             raise PyTritonBadParameterError(
                 f"monitoring_period_s must be more than 0 seconds; got {period!r}.",
                 parameter="monitoring_period_s",
@@ -309,6 +314,7 @@ class TritonBase(abc.ABC):
         with StopSignals(self._note_signal):
             try:
                 # A server that ended since it was run is told of, not silently replaced.
+                self._await_notice()
                 if self._failure is None:
                     self._start()
                     self._block(period)
@@ -335,12 +341,7 @@ class TritonBase(abc.ABC):
         if os.getpid() != self._owner:
             # A fork of the owner: the server is not its child.
             return False
-        self._stop_requests.append(None)
-        try:
-            with self._lock:
-                return self._close()
-        finally:
-            self._stop_requests.pop()
+        return self._stop(None)
 
     def is_alive(self) -> bool:
         """Tells whether the server runs and every bound model has a worker that is up."""
@@ -428,6 +429,15 @@ class TritonBase(abc.ABC):
             self._wake.put(None)
         return True
 
+    def _await_notice(self) -> None:
+        """Waits for what lies between the end of a server and its being told of."""
+        deadline = time.monotonic() + _NOTICE_S
+        while self._failure is None and time.monotonic() < deadline:
+            session = self._session
+            if session is None or session.is_running:
+                return
+            time.sleep(_POLL_S)
+
     def _block(self, period_s: float) -> None:
         logger.info("Serving. Press Ctrl+C or send SIGTERM to stop.")
         while not self._signals:
@@ -443,8 +453,17 @@ class TritonBase(abc.ABC):
                 continue
         logger.info("Got %s: stopping the server.", signal.Signals(self._signals[0]).name)
 
+    def _stop(self, only: Session | None) -> bool:
+        """Stops the server, or that of one session: who has started another one since then keeps it."""
+        self._stop_requests.append(only)
+        try:
+            with self._lock:
+                return self._close() if only in (None, self._session) else False
+        finally:
+            self._stop_requests.remove(only)
+
     def _is_stop_wanted(self) -> bool:
-        return bool(self._stop_requests or self._signals)
+        return bool(self._signals) or any(only in (None, self._session) for only in list(self._stop_requests))
 
     def _note_signal(self, number: int) -> None:
         # Runs between any two instructions of the main thread: no locks, no logging.
@@ -460,7 +479,10 @@ class TritonBase(abc.ABC):
             self._failure = error
         self._wake.put(None)
         # Not in the thread that reports: stopping waits for it.
-        stopper = threading.Thread(target=self.stop, name="pytriton-stop", daemon=True)
+        session = self._session
+        if session is None:
+            return
+        stopper = threading.Thread(target=self._stop, args=(session,), name="pytriton-stop", daemon=True)
         try:
             stopper.start()
         except RuntimeError:

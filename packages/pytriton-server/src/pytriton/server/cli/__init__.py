@@ -1,4 +1,4 @@
-"""The `pytriton` command, also `python -m pytriton.server`."""
+"""The `pytriton` command, also `python -m pytriton`."""
 
 __all__ = ["main"]
 
