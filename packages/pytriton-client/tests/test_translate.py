@@ -28,7 +28,7 @@ OPERATION = Operation("inference request", "grpc://host:1", 2.5, "m", "3")
         ("UNAVAILABLE", "Request timeout expired", PyTritonClientInferenceServerError),
         (
             "UNAVAILABLE",
-            "model 'm' version 1: worker 'f' (pid 7) was lost while it worked on this request: connection reset by peer",
+            "model 'm' version 1: worker 'f' (pid 7) was lost while it worked on this: connection reset by peer",
             PyTritonClientInferenceServerError,
         ),
         ("CANCELLED", "Channel closed!", PyTritonClientClosedError),
