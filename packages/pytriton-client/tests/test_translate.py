@@ -26,6 +26,11 @@ OPERATION = Operation("inference request", "grpc://host:1", 2.5, "m", "3")
         ("UNAVAILABLE", "errors resolving host:1: [address lookup failed]", PyTritonClientConnectionError),
         ("UNAVAILABLE", "Stream removed (recvmsg:Connection reset by peer (104))", PyTritonClientConnectionError),
         ("UNAVAILABLE", "Request timeout expired", PyTritonClientInferenceServerError),
+        (
+            "UNAVAILABLE",
+            "model 'm' version 1: worker 'f' (pid 7) was lost while it worked on this: connection reset by peer",
+            PyTritonClientInferenceServerError,
+        ),
         ("CANCELLED", "Channel closed!", PyTritonClientClosedError),
         ("CANCELLED", "by the server", PyTritonClientInferenceServerError),
         ("INTERNAL", "division by zero", PyTritonClientInferenceServerError),

@@ -43,6 +43,8 @@ _CONNECTION_TEXTS = (
     "handshake failed",
     "handshaker shutdown",
 )
+# How Triton, and models behind a proxy backend of ours, begin what they say; it may tell of a connection of their own.
+_ANSWER_BEGINS = ("[request id:", "model '")
 # gRPC gives up an attempt to connect after 20 s, whatever time the call still has.
 _CONNECT_TIMEOUT_TEXTS = ("connection attempt timed out", "failed to connect before the deadline")
 # What does not change while one waits: an authority that is not trusted, a name that is not in the certificate, and a
@@ -128,7 +130,7 @@ def server_error(operation: Operation, status: str | None, text: str) -> PyTrito
     """
     advice = ""
     if _RESTRICTED_TEXT in text:
-        advice = " Give the client the server's access token: access_token=..."
+        advice = ". Give the client the server's access token: access_token=..."
     return PyTritonClientInferenceServerError(
         f"Error occurred during {operation.doing}. Message: {text}{advice}",
         url=operation.url,
@@ -155,9 +157,10 @@ def grpc_error(operation: Operation, status: str, text: str) -> PyTritonClientEr
     lower = text.lower()
     if status == "DEADLINE_EXCEEDED":
         return timeout_error(operation)
-    if status == "UNAVAILABLE" and any(known in lower for known in _CONNECT_TIMEOUT_TEXTS):
+    is_answer = lower.startswith(_ANSWER_BEGINS)
+    if status == "UNAVAILABLE" and not is_answer and any(known in lower for known in _CONNECT_TIMEOUT_TEXTS):
         return timeout_error(operation)
-    if status == "UNAVAILABLE" and any(known in lower for known in _CONNECTION_TEXTS):
+    if status == "UNAVAILABLE" and not is_answer and any(known in lower for known in _CONNECTION_TEXTS):
         return connection_error(operation, text)
     if status == "CANCELLED" and "channel closed" in lower:
         return closed_error(operation.model_name, operation.url)
