@@ -6,13 +6,14 @@ PyTritonError
     ├── UnknownError
     ├── InternalError
     ├── NotFoundError
+    │   └── RepositoryNotFoundError   (also an InternalError) a model repository is not there
     ├── InvalidArgumentError
-    │   └── OptionTypeError       (also a TypeError) an option has a value of the wrong type
+    │   └── OptionTypeError           (also a TypeError) an option has a value of the wrong type
     ├── UnavailableError
-    │   └── TimedOutError         (also a TimeoutError) a wait was over before what it waited for
+    │   └── TimedOutError             (also a TimeoutError) a wait was over before what it waited for
     ├── UnsupportedError
     ├── AlreadyExistsError
-    └── CancelledError            the request was cancelled
+    └── CancelledError                the request was cancelled
 ```
 
 The direct subclasses are the codes of `TRITONSERVER_Error`. Errors of Triton come with its text; those that are found
@@ -34,6 +35,7 @@ __all__ = [
     "InvalidArgumentError",
     "NotFoundError",
     "OptionTypeError",
+    "RepositoryNotFoundError",
     "TimedOutError",
     "TritonError",
     "UnavailableError",
@@ -41,6 +43,7 @@ __all__ = [
     "UnsupportedError",
     "code_of",
     "error_class",
+    "wrong_argument",
 ]
 
 
@@ -76,6 +79,13 @@ class InternalError(TritonError):
 
 class NotFoundError(TritonError):
     """There is no such model, version or file."""
+
+
+class RepositoryNotFoundError(NotFoundError, InternalError):
+    """A model repository is not there.
+
+    It is an `InternalError`, too, because that is what Triton reports for it.
+    """
 
 
 class InvalidArgumentError(TritonError):
@@ -133,3 +143,21 @@ def code_of(error: BaseException) -> ErrorCode:
         if isinstance(error, cls):
             return ErrorCode(code)
     return ErrorCode.INTERNAL
+
+
+def wrong_argument(name: str, expected: str, received: object, *, where: str | None = None) -> InvalidArgumentError:
+    """Make the error for an argument of the wrong type.
+
+    Args:
+        name: Name of the argument.
+        expected: What it should be, in words.
+        received: What it is.
+        where: What the call is about, such as `"model 'linear'"`.
+    """
+    place = f"{where}: " if where else ""
+    return InvalidArgumentError(
+        f"{place}expected {name} to be {expected}, received {received!r} of type {type(received).__name__}.",
+        expected=expected,
+        received=received,
+        where=where or name,
+    )

@@ -1,0 +1,72 @@
+"""Triton inside the caller's own process: no network and no second process.
+
+The names, defaults and semantics are those of Triton's in-process Python API, so that code written for it runs with
+`from pytriton import inprocess as tritonserver`. Importing this loads no library: that is left to `Server.start()`.
+"""
+
+from pytriton.server._namespace import require_namespace_package as _require_namespace_package
+
+_require_namespace_package()
+
+from pytriton.inprocess._enums import (
+    DataType,
+    DLDeviceType,
+    InstanceGroupKind,
+    LogFormat,
+    MemoryType,
+    MetricFormat,
+    MetricKind,
+    ModelBatchFlag,
+    ModelControlMode,
+    ModelTxnPropertyFlag,
+    RateLimitMode,
+)
+from pytriton.inprocess._errors import (
+    AlreadyExistsError,
+    CancelledError,
+    InternalError,
+    InvalidArgumentError,
+    NotFoundError,
+    OptionTypeError,
+    RepositoryNotFoundError,
+    TimedOutError,
+    TritonError,
+    UnavailableError,
+    UnknownError,
+    UnsupportedError,
+)
+from pytriton.inprocess._model import Model, ModelDictionary
+from pytriton.inprocess._options import ModelLoadDeviceLimit, Options, RateLimiterResource
+from pytriton.inprocess._server import Server
+
+__all__ = [
+    "AlreadyExistsError",
+    "CancelledError",
+    "DLDeviceType",
+    "DataType",
+    "InstanceGroupKind",
+    "InternalError",
+    "InvalidArgumentError",
+    "LogFormat",
+    "MemoryType",
+    "MetricFormat",
+    "MetricKind",
+    "Model",
+    "ModelBatchFlag",
+    "ModelControlMode",
+    "ModelDictionary",
+    "ModelLoadDeviceLimit",
+    "ModelTxnPropertyFlag",
+    "NotFoundError",
+    "OptionTypeError",
+    "Options",
+    "RateLimitMode",
+    "RateLimiterResource",
+    "RepositoryNotFoundError",
+    "Server",
+    "TimedOutError",
+    "TritonError",
+    "UnavailableError",
+    "UnknownError",
+    "UnsupportedError",
+]

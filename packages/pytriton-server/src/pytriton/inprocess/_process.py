@@ -1,0 +1,134 @@
+"""What servers in process share with the process: its fork, its exit and its interrupts.
+
+* A fork takes none of Triton's threads along. In the child every use of a server of the parent is an error, nothing is
+  stopped or removed on its behalf, and no server can be started, as the state of the library is that of the moment of
+  the fork. A process forked before the first start is as good as any other.
+* At exit of the interpreter the servers that still run are stopped: Triton's threads must not call into an interpreter
+  that is gone.
+* An interrupt (Ctrl-C) ends the wait of the main thread for Triton. What Triton does goes on, and is undone when it is
+  done.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+from pytriton.inprocess._errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from pytriton.inprocess._session import Session
+
+__all__ = ["check_may_start", "interruptible", "register", "unregister"]
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+_lock = threading.Lock()
+_sessions: set[Session] = set()
+_installed = False
+_forked_from: int | None = None
+
+
+def check_may_start() -> None:
+    """Check that a server can be started in this process, and watch the process from now on.
+
+    Raises:
+        UnsupportedError: If the process was forked from one in which a server ran.
+    """
+    global _installed
+    if _forked_from is not None:
+        raise UnsupportedError(
+            f"Expected to start a server in a process of its own, but process {os.getpid()} was forked from "
+            f"{_forked_from} while a server ran there, whose threads and locks it does not have. Fork before the first "
+            "start, or make the process with multiprocessing's 'spawn' or 'forkserver' or with subprocess.",
+            expected="a process that was not forked from one with a running server",
+            received=_forked_from,
+        )
+    with _lock:
+        if not _installed:
+            _installed = True
+            os.register_at_fork(after_in_child=_after_fork)
+            atexit.register(_stop_all)
+
+
+def register(session: Session) -> None:
+    """Remember a running server, which also keeps it alive, until `unregister`."""
+    with _lock:
+        _sessions.add(session)
+
+
+def unregister(session: Session) -> None:
+    """Forget a server."""
+    with _lock:
+        _sessions.discard(session)
+
+
+def interruptible(work: Callable[[], _Result], undo: Callable[[_Result], object], what: str) -> _Result:
+    """Do something that blocks in Triton, so that an interrupt of the main thread gets through at once.
+
+    Args:
+        work: What to do. It is done in a thread of its own if this is the main thread, the only one that is
+            interrupted.
+        undo: What to do with the result if there was an interrupt before it.
+        what: What it is, for the name of the thread.
+
+    Returns:
+        What `work` returned.
+
+    Raises:
+        BaseException: What `work` raised, or the interrupt.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    future: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def clean_up(done: Future[_Result]) -> None:
+        # A failure has nothing to undo, and the interrupt tells more.
+        if done.exception() is None:
+            undo(done.result())
+
+    # Not a daemon: the interpreter must not go while Triton may still call into it.
+    threading.Thread(target=run, name=f"pytriton-inprocess-{what}").start()
+    try:
+        return future.result()
+    except BaseException:
+        if not future.done() or future.exception() is None:
+            future.add_done_callback(clean_up)
+        raise
+
+
+def _after_fork() -> None:
+    global _forked_from, _lock
+    # Another thread of the parent may have held it.
+    _lock = threading.Lock()
+    if _sessions:
+        _forked_from = os.getppid()
+    for session in _sessions:
+        session.after_fork()
+
+
+def _stop_all() -> None:
+    if _forked_from is not None:
+        return
+    for session in list(_sessions):
+        logger.debug("Stopping the server %r, which still runs at exit.", session.name)
+        try:
+            session.stop()
+        except Exception:
+            # There is nobody left to raise to.
+            logger.exception("The server %r could not be stopped at exit.", session.name)

@@ -1,0 +1,284 @@
+"""One run of a server, from its start to its stop. A `Server` has one at a time and may have several in its life."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from pytriton.inprocess import _process
+from pytriton.inprocess._api import Api, load_api
+from pytriton.inprocess._backends import make_backends
+from pytriton.inprocess._c_types import MessageHandle, ServerHandle
+from pytriton.inprocess._enums import ModelControlMode
+from pytriton.inprocess._errors import InvalidArgumentError, TimedOutError, TritonError, UnavailableError
+from pytriton.inprocess._load_parameters import Parameter, c_parameters, files_of
+from pytriton.inprocess._memory_models import MemoryRepository, is_plain
+from pytriton.inprocess._options import Options, c_options, option_values
+from pytriton.server.workspace import Workspace
+
+__all__ = ["InFlight", "Session", "read_message"]
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.02
+_GONE_STATES = (None, "UNAVAILABLE")
+
+
+class InFlight(Protocol):
+    """A request that Triton has and has not finished."""
+
+    def cancel(self) -> None:
+        """Ask Triton to cancel it. Called from any thread; must not raise."""
+
+
+class Session:
+    """A running server of the C API with all that belongs to it.
+
+    Args:
+        options: Its settings.
+
+    Raises:
+        OptionTypeError: If an option has a value of the wrong type.
+        InvalidArgumentError: If the value of an option is not accepted.
+        RepositoryNotFoundError: If a model repository is not there.
+        TritonServerNotFoundError: If there is no tritonserver.
+        TritonError: What Triton says if it does not start, as when a model fails to load.
+    """
+
+    def __init__(self, options: Options) -> None:
+        values = option_values(options)
+        self.name = options.server_id
+        self.api: Api = load_api()
+        self.in_flight: set[InFlight] = set()
+        self.control_mode = ModelControlMode(values["model_control_mode"])
+        self._exit_timeout_s = float(values["exit_timeout"])
+        self._changed = threading.Condition()
+        self._calls = 0
+        self._stopping = False
+        self._stopped = False
+        self._forked_from: int | None = None
+        self._workspace = Workspace()
+        self._workspace.create()
+        self.memory = MemoryRepository(self._workspace.model_store_path)
+        self.handle = ServerHandle()
+        try:
+            self._create(values)
+        except BaseException:
+            self._workspace.clean()
+            raise
+        _process.register(self)
+
+    def _create(self, values: dict[str, Any]) -> None:
+        binary = self.api.library.binary
+        extra = values["backend_directory"]
+        make_backends(self._workspace.backends_path, binary, Path(os.fsdecode(extra)) if extra else None)
+        agents = self._workspace.path / "repoagents"
+        agents.mkdir()
+        with c_options(
+            self.api,
+            values,
+            repositories=[*values["model_repository"], os.fsencode(self._workspace.model_store_path)],
+            backend_directory=os.fsencode(self._workspace.backends_path),
+            cache_directory=values["cache_directory"] or os.fsencode(binary.caches_dir),
+            repo_agent_directory=values["repo_agent_directory"] or os.fsencode(agents),
+        ) as options:
+            self.api.TRITONSERVER_ServerNew(ctypes.byref(self.handle), options)
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it belongs to the process that this one was forked from."""
+        return self._forked_from is not None
+
+    # -- use ---------------------------------------------------------------------------------------------------------
+
+    def admit(self, request: InFlight) -> ServerHandle:
+        """Note that a request is about to be given to Triton, and give the handle for that.
+
+        Whoever calls it calls `finish` when Triton has released the request and given its last response.
+
+        Raises:
+            UnavailableError: If the server is being stopped.
+            InvalidArgumentError: If the server was stopped, or belongs to the process that this one was forked from.
+        """
+        self.in_flight.add(request)
+        # Looked at after the request was noted: `stop` sets it before it looks at the requests.
+        if self._stopping:
+            self.finish(request)
+            raise self._refusal()
+        return self.handle
+
+    def finish(self, request: InFlight) -> None:
+        """Note that Triton is done with a request. Does nothing for one that is not known."""
+        self.in_flight.discard(request)
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[ServerHandle]:
+        """Give the handle for a call, and keep the server from being deleted during it.
+
+        Raises:
+            UnavailableError: If the server is being stopped.
+            InvalidArgumentError: If the server was stopped, or belongs to the process that this one was forked from.
+        """
+        with self._changed:
+            if self._stopping:
+                raise self._refusal()
+            self._calls += 1
+        try:
+            yield self.handle
+        finally:
+            with self._changed:
+                self._calls -= 1
+
+    def index(self, *, ready_only: bool = False) -> list[dict[str, Any]]:
+        """List the models of the repositories, as Triton's model index does."""
+        with self.use() as handle:
+            return self._index(handle, ready_only=ready_only)
+
+    def load(self, name: str, parameters: Mapping[str, Parameter]) -> None:
+        """Load a model in whatever mode of control.
+
+        Args:
+            name: Name of the model.
+            parameters: Parameters of the load as Triton has them. If they hold the configuration or files of a model
+                that no repository has, they become one of the server's own repository. Its configuration is the
+                parameter `config` as JSON, or the file `file:config.pbtxt`.
+        """
+        with self.use() as handle:
+            if parameters and self._is_in_memory_only(handle, name):
+                self.memory.write(name, files_of(name, parameters))
+                parameters = {}
+            with c_parameters(self.api, parameters) as (array, count):
+                self.api.TRITONSERVER_ServerLoadModelWithParameters(handle, name.encode(), array, count)
+
+    def unload(self, name: str, *, dependents: bool = False) -> None:
+        """Unload a model in whatever mode of control. Does not wait."""
+        with self.use() as handle:
+            if dependents:
+                self.api.TRITONSERVER_ServerUnloadModelAndDependents(handle, name.encode())
+            else:
+                self.api.TRITONSERVER_ServerUnloadModel(handle, name.encode())
+
+    def is_listed(self, name: str) -> bool:
+        """Tell whether a repository has a folder for a model, loaded or not."""
+        return any(model["name"] == name for model in self.index())
+
+    def _is_in_memory_only(self, handle: ServerHandle, name: str) -> bool:
+        if name in self.memory:
+            return True
+        return is_plain(name) and all(model["name"] != name for model in self._index(handle))
+
+    def _index(self, handle: ServerHandle, *, ready_only: bool = False) -> list[dict[str, Any]]:
+        message = MessageHandle()
+        self.api.TRITONSERVER_ServerModelIndex(handle, int(ready_only), ctypes.byref(message))
+        listed: list[dict[str, Any]] = read_message(self.api, message)
+        return listed
+
+    def _refusal(self) -> TritonError:
+        if self._forked_from is not None:
+            return InvalidArgumentError(
+                f"Server {self.name!r} runs in process {self._forked_from}, and this is process {os.getpid()}, which "
+                "was forked from it without the threads of the server. Use the server in its own process, or start one "
+                "in a process made with multiprocessing's 'spawn' or 'forkserver' or with subprocess.",
+                expected=self._forked_from,
+                received=os.getpid(),
+                where=f"server {self.name!r}",
+            )
+        if self._stopped:
+            return InvalidArgumentError(f"Server not started: server {self.name!r} was stopped.")
+        return UnavailableError(f"Server {self.name!r} is being stopped and takes no more calls.")
+
+    # -- end ---------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Cancel what runs, unload all models and delete the server. Does nothing if that is done.
+
+        Raises:
+            TimedOutError: If requests or models were not done within `Options.exit_timeout`. The server is as good as
+                stopped for its users, but still there: another call waits again.
+            InvalidArgumentError: If the server belongs to the process that this one was forked from.
+        """
+        if self._forked_from is not None:
+            raise self._refusal()
+        deadline = time.monotonic() + self._exit_timeout_s
+        with self._changed:
+            if self._stopped:
+                return
+            self._stopping = True
+        for request in list(self.in_flight):
+            request.cancel()
+        self._wait(self._users_left, deadline)
+        if self.control_mode is not ModelControlMode.POLL:
+            self._unload_all(deadline)
+        self._delete()
+
+    def after_fork(self) -> None:
+        """Make the copy in a forked child useless: whatever it holds belongs to the parent."""
+        self._changed = threading.Condition()
+        self._stopping = True
+        self._forked_from = os.getppid()
+
+    def _unload_all(self, deadline: float) -> None:
+        """Unload all models, so that the stop of Triton finds none and does not sleep in steps of whole seconds."""
+        for name in {model["name"] for model in self._index(self.handle) if model.get("state") not in _GONE_STATES}:
+            self.api.TRITONSERVER_ServerUnloadModel(self.handle, name.encode())
+        self._wait(self._models_left, deadline)
+
+    def _users_left(self) -> str:
+        """Say who keeps the server from being stopped, in words; empty if nobody does."""
+        with self._changed:
+            calls = self._calls
+        requests = len(self.in_flight)
+        parts = [f"{requests} requests in flight"] if requests else []
+        parts += [f"{calls} calls of other threads"] if calls else []
+        return " and ".join(parts)
+
+    def _models_left(self) -> str:
+        left = [model for model in self._index(self.handle) if model.get("state") not in _GONE_STATES]
+        named = ", ".join(f"{model['name']} version {model.get('version')} ({model.get('state')})" for model in left)
+        return f"models that are not unloaded: {named}" if left else ""
+
+    def _wait(self, left: Any, deadline: float) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while what := left():
+            if time.monotonic() > deadline:
+                raise TimedOutError(
+                    f"Server {self.name!r} was not stopped within the exit_timeout of {self._exit_timeout_s:g} s: "
+                    f"there are still {what}. They were cancelled, which takes effect where the model looks for it. "
+                    "Call stop() again to go on waiting.",
+                    expected="nothing left",
+                    received=what,
+                    where=f"server {self.name!r}",
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _delete(self) -> None:
+        try:
+            # After a failure of this one, deleting the server would pull the ground from under the models that are
+            # left. It stays in memory then.
+            self.api.TRITONSERVER_ServerStop(self.handle)
+            self.api.TRITONSERVER_ServerDelete(self.handle)
+        finally:
+            self._stopped = True
+            _process.unregister(self)
+            self._workspace.clean()
+
+
+def read_message(api: Api, message: MessageHandle) -> Any:
+    """Read the JSON of a message of the C API, and delete the message."""
+    text = ctypes.c_char_p()
+    size = ctypes.c_size_t()
+    try:
+        api.TRITONSERVER_MessageSerializeToJson(message, ctypes.byref(text), ctypes.byref(size))
+        return json.loads(ctypes.string_at(text, size.value))
+    finally:
+        api.TRITONSERVER_MessageDelete(message)
