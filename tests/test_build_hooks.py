@@ -142,14 +142,14 @@ def test_what_the_compiler_says_is_in_the_error(
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", f"{compiler} -m64")
     with pytest.raises(proxy.CompileError, match=r"(?s)-m64 .*failed \(3\).*no such thing.*PYTRITON_BUILD_WITH_ZIG=1"):
-        proxy.compile_library(tmp_path / "out" / "x.so")
+        proxy.compile_library(tmp_path / "out")
     assert list((tmp_path / "out").iterdir()) == []
 
 
 def test_a_missing_compiler_is_named(proxy: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
     with pytest.raises(proxy.CompileError, match="There is no C\\+\\+ compiler"):
-        proxy.compile_library(tmp_path / "x.so")
+        proxy.compile_library(tmp_path)
 
 
 def test_zig_is_asked_for_only_where_there_is_no_compiler(
@@ -187,6 +187,6 @@ def test_the_library_is_compiled_again_when_a_source_is_newer(proxy: types.Modul
     assert proxy.is_stale(library)
     library.touch()
     assert not proxy.is_stale(library)
-    newest_source = max(path.stat().st_mtime for path in proxy.sources())
+    newest_source = max(path.stat().st_mtime for made in proxy.LIBRARIES for path in proxy.sources(made))
     os.utime(library, (newest_source - 1, newest_source - 1))
     assert proxy.is_stale(library)

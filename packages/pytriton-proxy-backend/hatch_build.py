@@ -1,4 +1,7 @@
-"""Compiles the native proxy: into the wheel, or into a git-ignored folder of an editable install.
+"""Compiles the native libraries: into the wheel, or into a git-ignored folder of an editable install.
+
+There are two, of mostly the same sources: the native proxy, and the backend that serves callables in the process that
+runs Triton.
 
 The compiler is `$CXX`, else the first of `c++`, `g++`, `clang++` on PATH, else the one in the package `ziglang`, which
 is asked for as a build requirement only then. Environment variables:
@@ -30,6 +33,7 @@ except ModuleNotFoundError:  # run as a script, in an environment that builds no
 
 ROOT = Path(__file__).resolve().parent
 LIBRARY_NAME = "libtriton_pytriton.so"
+INPROCESS_LIBRARY_NAME = "libtriton_pytriton_inprocess.so"
 PACKAGE_PATH = "pytriton/proxy_backend/_lib"
 EDITABLE_FOLDER = ROOT / "src" / PACKAGE_PATH
 
@@ -48,11 +52,42 @@ LINK_FLAGS = ("-shared", "-pthread", "-Wl,-z,now")
 STATIC_RUNTIME = ("-static-libstdc++", "-static-libgcc")
 # Without this the library would export the C++ runtime that it contains, and the loader would tie half of our calls to
 # it to the server's runtime instead.
-VERSION_SCRIPT = "{ global: TRITONBACKEND_*; local: *; };\n"
+VERSION_SCRIPT = "{{ global: {exports}; local: *; }};\n"
+
+
+class NativeLibrary(NamedTuple):
+    """What a library is made of.
+
+    Attributes:
+        name: Its file.
+        sources: Its source files in `native`; patterns of `Path.glob`.
+        compile_flags: Options for compiling that it needs beyond those common to all.
+        link_flags: The same for linking.
+        exports: The functions that others see; patterns of a linker's version script.
+    """
+
+    name: str
+    sources: tuple[str, ...]
+    compile_flags: tuple[str, ...]
+    link_flags: tuple[str, ...]
+    exports: tuple[str, ...]
+
+
+LIBRARIES = (
+    NativeLibrary(LIBRARY_NAME, ("src/*.cc",), (), (), ("TRITONBACKEND_*",)),
+    # In a process whose Triton keeps its symbols to itself nothing undefined could be found: it asks for them by name.
+    NativeLibrary(
+        INPROCESS_LIBRARY_NAME,
+        ("inprocess/*.cc", "src/batch.cc", "src/record.cc"),
+        ("-include", str(ROOT / "native" / "inprocess" / "triton_table.h")),
+        ("-Wl,--no-undefined", "-ldl"),
+        ("TRITONBACKEND_*", "pytriton_inprocess_*"),
+    ),
+)
 
 
 class CompileError(RuntimeError):
-    """The native proxy cannot be compiled; the text says why and what to do."""
+    """A native library cannot be compiled; the text says why and what to do."""
 
 
 # --- what to compile with ------------------------------------------------------------------------------------------
@@ -115,20 +150,23 @@ def find_compiler() -> Compiler:
 # --- compiling -----------------------------------------------------------------------------------------------------
 
 
-def sources() -> list[Path]:
-    """Return the source files in a fixed order.
+def sources(library: NativeLibrary) -> list[Path]:
+    """Return the source files of a library in a fixed order.
 
     Raises:
-        CompileError: If there is none.
+        CompileError: If any is missing.
     """
-    found = sorted((ROOT / "native" / "src").glob("*.cc"))
-    if not found:
-        raise CompileError(f"There are no C++ sources in {ROOT / 'native' / 'src'}; is the source tree complete?")
+    found: list[Path] = []
+    for pattern in library.sources:
+        files = sorted((ROOT / "native").glob(pattern))
+        if not files:
+            raise CompileError(f"There is no C++ source {ROOT / 'native' / pattern}; is the source tree complete?")
+        found += files
     return found
 
 
-def compile_library(target: Path) -> Compiler:
-    """Compile the native proxy into the file `target`, which is replaced in one step: a server may have it loaded.
+def compile_library(folder: Path, library: NativeLibrary = LIBRARIES[0]) -> Compiler:
+    """Compile a library into a folder. An older one is replaced in one step: a server may have it loaded.
 
     Returns:
         The compiler that did it.
@@ -137,24 +175,24 @@ def compile_library(target: Path) -> Compiler:
         CompileError: If the compiler is missing, fails or does not end.
     """
     compiler = find_compiler()
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=".compile-", dir=target.parent) as folder:
-        scratch = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".compile-", dir=folder) as made_here:
+        scratch = Path(made_here)
 
         def compile_one(source: Path) -> Path:
             made = scratch / f"{source.stem}.o"
-            include = f"-I{ROOT / 'native' / 'include'}"
-            run_compiler([*compiler.command, *COMPILE_FLAGS, include, "-c", str(source), "-o", str(made)])
+            flags = [*COMPILE_FLAGS, *library.compile_flags]
+            run_compiler([*compiler.command, *flags, "-c", str(source), "-o", str(made)])
             return made
 
         with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
-            objects = list(pool.map(compile_one, sources()))
+            objects = list(pool.map(compile_one, sources(library)))
         exports = scratch / "exports.map"
-        exports.write_text(VERSION_SCRIPT)
-        library = scratch / LIBRARY_NAME
+        exports.write_text(VERSION_SCRIPT.format(exports="; ".join(library.exports)))
+        linked = scratch / library.name
         flags = [*LINK_FLAGS, *compiler.link_flags, f"-Wl,--version-script={exports}"]
-        run_compiler([*compiler.command, *flags, *map(str, objects), "-o", str(library)])
-        os.replace(library, target)
+        run_compiler([*compiler.command, *flags, *map(str, objects), *library.link_flags, "-o", str(linked)])
+        os.replace(linked, folder / library.name)
     return compiler
 
 
@@ -186,19 +224,18 @@ def is_stale(library: Path) -> bool:
 
 
 def refresh_editable(*, force: bool = False) -> bool:
-    """Compile the library of an editable install if it is stale, or always with `force`; tell whether it was."""
-    library = EDITABLE_FOLDER / LIBRARY_NAME
-    if not force and not is_stale(library):
-        return False
-    compile_library(library)
-    return True
+    """Compile the libraries of an editable install that are stale, or all with `force`; tell whether any was."""
+    stale = [library for library in LIBRARIES if force or is_stale(EDITABLE_FOLDER / library.name)]
+    for library in stale:
+        compile_library(EDITABLE_FOLDER, library)
+    return bool(stale)
 
 
 # --- the hook ------------------------------------------------------------------------------------------------------
 
 
 class NativeProxyBuildHook(BuildHookInterface):  # type: ignore[type-arg]
-    """Adds the native proxy to a wheel, or to the source tree of an editable install."""
+    """Adds the native libraries to a wheel, or to the source tree of an editable install."""
 
     PLUGIN_NAME = "custom"
 
@@ -217,13 +254,14 @@ class NativeProxyBuildHook(BuildHookInterface):  # type: ignore[type-arg]
                 refresh_editable()
                 return
             self._scratch = tempfile.TemporaryDirectory(prefix="pytriton-proxy-backend-")
-            library = Path(self._scratch.name) / LIBRARY_NAME
-            compiler = compile_library(library)
+            folder = Path(self._scratch.name)
+            compilers = [compile_library(folder, library) for library in LIBRARIES]
         except CompileError as error:
             self.app.abort(str(error))
         build_data["pure_python"] = False
-        build_data["tag"] = f"py3-none-{compiler.platform}"
-        build_data["force_include"][str(library)] = f"{PACKAGE_PATH}/{LIBRARY_NAME}"
+        build_data["tag"] = f"py3-none-{compilers[0].platform}"
+        for library in LIBRARIES:
+            build_data["force_include"][str(folder / library.name)] = f"{PACKAGE_PATH}/{library.name}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was only needed while the wheel was written."""
@@ -235,6 +273,6 @@ class NativeProxyBuildHook(BuildHookInterface):  # type: ignore[type-arg]
 if __name__ == "__main__":
     try:
         if refresh_editable(force="--force" in sys.argv[1:]):
-            print(f"compiled {EDITABLE_FOLDER / LIBRARY_NAME}")
+            print(f"compiled the native libraries in {EDITABLE_FOLDER}")
     except CompileError as error:
         sys.exit(str(error))

@@ -491,15 +491,22 @@ void Batch::PollCancelled(const std::function<void(uint32_t)>& cancelled) {
   for (uint32_t i = 0; i < size(); ++i) {
     Item& item = items_[i];
     if (!item.open || item.cancelled) continue;
-    bool is_cancelled = false;
-    const std::string error = TakeMessage(
-        decoupled_ ? TRITONBACKEND_ResponseFactoryIsCancelled(item.factory, &is_cancelled)
-                   : TRITONBACKEND_RequestIsCancelled(item.request, &is_cancelled));
-    if (error.empty() && is_cancelled) {
+    if (IsCancelled(i)) {
       item.cancelled = true;
       cancelled(i);
     }
   }
+}
+
+bool Batch::IsCancelled(uint32_t request) const {
+  const Item& item = items_[request];
+  bool is_cancelled = false;
+  return item.open &&
+         TakeMessage(
+             decoupled_ ? TRITONBACKEND_ResponseFactoryIsCancelled(item.factory, &is_cancelled)
+                        : TRITONBACKEND_RequestIsCancelled(item.request, &is_cancelled))
+             .empty() &&
+         is_cancelled;
 }
 
 void Batch::CancelOpen(const std::function<void(uint32_t)>& cancelled) {

@@ -42,6 +42,9 @@ class Batch {
   void Fail(TRITONSERVER_Error_Code code, const std::string& text);
   // Calls `cancelled(request)` once for each open request that its caller has given up.
   void PollCancelled(const std::function<void(uint32_t)>& cancelled);
+  // Whether the caller of an open request has given it up.
+  bool IsCancelled(uint32_t request) const;
+  bool IsOpen(uint32_t request) const { return items_[request].open; }
   // Gives up every open request that its caller has not: calls `cancelled(request)` once for each.
   void CancelOpen(const std::function<void(uint32_t)>& cancelled);
   // Makes it one that was never sent, with a number of its own.

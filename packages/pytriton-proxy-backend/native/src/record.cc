@@ -63,13 +63,17 @@ bool LayoutBatch(const BatchSource& source, BatchLayout* layout, std::string* er
     return false;
   }
   uint64_t total = metadata;
-  for (const auto& tensor : source.tensors) {
-    uint64_t next;
-    if (__builtin_add_overflow(total, tensor.length, &next) || next > UINT64_MAX - kAlignment) {
-      *error = "the tensors of the batch are larger than 64 bits can count";
-      return false;
+  for (const bool in_place : {false, true}) {
+    for (const auto& tensor : source.tensors) {
+      if (tensor.in_place != in_place) continue;
+      uint64_t next;
+      if (__builtin_add_overflow(total, tensor.length, &next) || next > UINT64_MAX - kAlignment) {
+        *error = "the tensors of the batch are larger than 64 bits can count";
+        return false;
+      }
+      total = AlignUp(next, kAlignment);
     }
-    total = AlignUp(next, kAlignment);
+    if (!in_place) layout->written_length = total;
   }
   layout->metadata_length = metadata;
   layout->record_length = total;
@@ -131,6 +135,7 @@ void WriteBatch(
     to.outputs_count = from.output_count;
   }
   uint64_t payload = layout.metadata_length;
+  uint64_t in_place = layout.written_length;
   for (size_t i = 0; i < source.tensors.size(); ++i) {
     const auto& from = source.tensors[i];
     auto& to = tensors[i];
@@ -140,8 +145,13 @@ void WriteBatch(
     to.dims_count = from.dims_count;
     to.owner = from.owner;
     to.dims_offset = dims_offset + from.first_dim * sizeof(int64_t);
-    to.payload_offset = payload;
     to.payload_length = from.length;
+    if (from.in_place) {
+      to.payload_offset = in_place;
+      in_place = AlignUp(in_place + from.length, kAlignment);
+      continue;
+    }
+    to.payload_offset = payload;
     uint8_t* at = out + payload;
     for (uint32_t p = from.first_piece; p < from.first_piece + from.piece_count; ++p) {
       if (source.pieces[p].size != 0) std::memcpy(at, source.pieces[p].data, source.pieces[p].size);
@@ -180,7 +190,7 @@ bool ResponseRecord::CheckTable(uint64_t offset, uint64_t count, const char* wha
 
 bool ResponseRecord::Parse(
     const uint8_t* block, uint64_t length, uint64_t batch, uint32_t request_count, bool decoupled,
-    std::string* error) {
+    std::string* error, const uint8_t* const* payloads) {
   entries_.clear();
   tensors_.clear();
   RecordHeader header;
@@ -286,8 +296,9 @@ bool ResponseRecord::Parse(
                " rows for the whole batch, its responses have " + std::to_string(rows);
       return false;
     }
-    tensors_.push_back({Text(entry.name), entry.dtype, entry.owner, dims, entry.dims_count,
-                        block + entry.payload_offset, entry.payload_length});
+    const uint8_t* payload = payloads == nullptr || payloads[i] == nullptr ? block + entry.payload_offset : payloads[i];
+    tensors_.push_back({Text(entry.name), entry.dtype, entry.owner, dims, entry.dims_count, payload,
+                        entry.payload_length});
   }
   return true;
 }

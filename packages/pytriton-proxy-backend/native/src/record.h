@@ -27,6 +27,7 @@ struct TensorSource {
   uint32_t first_piece;  // in BatchSource::pieces
   uint32_t piece_count;
   uint64_t length;  // of all its pieces
+  bool in_place = false;  // its only piece is used where it lies: its place behind the record's other payloads is void
 };
 
 struct ParameterSource {
@@ -65,12 +66,13 @@ struct BatchSource {
 struct BatchLayout {
   uint64_t metadata_length = 0;
   uint64_t record_length = 0;
+  uint64_t written_length = 0;  // of that, what `WriteBatch` writes: all but the tensors that stay in place
 };
 
 // Returns false, with the reason, where the record would pass the limits of the protocol.
 bool LayoutBatch(const BatchSource& source, BatchLayout* layout, std::string* error);
 
-// Writes `layout.record_length` bytes to `out`, which is aligned to kAlignment. The time of sending stays 0.
+// Writes `layout.written_length` bytes to `out`, which is aligned to kAlignment. The time of sending stays 0.
 void WriteBatch(
     const BatchSource& source, const BatchLayout& layout, uint64_t batch, uint64_t received_ns, uint8_t* out);
 
@@ -107,10 +109,12 @@ struct ResponseParameter {
 // copied, never trusted.
 class ResponseRecord {
  public:
-  // `block` holds `length` readable bytes; `decoupled` allows several responses to one request.
+  // `block` holds `length` readable bytes; `decoupled` allows several responses to one request. `payloads` has, for a
+  // peer in this process, the address of every tensor's payload that does not lie in the block, else 0; all of it may
+  // be null.
   bool Parse(
       const uint8_t* block, uint64_t length, uint64_t batch, uint32_t request_count, bool decoupled,
-      std::string* error);
+      std::string* error, const uint8_t* const* payloads = nullptr);
 
   const std::vector<ResponseEntry>& entries() const { return entries_; }
   const std::vector<ResponseTensor>& tensors() const { return tensors_; }

@@ -10,7 +10,14 @@ _require_namespace_package()
 
 from ._layout import MAJOR as _MAJOR
 from ._layout import MINOR as _MINOR
-from ._native import BACKEND_NAME, LIBRARY_NAME, library_path
+from ._native import (
+    BACKEND_NAME,
+    INPROCESS_BACKEND_NAME,
+    INPROCESS_LIBRARY_NAME,
+    LIBRARY_NAME,
+    inprocess_library_path,
+    library_path,
+)
 from ._statistics import Histogram, WorkerStatistics
 from .description import description_path, read_description, write_description
 from .errors import (
@@ -36,6 +43,8 @@ PROTOCOL_VERSION: tuple[int, int] = (_MAJOR, _MINOR)
 
 __all__ = [
     "BACKEND_NAME",
+    "INPROCESS_BACKEND_NAME",
+    "INPROCESS_LIBRARY_NAME",
     "LIBRARY_NAME",
     "PROTOCOL_VERSION",
     "SIDE_FILE_NAME",
@@ -60,6 +69,7 @@ __all__ = [
     "WorkerStatistics",
     "description_path",
     "endpoint_path",
+    "inprocess_library_path",
     "library_path",
     "read_description",
     "write_description",

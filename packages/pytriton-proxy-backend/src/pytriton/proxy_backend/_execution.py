@@ -293,11 +293,11 @@ class Execution:
         batch = self._batch
         names = service.wanted_names(self._uniform)
         if batch is not None and names is not None:
-            written = service.connection.write_whole(batch, self._result, names, service.checker.fits_whole)
+            written = service.answers.write_whole(batch, self._result, names, service.checker.fits_whole)
             if written is not None:
                 # Nothing may refer to the inputs any more when the answer is sent.
                 self._result = batch = self._batch = None
-                service.connection.send(self._number, written, done=True)
+                service.answers.send(self._number, written, done=True)
                 return
         if batch is not None:
             self._result = batch.split(self._result)
@@ -315,13 +315,12 @@ class Execution:
             return False
         if service.model.strict and not service.checker.has_exactly(result, names):
             return False
-        connection = service.connection
-        written = connection.write_plain(self._number, result, names, service.checker.fits)
+        written = service.answers.write_plain(self._number, result, names, service.checker.fits)
         if written is None:
             return False
         # Nothing may refer to the inputs any more when the answer is sent.
         self._result = result = self._batch = self._requests = None
-        connection.send(self._number, written, done=True)
+        service.answers.send(self._number, written, done=True)
         return True
 
     def _drop(self) -> None:
@@ -346,7 +345,7 @@ class Execution:
             else:
                 self._result = None
 
-        self._service.connection.respond(self._number, answers, done=done, drop=drop)
+        self._service.answers.respond(self._number, answers, done=done, drop=drop)
 
     def _fail(self, error: BaseException) -> None:
         if self._is_over():
@@ -373,7 +372,7 @@ class Execution:
         # The frames of the traceback refer to the inputs, which go back with this answer.
         error.__traceback__ = None
         self._drop()
-        self._service.connection.fail(self._number, text, code)
+        self._service.answers.fail(self._number, text, code)
 
     def _fail_late(self, error: BaseException) -> None:
         """Notes an error that comes when every request has its last answer: there is nobody to tell it to."""

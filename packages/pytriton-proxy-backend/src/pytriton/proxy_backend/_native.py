@@ -10,6 +10,10 @@ LIBRARY_NAME = "libtriton_pytriton.so"
 """Name of the file with the native proxy backend, as Triton looks for it."""
 BACKEND_NAME = "pytriton"
 """Name of the backend in the configuration of a model."""
+INPROCESS_LIBRARY_NAME = "libtriton_pytriton_inprocess.so"
+"""Name of the file with the backend for callables of the process that runs Triton."""
+INPROCESS_BACKEND_NAME = "pytriton_inprocess"
+"""Name of that backend in the configuration of a model."""
 
 
 def library_path() -> Path:
@@ -18,10 +22,23 @@ def library_path() -> Path:
     Raises:
         LibraryNotFoundError: If this installation has none, as on a platform without a wheel.
     """
-    path = Path(__file__).parent / "_lib" / LIBRARY_NAME
+    return _path(LIBRARY_NAME, "the native proxy backend")
+
+
+def inprocess_library_path() -> Path:
+    """The native library that Triton loads as the backend `pytriton_inprocess`, inside a Python process.
+
+    Raises:
+        LibraryNotFoundError: If this installation has none, as on a platform without a wheel.
+    """
+    return _path(INPROCESS_LIBRARY_NAME, "the backend for callables in process")
+
+
+def _path(name: str, what: str) -> Path:
+    path = Path(__file__).parent / "_lib" / name
     if not path.is_file():
         raise LibraryNotFoundError(
-            f"expected the native proxy backend at {path}, there is none. Install a wheel of pytriton-proxy-backend "
+            f"expected {what} at {path}, there is none. Install a wheel of pytriton-proxy-backend "
             f"for this platform, or install from source with a C++ compiler (or the package ziglang) at hand"
         )
     return path

@@ -136,6 +136,34 @@ class Plan:
         return raw.decode("utf-8", "surrogateescape")
 
 
+def find_plan(
+    metadata: bytes, head: tuple[int, int, int, int, int], batching: bool, plans: dict[bytes, Plan] | None
+) -> Plan:
+    """Gives what the metadata of a record say, from earlier ones that were the same where there are any.
+
+    Args:
+        metadata: The record up to its payloads.
+        head: Of its header, as it was read before: how many requests, how many tensors, the record's length, where the
+            requests are, where the tensors are.
+        batching: Whether the tensors have a batch axis.
+        plans: The earlier ones; `None` where they are not kept.
+
+    Raises:
+        ProtocolError: If the record is malformed; says what was expected and what came.
+        TypeError: If a tensor's dtype has no numpy type here.
+    """
+    # All but the header, whose numbers are compared below: they were read before this copy was made.
+    key = metadata[_KEY_OFFSET:]
+    plan = None if plans is None else plans.get(key)
+    if plan is None or plan.head != head:
+        plan = Plan(metadata, *head, batching)
+        if plans is not None and len(metadata) <= _MAX_PLAN_BYTES:
+            if len(plans) >= _MAX_PLANS:
+                plans.clear()
+            plans[key] = plan
+    return plan
+
+
 class Batch:
     """One batch: its requests, their inputs as views on the arena, and what travels with them.
 
@@ -203,26 +231,9 @@ class Batch:
             raise ProtocolError(f"{metadata_length} bytes of metadata, the protocol allows {layout.MAX_METADATA}")
         # One copy: what is checked is what is used, whatever happens to the memory in between.
         metadata = memory[start : start + metadata_length]
-        # All but the header, whose numbers are compared below: they were read before this copy was made.
-        key = metadata[_KEY_OFFSET:]
-        plan = None if plans is None else plans.get(key)
-        if plan is None or plan.head != (count, tensor_count, record_length, entries, tensors):
-            plan = Plan(metadata, count, tensor_count, record_length, entries, tensors, batching)
-            if plans is not None and metadata_length <= _MAX_PLAN_BYTES:
-                if len(plans) >= _MAX_PLANS:
-                    plans.clear()
-                plans[key] = plan
-        self.number = number
-        self.received_ns = received_ns
-        self.sent_ns = sent_ns
-        self.rows = plan.rows
-        self.size = plan.size
-        self.spans: list[Any] | None = None
-        self.uniform_outputs = plan.uniform_outputs
-        self._plan = plan
+        plan = find_plan(metadata, (count, tensor_count, record_length, entries, tensors), batching, plans)
         self._block = block
-        self._batching = batching
-        self._extras: list[dict[str, Array]] | None = None
+        self._take(plan, number, received_ns, sent_ns, batching)
         if plan.plain is not None:
             try:
                 self.columns = {
@@ -233,6 +244,18 @@ class Batch:
         else:
             self.columns = {}
             self._read_tensors(plan, block, memory)
+
+    def _take(self, plan: Plan, number: int, received_ns: int, sent_ns: int, batching: bool) -> None:
+        self.number = number
+        self.received_ns = received_ns
+        self.sent_ns = sent_ns
+        self.rows = plan.rows
+        self.size = plan.size
+        self.spans: list[Any] | None = None
+        self.uniform_outputs = plan.uniform_outputs
+        self._plan = plan
+        self._batching = batching
+        self._extras: list[dict[str, Array]] | None = None
 
     def _read_tensors(self, plan: Plan, block: InputBlock, memory: mmap.mmap) -> None:
         start = block.place[1]
@@ -246,12 +269,15 @@ class Batch:
                     array = np.ndarray(tensor.shape, tensor.dtype, block, tensor.offset)
             except ValueError as error:
                 raise ProtocolError(f"input '{tensor.name}': {error}") from error
-            if tensor.owner == layout.WHOLE_BATCH:
-                self.columns[tensor.name] = array
-            else:
-                if self._extras is None:
-                    self._extras = [{} for _ in self.rows]
-                self._extras[tensor.owner][tensor.name] = array
+            self._place(tensor, array)
+
+    def _place(self, tensor: TensorPlan, array: Array) -> None:
+        if tensor.owner == layout.WHOLE_BATCH:
+            self.columns[tensor.name] = array
+        else:
+            if self._extras is None:
+                self._extras = [{} for _ in self.rows]
+            self._extras[tensor.owner][tensor.name] = array
 
     def __len__(self) -> int:
         return len(self.rows)

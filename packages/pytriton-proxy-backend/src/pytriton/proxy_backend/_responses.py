@@ -177,7 +177,7 @@ class ResponseWriter:
         names: tuple[str, ...],
         fits: Callable[[Array, str], bool],
         allocate: Callable[[int], OwnedBlock | None],
-        make_room: Callable[[int], OwnedBlock],
+        make_room: Callable[[int], OwnedBlock | None],
     ) -> Written | None:
         """Writes the last answers to all requests of a batch, where they are dictionaries of plain numeric arrays.
 
@@ -190,7 +190,7 @@ class ResponseWriter:
             names: The outputs that are wanted.
             fits: Whether an array is what the model declares for an output; asked once for arrays that look alike.
             allocate: Gives a block of so many bytes of the arena, or `None`.
-            make_room: Gives it where `allocate` could not, or raises.
+            make_room: Gives it where `allocate` could not, or raises; or `None`, where nothing is to be written.
 
         Returns:
             As `write`; `None` where that must take each answer by itself.
@@ -214,6 +214,8 @@ class ResponseWriter:
             self._forms[key] = form
         metadata, length, payload, tensors = form
         block = allocate(length) or make_room(length)
+        if block is None:
+            return None
         _, start, memory = block
         memory[start : start + len(metadata)] = metadata
         _NUMBER.pack_into(memory, start + layout.RECORD_BATCH_OFFSET, number)
@@ -224,6 +226,32 @@ class ResponseWriter:
             else:
                 np.concatenate([result[name] for result in results], out=target)
         return block, length, payload
+
+    def write_apart(
+        self, number: int, answers: Sequence[Answer], allocate: Callable[[int], OwnedBlock]
+    ) -> tuple[Written, list[Tensor]]:
+        """Writes a record without its payloads, for a peer in this process that is told where they are.
+
+        Args:
+            number: The batch that it answers.
+            answers: At least one.
+            allocate: Gives a block of so many bytes, or raises.
+
+        Returns:
+            As `write`, where the length counts the payloads as if they were there; and the tensors in the order of the
+            record, each of one array.
+        """
+        tensors = [
+            Tensor(name, owner, value.shape, [value])
+            for owner, answer in enumerate(answers)
+            for name, value in answer.outputs.items()
+        ]
+        metadata, _, length = _metadata(answers, [0] * len(answers), tensors)
+        block = allocate(len(metadata))
+        start = block.offset
+        block.memory[start : start + len(metadata)] = metadata
+        _NUMBER.pack_into(block.memory, start + layout.RECORD_BATCH_OFFSET, number)
+        return (block, length, _payload_bytes(tensors)), tensors
 
     def _template(self, key: tuple[Any, ...], make: Callable[[], _Metadata]) -> _Metadata:
         template = self._templates.get(key)
@@ -253,7 +281,7 @@ def write_whole(
     names: tuple[str, ...],
     fits: Callable[[dict[str, Array], tuple[str, ...]], bool],
     allocate: Callable[[int], OwnedBlock | None],
-    make_room: Callable[[int], OwnedBlock],
+    make_room: Callable[[int], OwnedBlock | None],
 ) -> Written | None:
     """Writes the last answers to all requests of a batch, where they are numeric arrays over the whole batch.
 
@@ -265,7 +293,7 @@ def write_whole(
         names: The outputs that are wanted.
         fits: Whether the arrays are what the model declares; asked once for arrays that look alike.
         allocate: Gives a block of so many bytes of the arena, or `None`.
-        make_room: Gives it where `allocate` could not, or raises.
+        make_room: Gives it where `allocate` could not, or raises; or `None`, where nothing is to be written.
 
     Returns:
         The block, the length of the record in it, and the bytes of its payloads; `None` where the outputs have to be
@@ -295,6 +323,8 @@ def write_whole(
         form = batch.forms[key] = metadata, length, _payload_bytes(tensors), _placed(tensors, offsets)
     metadata, length, payload, placed = form
     block = allocate(length) or make_room(length)
+    if block is None:
+        return None
     _, start, memory = block
     memory[start : start + len(metadata)] = metadata
     _NUMBER.pack_into(memory, start + layout.RECORD_BATCH_OFFSET, batch.number)

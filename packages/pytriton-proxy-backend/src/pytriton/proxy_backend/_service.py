@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
+from . import _layout as layout
 from ._connection import Connection
 from ._outputs import OutputChecker
+from ._records import Batch
+from ._responses import Answer, Array, Written
 from ._statistics import Counters
 from .model import ModelSpec
 
@@ -24,11 +27,38 @@ def is_async(infer_func: InferenceCallable) -> bool:
     return False
 
 
+class AnswerWay(Protocol):
+    """Where the answers to a batch go; the methods are those of `Connection`."""
+
+    def respond(self, number: int, answers: Sequence[Answer], *, done: bool, drop: Callable[[], None]) -> None: ...
+
+    def write_whole(
+        self,
+        batch: Batch,
+        outputs: dict[str, Array],
+        names: tuple[str, ...],
+        fits: Callable[[dict[str, Array], tuple[str, ...]], bool],
+    ) -> Written | None: ...
+
+    def write_plain(
+        self,
+        number: int,
+        results: Sequence[Mapping[str, Array]],
+        names: tuple[str, ...],
+        fits: Callable[[Array, str], bool],
+    ) -> Written | None: ...
+
+    def send(self, number: int, written: Written, *, done: bool) -> None: ...
+
+    def fail(self, number: int, text: str, code: layout.ErrorCode = ...) -> None: ...
+
+
 class Service:
     """What all batches of a worker have in common.
 
     Attributes:
-        connection: Where the batches come from; there is none while the worker warms up.
+        connection: Where the batches come from; there is none while the worker warms up, nor in process.
+        answers: Where the answers go, mostly the same; there is none while the worker warms up.
         infer_func: The callable.
         model: The model that it serves.
         checker: Checks what it returns.
@@ -38,6 +68,7 @@ class Service:
     """
 
     connection: Connection
+    answers: AnswerWay
 
     def __init__(
         self,

@@ -287,7 +287,7 @@ class Worker:
                 continue
             self._trouble = ""
             self._check(connection)
-            service.connection = connection
+            service.connection = service.answers = connection
             with self._changed:
                 self._connection = connection
                 self._attached.set()

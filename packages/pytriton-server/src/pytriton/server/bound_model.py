@@ -182,6 +182,42 @@ class BoundModel:
         return self.name.lower(), self.version
 
     @property
+    def spec(self) -> ModelSpec:
+        """The model as a worker sees it."""
+        return self._spec
+
+    @property
+    def callables(self) -> "list[InferFunc | ProcessWorker]":
+        """What serves it."""
+        return self._infer_funcs
+
+    @property
+    def warmup_timeout_s(self) -> float:
+        """How long its warm-up may take, in seconds."""
+        return float(self._config.warmup_timeout_s)
+
+    @property
+    def execution_timeout_s(self) -> float | None:
+        """How long a batch may take, in seconds; None is as long as it likes."""
+        return self._config.execution_timeout_s
+
+    def new_warmup(self) -> WarmupBatches:
+        """Gives the batches of its warm-up, for one of its callables."""
+        return copy.copy(self._warmup)
+
+    def make_context(self, infer: InferFunc, tracer: object) -> contextvars.Context:
+        """Makes the context in which a callable runs: a copy of the current one that knows the model.
+
+        Args:
+            infer: The callable.
+            tracer: Its tracer; None where it has none of its own.
+        """
+        context = contextvars.copy_context()
+        context.run(use_worker_tracer, tracer)
+        context.run(set_served_model, infer, self.triton_config, self._triton_context)
+        return context
+
+    @property
     def config_text(self) -> str:
         """The text of the model's `config.pbtxt`."""
         return render_config(self.triton_config)
@@ -323,10 +359,8 @@ class BoundModel:
     def _start_thread(
         self, infer: InferFunc, endpoint: Path, on_unrecoverable: Callable[[BaseException], None]
     ) -> None:
-        context = contextvars.copy_context()
-        context.run(use_worker_tracer, None if self._tracer is None else self._tracer.tracer)
-        context.run(set_served_model, infer, self.triton_config, self._triton_context)
-        warmup = copy.copy(self._warmup)
+        context = self.make_context(infer, None if self._tracer is None else self._tracer.tracer)
+        warmup = self.new_warmup()
         worker = Worker(
             infer,
             self._spec,
