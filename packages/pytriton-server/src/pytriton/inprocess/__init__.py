@@ -35,6 +35,7 @@ from pytriton.inprocess._errors import (
     UnknownError,
     UnsupportedError,
 )
+from pytriton.inprocess._metrics import Metric, MetricFamily
 from pytriton.inprocess._model import Model, ModelDictionary
 from pytriton.inprocess._options import ModelLoadDeviceLimit, Options, RateLimiterResource
 from pytriton.inprocess._server import Server
@@ -49,6 +50,8 @@ __all__ = [
     "InvalidArgumentError",
     "LogFormat",
     "MemoryType",
+    "Metric",
+    "MetricFamily",
     "MetricFormat",
     "MetricKind",
     "Model",

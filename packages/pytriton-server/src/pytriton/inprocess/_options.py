@@ -339,9 +339,14 @@ def _set_log(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -
 
 def _set_metrics(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -> None:
     api.TRITONSERVER_ServerOptionsSetMetrics(handle, values["metrics"])
-    api.TRITONSERVER_ServerOptionsSetGpuMetrics(handle, values["gpu_metrics"])
+    # Without a driver there is nothing to read, and NVIDIA's library says so on standard error at every start.
+    api.TRITONSERVER_ServerOptionsSetGpuMetrics(handle, values["gpu_metrics"] and _has_nvidia_driver())
     api.TRITONSERVER_ServerOptionsSetCpuMetrics(handle, values["cpu_metrics"])
     api.TRITONSERVER_ServerOptionsSetMetricsInterval(handle, values["metrics_interval"])
     for group, settings in values["metrics_configuration"].items():
         for setting, value in settings.items():
             api.TRITONSERVER_ServerOptionsSetMetricsConfig(handle, group, setting, value)
+
+
+def _has_nvidia_driver() -> bool:
+    return any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/dxg"))
