@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import sys
 import threading
 import time
 import warnings
@@ -143,7 +144,7 @@ class Server:
 
     def __del__(self) -> None:
         session: Session | None = getattr(self, "_session", None)
-        if session is None or session.is_foreign:
+        if session is None or not session.is_stoppable or sys.is_finalizing():
             return
         # Not here: this may be any thread at any point, also one that Triton waits for.
         threading.Thread(target=session.stop, name="pytriton-inprocess-finaliser").start()

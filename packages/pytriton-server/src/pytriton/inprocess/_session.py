@@ -94,6 +94,11 @@ class Session:
             self.api.TRITONSERVER_ServerNew(ctypes.byref(self.handle), options)
 
     @property
+    def is_stoppable(self) -> bool:
+        """Whether it runs, and in this process."""
+        return not self._stopped and self._forked_from is None
+
+    @property
     def is_foreign(self) -> bool:
         """Whether it belongs to the process that this one was forked from."""
         return self._forked_from is not None
