@@ -4,7 +4,7 @@
 <workspace>/
     models/                 a repository with a folder for each model that was loaded from memory
     backends/
-        python/             the bundled Python backend: two symlinks, and a start script for its stub
+        python/             the bundled Python backend: symlinks, a start script for its stub, and `_stub_utils.py`
         pytriton_inprocess/ the library that calls bound functions
         <other>/            symlinks to the other backends of the server and to those of the user
     repoagents/             empty
@@ -33,6 +33,7 @@ INPROCESS_BACKEND = "pytriton_inprocess"
 """Name of the backend that calls functions of this process."""
 
 _STUB = "triton_python_backend_stub"
+_UTILS = "triton_python_backend_utils.py"
 
 
 def make_backends(folder: Path, binary: TritonServerBinary, extra: Path | None) -> None:
@@ -82,7 +83,9 @@ def _make_inprocess_backend(target: Path) -> None:
 def _make_python_backend(target: Path, source: Path, binary: TritonServerBinary) -> None:
     target.mkdir()
     for entry in source.iterdir():
-        if entry.name != _STUB:
+        if entry.name == _UTILS:
+            _link_utils(target, entry)
+        elif entry.name != _STUB:
             (target / entry.name).symlink_to(entry)
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     # The bundled server has one stub per version of Python, a plain one has the only one in its place.
@@ -91,6 +94,13 @@ def _make_python_backend(target: Path, source: Path, binary: TritonServerBinary)
     script = target / _STUB
     script.write_text(_start_script(stub, binary))
     script.chmod(0o700)
+
+
+def _link_utils(target: Path, original: Path) -> None:
+    """Link the module that every `model.py` imports, with what makes a stub for numpy 1 fit numpy 2."""
+    (target / f"{original.stem}_original.py").symlink_to(original)
+    (target / original.name).symlink_to(Path(__file__).with_name("_stub_utils.py"))
+    (target / "_pytriton_dlpack.py").symlink_to(Path(proxy_backend.__file__).with_name("python_proxy") / "_dlpack.py")
 
 
 def _start_script(stub: Path, binary: TritonServerBinary) -> str:
