@@ -1,8 +1,8 @@
 """What servers in process share with the process: its fork, its exit and its interrupts.
 
 * A fork takes none of Triton's threads along. In the child every use of a server of the parent is an error, nothing is
-  stopped or removed on its behalf, and no server can be started, as the state of the library is that of the moment of
-  the fork. A process forked before the first start is as good as any other.
+  stopped or removed on its behalf, and no server can be started: the library is in the state that it had at the moment
+  of the fork, locks included. A process that was forked before the first start is as good as any other.
 * At exit of the interpreter the servers that still run are stopped: Triton's threads must not call into an interpreter
   that is gone.
 * An interrupt (Ctrl-C) ends the wait of the main thread for Triton. What Triton does goes on, and is undone when it is
@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import logging
 import os
 import threading
@@ -34,26 +35,28 @@ _lock = threading.Lock()
 _sessions: set[Session] = set()
 _installed = False
 _forked_from: int | None = None
+_leave_at_exit: Callable[[], object] = bool
 
 
 def check_may_start() -> None:
     """Check that a server can be started in this process, and watch the process from now on.
 
     Raises:
-        UnsupportedError: If the process was forked from one in which a server ran.
+        UnsupportedError: If the process was forked from one in which a server was started.
     """
-    global _installed
+    global _installed, _leave_at_exit
     if _forked_from is not None:
         raise UnsupportedError(
             f"Expected to start a server in a process of its own, but process {os.getpid()} was forked from "
-            f"{_forked_from} while a server ran there, whose threads and locks it does not have. Fork before the first "
-            "start, or make the process with multiprocessing's 'spawn' or 'forkserver' or with subprocess.",
-            expected="a process that was not forked from one with a running server",
+            f"{_forked_from} after the start of a server there, without the threads of Triton's library. Fork before "
+            "the first start, or make the process with multiprocessing's 'spawn' or 'forkserver' or with subprocess.",
+            expected="a process that was not forked from one with servers",
             received=_forked_from,
         )
     with _lock:
         if not _installed:
             _installed = True
+            _leave_at_exit = _exit_leaver()
             os.register_at_fork(after_in_child=_after_fork)
             atexit.register(_stop_all)
 
@@ -116,10 +119,32 @@ def _after_fork() -> None:
     global _forked_from, _lock
     # Another thread of the parent may have held it.
     _lock = threading.Lock()
-    if _sessions:
-        _forked_from = os.getppid()
+    _forked_from = os.getppid()
+    _leave_at_exit()
     for session in _sessions:
         session.after_fork()
+
+
+def _exit_leaver() -> Callable[[], None]:
+    """Give a function that makes the exit of this process skip the destructors of libraries that are loaded by now.
+
+    At exit, Triton's library waits for the thread that reads the metrics of devices. In a forked child that thread is
+    not there, and waiting for it crashes or never ends. What Python does at its exit is done before, and output that C
+    code has buffered is written.
+    """
+    c = ctypes.CDLL(None)
+    # Looked up now: after the fork, the loader's lock may be one of those that nobody releases.
+    on_exit, leave = getattr(c, "on_exit", None), getattr(c, "_exit", None)
+    at_exit, flush = getattr(c, "__cxa_atexit", None), getattr(c, "fflush", None)
+
+    def register_in_child() -> None:
+        # Called in reverse order at exit: fflush(NULL), _exit(status).
+        if on_exit is not None:
+            on_exit(leave, None)
+        if at_exit is not None:
+            at_exit(flush, None, None)
+
+    return register_in_child
 
 
 def _stop_all() -> None:

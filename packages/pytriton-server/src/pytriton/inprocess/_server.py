@@ -83,9 +83,10 @@ class Server:
             RepositoryNotFoundError: If a model repository is not there.
             TimedOutError: If the server is not ready in time. It is stopped again.
             TritonServerNotFoundError: If there is no tritonserver in any of the places that are searched.
-            UnsupportedError: If the process was forked from one in which a server ran.
+            UnsupportedError: If the process was forked from one in which a server was started.
             TritonError: What Triton says if it does not start, as when a model fails to load.
         """
+        _process.check_may_start()
         with self._lock:
             if self._session is not None:
                 raise InvalidArgumentError(
@@ -95,7 +96,6 @@ class Server:
                     received="a started one",
                     where=f"server {self._session.name!r}",
                 )
-            _process.check_may_start()
             # Of now: what is changed during the start is for the next one.
             options = dataclasses.replace(self.options) if isinstance(self.options, Options) else self.options
             self._session = _process.interruptible(lambda: Session(options), Session.stop, "start")
