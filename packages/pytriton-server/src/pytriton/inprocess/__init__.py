@@ -20,6 +20,9 @@ from pytriton.inprocess._enums import (
     ModelControlMode,
     ModelTxnPropertyFlag,
     RateLimitMode,
+    RequestFlag,
+    TraceActivity,
+    TraceLevel,
 )
 from pytriton.inprocess._errors import (
     AlreadyExistsError,
@@ -35,20 +38,30 @@ from pytriton.inprocess._errors import (
     UnknownError,
     UnsupportedError,
 )
+from pytriton.inprocess._inference import AsyncResponseIterator, ResponseIterator
+from pytriton.inprocess._memory import MemoryBuffer
 from pytriton.inprocess._metrics import Metric, MetricFamily
 from pytriton.inprocess._model import Model, ModelDictionary
 from pytriton.inprocess._options import ModelLoadDeviceLimit, Options, RateLimiterResource
+from pytriton.inprocess._request import InferenceRequest
+from pytriton.inprocess._response import InferenceResponse
 from pytriton.inprocess._server import Server
+from pytriton.inprocess._tensor import Tensor
+from pytriton.inprocess._tracing import Trace, TraceEvent
 
 __all__ = [
     "AlreadyExistsError",
+    "AsyncResponseIterator",
     "CancelledError",
     "DLDeviceType",
     "DataType",
+    "InferenceRequest",
+    "InferenceResponse",
     "InstanceGroupKind",
     "InternalError",
     "InvalidArgumentError",
     "LogFormat",
+    "MemoryBuffer",
     "MemoryType",
     "Metric",
     "MetricFamily",
@@ -66,8 +79,15 @@ __all__ = [
     "RateLimitMode",
     "RateLimiterResource",
     "RepositoryNotFoundError",
+    "RequestFlag",
+    "ResponseIterator",
     "Server",
+    "Tensor",
     "TimedOutError",
+    "Trace",
+    "TraceActivity",
+    "TraceEvent",
+    "TraceLevel",
     "TritonError",
     "UnavailableError",
     "UnknownError",
