@@ -4,10 +4,10 @@ Both have the form of the records of the proxy's protocol, so that everything be
 differs is only where the memory is. A batch is written to a *slab* before Python is called. Arrays are views on the slab,
 and a slab that anything still refers to is replaced instead of being written again, so views may be kept.
 
-An input of `IN_PLACE_BYTES` or more that is alone in its batch is not copied: the callable gets a view on the memory that
-the caller gave to Triton. That memory is the caller's, so such views are read-only, and the view keeps the caller's
-objects alive. Inputs of that size are read-only also where they had to be gathered: whether an input may be written
-to depends on its own size only.
+An input of `IN_PLACE_BYTES` or more that is alone in its batch is not copied: the callable gets a view on the memory
+that the caller gave to Triton. That memory is the caller's, so such views are read-only, and the view keeps the
+caller's objects alive. Inputs of that size are read-only also where they had to be gathered: whether an input may be
+written to depends on its own size only.
 """
 
 from __future__ import annotations
@@ -194,7 +194,7 @@ class DirectBatch(Batch):
                 source: Array = np.asarray(_Foreign(address, tensor.length, owner))
                 if owner is None:
                     source = source.copy()
-                array = np.ndarray(tensor.shape, tensor.dtype, source)  # type: ignore[arg-type] # numpy takes it
+                array = np.ndarray(tensor.shape, tensor.dtype, source)
             self._place(tensor, array)
 
     def _freeze(self, plan: Plan) -> None:
@@ -310,6 +310,6 @@ def _none(length: int) -> None:
 def _address(tensor: Tensor) -> tuple[int, object]:
     """Where the payload of a tensor is, and what has to live as long as the address is used."""
     if tensor.strings is not None:
-        return ctypes.cast(tensor.strings, ctypes.c_void_p).value or 0, tensor.strings
+        return ctypes.cast(ctypes.c_char_p(tensor.strings), ctypes.c_void_p).value or 0, tensor.strings
     array = np.ascontiguousarray(tensor.arrays[0])
     return array.ctypes.data, array

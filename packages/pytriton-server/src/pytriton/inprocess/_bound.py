@@ -151,8 +151,8 @@ class BoundCallables:
     def busy(self) -> list[str]:
         """Says which callables are at a batch, and where in their code. From any thread."""
         return [
-            f"the inference callable of model {self.bound.name!r} (version {self.bound.version}) has not returned; what "
-            f"it does right now:\n{stack}"
+            f"the inference callable of model {self.bound.name!r} (version {self.bound.version}) has not returned; "
+            f"what it does right now:\n{stack}"
             for runner in list(self._runners)
             if (stack := runner.stuck_at) is not None
         ]

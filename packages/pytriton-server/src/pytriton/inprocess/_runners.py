@@ -90,7 +90,7 @@ class Runner:
         self._put(self._pool.take(length))
 
     def _execution(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> Execution | None:
-        """Reads the batch in the slab. Where that cannot be served, its requests have their error, and there is none."""
+        """Reads the batch in the slab; `None` where that cannot be served, and its requests have their error."""
         self.answers.hold(handle)
         number = handle.address
         if self._failure is not None:
@@ -113,6 +113,14 @@ class Runner:
         from pytriton.proxy_backend._tracing import make_execution
 
         return make_execution(self._service, batch, tracer)
+
+    def execute(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> None:
+        """See `InstanceRunner`."""
+        raise NotImplementedError
+
+    def unload(self) -> None:
+        """See `InstanceRunner`."""
+        raise NotImplementedError
 
     def _note(self, failure: BaseException | None) -> None:
         if failure is not None:
@@ -260,7 +268,7 @@ class AsyncRunner(Runner):
         asyncio.run_coroutine_threadsafe(make(), loop).result()
 
     def unload(self) -> None:
-        """See `InstanceRunner`. Triton unloads a model when all its requests are answered: the loop has nothing to do."""
+        """See `InstanceRunner`. Triton unloads a model when its requests are answered: the loop has nothing to do."""
         loop, stopped = self._loop, self._stopped
         if loop is not None and stopped is not None:
             loop.call_soon_threadsafe(stopped.set)
