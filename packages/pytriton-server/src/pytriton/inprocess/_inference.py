@@ -13,41 +13,9 @@ from pytriton.inprocess._pending import Pending, submit
 from pytriton.inprocess._request import InferenceRequest
 from pytriton.inprocess._response import InferenceResponse
 
-__all__ = ["AsyncResponseIterator", "ResponseIterator", "async_infer", "infer"]
+__all__ = ["AsyncResponseIterator", "ResponseIterator"]
 
 _Deliver = Callable[[InferenceResponse], None]
-
-
-def infer(request: InferenceRequest, *, raise_on_error: bool = True) -> ResponseIterator:
-    """Send a request and give the iterator over its responses.
-
-    Args:
-        request: The request.
-        raise_on_error: Whether the iterator raises the error of a response, or yields the response with it.
-
-    Raises:
-        InvalidArgumentError: If the request does not fit the model, or has a value that cannot be sent.
-        NotFoundError: If there is no such model.
-        UnavailableError: If the model or the server is not ready.
-        TritonError: What else Triton says if it does not accept the request.
-    """
-    return ResponseIterator(request, raise_on_error)
-
-
-def async_infer(request: InferenceRequest, *, raise_on_error: bool = True) -> AsyncResponseIterator:
-    """Send a request and give the asynchronous iterator over its responses, which may be used in any event loop.
-
-    Args:
-        request: The request.
-        raise_on_error: Whether the iterator raises the error of a response, or yields the response with it.
-
-    Raises:
-        InvalidArgumentError: If the request does not fit the model, or has a value that cannot be sent.
-        NotFoundError: If there is no such model.
-        UnavailableError: If the model or the server is not ready.
-        TritonError: What else Triton says if it does not accept the request.
-    """
-    return AsyncResponseIterator(request, raise_on_error)
 
 
 class _Responses:
@@ -55,19 +23,10 @@ class _Responses:
 
     __slots__ = ("__weakref__", "_finished", "_pending", "_raises", "_request")
 
+    _finished: bool
     _pending: Pending
-
-    def __init__(self, request: InferenceRequest, raise_on_error: bool) -> None:
-        self._request = request
-        self._raises = raise_on_error
-        self._finished = False
-        timeout_s = request.response_timeout_s
-        if timeout_s is not None and not (
-            isinstance(timeout_s, (int, float)) and not isinstance(timeout_s, bool) and timeout_s >= 0
-        ):
-            raise wrong_argument(
-                "response_timeout_s", "None or a number of seconds from 0 on", timeout_s, where=describe(request.model)
-            )
+    _raises: bool
+    _request: InferenceRequest
 
     def cancel(self) -> None:
         """Cancel the request: the work for it is interrupted where the model looks for that, and no more is waited for.
@@ -112,12 +71,26 @@ class ResponseIterator(_Responses, Iterator[InferenceResponse]):
 
     An iterator that is dropped or closed before the last response cancels the request, unless the request has a
     `response_queue`. Without `response_timeout_s`, waiting for a response has no limit.
+
+    Args:
+        request: The request, which is sent.
+        raise_on_error: Whether to raise the error of a response, or to yield the response with it.
+
+    Raises:
+        InvalidArgumentError: If the request does not fit the model, or has a value that cannot be sent.
+        NotFoundError: If there is no such model.
+        UnavailableError: If the model or the server is not ready.
+        TritonError: What else Triton says if it does not accept the request.
     """
 
     __slots__ = ("_queue",)
 
     def __init__(self, request: InferenceRequest, raise_on_error: bool) -> None:
-        super().__init__(request, raise_on_error)
+        self._finished = False
+        self._raises = raise_on_error
+        self._request = request
+        if request.response_timeout_s is not None:
+            _check_timeout(request)
         self._queue: queue.SimpleQueue[InferenceResponse] = queue.SimpleQueue()
         deliver: _Deliver = self._queue.put
         if request.response_queue is not None:
@@ -159,13 +132,27 @@ class AsyncResponseIterator(_Responses, AsyncIterator[InferenceResponse]):
 
     An iterator that is dropped or closed before the last response cancels the request, unless the request has a
     `response_queue`; so does a task that is cancelled while it waits for a response. Without `response_timeout_s`,
-    waiting for a response has no limit.
+    waiting for a response has no limit. It may be made outside of an event loop, and used in any.
+
+    Args:
+        request: The request, which is sent.
+        raise_on_error: Whether to raise the error of a response, or to yield the response with it.
+
+    Raises:
+        InvalidArgumentError: If the request does not fit the model, or has a value that cannot be sent.
+        NotFoundError: If there is no such model.
+        UnavailableError: If the model or the server is not ready.
+        TritonError: What else Triton says if it does not accept the request.
     """
 
     __slots__ = ("_arrived", "_waiters")
 
     def __init__(self, request: InferenceRequest, raise_on_error: bool) -> None:
-        super().__init__(request, raise_on_error)
+        self._finished = False
+        self._raises = raise_on_error
+        self._request = request
+        if request.response_timeout_s is not None:
+            _check_timeout(request)
         self._arrived: deque[InferenceResponse] = deque()
         self._waiters: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
         # The request must not keep the iterator, which cancels the request when it is dropped.
@@ -245,6 +232,14 @@ def _waking(
 def _wake(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _check_timeout(request: InferenceRequest) -> None:
+    timeout_s = request.response_timeout_s
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
+        raise wrong_argument(
+            "response_timeout_s", "None or a number of seconds from 0 on", timeout_s, where=describe(request.model)
+        )
 
 
 def _to_both(first: _Deliver, second: _Deliver) -> _Deliver:

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from pytriton.inprocess._c_types import MessageHandle
 from pytriton.inprocess._enums import ModelBatchFlag, ModelTxnPropertyFlag
 from pytriton.inprocess._errors import InvalidArgumentError, NotFoundError, wrong_argument
+from pytriton.inprocess._inference import AsyncResponseIterator, ResponseIterator
+from pytriton.inprocess._request import InferenceRequest
 from pytriton.inprocess._session import read_message
 
 if TYPE_CHECKING:
-    from pytriton.inprocess._inference import AsyncResponseIterator, ResponseIterator
-    from pytriton.inprocess._request import InferenceRequest
     from pytriton.inprocess._server import Server
 
 __all__ = ["Model", "ModelDictionary"]
@@ -56,9 +56,7 @@ class Model:
         Args:
             **kwargs: Fields of `InferenceRequest`.
         """
-        from pytriton.inprocess._request import InferenceRequest
-
-        return InferenceRequest(model=self, **kwargs)
+        return InferenceRequest(self, **kwargs)
 
     def infer(
         self, inference_request: InferenceRequest | None = None, raise_on_error: bool = True, **kwargs: Any
@@ -79,9 +77,9 @@ class Model:
                 an input cannot be sent.
             TritonError: What Triton says if it does not accept the request.
         """
-        from pytriton.inprocess import _inference
-
-        return _inference.infer(self._request(inference_request, kwargs), raise_on_error=raise_on_error)
+        if inference_request is None:
+            return ResponseIterator(InferenceRequest(self, **kwargs), raise_on_error)
+        return ResponseIterator(self._checked(inference_request, kwargs), raise_on_error)
 
     def async_infer(
         self, inference_request: InferenceRequest | None = None, raise_on_error: bool = True, **kwargs: Any
@@ -93,15 +91,11 @@ class Model:
         Returns:
             An asynchronous iterator over the responses, which has a method `cancel()`.
         """
-        from pytriton.inprocess import _inference
+        if inference_request is None:
+            return AsyncResponseIterator(InferenceRequest(self, **kwargs), raise_on_error)
+        return AsyncResponseIterator(self._checked(inference_request, kwargs), raise_on_error)
 
-        return _inference.async_infer(self._request(inference_request, kwargs), raise_on_error=raise_on_error)
-
-    def _request(self, request: InferenceRequest | None, fields: dict[str, Any]) -> InferenceRequest:
-        if request is None:
-            return self.create_request(**fields)
-        from pytriton.inprocess._request import InferenceRequest
-
+    def _checked(self, request: InferenceRequest, fields: dict[str, Any]) -> InferenceRequest:
         if not isinstance(request, InferenceRequest):
             raise wrong_argument("inference_request", "an InferenceRequest", request, where=f"model {self.name!r}")
         if fields:

@@ -10,12 +10,14 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from ctypes import CFUNCTYPE, addressof, c_int, c_int64, c_size_t, c_void_p, cast
 from typing import TYPE_CHECKING, Any
 
 from pytriton.inprocess import _c_types
 from pytriton.inprocess._api import Api, load_api
 from pytriton.inprocess._enums import ResponseCompleteFlag
 from pytriton.inprocess._errors import CancelledError, InternalError, TritonError
+from pytriton.inprocess._hot_calls import HotCalls
 from pytriton.inprocess._inflight import OWNERS
 from pytriton.inprocess._model_spec import describe, explain, forget_spec
 from pytriton.inprocess._request import InferenceRequest, fill, output_gpu
@@ -44,10 +46,12 @@ class Pending:
         session: The run of the server that it is in.
         request: What was asked for.
         deliver: Gets the responses, in a thread of Triton's, or in the one that cancels. It must not block.
+        callbacks: What Triton calls.
     """
 
     __slots__ = (
         "__weakref__",
+        "_callbacks",
         "_cancelled",
         "_closed",
         "_deleted",
@@ -65,8 +69,13 @@ class Pending:
     )
 
     def __init__(
-        self, session: Session, request: InferenceRequest, deliver: Callable[[InferenceResponse], None]
+        self,
+        session: Session,
+        request: InferenceRequest,
+        deliver: Callable[[InferenceResponse], None],
+        callbacks: _Callbacks,
     ) -> None:
+        self._callbacks = callbacks
         self.session = session
         self.request = request
         self.handle: int | None = None
@@ -138,8 +147,10 @@ class Pending:
         with self._lock:
             self._deleted = True
             handle = self.handle
-        if handle is not None:
-            self.session.api.TRITONSERVER_InferenceRequestDelete(handle)
+        if handle:
+            error = self._callbacks.calls.InferenceRequestDelete(handle)
+            if error:
+                self._callbacks.calls.check(error)
 
 
 def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], None]) -> Pending:
@@ -175,32 +186,41 @@ def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], Non
 
 def _submit(session: Session, request: InferenceRequest, deliver: Callable[[InferenceResponse], None]) -> Pending:
     callbacks = _callbacks or _make_callbacks()
-    api, model = session.api, request.model
-    pending = Pending(session, request, deliver)
+    calls, model = callbacks.calls, request.model
+    pending = Pending(session, request, deliver, callbacks)
     if request.output_memory_type is not None:
         pending.gpu = output_gpu(request)
     server = session.admit(pending)
+    handle = 0
     try:
-        created = _c_types.InferenceRequestHandle()
-        api.TRITONSERVER_InferenceRequestNew(created, server, model._c_name, model.version)
-        handle = pending.handle = created.value
+        created = c_void_p()
+        error = calls.InferenceRequestNew(addressof(created), server, model._c_name, model.version)
+        if error:
+            calls.check(error)
+        handle = pending.handle = created.value or 0
         number = pending.number
-        large = fill(api, handle, request, pending.keep)
-        api.TRITONSERVER_InferenceRequestSetReleaseCallback(handle, callbacks.release, number)
-        api.TRITONSERVER_InferenceRequestSetResponseCallback(
+        large = fill(session.api, calls, handle, request, pending.keep)
+        error = calls.InferenceRequestSetReleaseCallback(handle, callbacks.release, number)
+        if error:
+            calls.check(error)
+        error = calls.InferenceRequestSetResponseCallback(
             handle, callbacks.allocator, number, callbacks.complete, number
         )
+        if error:
+            calls.check(error)
         trace = None
         if request.trace is not None:
-            pending.trace = request.trace._start(api)
+            pending.trace = request.trace._start(session.api)
             trace = pending.trace.handle
-        if large and handle is not None:
+        if large:
             OWNERS[handle] = pending.keep
         _pending[number] = pending
-        api.TRITONSERVER_ServerInferAsync(server, handle, trace)
+        error = calls.ServerInferAsync(server, handle, trace)
+        if error:
+            calls.check(error)
     except BaseException:
         # Triton did not take it.
-        OWNERS.pop(pending.handle or 0, None)
+        OWNERS.pop(handle, None)
         if pending.trace is not None:
             pending.trace.withdraw()
         pending.discard()
@@ -217,33 +237,46 @@ def _explained(error: TritonError, request: InferenceRequest) -> TritonError:
     return explain(error, request.model, sent, tuple(request.requested_outputs))
 
 
+# As in `_c_types`, but with plain addresses in place of pointers, which cost more.
+_Allocate = CFUNCTYPE(
+    c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p
+)
+
+
 class _Callbacks:
     """What Triton calls, for all requests. It lives as long as the process, as Triton may call it that long."""
 
     def __init__(self, api: Api) -> None:
         self._api = api
-        self.complete = _c_types.InferenceResponseCompleteCallback(self._complete)
-        self.release = _c_types.InferenceRequestReleaseCallback(self._release)
-        self._allocate = _c_types.ResponseAllocatorAllocCallback(self._on_allocate)
-        self._free = _c_types.ResponseAllocatorReleaseCallback(self._on_free)
+        self.calls = HotCalls(api)
+        self._functions = (
+            _c_types.InferenceResponseCompleteCallback(self._complete),
+            _c_types.InferenceRequestReleaseCallback(self._release),
+            _Allocate(self._on_allocate),
+            _c_types.ResponseAllocatorReleaseCallback(self._on_free),
+        )
+        self.complete, self.release, _, _ = (cast(function, c_void_p).value for function in self._functions)
         allocator = _c_types.ResponseAllocatorHandle()
         api.TRITONSERVER_ResponseAllocatorNew(
-            allocator, self._allocate, self._free, _c_types.ResponseAllocatorStartCallback()
+            allocator,
+            cast(self._functions[2], _c_types.ResponseAllocatorAllocCallback),
+            self._functions[3],
+            _c_types.ResponseAllocatorStartCallback(),
         )
         self.allocator = allocator.value
 
     def _on_allocate(
         self,
         allocator: int,
-        name: bytes,
+        name: int,
         size: int,
         wanted_type: int,
         wanted_id: int,
         number: int,
-        buffer: Any,
-        userp: Any,
-        memory_type: Any,
-        memory_type_id: Any,
+        buffer: int,
+        userp: int,
+        memory_type: int,
+        memory_type_id: int,
     ) -> int | None:
         try:
             pending = _pending[number]
@@ -259,19 +292,21 @@ class _Callbacks:
         return None
 
     def _complete(self, handle: int | None, flags: int, number: int) -> None:
-        pending = _pending[number]
+        pending, calls = _pending[number], self.calls
         request = pending.request
         final = bool(flags & _FINAL)
         response = InferenceResponse(request.model, request.request_id, final=final)
         try:
             if handle is not None:
                 try:
-                    read_response(self._api, handle, response, pending.buffers)
+                    read_response(self._api, calls, handle, response, pending.buffers)
                 finally:
-                    self._api.TRITONSERVER_InferenceResponseDelete(handle)
-        except BaseException as error:
+                    error = calls.InferenceResponseDelete(handle)
+                    if error:
+                        calls.check(error)
+        except BaseException as failure:
             logger.exception("a response of %s could not be read", describe(request.model))
-            response.error = _unread(error, request)
+            response.error = _unread(failure, request)
         try:
             pending.respond(response)
         except BaseException:

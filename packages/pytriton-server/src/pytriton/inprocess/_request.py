@@ -15,6 +15,7 @@ from pytriton.inprocess._api import Api
 from pytriton.inprocess._dtypes import NUMPY_TYPES
 from pytriton.inprocess._enums import DataType, MemoryType
 from pytriton.inprocess._errors import InvalidArgumentError, wrong_argument
+from pytriton.inprocess._hot_calls import HotCalls
 from pytriton.inprocess._model_spec import describe
 from pytriton.inprocess._response import Parameter
 from pytriton.inprocess._tensor import Tensor
@@ -40,8 +41,9 @@ _TYPE_NUMBERS: Final = {
     for data_type, dtype in NUMPY_TYPES.items()
     if data_type not in (DataType.BF16, DataType.BYTES)
 }
-# What Triton wants to know of an array, by its dtype and shape: number of the data type, dimensions, their count, size.
-_layouts: dict[tuple[np.dtype[Any], tuple[int, ...]], tuple[int, Any, int, int]] = {}
+# What Triton wants to know of an array, by its dtype and shape: number of the data type, address of the dimensions,
+# their count, size of the array; and what owns the dimensions.
+_layouts: dict[tuple[np.dtype[Any], tuple[int, ...]], tuple[int, int, int, int, Any]] = {}
 _names: dict[str, bytes] = {}
 
 
@@ -100,11 +102,12 @@ def output_gpu(request: InferenceRequest) -> int | None:
     return number
 
 
-def fill(api: Api, handle: Any, request: InferenceRequest, keep: list[Any]) -> bool:
+def fill(api: Api, calls: HotCalls, handle: int, request: InferenceRequest, keep: list[Any]) -> bool:
     """Put everything into a request of the C API but its callbacks.
 
     Args:
         api: The functions.
+        calls: Those of them that every request needs.
         handle: The request of the C API.
         request: What to put into it.
         keep: Gets all that must live until Triton releases the request.
@@ -127,21 +130,24 @@ def fill(api: Api, handle: Any, request: InferenceRequest, keep: list[Any]) -> b
         if type(value) is np.ndarray and value.flags.c_contiguous:
             layout = _layouts.get((value.dtype, value.shape)) or _layout_of(value)
             if layout is not None:
-                number, dims, count, size = layout
-                api.TRITONSERVER_InferenceRequestAddInput(handle, encoded, number, dims, count)
+                number, dims, count, size, _ = layout
+                data: Any
                 if size <= _SMALL:
                     data = value.tobytes()
                     keep.append(data)
-                    api.TRITONSERVER_InferenceRequestAppendInputData(handle, encoded, data, size, 0, 0)
                 else:
                     large = True
                     keep.append(value)
-                    address = (
-                        addressof(_Byte.from_buffer(value))
-                        if value.flags.writeable
-                        else value.__array_interface__["data"][0]
-                    )
-                    api.TRITONSERVER_InferenceRequestAppendInputData(handle, encoded, address, size, 0, 0)
+                    if value.flags.writeable:
+                        data = addressof(_Byte.from_buffer(value))
+                    else:
+                        data = value.__array_interface__["data"][0]
+                error = calls.InferenceRequestAddInput(handle, encoded, number, dims, count)
+                if error:
+                    calls.check(error)
+                error = calls.InferenceRequestAppendInputData(handle, encoded, data, size, 0, 0)
+                if error:
+                    calls.check(error)
                 continue
         large = _add_tensor(api, handle, encoded, to_tensor(request.model, name, value), keep) or large
     if request.request_id is not None:
@@ -164,12 +170,13 @@ def fill(api: Api, handle: Any, request: InferenceRequest, keep: list[Any]) -> b
     return large
 
 
-def _layout_of(array: np.ndarray[Any, Any]) -> tuple[int, Any, int, int] | None:
+def _layout_of(array: np.ndarray[Any, Any]) -> tuple[int, int, int, int, Any] | None:
     """Describe arrays like this one, and remember it; `None` for one that is no plain array of numbers."""
     number = _TYPE_NUMBERS.get(array.dtype)
     if number is None or not array.dtype.isnative:
         return None
-    layout = (number, (c_int64 * array.ndim)(*array.shape), array.ndim, array.nbytes)
+    dims = (c_int64 * array.ndim)(*array.shape)
+    layout = (number, addressof(dims), array.ndim, array.nbytes, dims)
     if len(_layouts) >= _LONGEST_CACHE:
         # Shapes that vary without end: those in use come back.
         _layouts.clear()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from ctypes import POINTER, byref, c_bool, c_char_p, c_double, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+from ctypes import byref, c_bool, c_char_p, c_double, c_int, c_int64, c_uint64, c_void_p
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -18,6 +18,7 @@ from pytriton.inprocess._api import Api
 from pytriton.inprocess._dtypes import NUMPY_TYPES
 from pytriton.inprocess._enums import DataType, MemoryType, ParameterType
 from pytriton.inprocess._errors import TritonError
+from pytriton.inprocess._hot_calls import HotCalls
 from pytriton.inprocess._memory import MemoryBuffer
 from pytriton.inprocess._tensor import Tensor
 
@@ -32,6 +33,7 @@ Parameter = str | int | bool | float
 
 _SMALL: Final = 4096
 _Byte: Any = ctypes.c_char
+_new_tensor: Final = Tensor.__new__
 _TYPES: Final = {int(data_type): (data_type, dtype) for data_type, dtype in NUMPY_TYPES.items()}
 _LONGEST_CACHE: Final = 4096
 
@@ -98,61 +100,44 @@ class InferenceResponse:
         return f"InferenceResponse({', '.join(parts)}, final={self.final})"
 
 
-def allocate(
-    buffers: dict[int, Any], size: int, gpu: int | None, buffer: Any, memory_type: Any, memory_type_id: Any
-) -> None:
+def allocate(buffers: dict[int, Any], size: int, gpu: int | None, buffer: int, memory_type: int, number: int) -> None:
     """Allocate memory for an output.
 
     Args:
         buffers: Where it is kept, by its address, until the response is read.
         size: In bytes.
         gpu: Number of the GPU that it is wanted on; `None` for host memory.
-        buffer: Pointer to where Triton takes the address from.
-        memory_type: Pointer to where it takes the kind of memory from.
-        memory_type_id: Pointer to where it takes the number of the device from.
+        buffer: Where Triton takes the address from.
+        memory_type: Where it takes the kind of memory from.
+        number: Where it takes the number of the device from.
     """
-    if gpu is not None and size:
-        array = _gpu.allocate(size, gpu)
-        address = int(array.data.ptr)
-        memory_type[0], memory_type_id[0] = MemoryType.GPU, gpu
-        buffers[address] = MemoryBuffer(address, MemoryType.GPU, gpu, size, array)
-        buffer[0] = address
-        return
-    memory_type[0] = memory_type_id[0] = 0
+    c_int.from_address(memory_type).value = MemoryType.CPU if gpu is None else MemoryType.GPU
+    c_int64.from_address(number).value = gpu or 0
     if not size:
         return
-    # Bytes are quicker to make and to find than arrays, but are filled with zeros first.
-    memory: Any = bytearray(size) if size <= _SMALL else np.empty(size, np.uint8)
-    address = ctypes.addressof(_Byte.from_buffer(memory))
-    buffers[address] = memory
-    buffer[0] = address
+    if gpu is not None:
+        array = _gpu.allocate(size, gpu)
+        address = int(array.data.ptr)
+        buffers[address] = MemoryBuffer(address, MemoryType.GPU, gpu, size, array)
+    else:
+        # Bytes are quicker to make than arrays, but are filled with zeros first.
+        memory: Any = bytearray(size) if size <= _SMALL else np.empty(size, np.uint8)
+        address = ctypes.addressof(_Byte.from_buffer(memory))
+        buffers[address] = memory
+    c_void_p.from_address(buffer).value = address
 
 
 class _Scratch:
-    """Where Triton writes what it says of an output. Made anew for every call, it would cost more than the call."""
+    """Where Triton writes what it says of a response. Made anew for every call, it would cost more than the call."""
 
-    __slots__ = ("base", "count", "data_type", "dims", "kind", "name", "pointers", "size", "version")
+    __slots__ = ("name", "places", "words")
 
     def __init__(self) -> None:
-        self.name = c_char_p()
-        self.data_type = c_int()
-        self.dims = POINTER(c_int64)()
-        self.count = c_uint64()
-        self.base = c_void_p()
-        self.size = c_size_t()
-        self.kind = c_int()
-        self.version = c_int64()
-        self.pointers = (
-            byref(self.name),
-            byref(self.data_type),
-            byref(self.dims),
-            byref(self.count),
-            byref(self.base),
-            byref(self.size),
-            byref(self.kind),
-            byref(self.version),
-            byref(c_void_p()),
-        )
+        # Every value has 64 bits of its own. The upper half of the shorter ones is never written, and stays 0.
+        self.words = (c_uint64 * 9)()
+        start = ctypes.addressof(self.words)
+        self.places = tuple(range(start, start + 72, 8))
+        self.name = c_char_p.from_buffer(self.words)
 
 
 # Taken from the end and put back there, which is safe between threads. Not by thread: a thread of Triton's is a new one
@@ -161,11 +146,12 @@ _scratches: list[_Scratch] = []
 _names: dict[bytes, str] = {}
 
 
-def read_response(api: Api, handle: int, response: InferenceResponse, buffers: dict[int, Any]) -> None:
+def read_response(api: Api, calls: HotCalls, handle: int, response: InferenceResponse, buffers: dict[int, Any]) -> None:
     """Read all of Triton's response.
 
     Args:
         api: The functions.
+        calls: Those of them that every response needs.
         handle: The response of Triton. It is not deleted.
         response: Gets what is read.
         buffers: The memory that was allocated for the request, by address. What the outputs are in is taken out.
@@ -174,33 +160,42 @@ def read_response(api: Api, handle: int, response: InferenceResponse, buffers: d
         scratch = _scratches.pop()
     except IndexError:
         scratch = _Scratch()
-    name, kind, number = scratch.name, scratch.kind, scratch.version
-    name_at, type_at, dims_at, dim_count_at, base_at, size_at, kind_at, number_at, userp_at = scratch.pointers
-    count = c_uint32()
-    count_at = byref(count)
-
-    api.TRITONSERVER_InferenceResponseModel(handle, name_at, number_at)
-    response._answering = (_text(name.value), number.value)
-    api.TRITONSERVER_InferenceResponseParameterCount(handle, count_at)
-    for index in range(count.value):
-        api.TRITONSERVER_InferenceResponseParameter(handle, index, name_at, kind_at, base_at)
-        response.parameters[_text(name.value)] = _parameter(kind.value, scratch.base.value)
-
-    error = api.TRITONSERVER_InferenceResponseError(handle)
+    places, words, name = scratch.places, scratch.words, scratch.name
+    name_at, count_at = places[0], places[3]
+    error = calls.InferenceResponseModel(handle, name_at, places[7])
     if error:
+        calls.check(error)
+    response._answering = (_text(name.value), words[7])
+    error = calls.InferenceResponseParameterCount(handle, count_at)
+    if error:
+        calls.check(error)
+    if words[3]:
+        _read_parameters(api, handle, words[3], response.parameters)
+    error = calls.InferenceResponseError(handle)
+    if error:
+        # It belongs to the response.
         response.error = api.error_from(error)
     else:
-        api.TRITONSERVER_InferenceResponseOutputCount(handle, count_at)
+        error = calls.InferenceResponseOutputCount(handle, count_at)
+        if error:
+            calls.check(error)
         outputs = response.outputs
-        for index in range(count.value):
-            api.TRITONSERVER_InferenceResponseOutput(
-                handle, index, name_at, type_at, dims_at, dim_count_at, base_at, size_at, kind_at, number_at, userp_at
-            )
-            data_type, dtype = _TYPES[scratch.data_type.value]
-            shape = tuple(scratch.dims[: scratch.count.value])
-            memory = buffers.pop(scratch.base.value or 0, None)
-            outputs[_text(name.value)] = _tensor(data_type, dtype, shape, memory, scratch.size.value)
+        for index in range(words[3]):
+            error = calls.InferenceResponseOutput(handle, index, *places)
+            if error:
+                calls.check(error)
+            _, number, dims, dim_count, base, size, _, _, _ = words[:]
+            data_type, dtype = _TYPES[number]
+            shape = tuple((c_int64 * dim_count).from_address(dims)) if dim_count else ()
+            outputs[_text(name.value)] = _tensor(data_type, dtype, shape, buffers.pop(base, None), size)
     _scratches.append(scratch)
+
+
+def _read_parameters(api: Api, handle: int, count: int, parameters: dict[str, Parameter]) -> None:
+    name, kind, value = c_char_p(), c_int(), c_void_p()
+    for index in range(count):
+        api.TRITONSERVER_InferenceResponseParameter(handle, index, byref(name), byref(kind), byref(value))
+        parameters[_text(name.value)] = _parameter(kind.value, value.value)
 
 
 def _tensor(data_type: DataType, dtype: np.dtype[Any], shape: tuple[int, ...], memory: Any, size: int) -> Tensor:
@@ -211,7 +206,12 @@ def _tensor(data_type: DataType, dtype: np.dtype[Any], shape: tuple[int, ...], m
         memory = bytearray()
     if data_type is DataType.BYTES:
         return Tensor._of_array(data_type, shape, np.frombuffer(memory, np.uint8, size))
-    return Tensor._of_array(data_type, shape, np.ndarray(shape, dtype, memory))
+    tensor = _new_tensor(Tensor)
+    tensor.data_type = data_type
+    tensor.shape = shape
+    tensor._memory_buffer = None
+    tensor._array = np.ndarray(shape, dtype, memory)
+    return tensor
 
 
 def _text(encoded: bytes | None) -> str:
