@@ -219,14 +219,18 @@ PYTRITON_EXPORT int pytriton_inprocess_respond(
 // Answers every request that is still open with an error.
 PYTRITON_EXPORT void pytriton_inprocess_fail(Handle* handle, int code, const char* text) {
   const std::lock_guard<std::mutex> lock(handle->mutex);
+  // What the callable may still answer comes too late, and nobody needs to be told.
+  handle->batch.expired = true;
   handle->batch.Fail(static_cast<TRITONSERVER_Error_Code>(code), text);
 }
 
-// Whether the caller of a request has given it up; of the request 0xFFFFFFFF, those of all that are open.
+// Whether the caller of a request has given it up; of the request 0xFFFFFFFF, those of all that are open. So has nobody
+// left to answer to who has got an error from `fail`.
 PYTRITON_EXPORT int pytriton_inprocess_is_cancelled(Handle* handle, uint32_t request) {
   // Called with the GIL, which a response that is being sent may wait for.
   const std::unique_lock<std::mutex> lock(handle->mutex, std::try_to_lock);
-  if (!lock.owns_lock() || handle->batch.finished()) return 0;
+  if (!lock.owns_lock()) return 0;
+  if (handle->batch.finished()) return handle->batch.expired ? 1 : 0;
   if (request != pytriton::kWholeBatch) return request < handle->batch.size() && handle->batch.IsCancelled(request);
   for (uint32_t i = 0; i < handle->batch.size(); ++i) {
     if (handle->batch.IsOpen(i) && !handle->batch.IsCancelled(i)) return 0;

@@ -279,10 +279,16 @@ void Batch::SendError(Item& item, TRITONSERVER_Error_Code code, const std::strin
     PYTRITON_LOG(ERROR, "no response for an error could be made: " + reason + "; the error: " + text);
     return;
   }
-  TRITONSERVER_Error* error = MakeError(code, text);
-  PYTRITON_LOG_IF_ERROR(
-      TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error), "sending an error");
-  TRITONSERVER_ErrorDelete(error);
+  Send(response, true, MakeError(code, text));
+}
+
+void Batch::Send(TRITONBACKEND_Response* response, bool last, TRITONSERVER_Error* error) {
+  if (last) {
+    last_responses_.emplace_back(response, error);
+    return;
+  }
+  PYTRITON_LOG_IF_ERROR(TRITONBACKEND_ResponseSend(response, 0, error), "sending a response");
+  if (error != nullptr) TRITONSERVER_ErrorDelete(error);
 }
 
 namespace {
@@ -433,11 +439,8 @@ void Batch::Respond(const ResponseRecord& record) {
         TRITONSERVER_Error* failure =
             error.empty() ? nullptr : MakeError(TRITONSERVER_ERROR_INTERNAL, error);
         const bool last = final || failure != nullptr;
-        PYTRITON_LOG_IF_ERROR(
-            TRITONBACKEND_ResponseSend(response, last ? uint32_t{TRITONSERVER_RESPONSE_COMPLETE_FINAL} : 0u, failure),
-            "sending a response");
         item.success = failure == nullptr;
-        if (failure != nullptr) TRITONSERVER_ErrorDelete(failure);
+        Send(response, last, failure);
         if (last) item.open = false;
       }
     }
@@ -485,6 +488,12 @@ void Batch::Finish(uint64_t compute_end_ns) {
             instance_, rows, started_ns_, sent_ns, compute_end_ns, end_ns),
         "batch statistics");
   }
+  for (const auto& [response, error] : last_responses_) {
+    PYTRITON_LOG_IF_ERROR(
+        TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error), "sending a response");
+    if (error != nullptr) TRITONSERVER_ErrorDelete(error);
+  }
+  last_responses_.clear();
 }
 
 void Batch::PollCancelled(const std::function<void(uint32_t)>& cancelled) {

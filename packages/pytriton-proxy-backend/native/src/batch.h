@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "arena.h"
@@ -69,6 +70,10 @@ class Batch {
   bool CollectTensors(BatchSource* source, std::string* error);
   TRITONBACKEND_Response* NewResponse(Item& item, std::string* error);
   void SendError(Item& item, TRITONSERVER_Error_Code code, const std::string& text);
+  // Sends a response, the last one of its request only when `Finish` is through with that. Takes both over.
+  void Send(TRITONBACKEND_Response* response, bool last, TRITONSERVER_Error* error);
+  // Sees to the end of the requests that have their last response: statistics, release, and that response. In this
+  // order: the caller whom the response wakes then finds everything done.
   void Finish(uint64_t compute_end_ns);
 
   uint64_t id_;
@@ -76,6 +81,7 @@ class Batch {
   bool batching_;
   bool decoupled_;
   std::vector<Item> items_;
+  std::vector<std::pair<TRITONBACKEND_Response*, TRITONSERVER_Error*>> last_responses_;
   uint32_t open_;
   uint64_t started_ns_;
   uint64_t sent_ns_ = 0;

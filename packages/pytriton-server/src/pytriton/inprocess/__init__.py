@@ -8,6 +8,7 @@ from pytriton.server._namespace import require_namespace_package as _require_nam
 
 _require_namespace_package()
 
+from pytriton.inprocess._bind_errors import AlreadyBoundError, NotBoundError
 from pytriton.inprocess._enums import (
     DataType,
     DLDeviceType,
@@ -50,6 +51,7 @@ from pytriton.inprocess._tensor import Tensor
 from pytriton.inprocess._tracing import Trace, TraceEvent
 
 __all__ = [
+    "AlreadyBoundError",
     "AlreadyExistsError",
     "AsyncResponseIterator",
     "CancelledError",
@@ -73,6 +75,7 @@ __all__ = [
     "ModelDictionary",
     "ModelLoadDeviceLimit",
     "ModelTxnPropertyFlag",
+    "NotBoundError",
     "NotFoundError",
     "OptionTypeError",
     "Options",

@@ -1,8 +1,8 @@
-"""The backend inside this process: a small native library whose entry points, called by Triton, jump to functions here.
+"""The backend inside this process: a small native library whose entry points, called by Triton, call functions here.
 
-The library is loaded twice, by Triton from its folder of backends and here, and is the same both times. It is told how to
-find Triton's functions and which functions of Python to call. There is one for the process, however many servers run;
-what belongs to a model is found by a number, which Triton reads from the only file of the model and hands back:
+The library is loaded twice, by Triton from its folder of backends and here, and is the same both times. It is told how
+to find Triton's functions and which functions of Python to call. There is one for the process, however many servers
+run; what belongs to a model is found by a number, which is in the only file of the model that Triton gets:
 
     Bindings --add_model--> number in the model's file --Triton loads the model--> _load_model
         --> _load_instance, once for each callable --> _execute, once for each batch --> runner

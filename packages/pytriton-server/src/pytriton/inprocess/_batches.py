@@ -1,8 +1,8 @@
 """Batches of requests as Triton hands them over inside the process, and the way back of their answers.
 
 Both have the form of the records of the proxy's protocol, so that everything between the two is the worker's: what
-differs is only where the memory is. A batch is written to a *slab* before Python is called. Arrays are views on the slab,
-and a slab that anything still refers to is replaced instead of being written again, so views may be kept.
+differs is only where the memory is. A batch is written to a *slab* before Python is called. Arrays are views on the
+slab, and a slab that anything still refers to is replaced instead of being written again, so views may be kept.
 
 An input of `IN_PLACE_BYTES` or more that is alone in its batch is not copied: the callable gets a view on the memory
 that the caller gave to Triton. That memory is the caller's, so such views are read-only, and the view keeps the
@@ -16,6 +16,7 @@ import ctypes
 import logging
 import mmap
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -225,15 +226,33 @@ class DirectAnswers:
         self._writer = ResponseWriter()
         self._slab = Slab(1)
         self._held: dict[int, Handle] = {}
+        # When each batch was taken or had its last response so far; only where there is a limit to that.
+        self._moved: dict[int, float] | None = None
 
-    @property
-    def in_flight(self) -> int:
-        """Batches that have not had their last answer."""
-        return len(self._held)
+    def watch(self) -> None:
+        """Notes from now on what `fail_late` looks at."""
+        self._moved = {}
 
     def hold(self, handle: Handle) -> None:
         """Keeps a batch until its last answer is sent."""
         self._held[handle.address] = handle
+        if self._moved is not None:
+            self._moved[handle.address] = time.monotonic()
+
+    def fail_late(self, limit_s: float, text: str, code: int) -> bool:
+        """Answers the requests with an error whose callable has given nothing for so many seconds; from any thread.
+
+        Returns:
+            Whether there were any.
+        """
+        moved = self._moved
+        oldest = time.monotonic() - limit_s
+        late = [number for number, at in list((moved or {}).items()) if at < oldest]
+        for number in late:
+            handle = self._held.get(number)
+            if moved is not None and moved.pop(number, None) is not None and handle is not None:
+                handle.fail(text, code)
+        return bool(late)
 
     def cut(self, text: str, code: int) -> None:
         """Answers every request that is open with an error, whatever its callable is at; from any thread."""
@@ -242,7 +261,18 @@ class DirectAnswers:
 
     def let_go(self, number: int) -> None:
         """Lets go of a batch whose callable has returned. Where it was not answered its requests get an error."""
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
         self._held.pop(number, None)
+        if self._moved is not None:
+            self._moved.pop(number, None)
+
+    def _note_sent(self, number: int, done: bool) -> None:
+        if done:
+            self._forget(number)
+        elif self._moved is not None and number in self._moved:
+            self._moved[number] = time.monotonic()
 
     # ---- AnswerWay ------------------------------------------------------------------------------------------------
 
@@ -258,8 +288,7 @@ class DirectAnswers:
         kept = [_address(tensor) for tensor in tensors]
         payloads = (ctypes.c_void_p * len(kept))(*[address for address, _ in kept])
         self._library.respond(number, self._slab.address, length, payloads)
-        if done:
-            self._held.pop(number, None)
+        self._note_sent(number, done)
 
     def write_whole(
         self,
@@ -283,13 +312,13 @@ class DirectAnswers:
         _, length, payload = written
         self._counters.output_bytes += payload
         self._library.respond(number, self._slab.address, length, None)
-        if done:
-            self._held.pop(number, None)
+        self._note_sent(number, done)
 
     def fail(self, number: int, text: str, code: layout.ErrorCode = layout.ErrorCode.INTERNAL) -> None:
-        handle = self._held.pop(number, None)
+        handle = self._held.get(number)
         if handle is not None:
             handle.fail(text, code)
+        self._forget(number)
 
     # ---------------------------------------------------------------------------------------------------------------
 

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from pytriton.decorators import TritonContext
-from pytriton.exceptions import PyTritonInvalidOperationError
 from pytriton.inprocess._backend import MODEL_FILE, load_backend
+from pytriton.inprocess._bind_errors import AlreadyBoundError, NotBoundError
 from pytriton.inprocess._bound import BoundCallables
 from pytriton.inprocess._enums import ModelControlMode
-from pytriton.inprocess._errors import AlreadyExistsError, InvalidArgumentError, NotFoundError, TimedOutError
+from pytriton.inprocess._errors import InvalidArgumentError, TimedOutError
 from pytriton.inprocess._model import Model
 from pytriton.model_config import DeviceKind, ModelConfig, Tensor
 from pytriton.model_config.generator import ModelConfigGenerator
@@ -27,20 +27,12 @@ from pytriton.server.tracing import ModelTracing
 if TYPE_CHECKING:
     from pytriton.inprocess._server import Server
 
-__all__ = ["AlreadyBoundError", "Bindings", "NotBoundError"]
+__all__ = ["Bindings"]
 
 logger = logging.getLogger(__name__)
 
 _FIRST_POLL_S = 0.001
 _LONGEST_POLL_S = 0.02
-
-
-class AlreadyBoundError(AlreadyExistsError, PyTritonInvalidOperationError):
-    """There is a model of the name already, or one of the same name that does not go together with it."""
-
-
-class NotBoundError(NotFoundError, PyTritonInvalidOperationError):
-    """No callable is bound under the name and version."""
 
 
 class Bindings:

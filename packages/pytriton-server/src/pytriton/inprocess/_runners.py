@@ -32,10 +32,14 @@ __all__ = ["AsyncRunner", "Runner", "SyncRunner"]
 
 logger = logging.getLogger(__name__)
 
+# What `in_place_from` is where nothing stays in place.
 _NEVER = (1 << 64) - 1
 # How late an async callable learns that its caller has given a request up.
 _CANCEL_POLL_S = 0.01
 _STACK_ENTRIES = 12
+_LONGEST_WATCH_S = 0.5
+_LARGEST_KEPT = 64 << 20
+_UNLOAD_TIMEOUT_S = 5.0
 
 
 class Runner:
@@ -63,7 +67,6 @@ class Runner:
         on_unload: Callable[[Runner], None],
     ) -> None:
         self._on_unload = on_unload
-        self._limit_s = execution_timeout_s
         self._backend = backend
         self._service = service
         self._context = context
@@ -75,6 +78,9 @@ class Runner:
         self._failure: BaseException | None = None
         self.answers = DirectAnswers(backend, service.counters)
         service.answers = self.answers
+        self._watch_ends: threading.Event | None = None
+        if execution_timeout_s is not None:
+            self._start_watch(float(execution_timeout_s))
         instance.batching = int(service.model.batching)
         instance.decoupled = int(service.model.decoupled)
         instance.in_place_from = _NEVER if copy_inputs else IN_PLACE_BYTES
@@ -122,6 +128,24 @@ class Runner:
         """See `InstanceRunner`."""
         raise NotImplementedError
 
+    def _start_watch(self, limit_s: float) -> None:
+        self.answers.watch()
+        ends = self._watch_ends = threading.Event()
+        name = self._service.model.name
+        text = f"model '{name}': the inference callable took longer than the model's execution timeout, {limit_s:g} s"
+
+        def watch() -> None:
+            while not ends.wait(min(limit_s / 4, _LONGEST_WATCH_S)):
+                if self.answers.fail_late(limit_s, text, ErrorCode.UNAVAILABLE):
+                    logger.error("%s, and has not returned. What it does right now:\n%s", text, self.stuck_at or "")
+
+        threading.Thread(target=watch, name=f"pytriton-{name}-watch", daemon=True).start()
+
+    def _unloaded(self) -> None:
+        if self._watch_ends is not None:
+            self._watch_ends.set()
+        self._on_unload(self)
+
     def _note(self, failure: BaseException | None) -> None:
         if failure is not None:
             self._failure = failure
@@ -165,7 +189,7 @@ class SyncRunner(Runner):
         try:
             self._context.run(self._loop.close)
         finally:
-            self._on_unload(self)
+            self._unloaded()
 
     @property
     def stuck_at(self) -> str | None:
@@ -173,9 +197,6 @@ class SyncRunner(Runner):
         thread = self._thread
         frame = None if thread is None else sys._current_frames().get(thread)
         return None if frame is None else "".join(traceback.format_stack(frame)[-_STACK_ENTRIES:])
-
-
-_LARGEST_KEPT = 64 << 20
 
 
 class AsyncRunner(Runner):
@@ -275,7 +296,7 @@ class AsyncRunner(Runner):
         self._thread.join(_UNLOAD_TIMEOUT_S)
         if self._thread.is_alive():
             logger.warning("model %s: its event loop is left to end by itself", self._service.model.name)
-        self._on_unload(self)
+        self._unloaded()
 
     @property
     def stuck_at(self) -> str | None:
@@ -284,6 +305,3 @@ class AsyncRunner(Runner):
             return None
         frame = sys._current_frames().get(self._thread.ident or -1)
         return None if frame is None else "".join(traceback.format_stack(frame)[-_STACK_ENTRIES:])
-
-
-_UNLOAD_TIMEOUT_S = 5.0
