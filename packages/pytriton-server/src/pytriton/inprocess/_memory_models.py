@@ -24,6 +24,8 @@ from pytriton.inprocess._errors import InvalidArgumentError, UnsupportedError
 __all__ = ["CONFIG_FILE", "MemoryRepository", "config_text"]
 
 CONFIG_FILE = "config.pbtxt"
+# Five years, which is as much as any file system can take for some years to come.
+_AHEAD_NS = 5 * 365 * 24 * 3600 * 10**9
 _MESSAGES = "tritonclient.grpc.model_config_pb2"
 
 
@@ -83,8 +85,12 @@ class MemoryRepository:
                 shutil.rmtree(self._path / name)
 
     def _set_times(self, folder: Path) -> None:
-        """Make the files newer than those of any write before, for else Triton would not load them again."""
-        self._last_time_ns = max(time.time_ns(), self._last_time_ns + 1_000_000)
+        """Make the files newer than those of any write before, for else Triton would not load them again.
+
+        And newer than whatever is written beside them later, such as the `__pycache__` of a model in Python: Triton
+        would load the model again when it next looks at it, as it does when an ensemble that uses it is loaded.
+        """
+        self._last_time_ns = max(time.time_ns() + _AHEAD_NS, self._last_time_ns + 1_000_000)
         for parent, _, files in os.walk(folder):
             for path in (parent, *(os.path.join(parent, file) for file in files)):
                 os.utime(path, ns=(self._last_time_ns, self._last_time_ns))

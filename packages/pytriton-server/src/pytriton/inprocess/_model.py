@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytriton.inprocess._c_types import MessageHandle
@@ -124,7 +125,7 @@ class Model:
 
         Raises:
             NotFoundError: If the model is not loaded.
-            UnsupportedError: If there is no such version of the format.
+            InvalidArgumentError: If there is no such version of the format.
         """
         return self._ask("TRITONSERVER_ServerModelConfig", config_version)
 
@@ -163,7 +164,7 @@ class Model:
     def _ask(self, function: str, *arguments: object) -> dict[str, Any]:
         session = self._server._running()
         message = MessageHandle()
-        with session.use() as handle:
+        with session.use() as handle, self._not_found():
             getattr(session.api, function)(handle, self._c_name, self.version, *arguments, ctypes.byref(message))
             answer: dict[str, Any] = read_message(session.api, message)
         return answer
@@ -171,9 +172,19 @@ class Model:
     def _properties(self, function: str) -> int:
         session = self._server._running()
         flags = ctypes.c_uint32()
-        with session.use() as handle:
+        with session.use() as handle, self._not_found():
             getattr(session.api, function)(handle, self._c_name, self.version, ctypes.byref(flags), None)
         return flags.value
+
+    @contextlib.contextmanager
+    def _not_found(self) -> Iterator[None]:
+        """Let all questions about a model that is not there end in the same error, as Triton has several."""
+        try:
+            yield
+        except InvalidArgumentError as error:
+            if "is not available" not in error.message and "unknown model" not in error.message:
+                raise
+            raise NotFoundError(error.message, expected="a loaded model", where=f"model {self.name!r}") from error
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Model):

@@ -25,7 +25,7 @@ from pytriton.inprocess._errors import UnsupportedError
 if TYPE_CHECKING:
     from pytriton.inprocess._session import Session
 
-__all__ = ["check_may_start", "interruptible", "register", "unregister"]
+__all__ = ["check_may_start", "delete_when_alone", "interruptible", "is_alone", "register"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +33,7 @@ _Result = TypeVar("_Result")
 
 _lock = threading.Lock()
 _sessions: set[Session] = set()
+_stopped: list[Callable[[], object]] = []
 _installed = False
 _forked_from: int | None = None
 _leave_at_exit: Callable[[], object] = bool
@@ -62,15 +63,34 @@ def check_may_start() -> None:
 
 
 def register(session: Session) -> None:
-    """Remember a running server, which also keeps it alive, until `unregister`."""
+    """Remember a server that is about to be started, which also keeps it alive, until `delete_when_alone`."""
     with _lock:
         _sessions.add(session)
 
 
-def unregister(session: Session) -> None:
-    """Forget a server."""
+def is_alone(session: Session) -> bool:
+    """Tell whether there is no other server than this one, running or stopped and not deleted."""
+    with _lock:
+        return _sessions == {session} and not _stopped
+
+
+def delete_when_alone(session: Session, delete: Callable[[], object] | None) -> None:
+    """Forget a server, and delete it once no other one runs.
+
+    All servers of the process share Triton's manager of pinned memory, which also serves the ensembles, and the
+    deletion of any of them deletes that, with the memory that the others have from it. A stopped server has no models,
+    so that little is lost by keeping it.
+
+    Args:
+        session: The server, which is stopped.
+        delete: What deletes it, if there is anything to delete.
+    """
     with _lock:
         _sessions.discard(session)
+        if delete is not None:
+            _stopped.append(delete)
+        while not _sessions and _stopped:
+            _stopped.pop()()
 
 
 def interruptible(work: Callable[[], _Result], undo: Callable[[_Result], object], what: str) -> _Result:

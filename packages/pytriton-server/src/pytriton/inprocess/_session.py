@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import json
 import logging
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from pytriton.inprocess import _process
 from pytriton.inprocess._api import Api, load_api
-from pytriton.inprocess._backends import make_backends
 from pytriton.inprocess._c_types import MessageHandle, ServerHandle
 from pytriton.inprocess._enums import ModelControlMode
-from pytriton.inprocess._errors import InvalidArgumentError, TimedOutError, TritonError, UnavailableError
+from pytriton.inprocess._errors import InternalError, InvalidArgumentError, TimedOutError, TritonError, UnavailableError
 from pytriton.inprocess._load_parameters import Parameter, c_parameters, files_of
 from pytriton.inprocess._memory_models import MemoryRepository, is_plain
-from pytriton.inprocess._options import Options, c_options, option_values
+from pytriton.inprocess._options import Options, option_values
+from pytriton.inprocess._startup import Folders, failure_of_models, new_server
 from pytriton.server.workspace import Workspace
 
 __all__ = ["InFlight", "Session", "read_message"]
@@ -61,6 +61,7 @@ class Session:
         self.in_flight: set[InFlight] = set()
         self.control_mode = ModelControlMode(values["model_control_mode"])
         self._exit_timeout_s = float(values["exit_timeout"])
+        self._stop_lock = threading.Lock()
         self._changed = threading.Condition()
         self._calls = 0
         self._stopping = False
@@ -70,28 +71,49 @@ class Session:
         self._workspace.create()
         self.memory = MemoryRepository(self._workspace.model_store_path)
         self.handle = ServerHandle()
+        _process.register(self)
         try:
             self._create(values)
         except BaseException:
-            self._workspace.clean()
+            self._abandon()
             raise
-        _process.register(self)
 
     def _create(self, values: dict[str, Any]) -> None:
-        binary = self.api.library.binary
-        extra = values["backend_directory"]
-        make_backends(self._workspace.backends_path, binary, Path(os.fsdecode(extra)) if extra else None)
-        agents = self._workspace.path / "repoagents"
-        agents.mkdir()
-        with c_options(
-            self.api,
-            values,
-            repositories=[*values["model_repository"], os.fsencode(self._workspace.model_store_path)],
-            backend_directory=os.fsencode(self._workspace.backends_path),
-            cache_directory=values["cache_directory"] or os.fsencode(binary.caches_dir),
-            repo_agent_directory=values["repo_agent_directory"] or os.fsencode(agents),
-        ) as options:
-            self.api.TRITONSERVER_ServerNew(ctypes.byref(self.handle), options)
+        folders = Folders(self.api, self._workspace, values)
+        # Triton must not delete one that fails, as others may run. So it is asked to go on, and looked at then.
+        self.handle = new_server(self.api, values, folders, exit_on_error=False)
+        try:
+            index = self._index(self.handle)
+        except UnavailableError:
+            raise self._no_server(values, folders) from None
+        if values["exit_on_error"] and (failure := failure_of_models(self.name, values, index)) is not None:
+            raise failure
+
+    def _no_server(self, values: dict[str, Any], folders: Folders) -> TritonError:
+        """Give the error for a server that could not even look for models."""
+        if _process.is_alone(self):
+            try:
+                # Once more, for what it says when it fails for good.
+                self.handle = new_server(self.api, values, folders, exit_on_error=True)
+            except TritonError as error:
+                return error
+        return InternalError(
+            f"Server {self.name!r} did not start. Triton's log (log_error=True) tells why.",
+            expected="a server that starts",
+            received="one that failed",
+            where=f"server {self.name!r}",
+        )
+
+    def _abandon(self) -> None:
+        """Free what a start that failed has left."""
+        with self._changed:
+            self._stopping = True
+        try:
+            if self.handle:
+                with contextlib.suppress(UnavailableError):
+                    self._unload_all(time.monotonic() + self._exit_timeout_s)
+        finally:
+            self._delete()
 
     @property
     def is_stoppable(self) -> bool:
@@ -213,10 +235,12 @@ class Session:
         """
         if self._forked_from is not None:
             raise self._refusal()
-        deadline = time.monotonic() + self._exit_timeout_s
+        with self._stop_lock:
+            if not self._stopped:
+                self._stop(time.monotonic() + self._exit_timeout_s)
+
+    def _stop(self, deadline: float) -> None:
         with self._changed:
-            if self._stopped:
-                return
             self._stopping = True
         for request in list(self.in_flight):
             request.cancel()
@@ -227,6 +251,7 @@ class Session:
 
     def after_fork(self) -> None:
         """Make the copy in a forked child useless: whatever it holds belongs to the parent."""
+        self._stop_lock = threading.Lock()
         self._changed = threading.Condition()
         self._stopping = True
         self._forked_from = os.getppid()
@@ -267,14 +292,16 @@ class Session:
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _delete(self) -> None:
+        delete: Callable[[], object] | None = None
         try:
-            # After a failure of this one, deleting the server would pull the ground from under the models that are
-            # left. It stays in memory then.
-            self.api.TRITONSERVER_ServerStop(self.handle)
-            self.api.TRITONSERVER_ServerDelete(self.handle)
+            if self.handle:
+                # After a failure of this one, deleting the server would pull the ground from under the models that
+                # are left. It stays in memory then.
+                self.api.TRITONSERVER_ServerStop(self.handle)
+                delete = functools.partial(self.api.TRITONSERVER_ServerDelete, self.handle)
         finally:
             self._stopped = True
-            _process.unregister(self)
+            _process.delete_when_alone(self, delete)
             self._workspace.clean()
 
 
