@@ -1,7 +1,7 @@
 """What a model takes and gives, and why it refuses a request.
 
-Triton checks every request itself. The description is asked for where Triton's own error does not say enough, and where
-Python values without a type of their own (lists) need one; never on the way of an array that Triton accepts.
+Triton checks every request itself, but for inputs that are missing in a model that has optional ones. The description
+is asked for once per model, and again where Triton's own error does not say enough.
 """
 
 from __future__ import annotations
@@ -47,11 +47,13 @@ class ModelSpec:
         inputs: The inputs.
         outputs: Names of the outputs.
         max_batch_size: The most rows of one request; 0 for a model without a batch dimension.
+        required: Names of the inputs that are not optional.
     """
 
     inputs: Mapping[str, InputSpec]
     outputs: tuple[str, ...]
     max_batch_size: int = 0
+    required: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -86,7 +88,8 @@ def fetch_spec(model: Model) -> ModelSpec:
             dims = tuple(int(dim) for dim in entry["shape"])
             inputs[name] = InputSpec(data_type, dims, bool(details.get("optional")), not special)
     outputs = tuple(entry["name"] for entry in metadata.get("outputs", ()))
-    spec = ModelSpec(inputs, outputs, int(config.get("max_batch_size", 0)))
+    required = frozenset(name for name, entry in inputs.items() if not entry.optional)
+    spec = ModelSpec(inputs, outputs, int(config.get("max_batch_size", 0)), required)
     _known.setdefault(model._server._running(), _Known()).specs[model.name, model.version] = spec
     return spec
 
@@ -157,7 +160,7 @@ def _unlike_inputs(
                 names,
                 name,
             )
-    missing = tuple(name for name, entry in spec.inputs.items() if name not in inputs and not entry.optional)
+    missing = tuple(name for name in names if name in spec.required and name not in inputs)
     if missing:
         return _refusal(
             f"{place}, input {missing[0]!r}", "a value", f"only {_listed(tuple(inputs))}", missing, tuple(inputs)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from pytriton.inprocess import _c_types
 from pytriton.inprocess._api import Api, load_api
 from pytriton.inprocess._enums import ResponseCompleteFlag
-from pytriton.inprocess._errors import CancelledError, InternalError, TritonError
+from pytriton.inprocess._errors import CancelledError, InternalError, InvalidArgumentError, TritonError
 from pytriton.inprocess._hot_calls import HotCalls
 from pytriton.inprocess._inflight import OWNERS
-from pytriton.inprocess._model_spec import describe, explain, forget_spec
+from pytriton.inprocess._model_spec import describe, explain, fetch_spec, forget_spec, known_spec
 from pytriton.inprocess._request import InferenceRequest, fill, output_gpu
 from pytriton.inprocess._response import InferenceResponse, allocate, read_response
 from pytriton.inprocess._values import is_untyped, to_tensor
@@ -168,6 +168,7 @@ def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], Non
     """
     session = request.model._server._running()
     try:
+        _check_presence(request)
         return _submit(session, request, deliver)
     except TritonError as error:
         refusal = error
@@ -229,6 +230,16 @@ def _submit(session: Session, request: InferenceRequest, deliver: Callable[[Infe
     if pending._cancelled:
         pending.cancel_in_triton()
     return pending
+
+
+def _check_presence(request: InferenceRequest) -> None:
+    """Find inputs that are missing. Triton only counts them: any input would do for one that is not optional."""
+    model, inputs = request.model, request.inputs
+    if isinstance(inputs, Mapping) and not inputs.keys() >= known_spec(model).required:
+        # What is known may be out of date.
+        spec = fetch_spec(model)
+        if not inputs.keys() >= spec.required:
+            raise InvalidArgumentError("An input is missing.")
 
 
 def _explained(error: TritonError, request: InferenceRequest) -> TritonError:

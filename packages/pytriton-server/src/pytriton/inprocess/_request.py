@@ -60,8 +60,8 @@ class InferenceRequest:
         timeout: How long the request may wait in the queue, in microseconds; 0 for the model's default. It takes effect
             where the queue policy of the model allows it.
         inputs: Values by the name of the input: a `Tensor`, a numpy array or scalar, (nested) lists, which get the data
-            type of the input, or any object with `__dlpack__`. The memory of arrays is used as it is, so that they
-            must not be changed before the response.
+            type of the input, or any object with `__dlpack__`. A single number or string is a tensor of one element.
+            The memory of arrays is used as it is, so that they must not be changed before the response.
         parameters: Values for the model, each a `str`, `int`, `bool` or `float`.
         output_memory_type: Where outputs are wanted: see `Tensor.to_device`. `None` is host memory.
         response_queue: Gets all responses, in addition to the iterator: a `queue.SimpleQueue`, or for `async_infer` an

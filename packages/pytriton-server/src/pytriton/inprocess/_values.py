@@ -32,7 +32,7 @@ def to_tensor(model: Model, name: str, value: Any) -> Tensor:
         model: The model that it is for.
         name: Name of the input.
         value: A tensor, an array or scalar of numpy or another library, or (lists of) numbers or strings, which get
-            the data type that the model wants.
+            the data type that the model wants. A single value gets its dimensions.
 
     Raises:
         InvalidArgumentError: If the value is nothing that can be sent, or has values that the model's data type does
@@ -43,8 +43,9 @@ def to_tensor(model: Model, name: str, value: Any) -> Tensor:
         return value
     try:
         if is_untyped(value):
-            return _of_numbers_or_strings(model, name, value)
-        return Tensor.from_dlpack(value)
+            return _expanded(model, name, _of_numbers_or_strings(model, name, value))
+        tensor = Tensor.from_dlpack(value)
+        return _expanded(model, name, tensor) if isinstance(value, np.generic) else tensor
     except TritonError as error:
         where = f"{describe(model)}, input {name!r}"
         if error.where is not None:
@@ -74,6 +75,14 @@ def _of_numbers_or_strings(model: Model, name: str, value: Any) -> Tensor:
         # Of an input that is not there, or not of numbers: Triton refuses it, and that is explained.
         return Tensor.from_dlpack(array)
     return _converted(array, spec.data_type)
+
+
+def _expanded(model: Model, name: str, tensor: Tensor) -> Tensor:
+    """Give a single value as many dimensions as the model wants, if they may all be 1."""
+    spec = known_spec(model).inputs.get(name)
+    if tensor.shape or spec is None or not all(dim in (-1, 1) for dim in spec.dims):
+        return tensor
+    return Tensor(tensor.data_type, (1,) * len(spec.dims), tensor.memory_buffer)
 
 
 def _of_strings(value: Any, array: Array) -> Tensor:
