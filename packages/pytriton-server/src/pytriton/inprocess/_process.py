@@ -15,6 +15,7 @@ import atexit
 import ctypes
 import logging
 import os
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -31,12 +32,28 @@ logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
 
-_lock = threading.Lock()
-_sessions: set[Session] = set()
-_stopped: list[Callable[[], object]] = []
-_installed = False
-_forked_from: int | None = None
-_leave_at_exit: Callable[[], object] = bool
+
+class _State:
+    """What all copies of this module share, should the package be imported a second time."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.sessions: set[Session] = set()
+        """Servers that run, or are about to be started or stopped."""
+        self.stopped: list[Callable[[], object]] = []
+        """What deletes the stopped servers that are not deleted yet."""
+        self.is_watched = False
+        self.forked_from: int | None = None
+        self.leave_at_exit: Callable[[], object] = bool
+
+
+def _shared_state() -> _State:
+    # There is one library in the process, whose servers share what `delete_when_alone` is about, and one exit.
+    state: _State = sys.__dict__.setdefault("_pytriton_inprocess", _State())
+    return state
+
+
+_state = _shared_state()
 
 
 def check_may_start() -> None:
@@ -45,33 +62,33 @@ def check_may_start() -> None:
     Raises:
         UnsupportedError: If the process was forked from one in which a server was started.
     """
-    global _installed, _leave_at_exit
-    if _forked_from is not None:
+    if _state.forked_from is not None:
         raise UnsupportedError(
             f"Expected to start a server in a process of its own, but process {os.getpid()} was forked from "
-            f"{_forked_from} after the start of a server there, without the threads of Triton's library. Fork before "
-            "the first start, or make the process with multiprocessing's 'spawn' or 'forkserver' or with subprocess.",
+            f"{_state.forked_from} after the start of a server there, without the threads of Triton's library. Fork "
+            "before the first start, or make the process with multiprocessing's 'spawn' or 'forkserver' or with "
+            "subprocess.",
             expected="a process that was not forked from one with servers",
-            received=_forked_from,
+            received=_state.forked_from,
         )
-    with _lock:
-        if not _installed:
-            _installed = True
-            _leave_at_exit = _exit_leaver()
+    with _state.lock:
+        if not _state.is_watched:
+            _state.is_watched = True
+            _state.leave_at_exit = _exit_leaver()
             os.register_at_fork(after_in_child=_after_fork)
             atexit.register(_stop_all)
 
 
 def register(session: Session) -> None:
     """Remember a server that is about to be started, which also keeps it alive, until `delete_when_alone`."""
-    with _lock:
-        _sessions.add(session)
+    with _state.lock:
+        _state.sessions.add(session)
 
 
 def is_alone(session: Session) -> bool:
     """Tell whether there is no other server than this one, running or stopped and not deleted."""
-    with _lock:
-        return _sessions == {session} and not _stopped
+    with _state.lock:
+        return _state.sessions == {session} and not _state.stopped
 
 
 def delete_when_alone(session: Session, delete: Callable[[], object] | None) -> None:
@@ -85,12 +102,12 @@ def delete_when_alone(session: Session, delete: Callable[[], object] | None) -> 
         session: The server, which is stopped.
         delete: What deletes it, if there is anything to delete.
     """
-    with _lock:
-        _sessions.discard(session)
+    with _state.lock:
+        _state.sessions.discard(session)
         if delete is not None:
-            _stopped.append(delete)
-        while not _sessions and _stopped:
-            _stopped.pop()()
+            _state.stopped.append(delete)
+        while not _state.sessions and _state.stopped:
+            _state.stopped.pop()()
 
 
 def interruptible(work: Callable[[], _Result], undo: Callable[[_Result], object], what: str) -> _Result:
@@ -136,12 +153,11 @@ def interruptible(work: Callable[[], _Result], undo: Callable[[_Result], object]
 
 
 def _after_fork() -> None:
-    global _forked_from, _lock
     # Another thread of the parent may have held it.
-    _lock = threading.Lock()
-    _forked_from = os.getppid()
-    _leave_at_exit()
-    for session in _sessions:
+    _state.lock = threading.Lock()
+    _state.forked_from = os.getppid()
+    _state.leave_at_exit()
+    for session in _state.sessions:
         session.after_fork()
 
 
@@ -168,9 +184,9 @@ def _exit_leaver() -> Callable[[], None]:
 
 
 def _stop_all() -> None:
-    if _forked_from is not None:
+    if _state.forked_from is not None:
         return
-    for session in list(_sessions):
+    for session in list(_state.sessions):
         logger.debug("Stopping the server %r, which still runs at exit.", session.name)
         try:
             session.stop()

@@ -123,6 +123,9 @@ class Server(BindMethods):
             InvalidArgumentError: If the server was never started, or belongs to the process that this one was forked
                 from.
         """
+        if self._session is not None and self._session.is_foreign:
+            # Not with the lock, which a thread may hold that this process does not have.
+            self._session.stop()
         with self._lock:
             session = self._session
             if session is None:

@@ -1,0 +1,308 @@
+"""What a server in process means for its process: fork, exit, interrupts, a second import."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+TIMEOUT_S = 120
+
+PREAMBLE = """
+import gc, os, sys, threading, time
+from pytriton import inprocess
+from pytriton.inprocess import Server
+"""
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where servers put their files, so that what is left there is seen."""
+    folder = tmp_path / "home"
+    monkeypatch.setenv("PYTRITON_HOME", str(folder))
+    return folder
+
+
+def start(code: str, *, flags: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-W", "error", *flags, "-c", PREAMBLE + textwrap.dedent(code)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(code: str, *, returncode: int = 0) -> tuple[list[str], str]:
+    """Run code in a new process and give the lines that it printed and its standard error."""
+    process = start(code)
+    try:
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        out, err = process.communicate()
+        pytest.fail(f"not over after {TIMEOUT_S} s; printed {out}\n{err}")
+    assert process.returncode == returncode, f"{out}\n{err}"
+    return out.splitlines(), err
+
+
+def test_import_loads_no_library() -> None:
+    lines, _ = run(
+        """
+        print("libtritonserver" in open("/proc/self/maps").read())
+        print(sorted(name for name in sys.modules if name in ("torch", "grpc", "ctypes.util")))
+        """
+    )
+
+    assert lines == ["False", "[]"]
+
+
+def test_exit_without_stop_stops_the_server(home: Path) -> None:
+    _, err = run(
+        """
+        server = Server().start()
+        other = Server(server_id="other").start()
+        sys.exit(3)
+        """,
+        returncode=3,
+    )
+
+    assert not err.strip()
+    assert not os.listdir(home)
+
+
+def test_exit_by_an_error_keeps_it(home: Path) -> None:
+    _, err = run(
+        """
+        server = Server().start()
+        raise RuntimeError("of the test")
+        """,
+        returncode=1,
+    )
+
+    assert err.rstrip().endswith("RuntimeError: of the test")
+    assert not os.listdir(home)
+
+
+def test_killed_process_leaves_nothing_behind_after_the_next_start(home: Path) -> None:
+    run("Server().start(); os.kill(os.getpid(), 9)", returncode=-signal.SIGKILL)
+    assert os.listdir(home)
+
+    run("with Server(): pass")
+
+    assert not os.listdir(home)
+
+
+def test_forked_child_cannot_use_the_server_and_does_not_harm_it() -> None:
+    lines, _ = run(
+        """
+        server = Server(server_id="parent").start()
+        model = server.model("identity")
+        held = server.models()
+        pid = os.fork()
+        if pid == 0:
+            for use in (server.ready, server.stop, server.models, model.ready, model.metadata, server.metrics):
+                try:
+                    use()
+                except inprocess.InvalidArgumentError as error:
+                    assert "forked" in str(error), error
+                else:
+                    print("no error", use)
+            for use in (server.start, Server().start):
+                try:
+                    use()
+                except inprocess.UnsupportedError as error:
+                    assert "forked" in str(error), error
+                else:
+                    print("no error", use)
+            del server, model, held, use
+            gc.collect()
+            print("child", flush=True)
+            sys.exit(7)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        print(server.ready(), server.metadata()["name"])
+        server.stop()
+        """
+    )
+
+    assert lines == ["child", "7", "True parent"]
+
+
+def test_forked_children_end_as_they_want() -> None:
+    """With and without a server running: Triton's library would wait at exit for a thread that no child has."""
+    lines, _ = run(
+        """
+        server = Server().start()
+        for code in range(10):
+            if code == 5:
+                server.stop()
+            pid = os.fork()
+            if pid == 0:
+                print(f"child {code}")
+                sys.exit(code)
+            ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+            assert ended == code, (ended, code)
+        """
+    )
+
+    assert lines == [f"child {code}" for code in range(10)]
+
+
+def test_process_forked_before_the_first_start_is_as_good_as_any() -> None:
+    lines, _ = run(
+        """
+        pid = os.fork()
+        with Server() as server:
+            print(server.ready(), flush=True)
+        if pid == 0:
+            os._exit(0)
+        print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+        """
+    )
+
+    assert lines == ["True", "True", "0"]
+
+
+def test_subprocesses_are_not_concerned() -> None:
+    lines, _ = run(
+        """
+        import multiprocessing, subprocess
+        with Server() as server:
+            print(subprocess.run(["echo", "hello"], capture_output=True, text=True).stdout.strip())
+            context = multiprocessing.get_context("spawn")
+            with context.Pool(1) as pool:
+                print(pool.apply(max, (1, 2)))
+                pool.close()
+                pool.join()
+            print(server.ready())
+        """
+    )
+
+    assert lines == ["hello", "2", "True"]
+
+
+def test_second_import_serves_beside_the_first() -> None:
+    lines, _ = run(
+        """
+        import pytriton
+        server = Server(server_id="first").start()
+        for name in [name for name in sys.modules if name.startswith("pytriton.inprocess")]:
+            del sys.modules[name]
+        del pytriton.inprocess
+        from pytriton import inprocess as again
+        assert again.Server is not Server
+        second = again.Server(server_id="second").start()
+        print(second.metadata()["name"], second.ready())
+        third = Server(server_id="third").start()
+        third.stop()
+        print(server.metadata()["name"], server.ready(), second.ready())
+        """
+    )
+
+    assert lines == ["second True", "first True True"]
+
+
+def test_ssl_of_python_is_not_that_of_triton() -> None:
+    lines, _ = run(
+        """
+        with Server():
+            import ssl, _ssl
+            print(ssl.OPENSSL_VERSION)
+        """
+    )
+    alone = subprocess.run(
+        [sys.executable, "-c", "import ssl; print(ssl.OPENSSL_VERSION)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=TIMEOUT_S,
+    )
+
+    assert lines == [alone.stdout.strip()]
+
+
+SLOW_START = """
+import pathlib
+source = '''
+import pathlib, time
+class TritonPythonModel:
+    def initialize(self, args):
+        pathlib.Path(FILE).touch()
+        time.sleep(3)
+    def execute(self, requests):
+        return []
+'''.replace("FILE", repr(sys.argv[1]))
+folder = pathlib.Path(sys.argv[2]) / "slow" / "1"
+folder.mkdir(parents=True)
+(folder / "model.py").write_text(source)
+(folder.parent / "config.pbtxt").write_text('backend: "python"')
+"""
+
+
+def test_interrupt_ends_a_slow_start_at_once(home: Path, tmp_path: Path) -> None:
+    marker = tmp_path / "initializing"
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            PREAMBLE
+            + SLOW_START
+            + textwrap.dedent(
+                """
+                server = Server(model_repository=sys.argv[2])
+                try:
+                    server.start()
+                except KeyboardInterrupt:
+                    print("interrupted", any(thread.name.endswith("start") for thread in threading.enumerate()))
+                try:
+                    server.ready()
+                except inprocess.InvalidArgumentError as error:
+                    print("not started")
+                """
+            ),
+            str(marker),
+            str(tmp_path),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + TIMEOUT_S
+    while not marker.exists():
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+
+    # True: Triton was still at it when the interrupt arrived, and the process waits for it at its exit.
+    assert out.splitlines() == ["interrupted True", "not started"], err
+    assert process.returncode == 0
+    assert not err.strip()
+    assert not os.listdir(home)
+
+
+def test_interrupt_in_a_with_statement_stops_the_server(home: Path) -> None:
+    process = start(
+        """
+        try:
+            with Server() as server:
+                print("started", flush=True)
+                while True:
+                    time.sleep(0.1)
+        except KeyboardInterrupt:
+            print("stopped")
+        """
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "started\n"
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+
+    assert (out, process.returncode) == ("stopped\n", 0), err
+    assert not os.listdir(home)
