@@ -147,7 +147,8 @@ def test_repository_that_is_a_file_is_named(tmp_path: Path) -> None:
 
 
 def test_check_tells_before_the_start() -> None:
-    Options(exit_timeout=np.int64(3)).check()  # type: ignore[arg-type]
+    settings: dict[str, Any] = {"exit_timeout": np.int64(3), "metrics": np.True_}
+    Options(**settings).check()
 
     with pytest.raises(TypeError, match="exit_timeout"):
         Options(exit_timeout="3").check()  # type: ignore[arg-type]
@@ -156,6 +157,17 @@ def test_check_tells_before_the_start() -> None:
 def test_backend_directory_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(inprocess.InvalidArgumentError, match="backend_directory"):
         Server(backend_directory=str(tmp_path / "nothing")).start()
+
+
+def test_folders_of_containers_are_taken_for_the_defaults() -> None:
+    """Scripts for NVIDIA's package name them, and it has no others: no server from pip has these."""
+    with Server(
+        backend_directory="/opt/tritonserver/backends",
+        cache_directory="/opt/tritonserver/caches",
+        repo_agent_directory="/opt/tritonserver/repoagents",
+        cache_config={"local": {"size": 1 << 20}},
+    ) as server:
+        assert server.ready()
 
 
 def test_everything_set_is_accepted_by_triton(tmp_path: Path) -> None:

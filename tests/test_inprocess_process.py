@@ -14,6 +14,9 @@ import pytest
 
 TIMEOUT_S = 120
 
+# From Python 3.12 on, a fork of a process with threads is warned of, and that is what some of this is about.
+FLAGS = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")
+
 PREAMBLE = """
 import gc, os, sys, threading, time
 from pytriton import inprocess
@@ -29,9 +32,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def start(code: str, *, flags: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def start(code: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-W", "error", *flags, "-c", PREAMBLE + textwrap.dedent(code)],
+        [sys.executable, *FLAGS, "-c", PREAMBLE + textwrap.dedent(code)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -97,7 +97,8 @@ class Options:
         metrics_interval: How often the metrics of devices are read, in milliseconds.
         backend_directory: Folder with backends that are used beside those of the server, and before them; `None` for
             those of the server only.
-        repo_agent_directory: Folder with repository agents; `None` for none.
+        repo_agent_directory: Folder with repository agents; `None` for none. For this and the other two folders, the
+            ones of Triton's containers in `/opt/tritonserver` stand for `None` where they are not there.
         model_load_device_limits: Limits of the memory that models are loaded into.
         backend_configuration: Settings by name of the backend, such as
             `{"python": {"shm-default-byte-size": "1048576"}}`.

@@ -19,6 +19,8 @@ from pytriton.server.workspace import Workspace
 __all__ = ["Folders", "failure_of_models", "new_server"]
 
 _ALL_MODELS = b"*"
+# What these options are by default in NVIDIA's package, and what scripts for it therefore say.
+_DEFAULTS_OF_CONTAINERS = (b"/opt/tritonserver/backends", b"/opt/tritonserver/caches", b"/opt/tritonserver/repoagents")
 
 
 class Folders:
@@ -32,14 +34,21 @@ class Folders:
 
     def __init__(self, api: Api, workspace: Workspace, values: Mapping[str, Any]) -> None:
         binary = api.library.binary
-        extra = values["backend_directory"]
+        extra = _unless_missing_default(values["backend_directory"])
         make_backends(workspace.backends_path, binary, Path(os.fsdecode(extra)) if extra else None)
         agents = workspace.path / "repoagents"
         agents.mkdir()
         self.repositories = [*values["model_repository"], os.fsencode(workspace.model_store_path)]
         self.backends = os.fsencode(workspace.backends_path)
-        self.caches: bytes = values["cache_directory"] or os.fsencode(binary.caches_dir)
-        self.agents: bytes = values["repo_agent_directory"] or os.fsencode(agents)
+        self.caches: bytes = _unless_missing_default(values["cache_directory"]) or os.fsencode(binary.caches_dir)
+        self.agents: bytes = _unless_missing_default(values["repo_agent_directory"]) or os.fsencode(agents)
+
+
+def _unless_missing_default(path: bytes | None) -> bytes | None:
+    """Give a path, or `None` for one that scripts only name because a container has it, where there is none."""
+    if path is not None and path.rstrip(b"/") in _DEFAULTS_OF_CONTAINERS and not os.path.isdir(path):
+        return None
+    return path
 
 
 def new_server(api: Api, values: Mapping[str, Any], folders: Folders, *, exit_on_error: bool) -> ServerHandle:
