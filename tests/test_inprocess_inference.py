@@ -6,6 +6,7 @@ import contextlib
 import gc
 import json
 import queue
+import signal
 import sys
 import threading
 import time
@@ -552,6 +553,29 @@ def test_a_wait_for_a_response_has_a_limit_and_can_go_on(server: Server) -> None
         except TimedOutError:
             assert time.monotonic() < deadline
     assert np.asarray(response.outputs["y"]).tolist() == [5]
+
+
+class _Alarm(Exception):
+    pass
+
+
+def test_a_signal_interrupts_the_wait_and_harms_nothing(server: Server) -> None:
+    def ring(*_: object) -> None:
+        raise _Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    try:
+        responses = server.model("patient").infer(inputs={"x": [1]})
+        assert entered.wait(PATIENCE_S)
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(_Alarm):
+            next(responses)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    responses.close()
+    assert left.get(timeout=PATIENCE_S) == "cancelled"
+    assert np.asarray(ask(server.model("any"), [1]).outputs["y"]).tolist() == [1]
 
 
 # ---- under load, and after the end ----------------------------------------------------------------------------------

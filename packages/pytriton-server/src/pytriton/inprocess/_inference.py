@@ -43,9 +43,11 @@ class _Responses:
             self._pending.cancel()
 
     def __del__(self) -> None:
-        # Not if Triton refused the request. With a queue of the caller's, responses are read from there.
-        if not self._finished and hasattr(self, "_pending") and self._request.response_queue is None:
-            self._pending.cancel()
+        # There is none if Triton refused the request, or a signal ended the call before.
+        pending = getattr(self, "_pending", None)
+        # With a queue of the caller's, responses are read from there.
+        if pending is not None and not self._finished and self._request.response_queue is None:
+            pending.cancel()
 
     def _taken(self, response: InferenceResponse) -> InferenceResponse:
         if response.final:

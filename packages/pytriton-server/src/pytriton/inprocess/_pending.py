@@ -191,10 +191,10 @@ def _submit(session: Session, request: InferenceRequest, deliver: Callable[[Infe
     pending = Pending(session, request, deliver, callbacks)
     if request.output_memory_type is not None:
         pending.gpu = output_gpu(request)
-    server = session.admit(pending)
-    handle = 0
+    created = c_void_p()
+    submitted = False
     try:
-        created = c_void_p()
+        server = session.admit(pending)
         error = calls.InferenceRequestNew(addressof(created), server, model._c_name, model.version)
         if error:
             calls.check(error)
@@ -216,16 +216,25 @@ def _submit(session: Session, request: InferenceRequest, deliver: Callable[[Infe
         if large:
             OWNERS[handle] = pending.keep
         _pending[number] = pending
+        submitted = True
         error = calls.ServerInferAsync(server, handle, trace)
         if error:
+            submitted = False
             calls.check(error)
     except BaseException:
-        # Triton did not take it.
-        OWNERS.pop(handle, None)
-        if pending.trace is not None:
-            pending.trace.withdraw()
-        pending.discard()
-        session.finish(pending)
+        if submitted:
+            # Interrupted by a signal just when Triton had taken it: it ends as all do.
+            pending.cancel()
+            raise
+        try:
+            pending.handle = created.value
+            OWNERS.pop(created.value or 0, None)
+            if pending.trace is not None:
+                pending.trace.withdraw()
+            pending.discard()
+        finally:
+            # Whatever happens: it would hold up the stop of the server.
+            session.finish(pending)
         raise
     if pending._cancelled:
         pending.cancel_in_triton()
