@@ -461,3 +461,42 @@ def test_a_process_that_ends_without_stop_ends(how: str, code: int) -> None:
     )
     assert done.stdout.strip().endswith("leaving"), done.stderr
     assert done.returncode == code, done.stderr
+
+
+STUCK = """
+import sys
+import threading
+import time
+import numpy as np
+from pytriton import inprocess
+from pytriton.model_config import Tensor
+
+entered = threading.Event()
+
+def never_returns(requests):
+    entered.set()
+    while True:
+        time.sleep(0.001)
+
+tensors = [Tensor(name="x", dtype=np.float32, shape=(1,))], [Tensor(name="y", dtype=np.float32, shape=(1,))]
+server = inprocess.Server(exit_timeout=1)
+server.bind("stuck", never_returns, *tensors)
+server.start()
+responses = server.model("stuck").infer(inputs={"x": np.ones((1, 1), np.float32)})
+assert entered.wait(60)
+try:
+    server.stop()
+except inprocess.TimedOutError as error:
+    print(error)
+sys.exit(5)
+"""
+
+
+def test_a_callable_that_never_returns_keeps_no_process_from_its_end() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+    assert "was not stopped within the exit_timeout of 1 s" in done.stdout, done.stderr
+    assert "the inference callable of model 'stuck' (version 1) has not returned" in done.stdout
+    assert "in never_returns" in done.stdout
+    assert done.returncode == 5, done.stderr

@@ -2,12 +2,16 @@
 // process answers goes straight into Triton's response buffers. Batches and answers have the form of the records of
 // the proxy's protocol, in memory of the process. Knows nothing of Python but three functions for its thread states.
 #include <dlfcn.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstring>
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -90,6 +94,26 @@ struct PythonThread {
 
 thread_local PythonThread python_thread;
 
+// Threads of Triton that are in Python with a batch.
+std::mutex busy_mutex;
+std::set<pthread_t> busy;
+
+class Busy {
+ public:
+  Busy() {
+    const std::lock_guard<std::mutex> lock(busy_mutex);
+    busy.insert(pthread_self());
+  }
+  ~Busy() {
+    const std::lock_guard<std::mutex> lock(busy_mutex);
+    busy.erase(pthread_self());
+  }
+};
+
+void Freeze(int) {
+  for (;;) pause();
+}
+
 // A batch in the hands of the process, which may ask about it from any thread.
 struct Handle {
   Handle(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, uint32_t count, bool batching,
@@ -150,8 +174,13 @@ void Execute(
   auto* record = static_cast<uint8_t*>(instance->slab);
   WriteBatch(source, layout, handle->Id(), batch.started_ns(), record);
   StampSent(record, batch.MarkSent());
-  if (hooks.execute(
-          instance->token, handle.get(), requests[0], in_place.data(), static_cast<uint32_t>(in_place.size())) == 1) {
+  uint32_t taken = 0;
+  {
+    const Busy in_python;
+    taken = hooks.execute(
+        instance->token, handle.get(), requests[0], in_place.data(), static_cast<uint32_t>(in_place.size()));
+  }
+  if (taken == 1) {
     handle.release();
     return;
   }
@@ -192,8 +221,21 @@ PYTRITON_EXPORT const char* pytriton_inprocess_connect(
   return nullptr;
 }
 
-// From now on nothing of the process is called.
-PYTRITON_EXPORT void pytriton_inprocess_close() { connected = false; }
+// The interpreter is about to end: from now on nothing of Python is called. Threads of Triton that are in Python all the
+// same, with a callable that does not return, stop where they are: an interpreter that ends unwinds every thread that
+// wants its lock, through the frames of C++ below, and that aborts the process. Called with the GIL, so they do not
+// have it.
+PYTRITON_EXPORT void pytriton_inprocess_close() {
+  connected = false;
+  const std::lock_guard<std::mutex> lock(pytriton::busy_mutex);
+  if (pytriton::busy.empty()) return;
+  struct sigaction action {};
+  action.sa_handler = pytriton::Freeze;
+  sigfillset(&action.sa_mask);
+  const int signal = SIGRTMAX - 1;
+  if (sigaction(signal, &action, nullptr) != 0) return;
+  for (const pthread_t thread : pytriton::busy) pthread_kill(thread, signal);
+}
 
 // Notes why a hook refuses; for the hook that runs in this thread.
 PYTRITON_EXPORT void pytriton_inprocess_refuse(const char* reason) { pytriton::refusal = reason; }

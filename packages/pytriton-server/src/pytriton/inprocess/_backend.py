@@ -22,6 +22,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
+from pytriton.inprocess import _process
 from pytriton.inprocess._batches import Handle
 from pytriton.inprocess._errors import UnsupportedError
 from pytriton.inprocess._library import load_library
@@ -154,9 +155,9 @@ class Backend:
             _MakeRoom(self._guarded(self._make_room)),
             _Execute(self._guarded(self._execute)),
         )
-        self._connect()
+        self._connect(keeping_gil)
 
-    def _connect(self) -> None:
+    def _connect(self, keeping_gil: ctypes.PyDLL) -> None:
         triton = load_library()
         python = ctypes.pythonapi
         states = _ThreadStates(
@@ -174,9 +175,11 @@ class Backend:
                 received=None,
                 where=str(triton.path),
             )
-        # After what stops servers at the end of the process, as that is registered later; no thread of Triton may enter
-        # an interpreter that ends.
-        atexit.register(_declared(self._library, "close", None))
+        # Once the servers are stopped at the end of the process, no thread of Triton may enter the interpreter any more.
+        # What is registered last is called first.
+        atexit.unregister(_process._stop_all)
+        atexit.register(_declared(keeping_gil, "close", None))
+        atexit.register(_process._stop_all)
 
     # ---- for bindings -----------------------------------------------------------------------------------------------
 

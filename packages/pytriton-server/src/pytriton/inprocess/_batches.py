@@ -213,7 +213,7 @@ class DirectBatch(Batch):
 
 
 class DirectAnswers:
-    """Sends answers straight into Triton's responses. For one thread at a time, apart from `hold` and `cut`.
+    """Sends answers straight into Triton's responses. For one thread at a time, apart from `hold` and `fail_late`.
 
     Args:
         library: The calls into the other side.
@@ -253,11 +253,6 @@ class DirectAnswers:
             if moved is not None and moved.pop(number, None) is not None and handle is not None:
                 handle.fail(text, code)
         return bool(late)
-
-    def cut(self, text: str, code: int) -> None:
-        """Answers every request that is open with an error, whatever its callable is at; from any thread."""
-        for handle in list(self._held.values()):
-            handle.fail(text, code)
 
     def let_go(self, number: int) -> None:
         """Lets go of a batch whose callable has returned. Where it was not answered its requests get an error."""

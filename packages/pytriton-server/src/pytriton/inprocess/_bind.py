@@ -148,11 +148,6 @@ class Bindings:
             for name in names:
                 self._load(name)
 
-    def cut(self, text: str) -> None:
-        """Gives the requests that bound callables are at an error, though their callables go on. From any thread."""
-        for model in list(self._models.values()):
-            model.cut(text)
-
     def busy(self) -> list[str]:
         """Says which bound callables are at a batch, and where in their code. From any thread."""
         return [text for model in list(self._models.values()) for text in model.busy()]
@@ -169,6 +164,7 @@ class Bindings:
                 model.number = backend.add_model(model)
             parameters[f"file:{model.bound.version}/{MODEL_FILE}"] = str(model.number).encode()
         self._loaded.add(name)
+        self._server._running().describe_busy = self.busy
         self._server._load(name, parameters)
 
     def _restore(self, name: str) -> None:

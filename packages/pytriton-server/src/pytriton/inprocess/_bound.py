@@ -11,7 +11,6 @@ from pytriton.exceptions import PyTritonUnrecoverableError
 from pytriton.inprocess._backend import Instance, load_backend
 from pytriton.inprocess._errors import InternalError, TimedOutError
 from pytriton.inprocess._runners import AsyncRunner, Runner, SyncRunner
-from pytriton.proxy_backend._layout import ErrorCode
 from pytriton.proxy_backend._service import Service, is_async
 from pytriton.proxy_backend._serving import LazyLoop
 from pytriton.proxy_backend._statistics import Counters
@@ -142,11 +141,6 @@ class BoundCallables:
                 where=f"model {name!r}",
             ) from error
         self._is_warm.add(place)
-
-    def cut(self, text: str) -> None:
-        """Gives the requests that are in flight an error, though their callables go on. From any thread."""
-        for runner in list(self._runners):
-            runner.answers.cut(text, ErrorCode.UNAVAILABLE)
 
     def busy(self) -> list[str]:
         """Says which callables are at a batch, and where in their code. From any thread."""

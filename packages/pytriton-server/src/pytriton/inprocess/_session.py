@@ -59,6 +59,8 @@ class Session:
         self.name = options.server_id
         self.api: Api = load_api()
         self.in_flight: set[InFlight] = set()
+        # Says what keeps bound callables from returning, for the error of a stop that takes too long.
+        self.describe_busy: Callable[[], list[str]] = list
         self.control_mode = ModelControlMode(values["model_control_mode"])
         self._exit_timeout_s = float(values["exit_timeout"])
         self._stop_lock = threading.Lock()
@@ -283,7 +285,7 @@ class Session:
                 raise TimedOutError(
                     f"Server {self.name!r} was not stopped within the exit_timeout of {self._exit_timeout_s:g} s: "
                     f"there are still {what}. They were cancelled, which takes effect where the model looks for it. "
-                    "Call stop() again to go on waiting.",
+                    + "\n".join(["Call stop() again to go on waiting.", *self.describe_busy()]),
                     expected="nothing left",
                     received=what,
                     where=f"server {self.name!r}",
