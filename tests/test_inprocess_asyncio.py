@@ -172,6 +172,7 @@ def test_a_task_that_is_cancelled_cancels_the_request(server: Server, how: str) 
             with pytest.raises(asyncio.CancelledError):
                 await task
         else:
+            await entered_by_now()
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(anext(responses), 0.1)
         assert await next_left() == "cancelled"
