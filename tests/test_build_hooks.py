@@ -134,6 +134,21 @@ def test_the_library_exports_the_entry_points_of_a_backend_and_nothing_else(prox
     assert {name for name in exported if not name.startswith("TRITONBACKEND_")} == set()
 
 
+def test_the_library_for_callables_in_process_needs_nothing_of_triton(proxy: types.ModuleType) -> None:
+    """In a process whose Triton keeps its symbols to itself, a symbol of Triton's would not be found."""
+    library = proxy.EDITABLE_FOLDER / proxy.INPROCESS_LIBRARY_NAME
+    assert library.is_file(), "run `python3 tools/dev.py native`"
+    if shutil.which("nm") is None:
+        pytest.skip("nm is not on PATH")
+    table = subprocess.run(["nm", "-D", str(library)], capture_output=True, text=True, check=True)
+    symbols = [line.split() for line in table.stdout.splitlines()]
+    exported = {name.partition("@")[0] for *_, kind, name in symbols if kind not in "Uw"}
+    assert "TRITONBACKEND_ModelInstanceExecute" in exported
+    assert "pytriton_inprocess_connect" in exported
+    assert {name for name in exported if not name.startswith(("TRITONBACKEND_", "pytriton_inprocess_"))} == set()
+    assert [name for *_, kind, name in symbols if kind in "Uw" and name.startswith("TRITON")] == []
+
+
 def test_what_the_compiler_says_is_in_the_error(
     proxy: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -175,7 +175,7 @@ class Backend:
                 received=None,
                 where=str(triton.path),
             )
-        # Once the servers are stopped at the end of the process, no thread of Triton may enter the interpreter any more.
+        # Once the servers are stopped at the end of the process, no thread of Triton may enter the interpreter again.
         # What is registered last is called first.
         atexit.unregister(_process._stop_all)
         atexit.register(_declared(keeping_gil, "close", None))
