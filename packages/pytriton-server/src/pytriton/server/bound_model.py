@@ -125,6 +125,8 @@ class BoundModel:
         self.generation = generation
         self.shared_endpoint: Path | None = None
         """The socket of the model where another process has loaded it, and this one serves it together with that."""
+        self.was_attached = False
+        """Whether all workers have been waited for, until they were attached: before, the model is not yet served."""
         self._spec = ModelSpec(
             name=name,
             version=self.version,
@@ -205,6 +207,12 @@ class BoundModel:
         """
         parameters = {**self.triton_config.backend_parameters, **parameters}
         return render_config_json(dataclasses.replace(self.triton_config, backend_parameters=parameters))
+
+    @property
+    def batching_delay_s(self) -> float:
+        """How long Triton may hold a request back for others to join its batch, in seconds."""
+        batcher = self.triton_config.batcher
+        return 0.0 if batcher is None else batcher.max_queue_delay_microseconds * 1e-6
 
     @property
     def is_alive(self) -> bool:
@@ -410,6 +418,7 @@ class BoundModel:
         deadline = time.monotonic() + timeout_s
         for worker in self._workers:
             worker.wait_attached(max(0.0, deadline - time.monotonic()))
+        self.was_attached = True
 
     def cut_workers(self) -> None:
         """Cuts the workers off from the server, whatever they are at. `stop_workers` has to follow."""

@@ -52,7 +52,9 @@ class WorkerWatch:
         are_complete = True
         were_without: set[tuple[str, int]] = set()
         while not self._ending.wait(WATCH_PERIOD_S):
-            without = {model.key: model for model in self._models() if not self._has_worker(model)}
+            # One that is only just being bound takes nothing from the others while it warms up.
+            served = [model for model in self._models() if model.was_attached]
+            without = {model.key: model for model in served if not self._has_worker(model)}
             lasting = [model for key, model in without.items() if key in were_without]
             were_without = set(without)
             if bool(lasting) != are_complete or self._ending.is_set():
