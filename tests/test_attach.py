@@ -31,7 +31,7 @@ X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
 Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
 DEADLINE_S = 60.0
 TESTS = Path(__file__).parent
-PROGRAMS = ["pytriton.server", "pytriton.proxy_backend"]
+PROGRAMS = ["pytriton", "pytriton.proxy_backend"]
 
 
 def times(factor: float, pause_s: float = 0.0) -> Callable[[Any], Any]:
@@ -213,6 +213,9 @@ def test_what_cannot_be_attached_is_told_in_time(served: tuple[Triton, Path], pr
     with worker(program, f"--endpoint={endpoints}", "--kwargs=[1]") as process:
         assert "expected a JSON object" in output(process)
         assert process.returncode == 2
+    with worker(program, f"--endpoint={endpoints}", '--kwargs={"factor": 2}') as process:
+        assert "give --factory as well" in re.sub(r"\s+", " ", output(process))
+        assert process.returncode == 1
 
 
 def test_nobody_listens_any_more(served: tuple[Triton, Path], tmp_path: Path) -> None:
