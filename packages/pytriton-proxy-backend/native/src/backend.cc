@@ -107,7 +107,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
   try {
     endpoint->Execute(std::make_unique<pytriton::Batch>(
         endpoint->NextBatchId(), instance, requests, request_count, endpoint->settings().batching,
-        endpoint->settings().decoupled));
+        endpoint->settings().decoupled, endpoint->in_flight()));
   } catch (const std::exception& exception) {
     // The batch has answered its requests when it was destroyed on the way here.
     PYTRITON_LOG(ERROR, std::string("executing a batch: ") + exception.what());

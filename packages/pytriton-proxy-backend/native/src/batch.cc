@@ -84,13 +84,15 @@ bool SameOutputs(const BatchSource& source, const RequestSource& a, uint32_t fir
 
 Batch::Batch(
     uint64_t id, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, uint32_t count,
-    bool batching, bool decoupled)
+    bool batching, bool decoupled, std::atomic<uint64_t>* in_flight)
     : id_(id),
       instance_(instance),
       batching_(batching),
       decoupled_(decoupled),
+      in_flight_(in_flight),
       open_(count),
       started_ns_(NowNs()) {
+  in_flight_->fetch_add(1, std::memory_order_acq_rel);
   items_.reserve(count);
   for (uint32_t i = 0; i < count; ++i) {
     Item item{requests[i], nullptr, 1, true, false, false};
@@ -101,6 +103,7 @@ Batch::Batch(
 
 Batch::~Batch() {
   if (!finished()) Fail(TRITONSERVER_ERROR_INTERNAL, "the proxy backend gave the request up without an answer");
+  in_flight_->fetch_sub(1, std::memory_order_acq_rel);
 }
 
 bool Batch::CollectRequest(uint32_t index, BatchSource* source, std::string* error) {

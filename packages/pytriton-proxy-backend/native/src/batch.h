@@ -1,6 +1,7 @@
 // The requests of one call of Triton, from the gathering of their inputs to the last response.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -14,10 +15,11 @@ namespace pytriton {
 
 class Batch {
  public:
-  // Takes over the requests: each is answered and released exactly once, at the latest by the destructor.
+  // Takes over the requests: each is answered and released exactly once, at the latest by the destructor. As long as it
+  // lives, it is counted in `in_flight`.
   Batch(
       uint64_t id, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, uint32_t count,
-      bool batching, bool decoupled);
+      bool batching, bool decoupled, std::atomic<uint64_t>* in_flight);
   ~Batch();
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
@@ -72,6 +74,7 @@ class Batch {
   TRITONBACKEND_ModelInstance* instance_;
   bool batching_;
   bool decoupled_;
+  std::atomic<uint64_t>* const in_flight_;
   std::vector<Item> items_;
   uint32_t open_;
   uint64_t started_ns_;

@@ -37,6 +37,8 @@ class Endpoint : private ConnectionOwner {
   // that Triton's batcher goes on collecting until then. Answers the batch with an error where no worker takes it.
   void Execute(std::unique_ptr<Batch> batch);
 
+  // Counts the batches that are not answered, wherever they are.
+  std::atomic<uint64_t>* in_flight() { return &in_flight_; }
   uint64_t NextBatchId() { return next_batch_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
@@ -49,6 +51,7 @@ class Endpoint : private ConnectionOwner {
 
   void WorkerLost(const std::string& what) override;
   void TakeBack(std::unique_ptr<Batch> batch) override;
+  Activity GetActivity() const override { return {in_flight_.load(), next_batch_.load() - 1}; }
   // Hands what lost workers have left to idle ones, as far as there are any. False where one of these has no room.
   bool Redeliver();
   void PutBack(Orphan orphan);
@@ -72,6 +75,7 @@ class Endpoint : private ConnectionOwner {
   const ModelIdentity model_;
   const Settings settings_;
   std::atomic<uint64_t> next_batch_{1};
+  std::atomic<uint64_t> in_flight_{0};
   int listen_fd_ = -1;
   int epoll_fd_ = -1;
   int kick_fd_ = -1;  // wakes the background thread

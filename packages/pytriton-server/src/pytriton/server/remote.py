@@ -7,7 +7,7 @@ import secrets
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 
 from pytriton.client._url import TritonUrl
@@ -32,6 +32,7 @@ from pytriton.server.sharing import (
     digest_of,
     exclusively,
 )
+from pytriton.server.stranded import has_others
 from pytriton.server.workspace import Workspace, remove_abandoned
 
 __all__ = ["MISSING_DEADLINE_S", "RemoteSession"]
@@ -190,6 +191,10 @@ class RemoteSession:
         self._load(name, models, f"{origin}.{number}", timeout_s)
         self._revisions[name] = (origin, number)
         return True
+
+    def has_others(self, names: Collection[str]) -> bool:
+        """Tells whether the server has, or may have, models beside these."""
+        return has_others(self._control, names)
 
     def mend(self) -> None:
         """Loads again what the server has forgotten because it was started again. Does nothing if nothing is missing.
