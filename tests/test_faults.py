@@ -560,8 +560,9 @@ def _cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def test_a_worker_without_descriptors_attaches_later(server: BareServer) -> None:
-    with WorkerProcess(server, "plain", "double", "starved") as starved:
+@pytest.mark.parametrize("callable_", ["double", "double_async"])
+def test_a_worker_without_descriptors_attaches_later(server: BareServer, callable_: str) -> None:
+    with WorkerProcess(server, "plain", callable_, "starved") as starved:
         starved.wait_for("starved")
         calls = Calls(server, "plain", 5)
         starved.tell()

@@ -213,7 +213,8 @@ class Worker:
             loop = LazyLoop()
             try:
                 if is_async(self._infer_func):
-                    loop.run(self._run_async(service))
+                    if self._make_loop(loop):
+                        loop.run(self._run_async(service))
                 else:
                     self._run_sync(service, loop)
             finally:
@@ -222,6 +223,20 @@ class Worker:
             self._end(error)
         else:
             self._end(None)
+
+    def _make_loop(self, loop: LazyLoop) -> bool:
+        """Makes the event loop, which takes descriptors, as soon as there are some; false if it is to stop before."""
+        while not self._stopping.is_set():
+            try:
+                loop.make()
+            except OSError as error:
+                if error.errno not in _SHORTAGE:
+                    raise
+                self._note_trouble(f"no event loop can be made for its coroutines: {error}")
+                self._stopping.wait(_LAST_RETRY_S)
+            else:
+                return True
+        return False
 
     def _run_sync(self, service: Service, loop: LazyLoop) -> None:
         warm_up(service, self._warmup, loop.run)

@@ -300,12 +300,8 @@ class BoundModel:
             endpoints: Folder for the sockets.
             on_unrecoverable: Called in a worker's thread when its callable raised PyTritonUnrecoverableError, after the
                 caller got its answer.
-
-        Raises:
-            WorkspaceError: The description of the model cannot be written beside the socket.
         """
         endpoint = self.endpoint(endpoints)
-        self._describe(endpoint)
         if self._tracing is not None and self._tracer is None:
             self._tracer = self._tracing.acquire()
         self._stand_in = StandIn(self._spec, endpoint)
@@ -352,9 +348,16 @@ class BoundModel:
         worker.start()
         self._totals.add(len(self._workers) - 1, worker)
 
-    def _describe(self, endpoint: Path) -> None:
-        """Writes what a worker from elsewhere must know, beside the socket."""
-        path = description_path(endpoint)
+    def describe(self, endpoints: Path) -> None:
+        """Writes what a worker from elsewhere must know beside the socket; `stop_workers` removes it.
+
+        Args:
+            endpoints: Folder for the sockets.
+
+        Raises:
+            WorkspaceError: The file cannot be written.
+        """
+        path = description_path(self.endpoint(endpoints))
         try:
             write_description(path, self._spec)
         except OSError as error:
