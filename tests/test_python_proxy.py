@@ -77,8 +77,12 @@ def memoryview_of(record: bytearray) -> Any:
     return (ctypes.c_char * len(record)).from_buffer(record)
 
 
-def record_of(requests: Sequence[RequestData], *, batching: bool = True) -> bytearray:
-    return write_batch(7, requests, batching=batching, received_ns=1, sent_ns=2)
+def record_of(requests: Sequence[RequestData], *, batching: bool = True) -> Any:
+    def allocate(length: int) -> OwnedBlock:
+        return OwnedBlock(0, 0, bytearray(length))  # type: ignore[arg-type] # written to as a mapping is
+
+    block, _ = write_batch(7, requests, allocate, batching=batching, received_ns=1, sent_ns=2)
+    return block.memory
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "object"])

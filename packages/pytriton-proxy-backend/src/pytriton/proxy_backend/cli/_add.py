@@ -104,6 +104,13 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--curve-workers", type=Path, metavar="DIR", help="Python proxy: folder with the public keys of workers"
     )
+    parser.add_argument(
+        "--link-timeout",
+        type=_argument(_link_seconds),
+        default=PythonProxySettings(address="").link_timeout_s,
+        metavar="S",
+        help="Python proxy: how long the link to a worker may be dead before both know (3)",
+    )
     parser.add_argument("--insecure", action="store_true", help="Python proxy: let anybody attach who gets through")
     parser.add_argument("--replace", action="store_true", help="replace a model of ours that differs and is unedited")
     parser.set_defaults(run=run)
@@ -172,10 +179,6 @@ def _native(arguments: argparse.Namespace, model: ModelSpec, batching: Batching)
 
 
 def _python(arguments: argparse.Namespace, model: ModelSpec, batching: Batching) -> tuple[str, dict[str, bytes]]:
-    if arguments.execution_timeout is not None or arguments.repeatable:
-        raise DropInError(
-            "the Python proxy has neither --execution-timeout nor --repeatable: use the native flavour", path=model.name
-        )
     secret, workers = arguments.curve_secret_key, arguments.curve_workers
     if (secret is None) != (workers is None):
         raise DropInError(
@@ -187,6 +190,9 @@ def _python(arguments: argparse.Namespace, model: ModelSpec, batching: Batching)
         address=address,
         attach_timeout_s=arguments.attach_timeout,
         budget_bytes=arguments.arena_budget,
+        execution_timeout_s=arguments.execution_timeout or 0.0,
+        repeatable=arguments.repeatable,
+        link_timeout_s=arguments.link_timeout,
         secret_key_file="" if secret is None else str(secret.absolute()),
         workers_keys_dir="" if workers is None else str(workers.absolute()),
     )
@@ -224,4 +230,11 @@ def _seconds(text: str) -> float:
     value = float(text)
     if not math.isfinite(value) or value < 0:
         raise ValueError(f"expected a number of seconds of 0 or more, got {text!r}")
+    return value
+
+
+def _link_seconds(text: str) -> float:
+    value = _seconds(text)
+    if not 0.3 <= value <= 3600:
+        raise ValueError(f"expected a number of seconds from 0.3 to 3600, got {text!r}")
     return value
