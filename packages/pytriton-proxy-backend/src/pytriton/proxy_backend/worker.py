@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import errno
 import logging
+import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -294,6 +295,8 @@ class Worker:
                 yield pause_s
                 pause_s = min(pause_s * 1.2, _LAST_RETRY_S)
                 continue
+            except PermissionError as error:
+                raise _not_allowed(self.endpoint) from error
             except (GreetingTimeoutError, OSError) as error:
                 if isinstance(error, OSError) and error.errno not in _SHORTAGE:
                     raise
@@ -401,6 +404,13 @@ class Worker:
         if self._on_unrecoverable is not None:
             self._on_unrecoverable(failure)
         raise failure
+
+
+def _not_allowed(endpoint: Path | str) -> AttachError:
+    return AttachError(
+        f"user {os.geteuid()}, as which this worker runs, may not use the endpoint {endpoint}: it is for the user of "
+        "the server alone. Run the worker as that user"
+    )
 
 
 def _shown(error: BaseException) -> str:
