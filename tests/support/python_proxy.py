@@ -24,7 +24,7 @@ from pytriton.proxy_backend.python_proxy._endpoint import ProxyEndpoint
 from pytriton.proxy_backend.python_proxy._model import listen
 from pytriton.proxy_backend.python_proxy._records import RequestData, ResponseData
 from pytriton.proxy_backend.python_proxy._settings import PythonProxySettings
-from pytriton.proxy_backend.python_proxy._workers import EndpointSettings
+from pytriton.proxy_backend.python_proxy._workers import AttachedWorker, EndpointSettings
 from pytriton.proxy_backend.zmq_keys import CurveKeys
 
 PATIENCE_S = 60.0
@@ -109,6 +109,11 @@ class Proxy:
         thread = threading.Thread(target=self.endpoint.execute, args=(data, callers))
         thread.start()
         return callers, thread
+
+    def only_worker(self) -> AttachedWorker:
+        """The one that is attached."""
+        self.wait_workers(1)
+        return next(iter(self.endpoint._workers.values()))
 
     def wait_workers(self, count: int) -> None:
         wait_until(lambda: len(self.endpoint._workers) == count, f"{count} workers")

@@ -32,7 +32,7 @@ _GREETING_TIMEOUT_S = 10.0
 _SEND_TIMEOUT_S = 30.0
 _ROOM_POLL_S = 0.1
 # How much later than its time limit a batch that is still being worked on means that the worker was let go.
-_GRACE_S = 2.0
+_GRACE_S = 1.0
 _ALIGNMENT = 16
 
 
@@ -75,6 +75,7 @@ class ZmqConnection(Connection):
         self._counters = Counters() if counters is None else counters
         self.on_cancel: Callable[[int, int], None] | None = None
         self._address = address
+        self._max_in_flight = max_in_flight
         self._detach_wanted = False
         self._shut_down = threading.Event()
         self._memory: SharedMemory | None = None
@@ -105,7 +106,7 @@ class ZmqConnection(Connection):
                     self._link.send(hello)
                     sent = True
                 except (WouldBlockError, UnreachableError):
-                    self._link.wait(_ROOM_POLL_S)
+                    sent = False  # not connected yet
             for event in self._link.events():
                 if event.kind == "refused":
                     raise AttachError(
@@ -339,7 +340,8 @@ class ZmqConnection(Connection):
 
         It returns as well when the connection is shut down.
         """
-        limit_s = self.welcome.execution_timeout_s + _GRACE_S
+        # One that takes several batches gets a moment more.
+        limit_s = self.welcome.execution_timeout_s + _GRACE_S * (1 if self._max_in_flight == 1 else 2)
 
         def wait() -> None:
             while not self._shut_down.wait(_ROOM_POLL_S):

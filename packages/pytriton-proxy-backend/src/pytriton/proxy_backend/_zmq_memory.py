@@ -51,6 +51,34 @@ def _is_own_user(channel: socket.socket) -> bool:
     return bool(_CREDENTIALS.unpack(raw)[1] == os.geteuid())
 
 
+def _check_free(path: Path) -> None:
+    """Refuses a path where the process of another server listens, whose workers would be lost to it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            return  # nobody is there, or was killed
+        pid = int(_CREDENTIALS.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0])
+    # The process of the same server that this one is about to replace, or one whose server is gone, makes way.
+    if pid != os.getpid() and _parent_of(pid) not in (os.getppid(), 1):
+        raise AddressTakenError(
+            f"another server (process {pid}) already listens at {path}; give each server a folder of its own"
+        )
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # Behind the name, which may have blanks and brackets: state, parent.
+    return int(status.rpartition(")")[2].split()[1])
+
+
+class AddressTakenError(Exception):
+    """Another server listens there."""
+
+
 class MemoryListener:
     """Where workers of this machine come to share memory. Not thread-safe; nothing of it ever waits."""
 
@@ -58,8 +86,10 @@ class MemoryListener:
         """Listens.
 
         Raises:
+            AddressTakenError: If another server's model listens there.
             OSError: If nobody can listen there.
         """
+        _check_free(path)
         self._path = path
         self._unclaimed: dict[bytes, tuple[socket.socket, float]] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)

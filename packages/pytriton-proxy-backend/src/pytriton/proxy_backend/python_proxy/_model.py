@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from .._layout import ErrorCode
-from .._zmq import ZmqSocket, open_listener
-from .._zmq_memory import MemoryListener, memory_path
-from ..description import DESCRIPTION_NAME, read_description
+from .._zmq import BindError, ZmqSocket, open_listener
+from .._zmq_memory import AddressTakenError, MemoryListener, memory_path
+from ..description import DESCRIPTION_NAME, description_path, read_description, write_description
 from ..errors import ProxyBackendError
 from ..model import ModelSpec
 from ._dlpack import to_capsule
@@ -62,6 +62,12 @@ class TritonPythonModel:
             lambda: listen(settings),
         )
         self._endpoint.start()
+        if settings.address.startswith("ipc://"):
+            # The folder may not have been there yet when the model was added.
+            try:
+                write_description(description_path(Path(settings.address.removeprefix("ipc://"))), self._model)
+            except OSError as error:
+                logger.warning("workers need --description, it cannot be written beside the socket: %s", error)
         logger.info("model '%s': workers attach at %s", args["model_name"], self._endpoint.address)
 
     def execute(self, requests: Sequence[Any]) -> Any:
@@ -246,6 +252,8 @@ def listen(settings: PythonProxySettings) -> tuple[ZmqSocket, MemoryListener | N
     if path is not None:
         try:
             memory = MemoryListener(path)
+        except AddressTakenError as error:
+            raise BindError(str(error)) from error
         except OSError as error:
             logger.warning("tensors travel in messages, no memory can be shared at %s: %s", path, error)
     try:
