@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -501,6 +502,46 @@ def test_any_tritonserver_that_loads_the_repository_serves_it(
         set_modes(repository, 0o755)
     assert tree(repository) == before
     assert {path.suffix for path in sockets.iterdir()} <= {".json"}
+
+
+# What a container has of its own: no network, which the test asks the server over.
+CONTAINER = ("unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
+READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && mount -t tmpfs none /dev/shm && exec "$@"'
+
+
+@pytest.mark.parametrize("flavour", ["native", "python"])
+def test_a_server_in_another_container_serves_what_it_only_reads(
+    command: Any, repository: Path, sockets: Path, tmp_path: Path, flavour: str
+) -> None:
+    """They share the folder of the socket, and neither processes nor what else is mounted, such as /dev/shm."""
+    container = [*CONTAINER, READ_ONLY, str(repository)]
+    tried = subprocess.run([*container, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"containers cannot be imitated here: {tried.stderr.strip()}")
+    backend = find_tritonserver().backends_dir / "python" / "libtriton_python.so"
+    if flavour == "python" and not backend.is_file():
+        pytest.skip(f"this tritonserver has no Python backend ({backend})")
+    endpoints = sockets / "later"
+    command(*add(repository, endpoints, "--flavour", flavour))
+    # The volume comes after the model: then the server says beside the socket what the model is.
+    endpoints.mkdir(mode=0o700)
+    endpoint = endpoints / ("double.1.sock" if flavour == "native" else "double.1.zmq")
+    with plain_server(tmp_path, repository, prefix=container) as server:
+        worker = Worker(
+            lambda requests: [{"y": request["x"] * 2} for request in requests],
+            read_description(description_path(endpoint)),
+            endpoint if flavour == "native" else f"ipc://{endpoint}",
+        )
+        worker.start()
+        try:
+            worker.wait_attached(PATIENCE_S)
+            for size in (2, 100_000):
+                status, answer = server.infer("double", x=("FP32", [1, size], [1] * size))
+                assert (status, answer) == (200, {"y": [2] * size})
+        finally:
+            assert worker.stop(PATIENCE_S)
+    if flavour == "python":
+        assert "attached, through shared memory" in server.log.read_text()
 
 
 def _serve_both(command: Any, server: PlainServer, repository: Path, sockets: Path) -> None:
