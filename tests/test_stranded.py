@@ -22,7 +22,6 @@ import pytest
 
 from pytriton.client import DecoupledModelClient
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
-from pytriton.proxy_backend import Worker
 from pytriton.proxy_backend.activity import EndpointActivity, ask_activity
 from pytriton.server import stranded
 from pytriton.server.stranded import StrandedRequests
@@ -247,9 +246,7 @@ def test_a_request_counts_wherever_it_is() -> None:
         assert ask_activity(endpoint, DEADLINE_S) == EndpointActivity(in_flight=0, taken=1)
 
         # With no worker there, and with one of another process, which is stopped.
-        (worker,) = session.host.models[0]._workers
-        assert isinstance(worker, Worker)
-        worker.stop(DEADLINE_S)
+        session.host.models[0].stop_workers(DEADLINE_S)
         second = threads.submit(infer, triton.http_url, "m", 2.0)
         while ask_activity(endpoint, DEADLINE_S) != EndpointActivity(in_flight=1, taken=2):
             time.sleep(0.01)

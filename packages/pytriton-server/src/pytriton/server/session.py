@@ -114,29 +114,9 @@ class ServerSession:
         return self._host
 
     @property
-    def http(self) -> Endpoint | None:
-        """Where HTTP is served, if it is."""
-        return self._ports.http if self._ports is not None else None
-
-    @property
-    def grpc(self) -> Endpoint | None:
-        """Where gRPC is served, if it is."""
-        return self._ports.grpc if self._ports is not None else None
-
-    @property
-    def metrics(self) -> Endpoint | None:
-        """Where the metrics are served, if they are."""
-        return self._ports.metrics if self._ports is not None else None
-
-    @property
-    def sagemaker(self) -> Endpoint | None:
-        """Where SageMaker's endpoints are served, if they are."""
-        return self._ports.sagemaker if self._ports is not None else None
-
-    @property
-    def vertex_ai(self) -> Endpoint | None:
-        """Where Vertex AI's endpoints are served, if they are."""
-        return self._ports.vertex_ai if self._ports is not None else None
+    def ports(self) -> ReservedPorts | None:
+        """Where it listens; None before the start."""
+        return self._ports
 
     @property
     def control(self) -> Control:
