@@ -133,7 +133,7 @@ class ModelHost:
             TritonModelLoadError: A callable failed, or did not end in time.
         """
         try:
-            model.wait_warm(cancelled=stop_wanted)
+            model.workers.wait_warm(cancelled=stop_wanted)
         except ProxyBackendError as error:
             cause = error.__cause__ or error
             raise self.refused(model, str(error), cause) from cause
@@ -145,7 +145,7 @@ class ModelHost:
             TritonModelLoadError: One is not within `timeout_s` seconds, or was refused.
         """
         try:
-            model.wait_attached(timeout_s)
+            model.workers.wait_attached(timeout_s)
         except ProxyBackendError as error:
             raise TritonModelLoadError(
                 f"Model {model.name!r} (version {model.version}) is loaded, but nothing serves it: {error}",
@@ -299,7 +299,7 @@ class ModelHost:
     def cut_workers(self) -> None:
         """Cuts all workers off: callers of what is in flight get an error at once. `stop_workers` has to follow."""
         for model in self._all():
-            model.cut_workers()
+            model.workers.cut()
 
     def stop_workers(self, timeout_s: float = WORKER_DEADLINE_S) -> None:
         """Stops all workers: nothing is to be answered any more.
