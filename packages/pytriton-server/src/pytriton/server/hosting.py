@@ -4,7 +4,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -15,7 +15,7 @@ from pytriton.server.errors import TritonModelLoadError, WorkspaceError
 from pytriton.server.readiness import StartCancelled
 from pytriton.server.stranded import STRANDED, StrandedRequests
 
-__all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "ModelHost", "Placement", "Session", "StopWanted"]
+__all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "ModelHost", "Placement", "StopWanted"]
 
 WORKER_DEADLINE_S = 2.0
 """How long a worker is waited for that has nothing to do for anybody any more, in seconds."""
@@ -401,43 +401,6 @@ class ModelHost:
     def _is_loaded(self, model: BoundModel) -> bool:
         # The server removes the socket with the model, after the last of its requests.
         return self._is_running() and model.endpoint(self._endpoints).exists()
-
-
-class Session(Protocol):
-    """A server with models, from the start or the first contact to the end."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the server is up."""
-
-    @property
-    def host(self) -> ModelHost:
-        """The models on the server."""
-
-    def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Brings server and models up. After an error, `close` has to follow.
-
-        Args:
-            models: The models that are bound already.
-            timeout_s: How long the server, and then each model's callables, may take, in seconds.
-            cancelled: Asked again and again; True ends the wait.
-        """
-
-    def claim(self, model: BoundModel) -> None:
-        """Makes sure that a model may get its name, before it is loaded.
-
-        Raises:
-            PyTritonInvalidOperationError: The name is somebody else's.
-        """
-
-    def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
-        """Takes the models out of service when their requests are answered, and lets go of the server.
-
-        Args:
-            hurried: Asked again and again; True ends all patience.
-            linger_s: How long a server of our own accepts requests while it says already that it is not ready, in
-                seconds; None is as long as some come, within limits.
-        """
 
 
 def _grace_s(error: BaseException) -> float:

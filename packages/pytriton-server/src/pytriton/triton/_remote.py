@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pytriton.server.hosting import Session
+from pytriton.server.sessions import Session
 from pytriton.server.workspace import Workspace
 from pytriton.triton._base import STARTUP_TIMEOUT_S, TritonBase, check_timeout
 
