@@ -223,7 +223,7 @@ def test_what_cannot_be_attached_is_told_in_time(
 @pytest.mark.parametrize(
     ("program", "argument", "expected", "code"),
     [
-        (PROGRAMS[0], "--model=missing", "there are: other (version 7), own (version 1)", 1),
+        (PROGRAMS[0], "--model=missing", "pytriton: error: ", 1),
         (PROGRAMS[1], "--model=missing", "there are: other (version 7), own (version 1)", 1),
         (PROGRAMS[1], "--kwargs=[1]", "expected a JSON object", 2),
         (PROGRAMS[1], '--kwargs={"factor": 2}', "give --factory as well", 1),

@@ -424,7 +424,6 @@ def test_a_stream_may_last_as_long_as_it_goes_on(server: BareServer) -> None:
             leave.wait(2 * PATIENCE_S)
 
     with server.worker("timed_stream", count_slowly) as worker:
-        assert list(stream(server, "timed_stream", 1)) == [0, 1, 2, 3, 4]
         responses = stream(server, "timed_stream", 99)
         assert [next(responses) for _ in range(5)] == [0, 1, 2, 3, 4]
         with pytest.raises(InferenceServerException, match="execution timeout"):
