@@ -43,7 +43,7 @@ def test_one_that_says_nothing(tmp_path: Path) -> None:
 )
 def test_what_is_said(tmp_path: Path, packet: bytes, expected: EndpointActivity | None) -> None:
     path = tmp_path / "x.sock"
-    asked = []
+    asked: list[bytes] = []
 
     def serve() -> None:
         peer, _ = listening.accept()
