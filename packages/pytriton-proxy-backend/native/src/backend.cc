@@ -136,7 +136,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
   try {
     endpoint->Execute(std::make_unique<pytriton::Batch>(
         endpoint->NextBatchId(), instance, requests, request_count, endpoint->settings().batching,
-        endpoint->settings().decoupled, endpoint->in_flight()));
+        endpoint->settings().decoupled, endpoint->in_flight(), endpoint->late_ends()));
   } catch (const std::exception& exception) {
     // The batch has answered its requests when it was destroyed on the way here.
     PYTRITON_LOG(ERROR, std::string("executing a batch: ") + exception.what());

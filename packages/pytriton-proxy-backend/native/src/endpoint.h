@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "connection.h"
+#include "late_ends.h"
 #include "settings.h"
 
 namespace pytriton {
@@ -39,6 +40,7 @@ class Endpoint : private ConnectionOwner {
 
   // Counts the batches that are not answered, wherever they are.
   std::atomic<uint64_t>* in_flight() { return &in_flight_; }
+  LateEnds* late_ends() { return &late_ends_; }
   uint64_t NextBatchId() { return next_batch_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
@@ -84,6 +86,7 @@ class Endpoint : private ConnectionOwner {
   std::atomic<bool> stopping_{false};
   // The background thread comes round every few milliseconds by itself.
   std::atomic<bool> sweeping_{false};
+  LateEnds late_ends_{[this] { Signal(kick_fd_); }};
   std::thread thread_;
   // Of the background thread: where accepting failed, when to try again, and when that was logged.
   uint64_t accept_again_ns_ = kNever;

@@ -25,13 +25,14 @@ from ._requests import InferRequest, InferResponse
 from ._spec import ModelSpec
 from ._tls import TlsSettings
 from ._translate import Operation, closed_error, grpc_error, is_denial, server_error, timeout_error
-from ._transport_grpc import LONGEST_QUICK_WRITE_BYTES, STREAM_END_S, make_credentials
+from ._transport_grpc import LEAVE_S, LONGEST_QUICK_WRITE_BYTES, STREAM_END_S, make_credentials
 from ._url import TritonUrl
 from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 
 __all__ = ["AsyncGrpcTransport", "make_tritonclient"]
 
 _NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
+_Leave = Callable[[Any, "asyncio.Future[Any] | None"], None]
 
 
 def make_tritonclient(url: TritonUrl, tls: TlsSettings | None) -> Any:
@@ -95,9 +96,9 @@ class AsyncGrpcTransport:
         metadata = make_metadata(request.call.headers, self._headers)
         operation = Operation("streaming inference", self._url, 0, request.model_name, request.model_version)
 
-        async def send() -> Any:
+        async def send() -> tuple[Any, _Leave]:
             channel = await self._channel(operation)
-            return channel.open_stream(message, metadata=metadata)
+            return channel.open_stream(message, metadata=metadata), channel.leave
 
         return AsyncGrpcStream(send, operation, self._translate)
 
@@ -167,14 +168,15 @@ class AsyncGrpcStream:
     """The responses to one request, an ``AsyncResponseStream``.
 
     Args:
-        send: Sends the request and returns the call of gRPC.
+        send: Sends the request and returns the call of gRPC, and what sees to a call whose responses nobody wants any
+            more.
         operation: What is being done.
         translate: Makes an error of ours of one of gRPC.
     """
 
     def __init__(
         self,
-        send: Callable[[], Awaitable[Any]],
+        send: Callable[[], Awaitable[tuple[Any, _Leave]]],
         operation: Operation,
         translate: Callable[[Operation, Any], PyTritonClientError],
     ) -> None:
@@ -182,6 +184,7 @@ class AsyncGrpcStream:
         self._operation = operation
         self._translate = translate
         self._call: Any = None
+        self._leave: _Leave
         self._is_over = False
 
     async def receive(self, timeout_s: float) -> InferResponse | None:
@@ -190,21 +193,25 @@ class AsyncGrpcStream:
             return None
         operation = self._operation.with_timeout(timeout_s)
         if self._call is None:
-            self._call = await self._send()
+            self._call, self._leave = await self._send()
         # A task of its own, since gRPC tells that a call was cancelled by cancelling whoever reads from it.
         reading = asyncio.ensure_future(self._call.read())
         try:
             await asyncio.wait({reading}, timeout=timeout_s)
-        finally:
-            if not reading.done():
-                self._call.cancel()
+        except asyncio.CancelledError:
+            self._is_over = True
+            self._leave(self._call, reading)
+            raise
         if not reading.done():
+            self._is_over = True
+            self._call.cancel()
             await asyncio.wait({reading})
             raise timeout_error(operation)
         if reading.cancelled():
             raise closed_error(operation.model_name, operation.url)
         error = reading.exception()
         if isinstance(error, grpc.RpcError):
+            self._is_over = True
             raise self._translate(operation, error) from error
         message = reading.result()
         if message is grpc.aio.EOF:
@@ -234,9 +241,10 @@ class AsyncGrpcStream:
             reading.exception()  # the caller has the last response: how the call ends is of no interest any more
 
     def close(self) -> None:
-        """Cancel the request if it is not over."""
-        if self._call is not None:
-            self._call.cancel()
+        """Cancel the request if it is not over, and does not end by itself within `LEAVE_S`."""
+        if self._call is not None and not self._is_over:
+            self._is_over = True
+            self._leave(self._call, None)
 
 
 class _Channel:
@@ -255,8 +263,40 @@ class _Channel:
             response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
         )
 
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def leave(self, call: Any, reading: asyncio.Future[Any] | None) -> None:
+        """See to a call whose responses nobody wants any more, and to a ``read`` under way. Does not block."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # closed by the garbage collector, when the loop has gone
+            call.cancel()
+            return
+        task = loop.create_task(_read_to_the_end(call, reading))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
     async def close(self) -> None:
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=STREAM_END_S)
         await self._channel.close()
+
+
+async def _read_to_the_end(call: Any, first: asyncio.Future[Any] | None) -> None:
+    async def read() -> None:
+        message = await (call.read() if first is None else first)
+        while message is not grpc.aio.EOF:
+            message = await call.read()
+
+    # A task of its own, as gRPC cancels whoever reads from a call that it cancels.
+    reading = asyncio.ensure_future(read())
+    try:
+        await asyncio.wait({reading}, timeout=LEAVE_S)
+    finally:
+        call.cancel()
+        await asyncio.wait({reading})
+        if not reading.cancelled():
+            reading.exception()  # how it ends is of no interest any more
 
 
 def _is_being_cancelled() -> bool:

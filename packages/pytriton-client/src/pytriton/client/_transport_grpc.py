@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -32,6 +33,10 @@ __all__ = ["GrpcTransport", "make_credentials", "make_tritonclient"]
 
 # How long to wait for the end of a call whose last response has come, in seconds.
 STREAM_END_S = 5.0
+# How long a stream that nobody reads any more may go on to its own end, in seconds. Triton 2.51 takes a cancellation
+# badly that comes as the stream ends: it keeps the request for good, so that the model cannot be unloaded. Most
+# streams that are left early are at their end by then.
+LEAVE_S = 0.1
 
 _NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
 # A message up to this size fits into the buffers of a socket, even if the server reads nothing.
@@ -84,7 +89,8 @@ class GrpcTransport:
         )
         self._watchdog = Watchdog()
         self._in_background: set[Any] = set()
-        self._has_abandoned_calls = False
+        self._leaving: set[threading.Thread] = set()
+        self._has_written_in_background = False
         self._is_closed = False
 
     def is_server_ready(self, timeout_s: float) -> bool:
@@ -118,7 +124,7 @@ class GrpcTransport:
         def send() -> Any:
             return self._invoke(operation, self._open_stream, message, request.call.headers)
 
-        return GrpcStream(send, operation, self._watchdog, self._translate)
+        return GrpcStream(send, operation, self._watchdog, self._translate, self._leave)
 
     def load_model(
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
@@ -136,16 +142,26 @@ class GrpcTransport:
     def close(self) -> None:
         """Close the channel; calls and streams in flight end with ``PyTritonClientClosedError``."""
         self._is_closed = True
+        for leaving in self._leaving.copy():
+            if leaving.is_alive():
+                leaving.join(STREAM_END_S)
         for call in self._in_background.copy():
             call.cancel()
-        if self._has_abandoned_calls or self._in_background:
-            # The channel waits for the end of their writes, which may never come.
+        if self._has_written_in_background:
+            # The channel waits for the end of writes, which may never come.
             closing = threading.Thread(target=self._channel.close, name="pytriton-client-close", daemon=True)
             closing.start()
             closing.join(_CHANNEL_CLOSE_S)
         else:
             self._channel.close()
         self._watchdog.join()
+
+    def _leave(self, call: Any) -> None:
+        leaving = _Leaving(call, self._watchdog, self._leaving)
+        try:
+            leaving.start()
+        except RuntimeError:  # the interpreter is ending, or the machine has no thread left
+            call.cancel()
 
     def _is_ready(self, operation: Operation, method: Callable[..., Any], message: Any) -> bool:
         try:
@@ -171,6 +187,7 @@ class GrpcTransport:
         gRPC does not end a call that is in the midst of a write, whatever its time limit. So only the wait for the call
         ends here; gRPC ends the call itself when the server reads again or the connection breaks.
         """
+        self._has_written_in_background = True
         call = self._invoke(operation, method.future, message, headers, timeout=operation.timeout_s)
         self._in_background.add(call)
         try:
@@ -178,7 +195,6 @@ class GrpcTransport:
                 raise closed_error(operation.model_name, self._url)
             return call.result(timeout=operation.timeout_s)
         except grpc.FutureTimeoutError as error:
-            self._has_abandoned_calls = True
             raise timeout_error(operation) from error
         except grpc.FutureCancelledError as error:
             raise closed_error(operation.model_name, self._url) from error
@@ -218,6 +234,7 @@ class GrpcStream:
         operation: What is being done.
         watchdog: Keeps the time, which gRPC does for a whole call and not for one response.
         translate: Makes an error of ours of one of gRPC.
+        leave: Sees to a call whose responses nobody wants any more. Does not block.
     """
 
     def __init__(
@@ -226,11 +243,13 @@ class GrpcStream:
         operation: Operation,
         watchdog: Watchdog,
         translate: Callable[[Operation, Any], PyTritonClientError],
+        leave: Callable[[Any], None],
     ) -> None:
         self._send = send
         self._operation = operation
         self._watchdog = watchdog
         self._translate = translate
+        self._leave = leave
         self._call: Any = None
         self._took_too_long = False
         self._is_over = False
@@ -246,6 +265,7 @@ class GrpcStream:
         try:
             message = next(self._call, None)
         except grpc.RpcError as error:
+            self._is_over = True
             if self._took_too_long:
                 raise timeout_error(operation) from error
             raise self._translate(operation, error) from error
@@ -284,10 +304,53 @@ class GrpcStream:
         self._call.cancel()
 
     def close(self) -> None:
-        """Cancel the request if it is not over."""
+        """Cancel the request if it is not over, and does not end by itself within `LEAVE_S`."""
         self._watchdog.forget(self)
-        if self._call is not None:
-            self._call.cancel()
+        if self._call is not None and not self._is_over:
+            self._leave(self._call)
+
+
+class _Leaving(threading.Thread):
+    """Reads a stream to its end, or cancels it after a while.
+
+    Args:
+        call: The call of gRPC.
+        watchdog: Ends the wait.
+        others: What is under way; this is in it while it runs.
+    """
+
+    def __init__(self, call: Any, watchdog: Watchdog, others: set[threading.Thread]) -> None:
+        super().__init__(name="pytriton-client-leave", daemon=True)
+        self._call = call
+        self._watchdog = watchdog
+        self._others = others
+
+    def start(self) -> None:
+        """Begin; the time runs from now."""
+        self._others.add(self)
+        self._watchdog.begin(self, LEAVE_S)
+        try:
+            super().start()
+        except RuntimeError:
+            self._end()
+            raise
+
+    def run(self) -> None:
+        """Read until the end."""
+        try:
+            with contextlib.suppress(grpc.RpcError):  # how it ends is of no interest any more
+                for _ in self._call:
+                    pass
+        finally:
+            self._end()
+
+    def end_wait(self) -> None:
+        """Cancel the call."""
+        self._call.cancel()
+
+    def _end(self) -> None:
+        self._watchdog.forget(self)
+        self._others.discard(self)
 
 
 def _decode(operation: Operation, message: Any) -> InferResponse:
