@@ -285,6 +285,11 @@ def test_many_at_once_leave_one_whole_model(repository: Path, sockets: Path) -> 
         (("--input", ":float32:1"), "NAME:DTYPE:DIMS"),
         (("--input", "x:float32:1", "--max-batch-size", "-1"), "-1"),
         (("--input", "x:float32:1", "--attach-timeout", "nan"), "nan"),
+        (("--input", "x:float32:1", "--execution-timeout", "0"), "from 0.001"),
+        (("--input", "x:float32:1", "--version", str(1 << 63)), str(1 << 63)),
+        (("--input", "x:float32:1", "--max-batch-size", "9" * 30), "from 0 to 2147483647"),
+        (("--input", "x:float32:1", "--flavour", "python", "--link-timeout", "0.1"), "from 0.3"),
+        (("--input", f"x:float32:{1 << 63}"), "2^63"),
         (("--input", "x:float32:1", "--flavour", "rust"), "rust"),
     ],
 )
@@ -307,6 +312,7 @@ def test_arguments_that_are_not_understood_say_why(
         (("--from", "no_such_module:x"), "no_such_module"),
         (("--from", "os:sep"), "inputs"),
         (("--from", "os"), "module:signature"),
+        (("--input", "x:float32:1", "--output", "y:float32:1", "--link-timeout", "2"), "--flavour python"),
     ],
 )
 def test_models_that_triton_would_not_load_are_not_written(
@@ -316,6 +322,26 @@ def test_models_that_triton_would_not_load_are_not_written(
     assert done.code == 1
     assert words in done.err
     assert os.listdir(repository) == []
+
+
+def test_bf16_is_for_the_native_flavour(command: Any, repository: Path, sockets: Path) -> None:
+    pytest.importorskip("ml_dtypes")
+    tensors = ("--input", "x:bf16:1", "--output", "y:float32:1")
+    refused = command(*add(repository, sockets, *tensors, "--flavour", "python"))
+    assert refused.code == 1
+    assert "x: Triton's Python backend gives no BF16" in refused.err
+    assert command(*add(repository, sockets, *tensors)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "needs_keys"),
+    [("127.0.0.1", False), ("[::1]", False), ("localhost", False), ("127.0.0.1.example.com", True), ("*", True)],
+)
+def test_addresses_that_others_reach_need_keys(command: Any, repository: Path, endpoint: str, needs_keys: bool) -> None:
+    arguments = add(repository, Path("x"), "--flavour", "python", "--endpoint", f"tcp://{endpoint}:5555")
+    done = command(*arguments)
+    assert (done.code, "--insecure" in done.err) == (int(needs_keys), needs_keys)
+    assert command(*arguments, "--insecure", "--replace").code == 0
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a\nb"])

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import select
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,6 +108,7 @@ class ZmqSocket:
         self._context = zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
         self._closed = False
+        self._wake_lock = threading.Lock()
         self._file: tuple[Path, int] | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll = select.epoll()
@@ -208,8 +210,8 @@ class ZmqSocket:
 
     def wake(self) -> None:
         """Ends a `wait`, from any thread; of a closed socket, nothing happens."""
-        # A full pipe wakes as well.
-        with contextlib.suppress(BlockingIOError):
+        # A full pipe wakes as well. The number of a descriptor that is closed may come to mean something else.
+        with self._wake_lock, contextlib.suppress(BlockingIOError):
             if not self._closed:
                 os.write(self._wake_write, b"\0")
 
@@ -265,9 +267,10 @@ class ZmqSocket:
 
     def close(self) -> None:
         """Ends it; what was sent still goes out for a second, if somebody is there to take it."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._wake_lock:
+            if self._closed:
+                return
+            self._closed = True
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()
