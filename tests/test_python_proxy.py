@@ -550,11 +550,11 @@ def test_a_callable_that_takes_too_long_fails_its_request_and_is_reported(addres
             hold.wait(PATIENCE_S)
         return double(requests)
 
-    with proxy(address, execution_timeout_s=0.3) as served, worker(slow, address) as stuck:
+    with proxy(address, execution_timeout_s=1.5) as served, worker(slow, address) as stuck:
         [caller], thread = served.start([-1])
         code, text = caller.wait()
         assert code == UNAVAILABLE
-        assert "execution timeout, 0.3 s" in text
+        assert "execution timeout, 1.5 s" in text
         thread.join(PATIENCE_S)
         wait_until(lambda: stuck.stuck is not None, "the worker says that it is stuck")
         with worker(double, address):
@@ -570,7 +570,7 @@ def test_an_async_callable_that_takes_too_long_keeps_its_worker(address: str) ->
             await asyncio.sleep(PATIENCE_S)
         return double(requests)
 
-    with proxy(address, execution_timeout_s=0.3) as served, worker(infer, address):
+    with proxy(address, execution_timeout_s=1.5) as served, worker(infer, address):
         attached = served.only_worker()
         assert served.send([-1])[0].wait()[0] == UNAVAILABLE
         np.testing.assert_array_equal(served.send([2])[0].wait()["y"], [[4]])
