@@ -9,14 +9,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from . import _grpc_calls
 from ._asyncio_loops import LoopsClosedError, PerLoop
+from ._grpc_calls import GrpcCall, is_not_there, read_infer_response
 from ._grpc_messages import (
     CHANNEL_OPTIONS,
     STREAM_METHOD,
-    decode_infer_response,
     decode_model_config,
     encode_infer_request,
-    encode_load_request,
     make_metadata,
     service_pb2,
     service_pb2_grpc,
@@ -24,14 +24,13 @@ from ._grpc_messages import (
 from ._requests import InferRequest, InferResponse
 from ._spec import ModelSpec
 from ._tls import TlsSettings
-from ._translate import Operation, closed_error, grpc_error, is_denial, server_error, timeout_error
+from ._translate import Operation, closed_error, grpc_error, server_error, timeout_error
 from ._transport_grpc import LEAVE_S, LONGEST_QUICK_WRITE_BYTES, STREAM_END_S, make_credentials
 from ._url import TritonUrl
 from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 
 __all__ = ["AsyncGrpcTransport", "make_tritonclient"]
 
-_NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
 _Leave = Callable[[Any, "asyncio.Future[Any] | None"], None]
 
 
@@ -69,32 +68,27 @@ class AsyncGrpcTransport:
 
     async def is_server_ready(self, timeout_s: float) -> bool:
         """Ask whether the server is ready."""
-        operation = Operation("server readiness request", self._url, timeout_s)
-        return await self._is_ready(operation, "ServerReady", service_pb2.ServerReadyRequest())
+        return await self._is_ready(_grpc_calls.server_ready(self._url, timeout_s))
 
     async def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
         """Ask whether a model is ready; a model that is not known is not ready."""
-        operation = Operation("model readiness request", self._url, timeout_s, model_name, model_version)
-        message = service_pb2.ModelReadyRequest(name=model_name, version=model_version or "")
-        return await self._is_ready(operation, "ModelReady", message)
+        return await self._is_ready(_grpc_calls.model_ready(self._url, model_name, model_version, timeout_s))
 
     async def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
         """Return the model configuration."""
-        operation = Operation("model configuration request", self._url, timeout_s, model_name, model_version)
-        message = service_pb2.ModelConfigRequest(name=model_name, version=model_version or "")
-        return decode_model_config(await self._call(operation, "ModelConfig", message))
+        call = _grpc_calls.model_config(self._url, model_name, model_version, timeout_s)
+        return decode_model_config(await self._call(call))
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
-        operation = Operation("inference request", self._url, timeout_s, request.model_name, request.model_version)
-        message = encode_infer_request(request)
-        return _decode(operation, await self._call(operation, "ModelInfer", message, request.call.headers))
+        call = _grpc_calls.infer(self._url, request, timeout_s)
+        return read_infer_response(call.operation, await self._call(call, request.call.headers))
 
     def stream(self, spec: ModelSpec, request: InferRequest) -> AsyncGrpcStream:
         """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
         message = encode_infer_request(request)
         metadata = make_metadata(request.call.headers, self._headers)
-        operation = Operation("streaming inference", self._url, 0, request.model_name, request.model_version)
+        operation = _grpc_calls.stream_operation(self._url, request)
 
         async def send() -> tuple[Any, _Leave]:
             channel = await self._channel(operation)
@@ -106,14 +100,11 @@ class AsyncGrpcTransport:
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
     ) -> None:
         """Load a model, or load it anew."""
-        operation = Operation("loading of the model", self._url, timeout_s, model_name)
-        await self._call(operation, "RepositoryModelLoad", encode_load_request(model_name, config, files))
+        await self._call(_grpc_calls.load_model(self._url, model_name, config, files, timeout_s))
 
     async def unload_model(self, model_name: str, timeout_s: float) -> None:
         """Unload a model."""
-        operation = Operation("unloading of the model", self._url, timeout_s, model_name)
-        message = service_pb2.RepositoryModelUnloadRequest(model_name=model_name)
-        await self._call(operation, "RepositoryModelUnload", message)
+        await self._call(_grpc_calls.unload_model(self._url, model_name, timeout_s))
 
     def close_soon(self) -> None:
         """Let every loop close its channel, without waiting for that."""
@@ -123,21 +114,20 @@ class AsyncGrpcTransport:
         """Close the channels; calls and streams in flight end with ``PyTritonClientClosedError``."""
         await self._channels.close()
 
-    async def _is_ready(self, operation: Operation, method: str, message: Any) -> bool:
+    async def _is_ready(self, call: GrpcCall) -> bool:
         try:
-            return bool((await self._call(operation, method, message)).ready)
+            return bool((await self._call(call)).ready)
         except PyTritonClientInferenceServerError as error:
-            if error.status not in _NOT_THERE or is_denial(error.status, error.server_message or ""):
-                raise
-            return False
+            if is_not_there(error):
+                return False
+            raise
 
-    async def _call(
-        self, operation: Operation, method: str, message: Any, headers: Mapping[str, str] | None = None
-    ) -> Any:
+    async def _call(self, request: GrpcCall, headers: Mapping[str, str] | None = None) -> Any:
+        operation, message = request.operation, request.message
         channel = await self._channel(operation)
         metadata = make_metadata(headers or {}, self._headers)
         try:
-            call = getattr(channel.stub, method)(message, metadata=metadata, timeout=operation.timeout_s)
+            call = getattr(channel.stub, request.method)(message, metadata=metadata, timeout=operation.timeout_s)
             if message.ByteSize() > LONGEST_QUICK_WRITE_BYTES:
                 # gRPC does not keep the time limit of a call that is in the midst of a write.
                 return await asyncio.wait_for(call, operation.timeout_s)
@@ -221,7 +211,7 @@ class AsyncGrpcStream:
             await self._see_off()
             # Without a status: Triton would tell it with triton_grpc_error, but 2.51 crashes when such a stream fails.
             raise server_error(operation, None, message.error_message)
-        response = _decode(operation, message.infer_response)
+        response = read_infer_response(operation, message.infer_response)
         if response.is_final:
             await self._see_off()
         return response
@@ -304,11 +294,3 @@ def _is_being_cancelled() -> bool:
     task = asyncio.current_task()
     cancelling: Callable[[], int] | None = getattr(task, "cancelling", None)
     return cancelling is not None and cancelling() > 0
-
-
-def _decode(operation: Operation, message: Any) -> InferResponse:
-    try:
-        return decode_infer_response(message)
-    except (AttributeError, TypeError, ValueError) as error:
-        text = f"the answer cannot be read ({type(error).__name__}: {error})."
-        raise server_error(operation, "OK", text) from error

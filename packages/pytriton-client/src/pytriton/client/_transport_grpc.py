@@ -10,13 +10,13 @@ from typing import Any
 import grpc
 from tritonclient.grpc import InferenceServerClient
 
+from . import _grpc_calls
+from ._grpc_calls import GrpcCall, is_not_there, read_infer_response
 from ._grpc_messages import (
     CHANNEL_OPTIONS,
     STREAM_METHOD,
-    decode_infer_response,
     decode_model_config,
     encode_infer_request,
-    encode_load_request,
     make_metadata,
     service_pb2,
     service_pb2_grpc,
@@ -24,7 +24,7 @@ from ._grpc_messages import (
 from ._requests import InferRequest, InferResponse
 from ._spec import ModelSpec
 from ._tls import TlsSettings, read_certificates
-from ._translate import Operation, closed_error, grpc_error, is_denial, server_error, timeout_error
+from ._translate import Operation, closed_error, grpc_error, server_error, timeout_error
 from ._url import TritonUrl
 from ._watchdog import Watchdog
 from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
@@ -38,7 +38,6 @@ STREAM_END_S = 5.0
 # streams that are left early are at their end by then.
 LEAVE_S = 0.1
 
-_NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
 # A message up to this size fits into the buffers of a socket, even if the server reads nothing.
 LONGEST_QUICK_WRITE_BYTES = 1 << 16
 _CHANNEL_CLOSE_S = 0.5
@@ -95,31 +94,26 @@ class GrpcTransport:
 
     def is_server_ready(self, timeout_s: float) -> bool:
         """Ask whether the server is ready."""
-        operation = Operation("server readiness request", self._url, timeout_s)
-        return self._is_ready(operation, self._stub.ServerReady, service_pb2.ServerReadyRequest())
+        return self._is_ready(_grpc_calls.server_ready(self._url, timeout_s))
 
     def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
         """Ask whether a model is ready; a model that is not known is not ready."""
-        operation = Operation("model readiness request", self._url, timeout_s, model_name, model_version)
-        message = service_pb2.ModelReadyRequest(name=model_name, version=model_version or "")
-        return self._is_ready(operation, self._stub.ModelReady, message)
+        return self._is_ready(_grpc_calls.model_ready(self._url, model_name, model_version, timeout_s))
 
     def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
         """Return the model configuration."""
-        operation = Operation("model configuration request", self._url, timeout_s, model_name, model_version)
-        message = service_pb2.ModelConfigRequest(name=model_name, version=model_version or "")
-        return decode_model_config(self._call(operation, self._stub.ModelConfig, message))
+        call = _grpc_calls.model_config(self._url, model_name, model_version, timeout_s)
+        return decode_model_config(self._call(call))
 
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
-        operation = Operation("inference request", self._url, timeout_s, request.model_name, request.model_version)
-        message = encode_infer_request(request)
-        return _decode(operation, self._call(operation, self._stub.ModelInfer, message, request.call.headers))
+        call = _grpc_calls.infer(self._url, request, timeout_s)
+        return read_infer_response(call.operation, self._call(call, request.call.headers))
 
     def stream(self, spec: ModelSpec, request: InferRequest) -> GrpcStream:
         """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
         message = encode_infer_request(request)
-        operation = Operation("streaming inference", self._url, 0, request.model_name, request.model_version)
+        operation = _grpc_calls.stream_operation(self._url, request)
 
         def send() -> Any:
             return self._invoke(operation, self._open_stream, message, request.call.headers)
@@ -130,14 +124,11 @@ class GrpcTransport:
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
     ) -> None:
         """Load a model, or load it anew."""
-        operation = Operation("loading of the model", self._url, timeout_s, model_name)
-        self._call(operation, self._stub.RepositoryModelLoad, encode_load_request(model_name, config, files))
+        self._call(_grpc_calls.load_model(self._url, model_name, config, files, timeout_s))
 
     def unload_model(self, model_name: str, timeout_s: float) -> None:
         """Unload a model."""
-        operation = Operation("unloading of the model", self._url, timeout_s, model_name)
-        message = service_pb2.RepositoryModelUnloadRequest(model_name=model_name)
-        self._call(operation, self._stub.RepositoryModelUnload, message)
+        self._call(_grpc_calls.unload_model(self._url, model_name, timeout_s))
 
     def close(self) -> None:
         """Close the channel; calls and streams in flight end with ``PyTritonClientClosedError``."""
@@ -163,17 +154,16 @@ class GrpcTransport:
         except RuntimeError:  # the interpreter is ending, or the machine has no thread left
             call.cancel()
 
-    def _is_ready(self, operation: Operation, method: Callable[..., Any], message: Any) -> bool:
+    def _is_ready(self, call: GrpcCall) -> bool:
         try:
-            return bool(self._call(operation, method, message).ready)
+            return bool(self._call(call).ready)
         except PyTritonClientInferenceServerError as error:
-            if error.status not in _NOT_THERE or is_denial(error.status, error.server_message or ""):
-                raise
-            return False
+            if is_not_there(error):
+                return False
+            raise
 
-    def _call(
-        self, operation: Operation, method: Callable[..., Any], message: Any, headers: Mapping[str, str] | None = None
-    ) -> Any:
+    def _call(self, call: GrpcCall, headers: Mapping[str, str] | None = None) -> Any:
+        operation, method, message = call.operation, getattr(self._stub, call.method), call.message
         try:
             if message.ByteSize() > LONGEST_QUICK_WRITE_BYTES:
                 return self._call_in_background(operation, method, message, headers or {})
@@ -278,7 +268,7 @@ class GrpcStream:
             self._see_off()
             # Triton has a way to tell the status too (triton_grpc_error), but drops the results before the error then.
             raise server_error(operation, None, message.error_message)
-        response = _decode(operation, message.infer_response)
+        response = read_infer_response(operation, message.infer_response)
         if response.is_final:
             self._see_off()
         return response
@@ -351,11 +341,3 @@ class _Leaving(threading.Thread):
     def _end(self) -> None:
         self._watchdog.forget(self)
         self._others.discard(self)
-
-
-def _decode(operation: Operation, message: Any) -> InferResponse:
-    try:
-        return decode_infer_response(message)
-    except (AttributeError, TypeError, ValueError) as error:
-        text = f"the answer cannot be read ({type(error).__name__}: {error})."
-        raise server_error(operation, "OK", text) from error
