@@ -19,8 +19,14 @@ import numpy as np
 import pytest
 
 from pytriton.model_config import ModelConfig, Tensor
-from pytriton.proxy_backend import AttachError, DescriptionError, description_path, read_description
-from pytriton.proxy_backend.attach import Attachment, find_endpoint
+from pytriton.proxy_backend import (
+    AttachError,
+    DescriptionError,
+    ProxyBackendError,
+    description_path,
+    read_description,
+)
+from pytriton.proxy_backend.attach import Attachment, find_endpoint, serve_endpoint
 from pytriton.triton import Triton
 from support.http import call, infer
 from support.load import Load, under_load
@@ -31,7 +37,7 @@ X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
 Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
 DEADLINE_S = 60.0
 TESTS = Path(__file__).parent
-PROGRAMS = ["pytriton.server", "pytriton.proxy_backend"]
+PROGRAMS = ["pytriton", "pytriton.proxy_backend"]
 
 
 def times(factor: float, pause_s: float = 0.0) -> Callable[[Any], Any]:
@@ -196,23 +202,40 @@ def test_a_worker_follows_its_model(served: tuple[Triton, Path]) -> None:
 # ---- what goes wrong -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_what_cannot_be_attached_is_told_in_time(served: tuple[Triton, Path], program: str) -> None:
+@pytest.mark.parametrize(
+    ("target", "model", "expected"),
+    [
+        ("support.process_models:missing", "own", "has no 'missing'"),
+        ("support.missing:make", "own", "there is no module 'support.missing'"),
+        ("support.process_models:PID", "own", "is -4.0: expected an inference callable"),
+        ("support.process_models:make", "missing", "there are: other (version 7), own (version 1)"),
+    ],
+)
+def test_what_cannot_be_attached_is_told_in_time(
+    served: tuple[Triton, Path], monkeypatch: pytest.MonkeyPatch, target: str, model: str, expected: str
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
     _, endpoints = served
-    told = {
-        ("support.process_models:missing", "--model=own"): "has no 'missing'",
-        ("support.missing:make", "--model=own"): "there is no module 'support.missing'",
-        ("support.process_models:PID", "--model=own"): "is -4.0: expected an inference callable",
-        ("support.process_models:make", "--model=missing"): "there are: other (version 7), own (version 1)",
-    }
-    # The programs differ in nothing behind their command lines.
-    for (target, model), expected in list(told.items())[-1 if program == PROGRAMS[0] else 0 :]:
-        with worker(program, f"--endpoint={endpoints}", model, "--attach-timeout=0.2", target=target) as process:
-            assert expected in re.sub(r"\s+", " ", output(process))
-            assert process.returncode == 1
-    with worker(program, f"--endpoint={endpoints}", "--kwargs=[1]") as process:
-        assert "expected a JSON object" in output(process)
-        assert process.returncode == 2
+    with pytest.raises(ProxyBackendError, match=re.escape(expected)):
+        serve_endpoint(Attachment(target=target, endpoint=str(endpoints), model=model, attach_timeout_s=0.2))
+
+
+@pytest.mark.parametrize(
+    ("program", "argument", "expected", "code"),
+    [
+        (PROGRAMS[0], "--model=missing", "pytriton: error: ", 1),
+        (PROGRAMS[1], "--model=missing", "there are: other (version 7), own (version 1)", 1),
+        (PROGRAMS[1], "--kwargs=[1]", "expected a JSON object", 2),
+        (PROGRAMS[1], '--kwargs={"factor": 2}', "give --factory as well", 1),
+    ],
+)
+def test_the_command_ends_with_the_reason(
+    served: tuple[Triton, Path], program: str, argument: str, expected: str, code: int
+) -> None:
+    _, endpoints = served
+    with worker(program, f"--endpoint={endpoints}", argument, "--attach-timeout=0.2") as process:
+        assert expected in re.sub(r"\s+", " ", output(process))
+        assert process.returncode == code
 
 
 def test_nobody_listens_any_more(served: tuple[Triton, Path], tmp_path: Path) -> None:

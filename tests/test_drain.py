@@ -22,9 +22,10 @@ import pytest
 
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import ModelConfig, Tensor
+from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.proxy_backend import Worker
 from pytriton.server.control import activity_of
-from pytriton.server.worker_watch import connected_workers
+from pytriton.server.worker_watch import WATCH_PERIOD_S, connected_workers
 from pytriton.triton import Triton
 from support.serving import local_config, running, short_home
 
@@ -334,3 +335,29 @@ def test_changes_of_models_leave_the_server_ready() -> None:
             eventually(lambda: status(url) == 200)
         triton.unbind("m")
         eventually(lambda: status(url) == 200)
+
+
+def test_a_model_that_is_being_bound_takes_no_readiness_away(caplog: pytest.LogCaptureFixture) -> None:
+    warming, go_on = threading.Event(), threading.Event()
+
+    def warmed_up(requests: Any) -> Any:
+        warming.set()
+        assert go_on.wait(DEADLINE_S)
+        return identity(requests)
+
+    warmup = ModelWarmup("w", 1, {"x": WarmupInput(np.float32, (1,), zero_data=True)}, count=1)
+    triton = Triton(config=local_config())
+    with running(triton), ThreadPoolExecutor(1) as pool:
+        url = str(triton.http_url)
+        bound = pool.submit(triton.bind, "new", warmed_up, X, Y, config=ModelConfig(model_warmup=[warmup]))
+        try:
+            assert warming.wait(DEADLINE_S)
+            # Long enough for the server to be told of a model without workers.
+            time.sleep(4 * WATCH_PERIOD_S)
+            assert status(url) == 200
+        finally:
+            go_on.set()
+        bound.result(DEADLINE_S)
+        assert not [record for record in caplog.records if "No worker is attached" in record.message]
+        triton._models["new", 1].stop_workers(DEADLINE_S)
+        eventually(lambda: status(url) == 400)

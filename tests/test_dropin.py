@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import socket
+import subprocess
 import sys
 import tempfile
 import textwrap
@@ -284,6 +285,11 @@ def test_many_at_once_leave_one_whole_model(repository: Path, sockets: Path) -> 
         (("--input", ":float32:1"), "NAME:DTYPE:DIMS"),
         (("--input", "x:float32:1", "--max-batch-size", "-1"), "-1"),
         (("--input", "x:float32:1", "--attach-timeout", "nan"), "nan"),
+        (("--input", "x:float32:1", "--execution-timeout", "0"), "from 0.001"),
+        (("--input", "x:float32:1", "--version", str(1 << 63)), str(1 << 63)),
+        (("--input", "x:float32:1", "--max-batch-size", "9" * 30), "from 0 to 2147483647"),
+        (("--input", "x:float32:1", "--flavour", "python", "--link-timeout", "0.1"), "from 0.3"),
+        (("--input", f"x:float32:{1 << 63}"), "2^63"),
         (("--input", "x:float32:1", "--flavour", "rust"), "rust"),
     ],
 )
@@ -306,6 +312,7 @@ def test_arguments_that_are_not_understood_say_why(
         (("--from", "no_such_module:x"), "no_such_module"),
         (("--from", "os:sep"), "inputs"),
         (("--from", "os"), "module:signature"),
+        (("--input", "x:float32:1", "--output", "y:float32:1", "--link-timeout", "2"), "--flavour python"),
     ],
 )
 def test_models_that_triton_would_not_load_are_not_written(
@@ -315,6 +322,26 @@ def test_models_that_triton_would_not_load_are_not_written(
     assert done.code == 1
     assert words in done.err
     assert os.listdir(repository) == []
+
+
+def test_bf16_is_for_the_native_flavour(command: Any, repository: Path, sockets: Path) -> None:
+    pytest.importorskip("ml_dtypes")
+    tensors = ("--input", "x:bf16:1", "--output", "y:float32:1")
+    refused = command(*add(repository, sockets, *tensors, "--flavour", "python"))
+    assert refused.code == 1
+    assert "x: Triton's Python backend gives no BF16" in refused.err
+    assert command(*add(repository, sockets, *tensors)).code == 0
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "needs_keys"),
+    [("127.0.0.1", False), ("[::1]", False), ("localhost", False), ("127.0.0.1.example.com", True), ("*", True)],
+)
+def test_addresses_that_others_reach_need_keys(command: Any, repository: Path, endpoint: str, needs_keys: bool) -> None:
+    arguments = add(repository, Path("x"), "--flavour", "python", "--endpoint", f"tcp://{endpoint}:5555")
+    done = command(*arguments)
+    assert (done.code, "--insecure" in done.err) == (int(needs_keys), needs_keys)
+    assert command(*arguments, "--insecure", "--replace").code == 0
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a\nb"])
@@ -501,6 +528,46 @@ def test_any_tritonserver_that_loads_the_repository_serves_it(
         set_modes(repository, 0o755)
     assert tree(repository) == before
     assert {path.suffix for path in sockets.iterdir()} <= {".json"}
+
+
+# What a container has of its own: no network, which the test asks the server over.
+CONTAINER = ("unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
+READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && mount -t tmpfs none /dev/shm && exec "$@"'
+
+
+@pytest.mark.parametrize("flavour", ["native", "python"])
+def test_a_server_in_another_container_serves_what_it_only_reads(
+    command: Any, repository: Path, sockets: Path, tmp_path: Path, flavour: str
+) -> None:
+    """They share the folder of the socket, and neither processes nor what else is mounted, such as /dev/shm."""
+    container = [*CONTAINER, READ_ONLY, str(repository)]
+    tried = subprocess.run([*container, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"containers cannot be imitated here: {tried.stderr.strip()}")
+    backend = find_tritonserver().backends_dir / "python" / "libtriton_python.so"
+    if flavour == "python" and not backend.is_file():
+        pytest.skip(f"this tritonserver has no Python backend ({backend})")
+    endpoints = sockets / "later"
+    command(*add(repository, endpoints, "--flavour", flavour))
+    # The volume comes after the model: then the server says beside the socket what the model is.
+    endpoints.mkdir(mode=0o700)
+    endpoint = endpoints / ("double.1.sock" if flavour == "native" else "double.1.zmq")
+    with plain_server(tmp_path, repository, prefix=container) as server:
+        worker = Worker(
+            lambda requests: [{"y": request["x"] * 2} for request in requests],
+            read_description(description_path(endpoint)),
+            endpoint if flavour == "native" else f"ipc://{endpoint}",
+        )
+        worker.start()
+        try:
+            worker.wait_attached(PATIENCE_S)
+            for size in (2, 100_000):
+                status, answer = server.infer("double", x=("FP32", [1, size], [1] * size))
+                assert (status, answer) == (200, {"y": [2] * size})
+        finally:
+            assert worker.stop(PATIENCE_S)
+    if flavour == "python":
+        assert "attached, through shared memory" in server.log.read_text()
 
 
 def _serve_both(command: Any, server: PlainServer, repository: Path, sockets: Path) -> None:

@@ -30,7 +30,8 @@ from pytriton.proxy_backend import Worker
 from support.bare_server import F4, PATIENCE_S, Array, BareServer, serving
 
 MIB = 1 << 20
-LIMIT_S = 0.5
+# Longer than a busy machine keeps anybody waiting.
+LIMIT_S = 1.5
 ONE = np.array([[1, 2]], F4)
 SCRIPT = Path(__file__).parent / "support" / "fault_worker.py"
 STREAMING = "model_transaction_policy { decoupled: true }"
@@ -42,7 +43,8 @@ def server() -> Iterator[BareServer]:
     with tempfile.TemporaryDirectory(prefix="pt-") as folder:
         made = BareServer(Path(folder))
         made.add("plain", extra=NO_BATCHER_DELAY)
-        made.add("timed", execution_timeout_s=LIMIT_S, attach_timeout_s=1.0)
+        made.add("single")
+        made.add("timed", execution_timeout_s=LIMIT_S, attach_timeout_s=3.0)
         made.add("timed_stream", execution_timeout_s=LIMIT_S, decoupled=True, extra=STREAMING)
         made.add("repeat", repeatable=True, extra=NO_BATCHER_DELAY)
         made.add("repeat_short", repeatable=True, attach_timeout_s=0.5)
@@ -353,12 +355,12 @@ def test_a_callable_that_never_returns(server: BareServer, caplog: pytest.LogCap
         calls = Calls(server, "timed", 1).wait()
         assert LIMIT_S <= time.monotonic() - begin < PATIENCE_S
         [text] = calls.errors.values()
-        assert "took longer for this request than the model's execution timeout, 500 ms" in text
+        assert "took longer for this request than the model's execution timeout, 1500 ms" in text
         assert "StatusCode.UNAVAILABLE" in text
         wait_until(lambda: worker.stuck is not None, "the worker says that it is stuck")
         assert worker.is_alive
         assert not worker.is_attached
-        assert "took longer than the execution timeout of 0.5 s and has not returned" in str(worker.stuck)
+        assert "took longer than the execution timeout of 1.5 s and has not returned" in str(worker.stuck)
         assert "in stuck_here" in caplog.text
         assert "leave.wait(" in caplog.text
         # It gets no more batches: others do, and without others nobody.
@@ -416,13 +418,12 @@ def test_a_stream_may_last_as_long_as_it_goes_on(server: BareServer) -> None:
 
     def count_slowly(requests: list[Request]) -> Iterator[list[dict[str, Array]]]:
         for step in range(5):
-            time.sleep(LIMIT_S / 3)
+            time.sleep(LIMIT_S / 4)
             yield [{"y": np.array([[step]], F4)} for _ in requests]
         if requests[0]["x"][0, 0] == 99:
             leave.wait(2 * PATIENCE_S)
 
     with server.worker("timed_stream", count_slowly) as worker:
-        assert list(stream(server, "timed_stream", 1)) == [0, 1, 2, 3, 4]
         responses = stream(server, "timed_stream", 99)
         assert [next(responses) for _ in range(5)] == [0, 1, 2, 3, 4]
         with pytest.raises(InferenceServerException, match="execution timeout"):
@@ -450,11 +451,11 @@ def test_a_storm_of_errors(kind: str, server: BareServer) -> None:
         return fails(requests)
 
     try:
-        with server.worker("timed", fails if kind == "sync" else fails_async):
-            calls = Calls(server, "timed", 400).wait()
+        with server.worker("single", fails if kind == "sync" else fails_async):
+            calls = Calls(server, "single", 400).wait()
             assert set(calls.answers) == set(range(0, 400, 8))
             assert "MemoryError: number 2" in calls.errors[2]
-            assert server.infer("timed", np.zeros((1, 2), F4)).tolist() == [[0, 0]]
+            assert server.infer("single", np.zeros((1, 2), F4)).tolist() == [[0, 0]]
     finally:
         logging.getLogger("pytriton.proxy_backend").setLevel(logging.NOTSET)
 
@@ -560,8 +561,9 @@ def _cpu_ticks(pid: int) -> int:
     return int(fields[11]) + int(fields[12])
 
 
-def test_a_worker_without_descriptors_attaches_later(server: BareServer) -> None:
-    with WorkerProcess(server, "plain", "double", "starved") as starved:
+@pytest.mark.parametrize("callable_", ["double", "double_async"])
+def test_a_worker_without_descriptors_attaches_later(server: BareServer, callable_: str) -> None:
+    with WorkerProcess(server, "plain", callable_, "starved") as starved:
         starved.wait_for("starved")
         calls = Calls(server, "plain", 5)
         starved.tell()
@@ -585,9 +587,9 @@ def test_requests_without_a_worker_fail_in_time_and_the_next_works(server: BareS
     begin = time.monotonic()
     calls = Calls(server, "timed", 20).wait()
     assert len(calls.errors) == 20
-    assert 1.0 <= time.monotonic() - begin < 10.0  # together, not one after the other
+    assert 3.0 <= time.monotonic() - begin < PATIENCE_S  # together, not one after the other
     assert all("no worker is attached" in text for text in calls.errors.values())
-    assert sum("Waited 1000 ms" in text for text in calls.errors.values()) < 10
+    assert sum("Waited 3000 ms" in text for text in calls.errors.values()) < 10
     assert_next_works(server, "timed")
 
 

@@ -302,10 +302,11 @@ def test_what_does_not_fit_into_the_queue_is_rejected(make_queue: MakeQueue) -> 
 
 
 def test_who_waits_too_long_is_rejected(make_queue: MakeQueue) -> None:
-    policy = QueuePolicy(default_timeout_microseconds=1000, timeout_action=TimeoutAction.REJECT)
+    # Long enough for the first one to be served on a busy machine.
+    policy = QueuePolicy(default_timeout_microseconds=500_000, timeout_action=TimeoutAction.REJECT)
     queue = make_queue(DynamicBatcher(default_queue_policy=policy))
     late = queue.put(1)
-    time.sleep(0.05)
+    time.sleep(0.6)
     queue.let_go()
     with pytest.raises(PyTritonClientInferenceServerError, match=r"(?i)timeout expired"):
         late.result(DEADLINE_S)

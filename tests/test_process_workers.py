@@ -284,7 +284,7 @@ def test_a_process_that_takes_longer_than_a_batch_may_take_is_replaced(
         ("support.process_models:missing", {}, "has no 'missing'"),
         ("support.missing:make", {}, "there is no module 'support.missing'"),
         ("support.process_models:make", {"kwargs": {"colour": 1}}, "unexpected keyword argument 'colour'"),
-        ("support.process_models:make", {"python": "/bin/false"}, "ended with exit code 1. It wrote nothing."),
+        ("support.process_models:make", {"python": "/bin/false"}, "with pytriton-proxy-backend at /bin/false. It"),
         ("time:sleep", {"args": (600,), "start_timeout_s": 0.5}, "was not ready within 0.5 s"),
     ],
 )

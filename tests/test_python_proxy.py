@@ -6,8 +6,11 @@ import asyncio
 import collections
 import contextlib
 import ctypes
+import gc
+import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -28,10 +31,14 @@ from pytriton.proxy_backend._layout import ErrorCode, MessageType
 from pytriton.proxy_backend._records import Batch
 from pytriton.proxy_backend._responses import Answer, ResponseWriter
 from pytriton.proxy_backend._zmq import BindError, WouldBlockError, ZmqSocket, make_keys
+from pytriton.proxy_backend._zmq_connection import hello_text
+from pytriton.proxy_backend._zmq_memory import MemoryCaller, SharedMemory, memory_path
 from pytriton.proxy_backend.python_proxy._records import RequestData, read_responses, write_batch
+from pytriton.proxy_backend.python_proxy._workers import AttachedWorker, BatchInFlight
 from pytriton.proxy_backend.zmq_keys import CurveKeys, KeyFileError
 from support.python_proxy import (
     PATIENCE_S,
+    Caller,
     Link,
     Proxy,
     network_namespace,
@@ -44,6 +51,8 @@ from support.python_proxy import (
 )
 
 UNAVAILABLE = int(ErrorCode.UNAVAILABLE)
+# Short enough for tests that wait for it, and long enough for a machine that is busy.
+LINK_TIMEOUT_S = 1.0
 
 
 @pytest.fixture
@@ -56,6 +65,15 @@ def short() -> Iterator[Path]:
 @pytest.fixture
 def address(short: Path) -> str:
     return f"ipc://{short}/model.1.zmq"
+
+
+@pytest.fixture(params=["shared memory", "messages"])
+def either_address(request: pytest.FixtureRequest, short: Path) -> str:
+    """An address where tensors travel in shared memory, or one where they do not."""
+    if request.param == "shared memory":
+        return f"ipc://{short}/model.1.zmq"
+    # There is room for the link's own socket alone.
+    return f"ipc://{short}/{'m' * (105 - len(str(short)))}"
 
 
 def double(requests: Any) -> Any:
@@ -77,8 +95,12 @@ def memoryview_of(record: bytearray) -> Any:
     return (ctypes.c_char * len(record)).from_buffer(record)
 
 
-def record_of(requests: Sequence[RequestData], *, batching: bool = True) -> bytearray:
-    return write_batch(7, requests, batching=batching, received_ns=1, sent_ns=2)
+def record_of(requests: Sequence[RequestData], *, batching: bool = True) -> Any:
+    def allocate(length: int) -> OwnedBlock:
+        return OwnedBlock(0, 0, bytearray(length))  # type: ignore[arg-type] # written to as a mapping is
+
+    block, _ = write_batch(7, requests, allocate, batching=batching, received_ns=1, sent_ns=2)
+    return block.memory
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "object"])
@@ -186,15 +208,17 @@ def test_the_socket_is_for_its_owner_and_goes_with_the_proxy(short: Path) -> Non
     assert path.read_text() == "mine"
 
 
-def test_requests_get_their_own_answers(address: str) -> None:
-    with proxy(address) as served, worker(double, address):
+def test_requests_get_their_own_answers(either_address: str) -> None:
+    with proxy(either_address) as served, worker(double, either_address):
+        shared = served.only_worker().memory is not None
+        assert shared == either_address.endswith("model.1.zmq")
         for size in (1, 3, 8):
             callers = served.send(*([index, size] for index in range(size)))
             for index, caller in enumerate(callers):
                 np.testing.assert_array_equal(caller.wait()["y"], [[2 * index, 2 * size]])
 
 
-def test_large_arrays_and_inputs_that_are_kept_stay_whole(address: str) -> None:
+def test_large_arrays_and_inputs_that_are_kept_stay_whole(either_address: str) -> None:
     kept: list[Any] = []
 
     def keep(requests: Any) -> Any:
@@ -202,7 +226,7 @@ def test_large_arrays_and_inputs_that_are_kept_stay_whole(address: str) -> None:
         return double(requests)
 
     rows = np.arange(1 << 20, dtype=np.float32)
-    with proxy(address) as served, worker(keep, address):
+    with proxy(either_address) as served, worker(keep, either_address):
         for factor in (1, 2, 3):
             [caller] = served.send(rows * np.float32(factor))
             np.testing.assert_array_equal(caller.wait()["y"][0], rows * np.float32(2 * factor))
@@ -216,13 +240,13 @@ def test_large_arrays_and_inputs_that_are_kept_stay_whole(address: str) -> None:
         np.testing.assert_array_equal(array[0], rows * np.float32(factor))
 
 
-def test_errors_of_the_callable_are_those_of_its_requests(address: str) -> None:
+def test_errors_of_the_callable_are_those_of_its_requests(either_address: str) -> None:
     def fail(requests: Any) -> Any:
         if len(requests) == 1:
             raise ValueError("not today")
         return [ValueError("not you"), {"y": requests[1]["x"]}]
 
-    with proxy(address) as served, worker(fail, address):
+    with proxy(either_address) as served, worker(fail, either_address):
         code, text = served.send([1])[0].wait()
         assert code == ErrorCode.INTERNAL
         assert "ValueError: not today" in text
@@ -299,7 +323,7 @@ def test_workers_come_back_after_the_proxy(address: str) -> None:
             np.testing.assert_array_equal(served.send([2])[0].wait()["y"], [[4]])
 
 
-def test_async_callables_work_on_many_batches_and_learn_of_cancellations(address: str) -> None:
+def test_async_callables_work_on_many_batches_and_learn_of_cancellations(either_address: str) -> None:
     cancelled = threading.Event()
 
     async def infer(requests: Any) -> Any:
@@ -312,7 +336,7 @@ def test_async_callables_work_on_many_batches_and_learn_of_cancellations(address
         await asyncio.sleep(0.01)
         return double(requests)
 
-    with proxy(address) as served, worker(infer, address):
+    with proxy(either_address) as served, worker(infer, either_address):
         [stuck] = served.send([-1])
         batches = [served.send([value]) for value in range(20)]
         for value, [caller] in enumerate(batches):
@@ -323,13 +347,13 @@ def test_async_callables_work_on_many_batches_and_learn_of_cancellations(address
         assert cancelled.is_set()
 
 
-def test_streams_have_many_responses(address: str) -> None:
+def test_streams_have_many_responses(either_address: str) -> None:
     def stream(requests: Any) -> Any:
         for index in range(300):
             yield [{"y": request["x"] + index} for request in requests]
 
     model = spec(decoupled=True)
-    with proxy(address, decoupled=True) as served, worker(stream, address, model):
+    with proxy(either_address, decoupled=True) as served, worker(stream, either_address, model):
         for caller in served.send([1], [2]):
             caller.ended.wait(PATIENCE_S)
             values = [response.outputs["y"][0, 0] for response in caller.responses if not response.empty]
@@ -368,7 +392,7 @@ def test_a_shell_attaches_a_worker(short: Path, address: str) -> None:
 
 
 def test_a_worker_that_is_stopped_counts_as_gone_and_comes_back(address: str, tmp_path: Path) -> None:
-    with proxy(address) as served, worker_process(tmp_path, address) as process:
+    with proxy(address, link_timeout_s=LINK_TIMEOUT_S) as served, worker_process(tmp_path, address) as process:
         served.send([1])[0].wait()
         process.send_signal(signal.SIGSTOP)
         [caller], thread = served.start([2])
@@ -477,6 +501,217 @@ def test_a_killed_worker_fails_its_requests_at_once_and_no_others(address: str, 
                 np.testing.assert_array_equal(served.send([value])[0].wait()["y"], [[2 * value]])
 
 
+# ---- repeats and time limits ---------------------------------------------------------------------------------------
+
+
+def test_what_is_repeatable_goes_to_another_worker_once(address: str, tmp_path: Path) -> None:
+    with proxy(address, repeatable=True) as served, worker_process(tmp_path, address) as process:
+        served.only_worker()
+        [caller], thread = served.start([-1])
+        wait_line(process, "busy")
+        with worker(double, address):
+            process.kill()
+            np.testing.assert_array_equal(caller.wait()["y"], [[-2]])
+            thread.join(PATIENCE_S)
+
+
+def test_what_is_repeatable_fails_where_no_other_worker_comes(address: str, tmp_path: Path) -> None:
+    with (
+        proxy(address, repeatable=True, attach_timeout_s=0.3) as served,
+        worker_process(tmp_path, address) as process,
+    ):
+        served.only_worker()
+        [caller], thread = served.start([-1])
+        wait_line(process, "busy")
+        process.kill()
+        code, text = caller.wait()
+        assert code == UNAVAILABLE
+        assert f"pid {process.pid}" in text
+        assert "No other worker attached within 0.3 s" in text
+        thread.join(PATIENCE_S)
+
+
+def test_a_batch_that_never_reached_its_worker_goes_to_another_one(address: str) -> None:
+    with proxy(address) as served, worker(double, address):
+        # What the endpoint's thread finds when a worker ended between the claim and the sending.
+        gone = served.only_worker()
+        ghost = AttachedWorker(b"nobody", -1, gone.hello, load=1)
+        batch = BatchInFlight([RequestData({"x": np.array([[3]], np.float32)}, outputs=["y"])], [caller := Caller()])
+        served.endpoint._outgoing.append((ghost, batch))
+        served.endpoint._socket.wake()
+        np.testing.assert_array_equal(caller.wait()["y"], [[6]])
+
+
+def test_a_callable_that_takes_too_long_fails_its_request_and_is_reported(address: str) -> None:
+    hold = threading.Event()
+
+    def slow(requests: Any) -> Any:
+        if requests[0]["x"][0, 0] < 0:
+            hold.wait(PATIENCE_S)
+        return double(requests)
+
+    with proxy(address, execution_timeout_s=1.5) as served, worker(slow, address) as stuck:
+        [caller], thread = served.start([-1])
+        code, text = caller.wait()
+        assert code == UNAVAILABLE
+        assert "execution timeout, 1.5 s" in text
+        thread.join(PATIENCE_S)
+        wait_until(lambda: stuck.stuck is not None, "the worker says that it is stuck")
+        with worker(double, address):
+            np.testing.assert_array_equal(served.send([2])[0].wait()["y"], [[4]])
+        hold.set()
+        np.testing.assert_array_equal(served.send([3])[0].wait()["y"], [[6]])
+        assert stuck.stuck is None
+
+
+def test_an_async_callable_that_takes_too_long_keeps_its_worker(address: str) -> None:
+    async def infer(requests: Any) -> Any:
+        if requests[0]["x"][0, 0] < 0:
+            await asyncio.sleep(PATIENCE_S)
+        return double(requests)
+
+    with proxy(address, execution_timeout_s=1.5) as served, worker(infer, address):
+        attached = served.only_worker()
+        assert served.send([-1])[0].wait()[0] == UNAVAILABLE
+        np.testing.assert_array_equal(served.send([2])[0].wait()["y"], [[4]])
+        assert served.only_worker() is attached
+
+
+def test_requests_behind_one_that_waited_in_vain_do_not_wait_again(address: str) -> None:
+    with proxy(address, attach_timeout_s=0.5) as served:
+        begin = time.monotonic()
+        for _ in range(20):
+            assert served.send([1])[0].wait()[0] == UNAVAILABLE
+        assert time.monotonic() - begin < 5
+
+
+# ---- shared memory -------------------------------------------------------------------------------------------------
+
+
+def test_a_synchronous_callable_sees_that_its_caller_is_gone(address: str) -> None:
+    def patient(requests: Any) -> Any:
+        deadline = time.monotonic() + PATIENCE_S
+        while not requests[0].is_cancelled() and time.monotonic() < deadline:
+            time.sleep(0.01)
+        return [{"y": np.array([[float(requests[0].is_cancelled())]], np.float32)}]
+
+    with proxy(address) as served, worker(patient, address):
+        [caller], thread = served.start([1])
+        wait_until(lambda: served.only_worker().in_flight, "the batch to be sent")
+        caller.cancelled = True
+        np.testing.assert_array_equal(caller.wait()["y"], [[1]])
+        thread.join(PATIENCE_S)
+
+
+def test_memory_goes_back_and_none_is_left(short: Path, address: str) -> None:
+    descriptors, mappings = open_descriptors(), arena_mappings()
+    with proxy(address) as served:
+        for _ in range(3):
+            served.wait_workers(0)
+            with worker(double, address):
+                for size in (1, 1 << 10, 1 << 22, 1 << 20):
+                    assert served.send(np.ones(size))[0].wait()["y"].sum() == 2 * size
+                wait_until(lambda: _nothing_lent(served), "the worker to give back its inputs")
+    assert list(short.iterdir()) == []
+    wait_until(lambda: arena_mappings() <= mappings, "memory to be given back")
+    assert open_descriptors() <= descriptors
+
+
+def _nothing_lent(served: Proxy) -> bool:
+    memory = served.only_worker().memory
+    return memory is not None and not memory._lent
+
+
+def open_descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def arena_mappings() -> int:
+    gc.collect()
+    return sum("pytriton-arena" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_batches_for_which_there_is_no_room_travel_in_messages(address: str) -> None:
+    kept: list[Any] = []
+
+    def keep(requests: Any) -> Any:
+        kept.extend(request["x"] for request in requests)
+        return [{"y": request["x"][:, :1]} for request in requests]
+
+    rows = np.ones(4 << 20, np.float32)
+    with proxy(address) as served, worker(keep, address):
+        # 6 of 16 MiB, where there are 64.
+        for factor in range(6):
+            np.testing.assert_array_equal(served.send(rows * factor)[0].wait()["y"], [[factor]])
+    for factor, array in enumerate(kept):
+        assert (array == factor).all()
+
+
+def test_a_model_of_another_server_keeps_its_workers(address: str) -> None:
+    script = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET); s.bind(sys.argv[1]); "
+        "s.listen(); print('listening', flush=True); sys.stdin.read()"
+    )
+    path = str(memory_path(address))
+    # Its parent is another one than that of this process.
+    command = [sys.executable, "-c", "import subprocess, sys; subprocess.run(sys.argv[1:])", sys.executable, "-c"]
+    with subprocess.Popen([*command, script, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        wait_line(other, "listening")
+        with pytest.raises(BindError, match="another server"), proxy(address):
+            pass
+        assert Path(path).is_socket()
+        other.communicate(timeout=PATIENCE_S)
+    # Nobody is there any more.
+    with proxy(address) as served, worker(double, address):
+        served.send([1])[0].wait()
+
+
+@pytest.mark.parametrize("what", ["unknown segment", "outside", "given back twice", "no memfd", "not sealed", "text"])
+def test_a_worker_that_is_wrong_about_memory_loses_its_connection_alone(address: str, what: str) -> None:
+    release = layout.MESSAGE.pack(MessageType.RELEASE, 0, 48, 0, 0, 1, 0, 64, 0)
+    answers = {"unknown segment": (9, 0), "outside": (1, 1 << 40), "given back twice": None}
+    with proxy(address) as served:
+        caller = MemoryCaller(address)
+        peer = ZmqSocket(address, listen=False)
+        try:
+            greeting = pack_greeting(MessageType.HELLO, hello_text(b"bad", caller.token), max_in_flight=1)
+            assert layout.MESSAGE.unpack_from(exchange(peer, greeting))[0] == MessageType.WELCOME
+            memory = caller.accepted(1 << 20)
+            assert memory is not None
+            [request], thread = served.start([1])
+            wait_until(lambda: peer.receive() is not None, "the batch")
+            segment, offset = answers.get(what) or (1, 0)
+            if what == "no memfd":
+                with tempfile.TemporaryFile() as file:
+                    _announce(memory, [file.fileno()])
+            elif what == "not sealed":
+                fd = os.memfd_create("unsealed")
+                os.ftruncate(fd, 4096)
+                _announce(memory, [fd])
+                os.close(fd)
+            elif what == "text":
+                memory._channel.send(b"hello")
+            if what == "given back twice":
+                send(peer, release)
+            else:
+                send(peer, layout.MESSAGE.pack(MessageType.RESPONSE, 2, 48, 1, 0, segment, 0, offset, 64))
+            code, text = request.wait()
+            assert code == UNAVAILABLE
+            assert "worker 'bad'" in text
+            thread.join(PATIENCE_S)
+            memory.close()
+        finally:
+            peer.close()
+            caller.close()
+        with worker(double, address):
+            served.send([1])[0].wait()
+
+
+def _announce(memory: SharedMemory, descriptors: list[int]) -> None:
+    packet = layout.MESSAGE.pack(MessageType.SEGMENT, 0, 48, 0, 0, 1, 0, 0, 4096)
+    socket.send_fds(memory._channel, [packet], descriptors)
+
+
 # ---- over a network ------------------------------------------------------------------------------------------------
 
 
@@ -503,6 +738,21 @@ def test_keys_open_the_way_over_tcp(keys: dict[str, Any]) -> None:
         with worker(double, served.address, keys=keys["friend"]):
             np.testing.assert_array_equal(served.send([3])[0].wait()["y"], [[6]])
         with pytest.raises(AttachError, match="keys"), worker(double, served.address, keys=keys["stranger"]):
+            pass
+
+
+def test_keys_come_and_go_while_the_model_is_loaded(tmp_path: Path, keys: dict[str, Any]) -> None:
+    (known := tmp_path / "known").mkdir()
+    (known / "broken.key").write_text("this is no key")
+    stranger = keys["stranger"]
+    with proxy("tcp://127.0.0.1:*", keys=(keys["listener"][0], known)) as served:
+        with pytest.raises(AttachError, match="keys"), worker(double, served.address, keys=stranger):
+            pass
+        (known / "stranger.key").write_bytes(stranger.secret_key_file.with_suffix(".key").read_bytes())
+        with worker(double, served.address, keys=stranger):
+            served.send([1])[0].wait()
+        (known / "stranger.key").unlink()
+        with pytest.raises(AttachError, match="keys"), worker(double, served.address, keys=stranger):
             pass
 
 
@@ -564,7 +814,7 @@ def count_over_a_cut(served: Proxy, process: subprocess.Popen[str], cut: Callabl
 
 def test_a_tcp_link_that_is_cut_and_comes_back(tmp_path: Path, keys: dict[str, Any]) -> None:
     with contextlib.ExitStack() as stack:
-        served = stack.enter_context(proxy("tcp://127.0.0.1:*", keys=keys["listener"]))
+        served = stack.enter_context(proxy("tcp://127.0.0.1:*", keys=keys["listener"], link_timeout_s=LINK_TIMEOUT_S))
         with Link(int(served.address.rpartition(":")[2])) as link:
             address = f"tcp://127.0.0.1:{link.port}"
 
@@ -596,7 +846,7 @@ def test_another_network_namespace_whose_link_is_cut_and_comes_back(tmp_path: Pa
             state = "down" if now else "up"
             subprocess.run(["ip", "link", "set", device, state], check=True, timeout=PATIENCE_S)
 
-        served = stack.enter_context(proxy(f"tcp://{here}:*", keys=keys["listener"]))
+        served = stack.enter_context(proxy(f"tcp://{here}:*", keys=keys["listener"], link_timeout_s=LINK_TIMEOUT_S))
         with worker_process(tmp_path, served.address, keys=keys["friend"], prefix=over_there) as process:
             count_over_a_cut(served, process, cut)
         with worker_process(tmp_path, served.address, keys=keys["friend"], prefix=over_there) as process:

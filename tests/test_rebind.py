@@ -21,7 +21,8 @@ import pytest
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError, PyTritonValidationError
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.model_config.common import ModelWarmup, WarmupInput
-from pytriton.triton import Triton, TritonModelLoadError
+from pytriton.proxy_backend import read_description
+from pytriton.triton import ProcessWorker, Triton, TritonModelLoadError
 from support.load import under_load
 from support.serving import arena_mappings, local_config, running, short_home
 
@@ -225,6 +226,13 @@ def test_a_failed_rebind_leaves_the_old_callable(triton: Triton, home: Path) -> 
     with under_load(triton.http_url, triton.grpc_url, "m") as load:
         with pytest.raises(TritonModelLoadError, match="no weights"):
             triton.rebind("m", failing, config=warm)
+        load.wait_for_more()
+        # What workers from elsewhere are told is that of the model that is served.
+        description = read_description(endpoints / "m.1.sock.json")
+        with pytest.raises(TritonModelLoadError, match="no module 'no_such_module'"):
+            triton.rebind("m", ProcessWorker("no_such_module:make"), strict=True)
+        assert read_description(endpoints / "m.1.sock.json") == description
+        assert not description.strict
         load.wait_for_more()
         # Triton tries to load it, and the proxy finds something in the place of its socket.
         (endpoints / "m~2.1.sock").write_text("in the way")

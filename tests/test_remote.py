@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -21,11 +22,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trustme
 
+from pytriton.client import TlsSettings
 from pytriton.client.exceptions import (
+    PyTritonClientConnectionError,
     PyTritonClientInferenceServerError,
     PyTritonClientInvalidUrlError,
     PyTritonClientTimeoutError,
+    PyTritonClientValueError,
 )
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError, PyTritonUnrecoverableError
 from pytriton.model_config import ModelConfig, Tensor
@@ -44,6 +49,7 @@ from pytriton.triton import (
     TritonServerStartError,
 )
 from support.load import under_load
+from support.relay import Relay
 from support.serving import arena_mappings, local_config, running, server_pid, short_home
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
@@ -615,6 +621,31 @@ def test_without_the_token(protected: tuple[Triton, Server], protocol: str, toke
     assert caught.value.status == ("403" if protocol == "http" else "UNAVAILABLE")
     assert "restricted" in str(caught.value.server_message)
     assert not triton.stop()
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_encrypted_connections(protected: tuple[Triton, Server], tmp_path: Path, protocol: str) -> None:
+    _, server = protected
+    authority = trustme.CA()
+    certificate = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.set_alpn_protocols(["h2", "http/1.1"])
+    certificate.configure_cert(context)
+    plain_url = server.http_url if protocol == "http" else server.grpc_url
+    with Relay(plain_url, context) as relay:
+        url = f"{protocol}s://127.0.0.1:{relay.port}"
+        with RemoteTriton(url, access_token=server.token, tls=TlsSettings(ca_file=tmp_path / "ca.pem")) as triton:
+            triton.bind("sealed", times(2), X, Y)
+            assert server.ask("sealed") == 2.0
+            triton.rebind("sealed", times(3))
+            assert server.ask("sealed") == 3.0
+        with pytest.raises(PyTritonClientConnectionError, match=r"tls=TlsSettings\(ca_file"):
+            RemoteTriton(url, access_token=server.token).connect()
+    with pytest.raises(PyTritonClientConnectionError, match=r"tls=TlsSettings\(ca_file"):
+        RemoteTriton(plain_url.replace("://", "s://"), access_token=server.token).connect()
+    with pytest.raises(PyTritonClientValueError, match="without encryption"):
+        RemoteTriton(plain_url, tls=TlsSettings())
 
 
 def test_a_server_whose_models_are_fixed(tmp_path: Path) -> None:

@@ -363,6 +363,33 @@ def test_streams_that_are_left_at_their_end_do_not_keep_their_model(
     assert not [record for record in caplog.records if record.name == "pytriton.server.hosting"]
 
 
+def some(requests: list[Request]) -> Iterator[list[Any]]:
+    """As many responses as can be made in a few milliseconds."""
+    for number in range(20):
+        yield [answer(number) for _ in requests]
+
+
+def test_streams_that_are_left_in_their_midst_leave_the_server_as_it_was(triton: Triton) -> None:
+    """Triton crashes, or stops for good, when a stream ends while it is being cancelled."""
+    url = str(triton.grpc_url)
+    triton.bind("some", [some] * 3, X, Y, config=ModelConfig(decoupled=True, max_batch_size=1))
+
+    def leave(caller: int) -> None:
+        random = np.random.default_rng(caller)
+        with DecoupledModelClient(url, "some") as client:
+            for _ in range(100):
+                results = client.infer_sample(np.zeros(1, np.float32))
+                for _ in range(random.integers(1, 20)):
+                    next(results)
+                results.close()
+
+    with ThreadPoolExecutor(6) as pool:
+        list(pool.map(leave, range(6)))
+    with DecoupledModelClient(url, "some") as client:
+        assert [float(result["y"][0]) for result in client.infer_sample(np.zeros(1, np.float32))] == list(range(20))
+    triton.unbind("some")
+
+
 @pytest.mark.parametrize("infer", [endless, endless_async])
 def test_the_end_of_the_server_cuts_streams_that_do_not_end(
     infer: Callable[..., Any], caplog: pytest.LogCaptureFixture

@@ -25,7 +25,8 @@ from pytriton.client.exceptions import PyTritonClientInferenceServerError
 from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.proxy.telemetry import get_telemetry_tracer, traced_span
-from pytriton.triton import Triton
+from pytriton.triton import ProcessWorker, Triton
+from support import process_models
 from support.otlp import Collector, ReceivedSpan, running_collector
 from support.serving import local_config, running
 
@@ -361,6 +362,19 @@ def test_a_callable_that_takes_the_place_of_another_is_traced(traced: Traced) ->
         traced.triton.unbind("rebound")
     # The others go on.
     traced.spans(traced.infer("plain", 0xB4), "own", *INSIDE)
+
+
+def test_a_callable_in_a_process_of_its_own_is_traced(traced: Traced) -> None:
+    traced.triton.bind("process", ProcessWorker(process_models.make_traced), *TENSORS)
+    try:
+        spans = traced.spans(traced.infer("process", 0xB5), "own", *INSIDE)
+        assert path_of(named(spans, "own"), spans)[: len(INSIDE)] == INSIDE
+        assert named(spans, "own").service == SERVICE
+        last = traced.infer("process", 0xB6)
+    finally:
+        traced.triton.unbind("process")
+    # Its end sends what it has.
+    traced.spans(last, "own", *INSIDE)
 
 
 # ---- without Triton's own tracing ------------------------------------------------------------------------------------

@@ -399,7 +399,8 @@ def force_included(folder: Path) -> dict[str, str]:
 
 def files_below(folder: Path) -> Iterator[Path]:
     """Yield the files below a folder in a fixed order, for wheels that are the same each time."""
-    return (path for path in sorted(folder.rglob("*")) if path.is_file())
+    # What Triton's Python backend leaves where it has run is not part of it.
+    return (path for path in sorted(folder.rglob("*")) if path.is_file() and path.parent.name != "__pycache__")
 
 
 if __name__ == "__main__":

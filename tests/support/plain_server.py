@@ -70,7 +70,11 @@ class PlainServer:
 
 @contextmanager
 def plain_server(
-    folder: Path, repository: Path, *options: str, environment: Mapping[str, str] | None = None
+    folder: Path,
+    repository: Path,
+    *options: str,
+    environment: Mapping[str, str] | None = None,
+    prefix: Sequence[str] = (),
 ) -> Iterator[PlainServer]:
     """Runs the binary on a repository.
 
@@ -79,6 +83,7 @@ def plain_server(
         repository: Its model repository.
         options: More options.
         environment: More variables.
+        prefix: A command that runs it as a child, such as `unshare`.
     """
     binary = find_tritonserver()
     # Held until the end: nobody who asks for any free port gets them, and the server may bind them all the same.
@@ -89,6 +94,7 @@ def plain_server(
     ports = [holder.getsockname()[1] for holder in holders]
     log = folder / "tritonserver.log"
     command: Sequence[str] = [
+        *prefix,
         str(binary.executable),
         f"--model-repository={repository}",
         f"--backend-directory={binary.backends_dir}",
@@ -116,7 +122,9 @@ def plain_server(
         sys.stderr.write(log.read_text(errors="replace")[-8000:])
         raise
     finally:
-        process.send_signal(signal.SIGINT)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split() if prefix else ()
+        for pid in [int(child) for child in children] or [process.pid]:
+            os.kill(pid, signal.SIGINT)
         try:
             process.wait(STOP_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -20,9 +20,11 @@ from typing import Any
 import numpy as np
 
 from pytriton.proxy_backend import ModelSpec, TensorSpec, Worker, write_description
-from pytriton.proxy_backend._zmq import open_listener
-from pytriton.proxy_backend.python_proxy._endpoint import EndpointSettings, ProxyEndpoint
+from pytriton.proxy_backend.python_proxy._endpoint import ProxyEndpoint
+from pytriton.proxy_backend.python_proxy._model import listen
 from pytriton.proxy_backend.python_proxy._records import RequestData, ResponseData
+from pytriton.proxy_backend.python_proxy._settings import PythonProxySettings
+from pytriton.proxy_backend.python_proxy._workers import AttachedWorker, EndpointSettings
 from pytriton.proxy_backend.zmq_keys import CurveKeys
 
 PATIENCE_S = 60.0
@@ -108,6 +110,11 @@ class Proxy:
         thread.start()
         return callers, thread
 
+    def only_worker(self) -> AttachedWorker:
+        """The one that is attached."""
+        self.wait_workers(1)
+        return next(iter(self.endpoint._workers.values()))
+
     def wait_workers(self, count: int) -> None:
         wait_until(lambda: len(self.endpoint._workers) == count, f"{count} workers")
 
@@ -121,6 +128,10 @@ def wait_until(done: Any, what: str) -> None:
         time.sleep(0.005)
 
 
+def _keys(keys: tuple[Path, Path] | None) -> dict[str, str]:
+    return {} if keys is None else {"secret_key_file": str(keys[0]), "workers_keys_dir": str(keys[1])}
+
+
 @contextmanager
 def proxy(
     address: str,
@@ -128,8 +139,10 @@ def proxy(
     keys: tuple[Path, Path] | None = None,
     attach_timeout_s: float = PATIENCE_S,
     decoupled: bool = False,
+    **more: Any,
 ) -> Iterator[Proxy]:
-    """Listens at an address."""
+    """Listens at an address; `more` are settings, see `PythonProxySettings`."""
+    settings = PythonProxySettings(address=address, budget_bytes=BUDGET_BYTES, **{**_keys(keys), **more})
     endpoint = ProxyEndpoint(
         EndpointSettings(
             model_name="model",
@@ -139,8 +152,10 @@ def proxy(
             attach_timeout_s=attach_timeout_s,
             budget_bytes=BUDGET_BYTES,
             tensors_digest=spec().tensors_digest,
+            execution_timeout_s=settings.execution_timeout_s,
+            repeatable=settings.repeatable,
         ),
-        lambda: open_listener(address, max_message_bytes=BUDGET_BYTES + 4096, keys=keys),
+        lambda: listen(settings),
     )
     endpoint.start()
     try:

@@ -67,6 +67,8 @@ def pack(kind: MessageType, body: bytes = b"", **fields: Any) -> bytes:
         ("release_block", pack(MessageType.RELEASE, segment=2, offset=(1 << 32) + 128)),
         ("cancel", pack(MessageType.CANCEL, batch=7, index=2)),
         ("detach", pack(MessageType.DETACH)),
+        ("activity_ask", pack(MessageType.ACTIVITY)),
+        ("activity", pack(MessageType.ACTIVITY, batch=9, length=3)),
     ],
 )
 def test_messages(name: str, packet: bytes) -> None:

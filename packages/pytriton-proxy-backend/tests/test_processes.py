@@ -1,6 +1,8 @@
 """What a worker process is told and says, and how both sides find what they name."""
 
 import json
+import subprocess
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -111,3 +113,40 @@ def test_what_is_no_json_is_found() -> None:
     assert find_not_json({"a": [0, {1}]}, "x") == "x['a'][1] is {1}, which is a builtins.set"
     assert find_not_json({2: 1}, "x") == "x has the key 2, which is a int"
     assert find_not_json(float("inf"), "x") == "x is inf"
+
+
+ANOTHER_USER = """
+import os, sys
+from pathlib import Path
+from pytriton.proxy_backend import ModelSpec, ProxyBackendError, Worker
+from pytriton.proxy_backend.attach import Attachment, find_endpoint
+
+folder = Path(sys.argv[1])
+folder.chmod(0)
+if os.geteuid() == 0:
+    os.setuid(65534)
+spec = ModelSpec(name="m", version=1, inputs=(), outputs=(), batching=False, max_batch_size=0)
+worker = Worker(print, spec, folder / "m.1.sock")
+worker.start()
+for use in (lambda: worker.wait_attached(30), lambda: find_endpoint(Attachment(target="m:f", endpoint=str(folder)))):
+    try:
+        use()
+    except ProxyBackendError as error:
+        print(error)
+"""
+
+
+def test_another_user_is_told_so(tmp_path: Path) -> None:
+    folder = tmp_path / "endpoints"
+    folder.mkdir()
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", ANOTHER_USER, str(folder)], capture_output=True, text=True, timeout=120, check=False
+        )
+    finally:
+        folder.chmod(0o700)
+    told = done.stdout.splitlines()
+    assert len(told) == 2, done.stderr
+    assert "may not use the endpoint" in told[0]
+    assert "cannot be listed" in told[1] or "cannot be read" in told[1]
+    assert all("run the worker as that user" in text.lower() for text in told)

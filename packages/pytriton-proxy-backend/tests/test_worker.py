@@ -1161,7 +1161,7 @@ def test_a_fast_stream_reads_acknowledgements_before_it_takes_more_memory(serve:
 def test_a_stream_does_not_fill_its_budget_with_what_nobody_has_read(
     serve: Serve, golden: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_connection, "_STREAM_WINDOW", 1 << 20)
+    monkeypatch.setattr(_connection, "STREAM_WINDOW", 1 << 20)
     yielded = []
 
     def work(requests: list[Request]) -> Iterator[Any]:

@@ -1,4 +1,11 @@
 // The entry points that Triton calls: one Endpoint per model version, created when the model is loaded.
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <fstream>
 #include <memory>
 #include <sstream>
@@ -12,6 +19,8 @@
 #define PYTRITON_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace {
+
+constexpr char kDescriptionName[] = "pytriton.json";
 
 using pytriton::MakeError;
 using pytriton::TakeMessage;
@@ -48,6 +57,25 @@ TRITONSERVER_Error* ReadSettings(const std::string& path, pytriton::Settings* se
   return nullptr;
 }
 
+// Puts the description that a drop-in model has in its version folder beside the socket, where workers look for it: that
+// folder may not have been there yet when the model was added. The copy is for the server's user, as the socket is.
+void PublishDescription(const std::string& source, const std::string& target) {
+  std::ifstream file(source);
+  if (!file) return;  // not a drop-in model: whoever made it sees to this
+  std::ostringstream content;
+  content << file.rdbuf();
+  const std::string text = content.str();
+  std::string scratch = target + ".XXXXXX";
+  const int fd = mkostemp(&scratch[0], O_CLOEXEC);  // made with mode 0600
+  const bool written = fd >= 0 && write(fd, text.data(), text.size()) == static_cast<ssize_t>(text.size());
+  if (fd >= 0) close(fd);
+  if (!written || rename(scratch.c_str(), target.c_str()) != 0) {
+    const std::string reason = std::strerror(errno);
+    if (fd >= 0) unlink(scratch.c_str());
+    PYTRITON_LOG(WARN, "workers need --description, it cannot be written to '" + target + "': " + reason);
+  }
+}
+
 }  // namespace
 
 PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend*) {
@@ -74,13 +102,14 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelVersion(model, &version));
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelRepository(model, &artifact, &repository));
     pytriton::Settings settings;
-    PYTRITON_RETURN_IF_ERROR(ReadSettings(
-        std::string(repository) + "/" + std::to_string(version) + "/" + pytriton::kSideFileName, &settings));
+    const std::string folder = std::string(repository) + "/" + std::to_string(version) + "/";
+    PYTRITON_RETURN_IF_ERROR(ReadSettings(folder + pytriton::kSideFileName, &settings));
     auto endpoint = std::make_unique<pytriton::Endpoint>(pytriton::ModelIdentity{name, version}, settings);
     std::string error;
     if (!endpoint->Listen(&error)) {
       return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "model '" + std::string(name) + "': " + error);
     }
+    PublishDescription(folder + kDescriptionName, settings.endpoint + ".json");
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelSetState(model, endpoint.get()));
     endpoint.release();
     return nullptr;
@@ -107,7 +136,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
   try {
     endpoint->Execute(std::make_unique<pytriton::Batch>(
         endpoint->NextBatchId(), instance, requests, request_count, endpoint->settings().batching,
-        endpoint->settings().decoupled));
+        endpoint->settings().decoupled, endpoint->in_flight(), endpoint->late_ends()));
   } catch (const std::exception& exception) {
     // The batch has answered its requests when it was destroyed on the way here.
     PYTRITON_LOG(ERROR, std::string("executing a batch: ") + exception.what());

@@ -84,16 +84,19 @@ bool SameOutputs(const BatchSource& source, const RequestSource& a, uint32_t fir
 
 Batch::Batch(
     uint64_t id, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, uint32_t count,
-    bool batching, bool decoupled)
+    bool batching, bool decoupled, std::atomic<uint64_t>* in_flight, LateEnds* late_ends)
     : id_(id),
       instance_(instance),
       batching_(batching),
       decoupled_(decoupled),
+      late_ends_(late_ends),
+      in_flight_(in_flight),
       open_(count),
       started_ns_(NowNs()) {
+  in_flight_->fetch_add(1, std::memory_order_acq_rel);
   items_.reserve(count);
   for (uint32_t i = 0; i < count; ++i) {
-    Item item{requests[i], nullptr, 1, true, false, false};
+    Item item{requests[i], nullptr, 1, true, false, false, false};
     if (decoupled_) PYTRITON_LOG_IF_ERROR(TRITONBACKEND_ResponseFactoryNew(&item.factory, item.request), "response factory");
     items_.push_back(item);
   }
@@ -101,6 +104,7 @@ Batch::Batch(
 
 Batch::~Batch() {
   if (!finished()) Fail(TRITONSERVER_ERROR_INTERNAL, "the proxy backend gave the request up without an answer");
+  in_flight_->fetch_sub(1, std::memory_order_acq_rel);
 }
 
 bool Batch::CollectRequest(uint32_t index, BatchSource* source, std::string* error) {
@@ -272,13 +276,21 @@ TRITONBACKEND_Response* Batch::NewResponse(Item& item, std::string* error) {
   return error->empty() ? response : nullptr;
 }
 
+bool Batch::IsGone(const Item& item) const {
+  if (!decoupled_ || item.factory == nullptr) return false;
+  bool is_cancelled = false;
+  return TakeMessage(TRITONBACKEND_ResponseFactoryIsCancelled(item.factory, &is_cancelled)).empty() && is_cancelled;
+}
+
 void Batch::SendError(Item& item, TRITONSERVER_Error_Code code, const std::string& text) {
+  if (IsGone(item)) return;  // Finish sees to its end
   std::string reason;
   TRITONBACKEND_Response* response = NewResponse(item, &reason);
   if (response == nullptr) {
     PYTRITON_LOG(ERROR, "no response for an error could be made: " + reason + "; the error: " + text);
     return;
   }
+  item.ended = true;
   Send(response, true, MakeError(code, text));
 }
 
@@ -393,7 +405,9 @@ void Batch::Respond(const ResponseRecord& record) {
     }
     const bool final = !decoupled_ || (entry.flags & (kResponseFinal | kResponseError)) != 0;
     std::string error = broken[i];
-    if ((entry.flags & kResponseError) != 0) {
+    if (IsGone(item)) {
+      item.success = final && (entry.flags & kResponseError) == 0;
+    } else if ((entry.flags & kResponseError) != 0) {
       SendError(item, static_cast<TRITONSERVER_Error_Code>(entry.error_code <= 7 ? entry.error_code : 1),
                 std::string(record.ErrorText(entry)));
     } else if (!error.empty()) {
@@ -404,6 +418,7 @@ void Batch::Respond(const ResponseRecord& record) {
         PYTRITON_LOG_IF_ERROR(
             TRITONBACKEND_ResponseFactorySendFlags(item.factory, TRITONSERVER_RESPONSE_COMPLETE_FINAL),
             "ending a stream");
+        item.ended = true;
         item.success = true;
       }
     } else {
@@ -441,6 +456,7 @@ void Batch::Respond(const ResponseRecord& record) {
         const bool last = final || failure != nullptr;
         item.success = failure == nullptr;
         Send(response, last, failure);
+        item.ended = last;
         if (last) item.open = false;
       }
     }
@@ -473,7 +489,11 @@ void Batch::Finish(uint64_t compute_end_ns) {
             instance_, item.request, item.success, started_ns_, sent_ns, compute_end_ns, end_ns),
         "request statistics");
     if (item.factory != nullptr) {
-      PYTRITON_LOG_IF_ERROR(TRITONBACKEND_ResponseFactoryDelete(item.factory), "response factory");
+      if (item.ended) {
+        PYTRITON_LOG_IF_ERROR(TRITONBACKEND_ResponseFactoryDelete(item.factory), "response factory");
+      } else {
+        late_ends_->Add(item.factory);
+      }
       item.factory = nullptr;
     }
     PYTRITON_LOG_IF_ERROR(

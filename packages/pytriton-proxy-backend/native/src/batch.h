@@ -1,6 +1,7 @@
 // The requests of one call of Triton, from the gathering of their inputs to the last response.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -8,6 +9,7 @@
 #include <vector>
 
 #include "arena.h"
+#include "late_ends.h"
 #include "record.h"
 #include "triton_api.h"
 
@@ -15,10 +17,11 @@ namespace pytriton {
 
 class Batch {
  public:
-  // Takes over the requests: each is answered and released exactly once, at the latest by the destructor.
+  // Takes over the requests: each is answered and released exactly once, at the latest by the destructor. As long as it
+  // lives, it is counted in `in_flight`. Cancelled streams are ended by `late_ends`.
   Batch(
       uint64_t id, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, uint32_t count,
-      bool batching, bool decoupled);
+      bool batching, bool decoupled, std::atomic<uint64_t>* in_flight, LateEnds* late_ends);
   ~Batch();
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
@@ -64,11 +67,14 @@ class Batch {
     bool open;
     bool success;
     bool cancelled;
+    bool ended;  // its last response, or what stands for it, is with Triton
   };
 
   bool CollectRequest(uint32_t index, BatchSource* source, std::string* error);
   bool CollectTensors(BatchSource* source, std::string* error);
   TRITONBACKEND_Response* NewResponse(Item& item, std::string* error);
+  // Whether the caller of a stream has gone, so that nothing is to be sent to it.
+  bool IsGone(const Item& item) const;
   void SendError(Item& item, TRITONSERVER_Error_Code code, const std::string& text);
   // Sends a response, the last one of its request only when `Finish` is through with that. Takes both over.
   void Send(TRITONBACKEND_Response* response, bool last, TRITONSERVER_Error* error);
@@ -80,6 +86,8 @@ class Batch {
   TRITONBACKEND_ModelInstance* instance_;
   bool batching_;
   bool decoupled_;
+  LateEnds* const late_ends_;
+  std::atomic<uint64_t>* const in_flight_;
   std::vector<Item> items_;
   std::vector<std::pair<TRITONBACKEND_Response*, TRITONSERVER_Error*>> last_responses_;
   uint32_t open_;

@@ -94,6 +94,30 @@ bool Connection::IsForThisModel(const std::string& text, uint64_t version, std::
   return true;
 }
 
+bool Connection::IsSameUser(ucred* peer, std::string* error) const {
+  socklen_t length = sizeof(*peer);
+  if (getsockopt(fd_, SOL_SOCKET, SO_PEERCRED, peer, &length) != 0) {
+    *error = std::string("SO_PEERCRED failed: ") + std::strerror(errno);
+    return false;
+  }
+  if (peer->uid == geteuid()) return true;
+  *error = "it runs as user " + std::to_string(peer->uid) + ", the server as user " + std::to_string(geteuid()) +
+           ": both must be the same user";
+  return false;
+}
+
+void Connection::ActivityLocked(std::string* error) {
+  ucred peer{};
+  if (!IsSameUser(&peer, error)) return;
+  const Activity activity = owner_->GetActivity();
+  Message message{};
+  message.type = static_cast<uint16_t>(MessageType::kActivity);
+  message.batch = activity.taken;
+  message.length = activity.in_flight;
+  bool sent;  // if not, whoever asks asks again
+  if (TryWriteLocked(&message, &sent, error)) CloseLocked("it knows what it asked for", true);
+}
+
 bool Connection::HelloLocked(const uint8_t* body, uint32_t body_length, std::string* error) {
   Greeting greeting{};
   std::memcpy(&greeting, body, std::min<size_t>(body_length, sizeof(greeting)));
@@ -114,19 +138,11 @@ bool Connection::HelloLocked(const uint8_t* body, uint32_t body_length, std::str
     return false;
   }
   ucred peer{};
-  socklen_t length = sizeof(peer);
-  if (getsockopt(fd_, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) {
-    *error = std::string("SO_PEERCRED failed: ") + std::strerror(errno);
-    return false;
-  }
+  const bool is_same_user = IsSameUser(&peer, error);
   const std::string text(reinterpret_cast<const char*>(body) + sizeof(greeting), greeting.text_length);
   const std::string name = text.substr(0, text.find('\n'));
   label_ = "worker '" + name + "' (pid " + std::to_string(peer.pid) + ")";
-  if (peer.uid != geteuid()) {
-    *error = "it runs as user " + std::to_string(peer.uid) + ", the server as user " + std::to_string(geteuid()) +
-             ": both must be the same user";
-    return false;
-  }
+  if (!is_same_user) return false;
   if (!IsForThisModel(text, greeting.model_version, error)) return false;
   capabilities_ = greeting.capabilities & kCapabilities;
   if (settings_.decoupled && (capabilities_ & kCapDecoupled) == 0) {
@@ -268,6 +284,10 @@ bool Connection::HandleLocked(
       return false;
     }
     if (fd >= 0) close(fd);
+    if (type == MessageType::kActivity) {
+      ActivityLocked(error);
+      return error->empty();
+    }
     *error = "it sent message " + std::to_string(message.type) + " before its greeting";
     return false;
   }

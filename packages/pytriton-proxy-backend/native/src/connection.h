@@ -1,6 +1,8 @@
 // One worker: its socket, its two arenas and the batches that it has not answered yet.
 #pragma once
 
+#include <sys/socket.h>
+
 #include <atomic>
 #include <cstdint>
 #include <map>
@@ -23,12 +25,18 @@ struct ModelIdentity {
 };
 
 // States: kGreeting -> kAttached -> kDetaching -> kClosed, and from each straight to kClosed.
-//   kGreeting   the socket is accepted, HELLO has not come
+//   kGreeting   the socket is accepted, HELLO has not come, nor ACTIVITY, whose answer ends it
 //   kAttached   takes batches
 //   kDetaching  the worker asked to leave: finishes what it has, gets nothing new
 //   kClosed     shut down; every batch it had is answered. The descriptor lives as long as the object, so that its
 //               number cannot come to mean another worker while somebody still holds this one
 enum class ConnectionState { kGreeting, kAttached, kDetaching, kClosed };
+
+// What an endpoint is at.
+struct Activity {
+  uint64_t in_flight;  // batches that are not answered
+  uint64_t taken;      // batches that there have been
+};
 
 // Whom a connection tells of its end. Called with the connection's mutex held: it must not call back.
 class ConnectionOwner {
@@ -38,6 +46,7 @@ class ConnectionOwner {
   virtual void WorkerLost(const std::string& what) = 0;
   // A batch that a lost worker has not begun to answer and that another one may have.
   virtual void TakeBack(std::unique_ptr<Batch> batch) = 0;
+  virtual Activity GetActivity() const = 0;
 };
 
 class Connection {
@@ -81,6 +90,8 @@ class Connection {
   void CloseLocked(const std::string& reason, bool expected);
   bool HandleLocked(const Message& message, const uint8_t* body, uint32_t body_length, int fd, std::string* error);
   bool IsForThisModel(const std::string& text, uint64_t version, std::string* error) const;
+  bool IsSameUser(ucred* peer, std::string* error) const;
+  void ActivityLocked(std::string* error);
   bool HelloLocked(const uint8_t* body, uint32_t body_length, std::string* error);
   bool SegmentLocked(const Message& message, int fd, std::string* error);
   bool ResponseLocked(const Message& message, std::string* error);

@@ -221,7 +221,7 @@ void Endpoint::Run() {
   uint64_t next_sweep_ns = kNever;
   for (;;) {
     int timeout_ms = -1;
-    const uint64_t due_ns = std::min(next_sweep_ns, accept_again_ns_);
+    const uint64_t due_ns = std::min({next_sweep_ns, accept_again_ns_, late_ends_.SendDue(NowNs())});
     if (due_ns != kNever) {
       const uint64_t now_ns = NowNs();
       timeout_ms = due_ns <= now_ns ? 0 : static_cast<int>((due_ns - now_ns) / kMillisecond) + 1;

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "connection.h"
+#include "late_ends.h"
 #include "settings.h"
 
 namespace pytriton {
@@ -37,6 +38,9 @@ class Endpoint : private ConnectionOwner {
   // that Triton's batcher goes on collecting until then. Answers the batch with an error where no worker takes it.
   void Execute(std::unique_ptr<Batch> batch);
 
+  // Counts the batches that are not answered, wherever they are.
+  std::atomic<uint64_t>* in_flight() { return &in_flight_; }
+  LateEnds* late_ends() { return &late_ends_; }
   uint64_t NextBatchId() { return next_batch_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
@@ -49,6 +53,7 @@ class Endpoint : private ConnectionOwner {
 
   void WorkerLost(const std::string& what) override;
   void TakeBack(std::unique_ptr<Batch> batch) override;
+  Activity GetActivity() const override { return {in_flight_.load(), next_batch_.load() - 1}; }
   // Hands what lost workers have left to idle ones, as far as there are any. False where one of these has no room.
   bool Redeliver();
   void PutBack(Orphan orphan);
@@ -72,6 +77,7 @@ class Endpoint : private ConnectionOwner {
   const ModelIdentity model_;
   const Settings settings_;
   std::atomic<uint64_t> next_batch_{1};
+  std::atomic<uint64_t> in_flight_{0};
   int listen_fd_ = -1;
   int epoll_fd_ = -1;
   int kick_fd_ = -1;  // wakes the background thread
@@ -80,6 +86,7 @@ class Endpoint : private ConnectionOwner {
   std::atomic<bool> stopping_{false};
   // The background thread comes round every few milliseconds by itself.
   std::atomic<bool> sweeping_{false};
+  LateEnds late_ends_{[this] { Signal(kick_fd_); }};
   std::thread thread_;
   // Of the background thread: where accepting failed, when to try again, and when that was logged.
   uint64_t accept_again_ns_ = kNever;

@@ -29,6 +29,7 @@ enum class MessageType : uint16_t {
   kRelease = 9,       // peer -> owner: the block at (segment, offset) is free again
   kCancel = 10,       // proxy -> worker: request `index` of the batch is not wanted any more
   kDetach = 11,       // worker -> proxy: no more batches, please; the proxy closes once nothing is in flight
+  kActivity = 12,     // in place of a greeting: how many batches are in flight; and the answer, which ends the connection
 };
 
 constexpr uint16_t kFlagInputReleased = 1u << 0;  // RESPONSE, FAIL: the batch's input block is free again
@@ -38,12 +39,12 @@ struct Message {
   uint16_t type;
   uint16_t flags;
   uint32_t size;      // bytes of the whole packet
-  uint64_t batch;
+  uint64_t batch;     // ACTIVITY of the proxy: how many batches there have been
   uint64_t consumed;  // BATCH and RELEASE of the proxy: RESPONSE messages fully read so far on this connection
   uint32_t segment;
   uint32_t index;     // CANCEL: request; FAIL: Triton's error code
   uint64_t offset;
-  uint64_t length;
+  uint64_t length;    // ACTIVITY of the proxy: batches in flight
 };
 static_assert(sizeof(Message) == 48);
 

@@ -113,6 +113,11 @@ void Messages() {
   cancel.index = 2;
   CompareMessage("cancel", cancel);
   CompareMessage("detach", message(MessageType::kDetach));
+  CompareMessage("activity_ask", message(MessageType::kActivity));
+  Message activity = message(MessageType::kActivity);
+  activity.batch = 9;
+  activity.length = 3;
+  CompareMessage("activity", activity);
 }
 
 uint64_t Bits(double value) {

@@ -33,6 +33,7 @@ int main() {
   Print("RELEASE", static_cast<int>(MessageType::kRelease));
   Print("CANCEL", static_cast<int>(MessageType::kCancel));
   Print("DETACH", static_cast<int>(MessageType::kDetach));
+  Print("ACTIVITY", static_cast<int>(MessageType::kActivity));
   CONSTANT(kFlagInputReleased);
   CONSTANT(kFlagBatchDone);
   CONSTANT(kModelBatching);

@@ -20,7 +20,7 @@ from typing import Any
 
 FOLDER = Path(__file__).resolve().parent
 
-HELLO, WELCOME, REFUSE, SEGMENT, SEGMENT_CLOSE, BATCH, RESPONSE, FAIL, RELEASE, CANCEL, DETACH = range(1, 12)
+HELLO, WELCOME, REFUSE, SEGMENT, SEGMENT_CLOSE, BATCH, RESPONSE, FAIL, RELEASE, CANCEL, DETACH, ACTIVITY = range(1, 13)
 # Of an input "x" and an output "y", both FP32 of one free dimension.
 DIGEST = "07e15f480f14f849abbf0cefca44dce9"
 INPUT_RELEASED, BATCH_DONE = 1, 2
@@ -355,6 +355,8 @@ def vectors() -> dict[str, bytes]:
         "release_block": message(RELEASE, segment=2, offset=(1 << 32) + 128),
         "cancel": message(CANCEL, batch=7, index=2),
         "detach": message(DETACH),
+        "activity_ask": message(ACTIVITY),
+        "activity": message(ACTIVITY, batch=9, length=3),
         "record_batch": golden_batch(),
         "record_response_columns": golden_columns(),
         "record_response_plain": golden_plain(),

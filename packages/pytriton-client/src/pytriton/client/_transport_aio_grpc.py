@@ -9,14 +9,14 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from . import _grpc_calls
 from ._asyncio_loops import LoopsClosedError, PerLoop
+from ._grpc_calls import GrpcCall, is_not_there, read_infer_response
 from ._grpc_messages import (
     CHANNEL_OPTIONS,
     STREAM_METHOD,
-    decode_infer_response,
     decode_model_config,
     encode_infer_request,
-    encode_load_request,
     make_metadata,
     service_pb2,
     service_pb2_grpc,
@@ -24,14 +24,14 @@ from ._grpc_messages import (
 from ._requests import InferRequest, InferResponse
 from ._spec import ModelSpec
 from ._tls import TlsSettings
-from ._translate import Operation, closed_error, grpc_error, is_denial, server_error, timeout_error
-from ._transport_grpc import LONGEST_QUICK_WRITE_BYTES, STREAM_END_S, make_credentials
+from ._translate import Operation, closed_error, grpc_error, server_error, timeout_error
+from ._transport_grpc import LEAVE_S, LONGEST_QUICK_WRITE_BYTES, STREAM_END_S, make_credentials
 from ._url import TritonUrl
 from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 
 __all__ = ["AsyncGrpcTransport", "make_tritonclient"]
 
-_NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
+_Leave = Callable[[Any, "asyncio.Future[Any] | None"], None]
 
 
 def make_tritonclient(url: TritonUrl, tls: TlsSettings | None) -> Any:
@@ -68,36 +68,31 @@ class AsyncGrpcTransport:
 
     async def is_server_ready(self, timeout_s: float) -> bool:
         """Ask whether the server is ready."""
-        operation = Operation("server readiness request", self._url, timeout_s)
-        return await self._is_ready(operation, "ServerReady", service_pb2.ServerReadyRequest())
+        return await self._is_ready(_grpc_calls.server_ready(self._url, timeout_s))
 
     async def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
         """Ask whether a model is ready; a model that is not known is not ready."""
-        operation = Operation("model readiness request", self._url, timeout_s, model_name, model_version)
-        message = service_pb2.ModelReadyRequest(name=model_name, version=model_version or "")
-        return await self._is_ready(operation, "ModelReady", message)
+        return await self._is_ready(_grpc_calls.model_ready(self._url, model_name, model_version, timeout_s))
 
     async def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
         """Return the model configuration."""
-        operation = Operation("model configuration request", self._url, timeout_s, model_name, model_version)
-        message = service_pb2.ModelConfigRequest(name=model_name, version=model_version or "")
-        return decode_model_config(await self._call(operation, "ModelConfig", message))
+        call = _grpc_calls.model_config(self._url, model_name, model_version, timeout_s)
+        return decode_model_config(await self._call(call))
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
-        operation = Operation("inference request", self._url, timeout_s, request.model_name, request.model_version)
-        message = encode_infer_request(request)
-        return _decode(operation, await self._call(operation, "ModelInfer", message, request.call.headers))
+        call = _grpc_calls.infer(self._url, request, timeout_s)
+        return read_infer_response(call.operation, await self._call(call, request.call.headers))
 
     def stream(self, spec: ModelSpec, request: InferRequest) -> AsyncGrpcStream:
         """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
         message = encode_infer_request(request)
         metadata = make_metadata(request.call.headers, self._headers)
-        operation = Operation("streaming inference", self._url, 0, request.model_name, request.model_version)
+        operation = _grpc_calls.stream_operation(self._url, request)
 
-        async def send() -> Any:
+        async def send() -> tuple[Any, _Leave]:
             channel = await self._channel(operation)
-            return channel.open_stream(message, metadata=metadata)
+            return channel.open_stream(message, metadata=metadata), channel.leave
 
         return AsyncGrpcStream(send, operation, self._translate)
 
@@ -105,14 +100,11 @@ class AsyncGrpcTransport:
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
     ) -> None:
         """Load a model, or load it anew."""
-        operation = Operation("loading of the model", self._url, timeout_s, model_name)
-        await self._call(operation, "RepositoryModelLoad", encode_load_request(model_name, config, files))
+        await self._call(_grpc_calls.load_model(self._url, model_name, config, files, timeout_s))
 
     async def unload_model(self, model_name: str, timeout_s: float) -> None:
         """Unload a model."""
-        operation = Operation("unloading of the model", self._url, timeout_s, model_name)
-        message = service_pb2.RepositoryModelUnloadRequest(model_name=model_name)
-        await self._call(operation, "RepositoryModelUnload", message)
+        await self._call(_grpc_calls.unload_model(self._url, model_name, timeout_s))
 
     def close_soon(self) -> None:
         """Let every loop close its channel, without waiting for that."""
@@ -122,21 +114,20 @@ class AsyncGrpcTransport:
         """Close the channels; calls and streams in flight end with ``PyTritonClientClosedError``."""
         await self._channels.close()
 
-    async def _is_ready(self, operation: Operation, method: str, message: Any) -> bool:
+    async def _is_ready(self, call: GrpcCall) -> bool:
         try:
-            return bool((await self._call(operation, method, message)).ready)
+            return bool((await self._call(call)).ready)
         except PyTritonClientInferenceServerError as error:
-            if error.status not in _NOT_THERE or is_denial(error.status, error.server_message or ""):
-                raise
-            return False
+            if is_not_there(error):
+                return False
+            raise
 
-    async def _call(
-        self, operation: Operation, method: str, message: Any, headers: Mapping[str, str] | None = None
-    ) -> Any:
+    async def _call(self, request: GrpcCall, headers: Mapping[str, str] | None = None) -> Any:
+        operation, message = request.operation, request.message
         channel = await self._channel(operation)
         metadata = make_metadata(headers or {}, self._headers)
         try:
-            call = getattr(channel.stub, method)(message, metadata=metadata, timeout=operation.timeout_s)
+            call = getattr(channel.stub, request.method)(message, metadata=metadata, timeout=operation.timeout_s)
             if message.ByteSize() > LONGEST_QUICK_WRITE_BYTES:
                 # gRPC does not keep the time limit of a call that is in the midst of a write.
                 return await asyncio.wait_for(call, operation.timeout_s)
@@ -167,14 +158,15 @@ class AsyncGrpcStream:
     """The responses to one request, an ``AsyncResponseStream``.
 
     Args:
-        send: Sends the request and returns the call of gRPC.
+        send: Sends the request and returns the call of gRPC, and what sees to a call whose responses nobody wants any
+            more.
         operation: What is being done.
         translate: Makes an error of ours of one of gRPC.
     """
 
     def __init__(
         self,
-        send: Callable[[], Awaitable[Any]],
+        send: Callable[[], Awaitable[tuple[Any, _Leave]]],
         operation: Operation,
         translate: Callable[[Operation, Any], PyTritonClientError],
     ) -> None:
@@ -182,6 +174,7 @@ class AsyncGrpcStream:
         self._operation = operation
         self._translate = translate
         self._call: Any = None
+        self._leave: _Leave
         self._is_over = False
 
     async def receive(self, timeout_s: float) -> InferResponse | None:
@@ -190,21 +183,25 @@ class AsyncGrpcStream:
             return None
         operation = self._operation.with_timeout(timeout_s)
         if self._call is None:
-            self._call = await self._send()
+            self._call, self._leave = await self._send()
         # A task of its own, since gRPC tells that a call was cancelled by cancelling whoever reads from it.
         reading = asyncio.ensure_future(self._call.read())
         try:
             await asyncio.wait({reading}, timeout=timeout_s)
-        finally:
-            if not reading.done():
-                self._call.cancel()
+        except asyncio.CancelledError:
+            self._is_over = True
+            self._leave(self._call, reading)
+            raise
         if not reading.done():
+            self._is_over = True
+            self._call.cancel()
             await asyncio.wait({reading})
             raise timeout_error(operation)
         if reading.cancelled():
             raise closed_error(operation.model_name, operation.url)
         error = reading.exception()
         if isinstance(error, grpc.RpcError):
+            self._is_over = True
             raise self._translate(operation, error) from error
         message = reading.result()
         if message is grpc.aio.EOF:
@@ -214,7 +211,7 @@ class AsyncGrpcStream:
             await self._see_off()
             # Without a status: Triton would tell it with triton_grpc_error, but 2.51 crashes when such a stream fails.
             raise server_error(operation, None, message.error_message)
-        response = _decode(operation, message.infer_response)
+        response = read_infer_response(operation, message.infer_response)
         if response.is_final:
             await self._see_off()
         return response
@@ -234,9 +231,10 @@ class AsyncGrpcStream:
             reading.exception()  # the caller has the last response: how the call ends is of no interest any more
 
     def close(self) -> None:
-        """Cancel the request if it is not over."""
-        if self._call is not None:
-            self._call.cancel()
+        """Cancel the request if it is not over, and does not end by itself within `LEAVE_S`."""
+        if self._call is not None and not self._is_over:
+            self._is_over = True
+            self._leave(self._call, None)
 
 
 class _Channel:
@@ -255,8 +253,40 @@ class _Channel:
             response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
         )
 
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def leave(self, call: Any, reading: asyncio.Future[Any] | None) -> None:
+        """See to a call whose responses nobody wants any more, and to a ``read`` under way. Does not block."""
+        try:
+            loop = asyncio.get_running_loop()
+        except RuntimeError:  # closed by the garbage collector, when the loop has gone
+            call.cancel()
+            return
+        task = loop.create_task(_read_to_the_end(call, reading))
+        self._leaving.add(task)
+        task.add_done_callback(self._leaving.discard)
+
     async def close(self) -> None:
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=STREAM_END_S)
         await self._channel.close()
+
+
+async def _read_to_the_end(call: Any, first: asyncio.Future[Any] | None) -> None:
+    async def read() -> None:
+        message = await (call.read() if first is None else first)
+        while message is not grpc.aio.EOF:
+            message = await call.read()
+
+    # A task of its own, as gRPC cancels whoever reads from a call that it cancels.
+    reading = asyncio.ensure_future(read())
+    try:
+        await asyncio.wait({reading}, timeout=LEAVE_S)
+    finally:
+        call.cancel()
+        await asyncio.wait({reading})
+        if not reading.cancelled():
+            reading.exception()  # how it ends is of no interest any more
 
 
 def _is_being_cancelled() -> bool:
@@ -264,11 +294,3 @@ def _is_being_cancelled() -> bool:
     task = asyncio.current_task()
     cancelling: Callable[[], int] | None = getattr(task, "cancelling", None)
     return cancelling is not None and cancelling() > 0
-
-
-def _decode(operation: Operation, message: Any) -> InferResponse:
-    try:
-        return decode_infer_response(message)
-    except (AttributeError, TypeError, ValueError) as error:
-        text = f"the answer cannot be read ({type(error).__name__}: {error})."
-        raise server_error(operation, "OK", text) from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -9,13 +10,13 @@ from typing import Any
 import grpc
 from tritonclient.grpc import InferenceServerClient
 
+from . import _grpc_calls
+from ._grpc_calls import GrpcCall, is_not_there, read_infer_response
 from ._grpc_messages import (
     CHANNEL_OPTIONS,
     STREAM_METHOD,
-    decode_infer_response,
     decode_model_config,
     encode_infer_request,
-    encode_load_request,
     make_metadata,
     service_pb2,
     service_pb2_grpc,
@@ -23,7 +24,7 @@ from ._grpc_messages import (
 from ._requests import InferRequest, InferResponse
 from ._spec import ModelSpec
 from ._tls import TlsSettings, read_certificates
-from ._translate import Operation, closed_error, grpc_error, is_denial, server_error, timeout_error
+from ._translate import Operation, closed_error, grpc_error, server_error, timeout_error
 from ._url import TritonUrl
 from ._watchdog import Watchdog
 from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
@@ -32,8 +33,11 @@ __all__ = ["GrpcTransport", "make_credentials", "make_tritonclient"]
 
 # How long to wait for the end of a call whose last response has come, in seconds.
 STREAM_END_S = 5.0
+# How long a stream that nobody reads any more may go on to its own end, in seconds. Triton 2.51 takes a cancellation
+# badly that comes as the stream ends: it keeps the request for good, so that the model cannot be unloaded. Most
+# streams that are left early are at their end by then.
+LEAVE_S = 0.1
 
-_NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
 # A message up to this size fits into the buffers of a socket, even if the server reads nothing.
 LONGEST_QUICK_WRITE_BYTES = 1 << 16
 _CHANNEL_CLOSE_S = 0.5
@@ -84,62 +88,58 @@ class GrpcTransport:
         )
         self._watchdog = Watchdog()
         self._in_background: set[Any] = set()
-        self._has_abandoned_calls = False
+        self._leaving: set[threading.Thread] = set()
+        self._has_written_in_background = False
         self._is_closed = False
 
     def is_server_ready(self, timeout_s: float) -> bool:
         """Ask whether the server is ready."""
-        operation = Operation("server readiness request", self._url, timeout_s)
-        return self._is_ready(operation, self._stub.ServerReady, service_pb2.ServerReadyRequest())
+        return self._is_ready(_grpc_calls.server_ready(self._url, timeout_s))
 
     def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
         """Ask whether a model is ready; a model that is not known is not ready."""
-        operation = Operation("model readiness request", self._url, timeout_s, model_name, model_version)
-        message = service_pb2.ModelReadyRequest(name=model_name, version=model_version or "")
-        return self._is_ready(operation, self._stub.ModelReady, message)
+        return self._is_ready(_grpc_calls.model_ready(self._url, model_name, model_version, timeout_s))
 
     def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
         """Return the model configuration."""
-        operation = Operation("model configuration request", self._url, timeout_s, model_name, model_version)
-        message = service_pb2.ModelConfigRequest(name=model_name, version=model_version or "")
-        return decode_model_config(self._call(operation, self._stub.ModelConfig, message))
+        call = _grpc_calls.model_config(self._url, model_name, model_version, timeout_s)
+        return decode_model_config(self._call(call))
 
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
-        operation = Operation("inference request", self._url, timeout_s, request.model_name, request.model_version)
-        message = encode_infer_request(request)
-        return _decode(operation, self._call(operation, self._stub.ModelInfer, message, request.call.headers))
+        call = _grpc_calls.infer(self._url, request, timeout_s)
+        return read_infer_response(call.operation, self._call(call, request.call.headers))
 
     def stream(self, spec: ModelSpec, request: InferRequest) -> GrpcStream:
         """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
         message = encode_infer_request(request)
-        operation = Operation("streaming inference", self._url, 0, request.model_name, request.model_version)
+        operation = _grpc_calls.stream_operation(self._url, request)
 
         def send() -> Any:
             return self._invoke(operation, self._open_stream, message, request.call.headers)
 
-        return GrpcStream(send, operation, self._watchdog, self._translate)
+        return GrpcStream(send, operation, self._watchdog, self._translate, self._leave)
 
     def load_model(
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
     ) -> None:
         """Load a model, or load it anew."""
-        operation = Operation("loading of the model", self._url, timeout_s, model_name)
-        self._call(operation, self._stub.RepositoryModelLoad, encode_load_request(model_name, config, files))
+        self._call(_grpc_calls.load_model(self._url, model_name, config, files, timeout_s))
 
     def unload_model(self, model_name: str, timeout_s: float) -> None:
         """Unload a model."""
-        operation = Operation("unloading of the model", self._url, timeout_s, model_name)
-        message = service_pb2.RepositoryModelUnloadRequest(model_name=model_name)
-        self._call(operation, self._stub.RepositoryModelUnload, message)
+        self._call(_grpc_calls.unload_model(self._url, model_name, timeout_s))
 
     def close(self) -> None:
         """Close the channel; calls and streams in flight end with ``PyTritonClientClosedError``."""
         self._is_closed = True
+        for leaving in self._leaving.copy():
+            if leaving.is_alive():
+                leaving.join(STREAM_END_S)
         for call in self._in_background.copy():
             call.cancel()
-        if self._has_abandoned_calls or self._in_background:
-            # The channel waits for the end of their writes, which may never come.
+        if self._has_written_in_background:
+            # The channel waits for the end of writes, which may never come.
             closing = threading.Thread(target=self._channel.close, name="pytriton-client-close", daemon=True)
             closing.start()
             closing.join(_CHANNEL_CLOSE_S)
@@ -147,17 +147,23 @@ class GrpcTransport:
             self._channel.close()
         self._watchdog.join()
 
-    def _is_ready(self, operation: Operation, method: Callable[..., Any], message: Any) -> bool:
+    def _leave(self, call: Any) -> None:
+        leaving = _Leaving(call, self._watchdog, self._leaving)
         try:
-            return bool(self._call(operation, method, message).ready)
-        except PyTritonClientInferenceServerError as error:
-            if error.status not in _NOT_THERE or is_denial(error.status, error.server_message or ""):
-                raise
-            return False
+            leaving.start()
+        except RuntimeError:  # the interpreter is ending, or the machine has no thread left
+            call.cancel()
 
-    def _call(
-        self, operation: Operation, method: Callable[..., Any], message: Any, headers: Mapping[str, str] | None = None
-    ) -> Any:
+    def _is_ready(self, call: GrpcCall) -> bool:
+        try:
+            return bool(self._call(call).ready)
+        except PyTritonClientInferenceServerError as error:
+            if is_not_there(error):
+                return False
+            raise
+
+    def _call(self, call: GrpcCall, headers: Mapping[str, str] | None = None) -> Any:
+        operation, method, message = call.operation, getattr(self._stub, call.method), call.message
         try:
             if message.ByteSize() > LONGEST_QUICK_WRITE_BYTES:
                 return self._call_in_background(operation, method, message, headers or {})
@@ -171,6 +177,7 @@ class GrpcTransport:
         gRPC does not end a call that is in the midst of a write, whatever its time limit. So only the wait for the call
         ends here; gRPC ends the call itself when the server reads again or the connection breaks.
         """
+        self._has_written_in_background = True
         call = self._invoke(operation, method.future, message, headers, timeout=operation.timeout_s)
         self._in_background.add(call)
         try:
@@ -178,7 +185,6 @@ class GrpcTransport:
                 raise closed_error(operation.model_name, self._url)
             return call.result(timeout=operation.timeout_s)
         except grpc.FutureTimeoutError as error:
-            self._has_abandoned_calls = True
             raise timeout_error(operation) from error
         except grpc.FutureCancelledError as error:
             raise closed_error(operation.model_name, self._url) from error
@@ -218,6 +224,7 @@ class GrpcStream:
         operation: What is being done.
         watchdog: Keeps the time, which gRPC does for a whole call and not for one response.
         translate: Makes an error of ours of one of gRPC.
+        leave: Sees to a call whose responses nobody wants any more. Does not block.
     """
 
     def __init__(
@@ -226,11 +233,13 @@ class GrpcStream:
         operation: Operation,
         watchdog: Watchdog,
         translate: Callable[[Operation, Any], PyTritonClientError],
+        leave: Callable[[Any], None],
     ) -> None:
         self._send = send
         self._operation = operation
         self._watchdog = watchdog
         self._translate = translate
+        self._leave = leave
         self._call: Any = None
         self._took_too_long = False
         self._is_over = False
@@ -246,6 +255,7 @@ class GrpcStream:
         try:
             message = next(self._call, None)
         except grpc.RpcError as error:
+            self._is_over = True
             if self._took_too_long:
                 raise timeout_error(operation) from error
             raise self._translate(operation, error) from error
@@ -258,7 +268,7 @@ class GrpcStream:
             self._see_off()
             # Triton has a way to tell the status too (triton_grpc_error), but drops the results before the error then.
             raise server_error(operation, None, message.error_message)
-        response = _decode(operation, message.infer_response)
+        response = read_infer_response(operation, message.infer_response)
         if response.is_final:
             self._see_off()
         return response
@@ -284,15 +294,50 @@ class GrpcStream:
         self._call.cancel()
 
     def close(self) -> None:
-        """Cancel the request if it is not over."""
+        """Cancel the request if it is not over, and does not end by itself within `LEAVE_S`."""
         self._watchdog.forget(self)
-        if self._call is not None:
-            self._call.cancel()
+        if self._call is not None and not self._is_over:
+            self._leave(self._call)
 
 
-def _decode(operation: Operation, message: Any) -> InferResponse:
-    try:
-        return decode_infer_response(message)
-    except (AttributeError, TypeError, ValueError) as error:
-        text = f"the answer cannot be read ({type(error).__name__}: {error})."
-        raise server_error(operation, "OK", text) from error
+class _Leaving(threading.Thread):
+    """Reads a stream to its end, or cancels it after a while.
+
+    Args:
+        call: The call of gRPC.
+        watchdog: Ends the wait.
+        others: What is under way; this is in it while it runs.
+    """
+
+    def __init__(self, call: Any, watchdog: Watchdog, others: set[threading.Thread]) -> None:
+        super().__init__(name="pytriton-client-leave", daemon=True)
+        self._call = call
+        self._watchdog = watchdog
+        self._others = others
+
+    def start(self) -> None:
+        """Begin; the time runs from now."""
+        self._others.add(self)
+        self._watchdog.begin(self, LEAVE_S)
+        try:
+            super().start()
+        except RuntimeError:
+            self._end()
+            raise
+
+    def run(self) -> None:
+        """Read until the end."""
+        try:
+            with contextlib.suppress(grpc.RpcError):  # how it ends is of no interest any more
+                for _ in self._call:
+                    pass
+        finally:
+            self._end()
+
+    def end_wait(self) -> None:
+        """Cancel the call."""
+        self._call.cancel()
+
+    def _end(self) -> None:
+        self._watchdog.forget(self)
+        self._others.discard(self)

@@ -17,6 +17,7 @@ import fcntl
 import mmap
 import os
 import time
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -259,6 +260,11 @@ class PeerArena:
             self._segments[number] = mmap.mmap(fd, size)
         finally:
             os.close(fd)
+
+    @property
+    def segments(self) -> Collection[int]:
+        """The numbers of the segments that are mapped."""
+        return self._segments.keys()
 
     def detach(self, number: int) -> None:
         """Forgets a segment; its memory goes when the last view of it does."""

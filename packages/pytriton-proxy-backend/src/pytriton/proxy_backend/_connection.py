@@ -7,6 +7,7 @@ import collections
 import contextlib
 import logging
 import os
+import select
 import socket
 import struct
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,7 @@ _SEND_TIMEOUT_S = 30.0
 _ARENA_TIMEOUT_S = 30.0
 # How much of its budget the arena may take for the responses of streams: a fast generator waits for the proxy backend
 # instead of filling more.
-_STREAM_WINDOW = 64 << 20
+STREAM_WINDOW = 64 << 20
 # How late a block that nobody uses any more is given back while no request comes.
 TICK_S = 1.0
 # Room for more descriptors than any message carries, so that a peer's surplus is seen and closed.
@@ -375,7 +376,7 @@ class Connection:
 
     def _must_wait(self, length: int) -> bool:
         """Whether a stream has enough on its way, so that its arena shall not grow for more."""
-        return self.welcome.decoupled and bool(self._unacknowledged) and self._outputs.in_use + length > _STREAM_WINDOW
+        return self.welcome.decoupled and bool(self._unacknowledged) and self._outputs.in_use + length > STREAM_WINDOW
 
     def _wait_for_room(self) -> float:
         """Reads one message; returns how long nothing came, in seconds."""
@@ -446,6 +447,22 @@ class Connection:
         # Not connected any more is what was asked for.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
+
+    def let_go_waiter(self) -> Callable[[], None]:
+        """A function that returns when the proxy backend has let this worker go, or the connection is shut down."""
+        # A descriptor of its own: the number of one that is closed meanwhile may come to mean something else.
+        fd = os.dup(self.fileno())
+
+        def wait() -> None:
+            try:
+                poller = select.poll()
+                poller.register(fd, select.POLLRDHUP)
+                # Without a limit: whichever side shuts the connection down, this returns.
+                poller.poll()
+            finally:
+                os.close(fd)
+
+        return wait
 
     def close(self) -> None:
         """Closes the socket."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from pathlib import Path
 
 from ._dropin_config import CONFIG_NAME, Batching, config_text
@@ -13,11 +14,11 @@ from .python_proxy._settings import SETTINGS_NAME, PythonProxySettings
 # The copy has a name of its own: another version of this distribution may be installed in the server's Python.
 _PACKAGE = "pytriton_python_proxy"
 _MODULES = (
-    "_dtypes", "_greetings", "_layout", "_strings", "_zmq", "description", "errors", "model", "zmq_keys",
+    "_arena", "_dtypes", "_greetings", "_layout", "_strings", "_zmq", "_zmq_memory", "description",
+    "errors", "model", "zmq_keys",
     "python_proxy/__init__", "python_proxy/_dlpack", "python_proxy/_endpoint", "python_proxy/_model",
-    "python_proxy/_records", "python_proxy/_settings",
+    "python_proxy/_records", "python_proxy/_settings", "python_proxy/_workers",
 )  # fmt: skip
-_LOOPBACK = ("127.", "localhost:", "[::1]:")
 _MODEL = f'''\
 """Written by pytriton-proxy-backend: hands the requests of this model to workers in other processes."""
 
@@ -74,10 +75,17 @@ def proxy_address(endpoint: str, model: ModelSpec, *, has_keys: bool, insecure: 
         raise DropInError(
             f"expected a folder, ipc:///path or tcp://host:port for the endpoint, got {endpoint!r}", path=endpoint
         )
-    if not has_keys and not insecure and not rest.startswith(_LOOPBACK):
+    if not has_keys and not insecure and not _is_loopback(host):
         raise DropInError(
             f"{endpoint} can be reached from other machines, and whoever attaches there gets the requests: give keys "
             f"(--curve-secret-key and --curve-workers), or say --insecure where the network itself is safe",
             path=endpoint,
         )
     return endpoint
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False  # a name, which may mean anything

@@ -25,6 +25,7 @@ class Hello:
     max_in_flight: int
     capabilities: int
     version: tuple[int, int]
+    memory_token: bytes = b""
 
 
 def pack_greeting(
@@ -37,12 +38,13 @@ def pack_greeting(
     model_version: int = 0,
     arena_budget: int = 0,
     arena_idle_ms: int = 0,
+    execution_timeout_ms: int = 0,
 ) -> bytes:
     """A HELLO, WELCOME or REFUSE, header included."""
     raw = (text if isinstance(text, bytes) else text.encode("utf-8", "replace"))[: layout.MAX_TEXT]
     greeting = layout.GREETING.pack(
         layout.MAGIC, layout.MAJOR, layout.MINOR, os.getpid(), os.geteuid(), max_in_flight, capabilities, model_flags,
-        len(raw), model_version, arena_budget, arena_idle_ms, 0,
+        len(raw), model_version, arena_budget, arena_idle_ms, execution_timeout_ms,
     )  # fmt: skip
     size = layout.MESSAGE.size + len(greeting) + len(raw)
     return layout.MESSAGE.pack(kind, 0, size, 0, 0, 0, 0, 0, 0) + greeting + raw
@@ -77,7 +79,11 @@ def parse_hello(packet: bytes, *, decoupled: bool) -> Hello:
     if decoupled and not capabilities & layout.Capability.DECOUPLED:
         raise GreetingError("the model is decoupled, and the worker cannot answer a request more than once")
     text = packet[text_start : text_start + text_length].decode("utf-8", "replace")
-    name, model_name, digest = [*text.split("\n"), "", ""][:3]
+    name, model_name, digest, token = [*text.split("\n"), "", "", ""][:4]
+    try:
+        memory_token = bytes.fromhex(token)
+    except ValueError:
+        memory_token = b""  # as good as none
     in_flight = min(max(max_in_flight, 1), 1024)
     capabilities &= layout.CAPABILITIES
-    return Hello(name, model_name, model_version, digest, pid, in_flight, capabilities, (major, minor))
+    return Hello(name, model_name, model_version, digest, pid, in_flight, capabilities, (major, minor), memory_token)

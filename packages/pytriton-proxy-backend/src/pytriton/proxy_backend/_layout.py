@@ -45,6 +45,7 @@ class MessageType(enum.IntEnum):
     RELEASE = 9
     CANCEL = 10
     DETACH = 11
+    ACTIVITY = 12
 
 
 class MessageFlag(enum.IntFlag):

@@ -21,11 +21,19 @@ class LazyLoop:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
 
+    def make(self) -> asyncio.AbstractEventLoop:
+        """Makes it, where it is not there yet.
+
+        Raises:
+            OSError: The system is out of descriptors or memory.
+        """
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop
+
     def run(self, awaitable: Awaitable[Any]) -> Any:
         """Runs it to its end."""
-        loop = self._loop
-        if loop is None:
-            loop = self._loop = asyncio.new_event_loop()
+        loop = self.make()
         task = asyncio.ensure_future(awaitable, loop=loop)
         while True:
             try:

@@ -6,8 +6,6 @@ thread does not see that before the callable returns, which may be never: so som
 
 from __future__ import annotations
 
-import os
-import select
 import sys
 import threading
 import traceback
@@ -34,8 +32,7 @@ class ConnectionWatch:
         self._connection = connection
         self._on_stuck = on_stuck
         self._ended = threading.Event()
-        # A descriptor of its own: the number of one that is closed meanwhile may come to mean something else.
-        self._fd = os.dup(connection.fileno())
+        self._wait_until_let_go = connection.let_go_waiter()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -47,13 +44,7 @@ class ConnectionWatch:
             self._thread.join()
 
     def _run(self) -> None:
-        try:
-            poller = select.poll()
-            poller.register(self._fd, select.POLLRDHUP)
-            # Without a limit: whichever side shuts the connection down, this returns.
-            poller.poll()
-        finally:
-            os.close(self._fd)
+        self._wait_until_let_go()
         if not self._ended.wait(_GRACE_S):
             self._on_stuck()
 

@@ -8,8 +8,10 @@ thread whatever Python is busy with, make an end of a link that was cut.
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,9 +24,11 @@ from zmq.auth.thread import ThreadAuthenticator
 
 from .zmq_keys import CurveKeys, KeyFileError, check_secret_file
 
-HEARTBEAT_INTERVAL_MS = 1000
-# How long a link may be dead before both ends know.
-HEARTBEAT_TIMEOUT_MS = 3000
+logger = logging.getLogger(__name__)
+
+# How long a link may be dead before both ends know. The worker's is the shorter one of this and the proxy's.
+LINK_TIMEOUT_S = 3.0
+_HEARTBEATS_IN_TIME = 3
 _HANDSHAKE_TIMEOUT_MS = 5000
 _LINGER_MS = 1000
 _QUEUED_RESPONSES = 64
@@ -88,6 +92,7 @@ class ZmqSocket:
         max_message_bytes: Peers that send a larger part are disconnected.
         client_keys: The keys of one that connects, `None`: no encryption.
         server_keys: The key pair of one that listens, and the folder with the public keys of those who may connect.
+        link_timeout_s: How long a link may be dead before both ends know.
     """
 
     def __init__(
@@ -98,10 +103,12 @@ class ZmqSocket:
         max_message_bytes: int = -1,
         client_keys: CurveKeys | None = None,
         server_keys: tuple[Path, Path] | None = None,
+        link_timeout_s: float = LINK_TIMEOUT_S,
     ) -> None:
         self._context = zmq.Context()
         self._authenticator: ThreadAuthenticator | None = None
         self._closed = False
+        self._wake_lock = threading.Lock()
         self._file: tuple[Path, int] | None = None
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll = select.epoll()
@@ -109,7 +116,7 @@ class ZmqSocket:
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER if listen else zmq.DEALER)
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(_GONE | _REFUSED | _CONNECTED)
         try:
-            self._set_options(max_message_bytes)
+            self._set_options(max_message_bytes, round(link_timeout_s * 1000))
             if server_keys is not None:
                 self._serve_curve(*server_keys)
             if client_keys is not None:
@@ -124,14 +131,15 @@ class ZmqSocket:
         for fd in (self._socket.fileno(), self._monitor.fileno(), self._wake_read):
             self._epoll.register(fd, select.EPOLLIN)
 
-    def _set_options(self, max_message_bytes: int) -> None:
+    def _set_options(self, max_message_bytes: int, link_timeout_ms: int) -> None:
         options = {
             zmq.LINGER: _LINGER_MS,
             zmq.IPV6: 1,
             zmq.HANDSHAKE_IVL: _HANDSHAKE_TIMEOUT_MS,
-            zmq.HEARTBEAT_IVL: HEARTBEAT_INTERVAL_MS,
-            zmq.HEARTBEAT_TIMEOUT: HEARTBEAT_TIMEOUT_MS,
-            zmq.HEARTBEAT_TTL: HEARTBEAT_TIMEOUT_MS,
+            zmq.HEARTBEAT_IVL: link_timeout_ms // _HEARTBEATS_IN_TIME,
+            zmq.HEARTBEAT_TIMEOUT: link_timeout_ms,
+            # Who is told this sees the end of the link in the same time, whatever its own timeout.
+            zmq.HEARTBEAT_TTL: link_timeout_ms,
             zmq.MAXMSGSIZE: max_message_bytes,
             zmq.IMMEDIATE: 1,
         }
@@ -168,7 +176,7 @@ class ZmqSocket:
             raise KeyFileError(f"expected a folder with the public keys of workers at {clients}", path=str(clients))
         self._authenticator = ThreadAuthenticator(self._context)
         self._authenticator.start()
-        self._authenticator.configure_curve(domain="*", location=os.fspath(clients))
+        self._authenticator.configure_curve_callback(domain="*", credentials_provider=_KeyFolder(clients))
         self._socket.curve_publickey = public
         self._socket.curve_secretkey = secret
         self._socket.curve_server = True
@@ -190,20 +198,20 @@ class ZmqSocket:
         """A descriptor that is readable when something may have come: then read until there is nothing more."""
         return self._epoll.fileno()
 
-    def wait(self, timeout_s: float) -> None:
-        """Waits until something may have come, `wake` was called, or the time is over."""
-        if not self._has_message():
-            self._epoll.poll(timeout_s)
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until something may have come, `wake` was called, or the time is over; says whether it was not that."""
+        woken = self._has_message() or bool(self._epoll.poll(timeout_s))
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
+        return woken
 
     def _has_message(self) -> bool:
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def wake(self) -> None:
         """Ends a `wait`, from any thread; of a closed socket, nothing happens."""
-        # A full pipe wakes as well.
-        with contextlib.suppress(BlockingIOError):
+        # A full pipe wakes as well. The number of a descriptor that is closed may come to mean something else.
+        with self._wake_lock, contextlib.suppress(BlockingIOError):
             if not self._closed:
                 os.write(self._wake_write, b"\0")
 
@@ -259,9 +267,10 @@ class ZmqSocket:
 
     def close(self) -> None:
         """Ends it; what was sent still goes out for a second, if somebody is there to take it."""
-        if self._closed:
-            return
-        self._closed = True
+        with self._wake_lock:
+            if self._closed:
+                return
+            self._closed = True
         self._socket.disable_monitor()
         self._monitor.close(0)
         self._socket.close()
@@ -279,7 +288,35 @@ class ZmqSocket:
         os.close(self._wake_write)
 
 
-def open_listener(address: str, *, max_message_bytes: int, keys: tuple[Path, Path] | None) -> ZmqSocket:
+class _KeyFolder:
+    """Whoever has a public key in a folder may connect, as the folder is at that moment."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Called in the authenticator's thread for each worker that connects."""
+        try:
+            paths = [path for path in self._folder.iterdir() if path.suffix == ".key"]
+        except OSError as error:
+            logger.error("the folder with the keys of workers cannot be read: %s", error)
+            return False
+        for path in paths:
+            try:
+                if zmq.auth.load_certificate(path)[0] == key:
+                    return True
+            except (OSError, ValueError) as error:
+                logger.error("the key file %s cannot be read: %s", path, error)
+        return False
+
+
+def open_listener(
+    address: str,
+    *,
+    max_message_bytes: int,
+    keys: tuple[Path, Path] | None,
+    link_timeout_s: float = LINK_TIMEOUT_S,
+) -> ZmqSocket:
     """A socket that many connect to.
 
     Raises:
@@ -287,7 +324,9 @@ def open_listener(address: str, *, max_message_bytes: int, keys: tuple[Path, Pat
         KeyFileError: If a key cannot be read.
     """
     try:
-        return ZmqSocket(address, listen=True, max_message_bytes=max_message_bytes, server_keys=keys)
+        return ZmqSocket(
+            address, listen=True, max_message_bytes=max_message_bytes, server_keys=keys, link_timeout_s=link_timeout_s
+        )
     except zmq.ZMQError as error:
         raise BindError(str(error)) from error
 

@@ -81,7 +81,7 @@ def find_endpoint(wanted: Attachment) -> tuple[Path | str, ModelSpec]:
             )
         return wanted.endpoint, _checked(read_description(described), wanted, wanted.endpoint)
     path = Path(wanted.endpoint).absolute()
-    if not path.is_dir():
+    if not os.path.isdir(path):
         # A socket by its own name; it may come later.
         described = wanted.description or description_path(path)
         return path, _checked(read_description(described), wanted, str(described))
@@ -90,7 +90,14 @@ def find_endpoint(wanted: Attachment) -> tuple[Path | str, ModelSpec]:
 
 def _find_in(folder: Path, wanted: Attachment) -> tuple[Path, ModelSpec]:
     found: dict[tuple[str, int], tuple[tuple[bool, float], Path, ModelSpec]] = {}
-    for file in sorted(folder.glob("*.sock.json")):
+    try:
+        files = sorted(file for file in folder.iterdir() if file.name.endswith(".sock.json"))
+    except OSError as error:
+        raise AttachError(
+            f"the endpoints in {folder} cannot be listed: {error.strerror or error}. They are for the user of the "
+            "server: run the worker as that user"
+        ) from error
+    for file in files:
         socket = file.with_suffix("")
         try:
             spec = read_description(wanted.description or file)

@@ -119,6 +119,11 @@ def read_description(path: Path) -> ModelSpec:
             f"there is no description of a model at {path}. It appears beside the socket of a model when the model is "
             f"bound or added: are the name, the version and the folder of the endpoints right?"
         ) from error
+    except PermissionError as error:
+        raise DescriptionError(
+            f"the description at {path} cannot be read: it is for the user of the server alone. Run the worker as that "
+            "user"
+        ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise DescriptionError(f"the description at {path} cannot be read: {error}") from error
     if len(text) > _MAX_BYTES:

@@ -100,6 +100,7 @@ class WorkerProcess:
         self._crashes: collections.deque[float] = collections.deque()
         self._failure: dict[str, Any] | None = None
         self._heard = 0.0
+        self._has_greeted = False
 
     # ---- as a Worker ------------------------------------------------------------------------------------------------
 
@@ -237,6 +238,7 @@ class WorkerProcess:
     def _run_once(self) -> WorkerProcessError | None:
         """Runs one process to its end; returns why there shall be no other one."""
         self._failure = None
+        self._has_greeted = False
         try:
             child = ChildProcess(self._launch, self._job, self._output_logger)
         except OSError as error:
@@ -317,6 +319,7 @@ class WorkerProcess:
     def _take(self, message: dict[str, Any]) -> None:
         kind = message["kind"]
         if kind == "hello":
+            self._has_greeted = True
             if message.get("format") != FORMAT:
                 raise ProtocolError(
                     f"{self._label} speaks format {message.get('format')!r}, expected {FORMAT}: install the same "
@@ -348,6 +351,8 @@ class WorkerProcess:
             if failure.get("stage") == "unrecoverable":
                 return self._refusal(ended, child)
         if not self._was_ready:
+            if child is not None and (child.exit_code or 0) > 0 and not self._has_greeted:
+                ended += f": expected a Python interpreter with pytriton-proxy-backend at {self._launch.command()[0]}"
             return self._refusal(f"did not come up: {ended}", child, quoted=failure is None)
         now = time.monotonic()
         self._crashes.append(now)

@@ -7,6 +7,7 @@ import contextlib
 import contextvars
 import errno
 import logging
+import os
 import threading
 import traceback
 from collections.abc import Callable, Iterator
@@ -213,7 +214,8 @@ class Worker:
             loop = LazyLoop()
             try:
                 if is_async(self._infer_func):
-                    loop.run(self._run_async(service))
+                    if self._make_loop(loop):
+                        loop.run(self._run_async(service))
                 else:
                     self._run_sync(service, loop)
             finally:
@@ -222,6 +224,20 @@ class Worker:
             self._end(error)
         else:
             self._end(None)
+
+    def _make_loop(self, loop: LazyLoop) -> bool:
+        """Makes the event loop, which takes descriptors, as soon as there are some; false if it is to stop before."""
+        while not self._stopping.is_set():
+            try:
+                loop.make()
+            except OSError as error:
+                if error.errno not in _SHORTAGE:
+                    raise
+                self._note_trouble(f"no event loop can be made for its coroutines: {error}")
+                self._stopping.wait(_LAST_RETRY_S)
+            else:
+                return True
+        return False
 
     def _run_sync(self, service: Service, loop: LazyLoop) -> None:
         warm_up(service, self._warmup, loop.run)
@@ -279,6 +295,8 @@ class Worker:
                 yield pause_s
                 pause_s = min(pause_s * 1.2, _LAST_RETRY_S)
                 continue
+            except PermissionError as error:
+                raise _not_allowed(self.endpoint) from error
             except (GreetingTimeoutError, OSError) as error:
                 if isinstance(error, OSError) and error.errno not in _SHORTAGE:
                     raise
@@ -386,6 +404,13 @@ class Worker:
         if self._on_unrecoverable is not None:
             self._on_unrecoverable(failure)
         raise failure
+
+
+def _not_allowed(endpoint: Path | str) -> AttachError:
+    return AttachError(
+        f"user {os.geteuid()}, as which this worker runs, may not use the endpoint {endpoint}: it is for the user of "
+        "the server alone. Run the worker as that user"
+    )
 
 
 def _shown(error: BaseException) -> str:

@@ -1,35 +1,26 @@
 """One bound model: what the user gave, checked; what Triton and the proxy are told; and the workers that serve it."""
 
-import contextlib
 import contextvars
 import copy
 import dataclasses
 import hashlib
-import logging
-import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pytriton.decorators import TritonContext
 from pytriton.decorators.serving import set_served_model
-from pytriton.exceptions import PyTritonUnrecoverableError
 from pytriton.model_config import DeviceKind, ModelConfig, Tensor
 from pytriton.model_config.triton_model_config import ResponseCache, TritonModelConfig
 from pytriton.proxy_backend import (
     SIDE_FILE_NAME,
-    AttachError,
     EndpointError,
     ModelSpec,
     ProxySettings,
-    Worker,
-    WorkerProcessError,
     description_path,
     endpoint_path,
     write_description,
 )
 from pytriton.proxy_backend._tracers import use_worker_tracer
-from pytriton.proxy_backend.process import WorkerProcess
 from pytriton.server.bind_arguments import (
     InferFunc,
     checked_callables,
@@ -42,18 +33,15 @@ from pytriton.server.bind_arguments import (
 )
 from pytriton.server.config_pbtxt import render_config, render_config_json
 from pytriton.server.errors import WorkspaceError
-from pytriton.server.metrics_totals import CallableTotals, StatisticsTotals
-from pytriton.server.process_workers import ProcessWorker, TritonWorkerError
-from pytriton.server.process_workers_bound import StandIn, make_worker_process
-from pytriton.server.readiness import POLL_S, StartCancelled
+from pytriton.server.metrics_totals import CallableTotals
+from pytriton.server.model_workers import ModelWorkers
+from pytriton.server.process_workers import ProcessWorker
 from pytriton.server.tracing import ModelTracing, TracerLease
 from pytriton.server.warmup import WarmupBatches
 
 __all__ = ["BoundModel", "InferFunc"]
 
 _SHORT_NAME_LENGTH = 12
-
-logger = logging.getLogger(__name__)
 
 
 class BoundModel:
@@ -102,11 +90,6 @@ class BoundModel:
         named_outputs = named_specs(self._outputs, "OUTPUT", name)
         checked_config(config, name, named_inputs)
         self._config = copy.deepcopy(config)
-        self._warmup = WarmupBatches(
-            self._config.model_warmup or (),
-            batching=bool(config.batching),
-            output_names=[spec.name for spec in named_outputs],
-        )
         self.triton_config = TritonModelConfig(
             model_name=name,
             model_version=self.version,
@@ -136,11 +119,13 @@ class BoundModel:
             strict=bool(strict),
             send_tracebacks=bool(config.send_tracebacks),
         )
-        self._workers: list[Worker | WorkerProcess] = []
-        # One for each worker; None for those in processes of their own.
-        self._warmups: list[WarmupBatches | None] = []
-        self._stand_in: StandIn | None = None
-        self._totals = StatisticsTotals()
+        warmup = WarmupBatches(
+            self._config.model_warmup or (),
+            batching=bool(config.batching),
+            output_names=[spec.name for spec in named_outputs],
+        )
+        self.workers = ModelWorkers(self._spec, self._config, warmup=warmup)
+        """Who serves it."""
         self._tracing = tracing
         self._tracer: TracerLease | None = None
         self._description: Path | None = None
@@ -173,7 +158,7 @@ class BoundModel:
         )
         model.shared_endpoint = self.shared_endpoint
         # What was counted is the model's, whoever served it.
-        model._totals = self._totals
+        model.workers.totals = self.workers.totals
         return model
 
     @property
@@ -203,7 +188,7 @@ class BoundModel:
 
     def new_warmup(self) -> WarmupBatches:
         """Gives the batches of its warm-up, for one of its callables."""
-        return copy.copy(self._warmup)
+        return self.workers.new_warmup()
 
     def make_context(self, infer: InferFunc, tracer: object) -> contextvars.Context:
         """Makes the context in which a callable runs: a copy of the current one that knows the model.
@@ -243,27 +228,25 @@ class BoundModel:
         return render_config_json(dataclasses.replace(self.triton_config, backend_parameters=parameters))
 
     @property
+    def batching_delay_s(self) -> float:
+        """How long Triton may hold a request back for others to join its batch, in seconds."""
+        batcher = self.triton_config.batcher
+        return 0.0 if batcher is None else batcher.max_queue_delay_microseconds * 1e-6
+
+    @property
     def is_alive(self) -> bool:
         """Whether the model has workers and all of them run, none of them stuck in its callable."""
-        return bool(self._workers) and all(
-            worker.is_alive and not (isinstance(worker, Worker) and worker.stuck) for worker in self._workers
-        )
+        return self.workers.is_alive
 
     @property
     def is_attached(self) -> bool:
         """Whether the model has workers and all of them are attached to the server right now."""
-        return self.is_alive and all(worker.is_attached for worker in self._workers)
-
-    @property
-    def has_attached(self) -> bool:
-        """Whether one of the workers at least is attached to the server right now."""
-        return any(worker.is_attached for worker in tuple(self._workers))
+        return self.workers.is_attached
 
     @property
     def error(self) -> BaseException | None:
         """Why a worker ended that nobody stopped."""
-        error = next((worker.error for worker in self._workers if worker.error is not None), None)
-        return TritonWorkerError(error) if isinstance(error, WorkerProcessError) else error
+        return self.workers.error
 
     def publish(self) -> None:
         """Lets the callables of all models of the server see this model's configuration."""
@@ -328,59 +311,28 @@ class BoundModel:
             endpoints: Folder for the sockets.
             on_unrecoverable: Called in a worker's thread when its callable raised PyTritonUnrecoverableError, after the
                 caller got its answer.
-
-        Raises:
-            WorkspaceError: The description of the model cannot be written beside the socket.
         """
         endpoint = self.endpoint(endpoints)
-        self._describe(endpoint)
         if self._tracing is not None and self._tracer is None:
             self._tracer = self._tracing.acquire()
-        self._stand_in = StandIn(self._spec, endpoint)
         for infer in self._infer_funcs:
-            if not isinstance(infer, ProcessWorker):
-                self._start_thread(infer, endpoint, on_unrecoverable)
+            if isinstance(infer, ProcessWorker):
+                trace_config = () if self._tracing is None else self._tracing.trace_config
+                self.workers.start_processes(infer, endpoint, trace_config, on_unrecoverable)
                 continue
-            for number in range(infer.copies):
-                self._add(
-                    make_worker_process(
-                        infer,
-                        number,
-                        number=len(self._workers),
-                        spec=self._spec,
-                        config=self._config,
-                        endpoint=endpoint,
-                        trace_config=() if self._tracing is None else self._tracing.trace_config,
-                        on_unrecoverable=on_unrecoverable,
-                        on_given_up=self._note_given_up,
-                    )
-                )
+            context = self.make_context(infer, None if self._tracer is None else self._tracer.tracer)
+            self.workers.start_thread(infer, endpoint, context, on_unrecoverable)
 
-    def _start_thread(
-        self, infer: InferFunc, endpoint: Path, on_unrecoverable: Callable[[BaseException], None]
-    ) -> None:
-        context = self.make_context(infer, None if self._tracer is None else self._tracer.tracer)
-        warmup = self.new_warmup()
-        worker = Worker(
-            infer,
-            self._spec,
-            endpoint,
-            unrecoverable=(PyTritonUnrecoverableError,),
-            on_unrecoverable=on_unrecoverable,
-            context=context,
-            warmup=warmup,
-        )
-        self._add(worker, warmup)
+    def describe(self, endpoints: Path) -> None:
+        """Writes what a worker from elsewhere must know beside the socket; `stop_workers` removes it.
 
-    def _add(self, worker: Worker | WorkerProcess, warmup: WarmupBatches | None = None) -> None:
-        self._workers.append(worker)
-        self._warmups.append(warmup)
-        worker.start()
-        self._totals.add(len(self._workers) - 1, worker)
+        Args:
+            endpoints: Folder for the sockets.
 
-    def _describe(self, endpoint: Path) -> None:
-        """Writes what a worker from elsewhere must know, beside the socket."""
-        path = description_path(endpoint)
+        Raises:
+            WorkspaceError: The file cannot be written.
+        """
+        path = description_path(self.endpoint(endpoints))
         try:
             write_description(path, self._spec)
         except OSError as error:
@@ -391,64 +343,9 @@ class BoundModel:
             ) from error
         self._description = path
 
-    def _note_given_up(self, error: WorkerProcessError) -> None:
-        workers, stand_in = self._workers, self._stand_in
-        was_served = any(isinstance(worker, WorkerProcess) and worker.was_attached for worker in workers)
-        # With others left, an answer that comes at once would draw the requests away from them: other workers of this
-        # model, or those of the one that it was to follow.
-        if stand_in is not None and was_served and not any(worker.is_alive for worker in workers):
-            stand_in.start(error)
-
     def read_totals(self) -> list[CallableTotals]:
         """Gives what the callables have done, those included that served the model before. From any thread."""
-        return self._totals.read()
-
-    def wait_warm(self, timeout_s: float | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Waits until every callable has served the model's warm-up, and those in processes of their own are made.
-
-        Args:
-            timeout_s: How long to wait for warm-ups in this process, in seconds; None is
-                `ModelConfig.warmup_timeout_s`.
-            cancelled: Asked again and again; True ends the wait.
-
-        Raises:
-            StartCancelled: `cancelled` said so.
-            AttachError: A callable failed (its error is the cause, and in the text), or the time is over.
-        """
-        limit_s = float(self._config.warmup_timeout_s if timeout_s is None else timeout_s)
-        deadline = time.monotonic() + limit_s
-        # Processes have their factories to call in any case, and deadlines of their own.
-        waiting = [
-            pair
-            for pair in zip(self._workers, self._warmups, strict=True)
-            if pair[1] is None or self._config.model_warmup
-        ]
-        while waiting := [pair for pair in waiting if not _is_warm(*pair)]:
-            if cancelled():
-                raise StartCancelled
-            late = next((warmup for _, warmup in waiting if warmup is not None), None)
-            if late is not None and time.monotonic() >= deadline:
-                raise AttachError(
-                    f"the warm-up of model {self.name!r} (version {self.version}) was not over after {limit_s:g} s: "
-                    f"{late.progress}. Set ModelConfig.warmup_timeout_s higher, or warm up with less"
-                )
-            with contextlib.suppress(AttachError):
-                waiting[0][0].wait_warm(POLL_S)
-
-    def wait_attached(self, timeout_s: float) -> None:
-        """Waits until every worker is attached to the server.
-
-        Raises:
-            AttachError: One is not within `timeout_s` seconds, or was refused; the text has the reason.
-        """
-        deadline = time.monotonic() + timeout_s
-        for worker in self._workers:
-            worker.wait_attached(max(0.0, deadline - time.monotonic()))
-
-    def cut_workers(self) -> None:
-        """Cuts the workers off from the server, whatever they are at. `stop_workers` has to follow."""
-        for worker in self._workers:
-            worker.stop(0.0)
+        return self.workers.totals.read()
 
     def stop_workers(self, timeout_s: float) -> None:
         """Detaches the workers when they have finished what they are at.
@@ -456,53 +353,10 @@ class BoundModel:
         Args:
             timeout_s: After so many seconds a busy one is cut off and left behind, with a warning.
         """
-        for warmup in self._warmups:
-            if warmup is not None:
-                warmup.cut()
-        workers, self._workers, self._warmups = self._workers, [], []
-        for _ in range(_still_busy(workers, timeout_s)):
-            logger.warning(
-                "The inference callable of model %r (version %d) is still busy: it is left to end by itself.",
-                self.name,
-                self.version,
-            )
-        stand_in, self._stand_in = self._stand_in, None
-        if stand_in is not None:
-            stand_in.stop(timeout_s)
+        self.workers.stop(timeout_s)
         # A successor that listens at the same place has the file, too.
         if self._description is not None and not self._description.with_suffix("").exists():
             self._description.unlink(missing_ok=True)
         tracer, self._tracer = self._tracer, None
         if tracer is not None:
             tracer.release()
-
-
-def _is_warm(worker: Worker | WorkerProcess, warmup: WarmupBatches | None) -> bool:
-    try:
-        worker.wait_warm(0.0)
-    except AttachError as error:
-        if worker.error is not None:
-            if warmup is None:
-                raise
-            raise AttachError(f"{error} ({warmup.progress})") from worker.error
-        if not worker.is_alive:
-            raise
-        return False
-    return True
-
-
-def _still_busy(workers: Sequence[Worker | WorkerProcess], timeout_s: float) -> int:
-    """Stops workers and tells how many have not ended."""
-    ended: list[bool] = []
-    # All at once: each takes no more batches from the beginning, and has the whole time for what it is at.
-    stoppers = [
-        threading.Thread(target=lambda worker=worker: ended.append(worker.stop(timeout_s)), name="pytriton-stop-worker")
-        for worker in workers[1:]
-    ]
-    for stopper in stoppers:
-        stopper.start()
-    if workers:
-        ended.append(workers[0].stop(timeout_s))
-    for stopper in stoppers:
-        stopper.join()
-    return ended.count(False)

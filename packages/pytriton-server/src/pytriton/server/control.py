@@ -60,6 +60,11 @@ class ModelState:
     """`READY`, `LOADING`, `UNLOADING`, `UNAVAILABLE`, or empty for a model that was never loaded."""
     reason: str
 
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the server has it, or is about to."""
+        return self.state not in ("UNAVAILABLE", "")
+
 
 @dataclass(frozen=True)
 class Activity:
@@ -71,6 +76,8 @@ class Activity:
     """How long ago the last answer was, in seconds, by the clock on the wall; infinity without any."""
     longest_mean_s: float
     """How long a request of the slowest model takes in the mean, in seconds."""
+    models: frozenset[str] = frozenset()
+    """Names of the models that are loaded."""
 
 
 class Control(Protocol):
@@ -128,6 +135,9 @@ class HttpControl:
         """Tells whether the server answers at all."""
         try:
             self._call("GET", "/v2/health/live", None, timeout_s)
+        except ssl.SSLError:
+            # Somebody is there. What is wrong with the certificate, the next call tells.
+            return True
         except (OSError, http.client.HTTPException):
             return False
         return True
@@ -231,7 +241,9 @@ class HttpControl:
 def activity_of(statistics: Iterable[Mapping[str, Any]]) -> Activity:
     """Adds up Triton's statistics of models, as their JSON has them."""
     answered, last_ms, longest_ns = 0, 0, 0.0
+    models: set[str] = set()
     for model in statistics:
+        models.add(str(model.get("name", "")))
         last_ms = max(last_ms, int(model.get("last_inference", 0)))
         kinds = model.get("inference_stats", {})
         counts = [int(kinds.get(kind, {}).get("count", 0)) for kind in ("success", "fail", "cancel")]
@@ -239,7 +251,7 @@ def activity_of(statistics: Iterable[Mapping[str, Any]]) -> Activity:
         if counts[0]:
             longest_ns = max(longest_ns, int(kinds["success"].get("ns", 0)) / counts[0])
     age_s = max(0.0, time.time() - last_ms / 1000) if last_ms else math.inf
-    return Activity(answered=answered, age_s=age_s, longest_mean_s=longest_ns * 1e-9)
+    return Activity(answered=answered, age_s=age_s, longest_mean_s=longest_ns * 1e-9, models=frozenset(models))
 
 
 def _unanswered(method: str, path: str, timeout_s: float, error: Exception) -> ControlError:

@@ -30,17 +30,16 @@ class GrpcControl:
         endpoint: Where the server listens.
         headers: HTTP headers that carry the same as the metadata of the calls.
         config: The server's settings, for TLS.
-        public_tls: Whether to use TLS with a server of somebody else, whose certificate the usual authorities vouch
-            for.
+        credentials: For TLS with a server of somebody else; of `grpc.ssl_channel_credentials`.
     """
 
     def __init__(
-        self, endpoint: Endpoint, headers: Mapping[str, str], config: TritonConfig, *, public_tls: bool = False
+        self, endpoint: Endpoint, headers: Mapping[str, str], config: TritonConfig, *, credentials: Any = None
     ) -> None:
         self._endpoint = endpoint
         self._headers = {_METADATA_PREFIX + name: value for name, value in headers.items()}
         self._config = config
-        self._public_tls = public_tls
+        self._credentials = credentials
         self._made: Any = None
 
     @property
@@ -52,7 +51,8 @@ class GrpcControl:
             mutual = uses_tls and bool(config.grpc_use_ssl_mutual)
             self._made = tritonclient.grpc.InferenceServerClient(
                 self._endpoint.authority,
-                ssl=uses_tls or self._public_tls,
+                ssl=uses_tls,
+                creds=self._credentials,
                 # The certificate is the server's, given to it by whoever configured both: no other authority is asked.
                 root_certificates=_text(config.grpc_server_cert) if uses_tls else None,
                 private_key=_text(config.grpc_server_key) if mutual else None,

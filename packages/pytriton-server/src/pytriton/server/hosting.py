@@ -4,7 +4,7 @@ import itertools
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,8 +13,9 @@ from pytriton.server.bound_model import BoundModel
 from pytriton.server.control import ControlError
 from pytriton.server.errors import TritonModelLoadError, WorkspaceError
 from pytriton.server.readiness import StartCancelled
+from pytriton.server.stranded import STRANDED, StrandedRequests
 
-__all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "ModelHost", "Placement", "Session", "StopWanted"]
+__all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "ModelHost", "Placement", "StopWanted"]
 
 WORKER_DEADLINE_S = 2.0
 """How long a worker is waited for that has nothing to do for anybody any more, in seconds."""
@@ -52,6 +53,9 @@ class Placement(Protocol):
             WorkspaceError: A file cannot be written. The server serves what it served before.
         """
 
+    def has_others(self, names: Collection[str]) -> bool:
+        """Tells whether the server has, or may have, models beside these."""
+
 
 class ModelHost:
     """The models of one running server. Not safe for several threads at once.
@@ -81,6 +85,8 @@ class ModelHost:
         self._models: list[BoundModel] = []
         # Out of service, with requests that their workers are still to answer.
         self._leaving: list[BoundModel] = []
+        # The same after the wait for these requests has ended in vain.
+        self._stranded: list[BoundModel] = []
         self._generations = itertools.count(1)
 
     @property
@@ -94,8 +100,21 @@ class ModelHost:
         return self._endpoints
 
     def busy(self) -> list[str]:
-        """Gives the names of the models that are out of service and have requests in flight."""
-        return [model.name for model in self._leaving if self._is_loaded(model)]
+        """Gives the names of the models that are out of service and that the server has not let go of."""
+        return [model.name for model in (*self._leaving, *self._stranded) if self._is_loaded(model)]
+
+    def has_only_stranded(self, stranded: StrandedRequests, models: Sequence[BoundModel] | None = None) -> bool:
+        """Tells whether the server can never answer what it still holds of models.
+
+        Args:
+            stranded: That of this wait.
+            models: Models that are out of service; all there are by default.
+        """
+        loaded = list(filter(self._is_loaded, self._all() if models is None else models))
+        # A model that went on under the same name has a socket of its own, or the workers of both.
+        if not stranded.look({model.endpoint(self._endpoints): model.batching_delay_s for model in loaded}):
+            return False
+        return not self._placement.has_others({model.name for model in self._all()})
 
     def prepare(self, model: BoundModel) -> None:
         """Starts the workers of a model that the server is going to load. They attach as soon as it has."""
@@ -103,6 +122,7 @@ class ModelHost:
             # Of a model whose requests were cut off, and whose end takes its time.
             model.generation = next(self._generations)
         self._models.append(model)
+        model.describe(self._endpoints)
         model.start_workers(self._endpoints, self._on_unrecoverable)
 
     def wait_warm(self, model: BoundModel, stop_wanted: StopWanted) -> None:
@@ -113,7 +133,7 @@ class ModelHost:
             TritonModelLoadError: A callable failed, or did not end in time.
         """
         try:
-            model.wait_warm(cancelled=stop_wanted)
+            model.workers.wait_warm(cancelled=stop_wanted)
         except ProxyBackendError as error:
             cause = error.__cause__ or error
             raise self.refused(model, str(error), cause) from cause
@@ -125,7 +145,7 @@ class ModelHost:
             TritonModelLoadError: One is not within `timeout_s` seconds, or was refused.
         """
         try:
-            model.wait_attached(timeout_s)
+            model.workers.wait_attached(timeout_s)
         except ProxyBackendError as error:
             raise TritonModelLoadError(
                 f"Model {model.name!r} (version {model.version}) is loaded, but nothing serves it: {error}",
@@ -239,10 +259,14 @@ class ModelHost:
             new.generation = next(self._generations)
             new.shared_endpoint = None
         try:
+            if not same:
+                new.describe(self._endpoints)
             new.start_workers(self._endpoints, self._on_unrecoverable)
             self.wait_warm(new, stop_wanted)
             if same:
                 self.wait_attached(new, timeout_s)
+                # Not before: where it fails, what lies beside the socket is that of the old one.
+                new.describe(self._endpoints)
                 self._models[place] = new
             else:
                 self._models[place] = new
@@ -269,12 +293,13 @@ class ModelHost:
         """
         model.stop_workers(WORKER_DEADLINE_S)
         model.shared_endpoint = endpoint
+        model.describe(self._endpoints)
         model.start_workers(self._endpoints, self._on_unrecoverable)
 
     def cut_workers(self) -> None:
         """Cuts all workers off: callers of what is in flight get an error at once. `stop_workers` has to follow."""
-        for model in [*self._models, *self._leaving]:
-            model.cut_workers()
+        for model in self._all():
+            model.workers.cut()
 
     def stop_workers(self, timeout_s: float = WORKER_DEADLINE_S) -> None:
         """Stops all workers: nothing is to be answered any more.
@@ -284,7 +309,7 @@ class ModelHost:
         """
         deadline = time.monotonic() + timeout_s
         models = [*self._models, *self._leaving]
-        self._models, self._leaving = [], []
+        self._models, self._leaving, self._stranded = [], [], []
         for model in models:
             model.stop_workers(max(0.0, deadline - time.monotonic()))
 
@@ -305,6 +330,9 @@ class ModelHost:
             reason=reason,
             log_lines=() if cause is not None else self._log_tail(),
         )
+
+    def _all(self) -> list[BoundModel]:
+        return [*self._models, *self._leaving, *self._stranded]
 
     def _named(self, name: str) -> list[BoundModel]:
         return [model for model in self._models if model.name == name]
@@ -342,6 +370,8 @@ class ModelHost:
         """Waits until models that are leaving have answered what they have got, then stops their workers."""
         deadline = time.monotonic() + patience_s
         grace_s = WORKER_DEADLINE_S
+        release_s = _RELEASE_DEADLINE_S
+        stranded = StrandedRequests()
         while left := [model for model in models if self._is_loaded(model)]:
             if stop_wanted():
                 # The end of the server is waited for with a patience of its own.
@@ -355,54 +385,22 @@ class ModelHost:
                 )
                 grace_s = 0.0
                 break
+            if self.has_only_stranded(stranded, models):
+                logger.warning(STRANDED, repr(left[0].name))
+                release_s = 0.0
+                break
             time.sleep(_POLL_S)
         for model in models:
             model.stop_workers(grace_s)
             self._leaving.remove(model)
-        deadline = time.monotonic() + _RELEASE_DEADLINE_S
+        deadline = time.monotonic() + release_s
         while any(map(self._is_loaded, models)) and time.monotonic() < deadline and not stop_wanted():
             time.sleep(_POLL_S)
+        self._stranded = list(filter(self._is_loaded, [*self._stranded, *models]))
 
     def _is_loaded(self, model: BoundModel) -> bool:
         # The server removes the socket with the model, after the last of its requests.
         return self._is_running() and model.endpoint(self._endpoints).exists()
-
-
-class Session(Protocol):
-    """A server with models, from the start or the first contact to the end."""
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the server is up."""
-
-    @property
-    def host(self) -> ModelHost:
-        """The models on the server."""
-
-    def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Brings server and models up. After an error, `close` has to follow.
-
-        Args:
-            models: The models that are bound already.
-            timeout_s: How long the server, and then each model's callables, may take, in seconds.
-            cancelled: Asked again and again; True ends the wait.
-        """
-
-    def claim(self, model: BoundModel) -> None:
-        """Makes sure that a model may get its name, before it is loaded.
-
-        Raises:
-            PyTritonInvalidOperationError: The name is somebody else's.
-        """
-
-    def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
-        """Takes the models out of service when their requests are answered, and lets go of the server.
-
-        Args:
-            hurried: Asked again and again; True ends all patience.
-            linger_s: How long a server of our own accepts requests while it says already that it is not ready, in
-                seconds; None is as long as some come, within limits.
-        """
 
 
 def _grace_s(error: BaseException) -> float:

@@ -61,7 +61,7 @@ def make_worker_process(
         warmups=_warmups(config),
         trace_config=list(trace_config),
     )
-    timeout_s = getattr(config, "execution_timeout_s", None)
+    timeout_s = config.execution_timeout_s
     warmup_s = float(config.warmup_timeout_s) if config.model_warmup else 0.0
     limits = RestartLimits(
         max_crashes=described.limits.max_crashes,

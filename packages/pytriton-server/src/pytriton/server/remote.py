@@ -1,38 +1,30 @@
 """Models on a tritonserver that somebody else started on this machine; from the first contact to the end."""
 
-import contextlib
 import logging
-import os
-import secrets
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable
 
+from pytriton.client._tls import TlsSettings, make_ssl_context
 from pytriton.client._url import TritonUrl
-from pytriton.client.exceptions import PyTritonClientInferenceServerError, PyTritonClientTimeoutError
+from pytriton.client.exceptions import (
+    PyTritonClientConnectionError,
+    PyTritonClientInferenceServerError,
+    PyTritonClientTimeoutError,
+)
 from pytriton.exceptions import PyTritonInvalidOperationError
-from pytriton.proxy_backend import LIBRARY_NAME, library_path
 from pytriton.server.bound_model import BoundModel
-from pytriton.server.control import CALL_TIMEOUT_S, Control, ControlError, HttpControl, ModelUpload
+from pytriton.server.control import CALL_TIMEOUT_S, Control, ControlError, HttpControl
 from pytriton.server.errors import TritonServerError, TritonServerExitedError
 from pytriton.server.hosting import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, ModelHost
 from pytriton.server.ports import Endpoint
 from pytriton.server.readiness import StartCancelled
+from pytriton.server.remote_models import LOAD_DEADLINE_S, RemoteModels
 from pytriton.server.security import TRITON_ACCESS_HEADER
 from pytriton.server.session import DRAIN_DEADLINE_S
 from pytriton.server.settings import TritonConfig
-from pytriton.server.sharing import (
-    DIGEST_PARAMETER,
-    ENDPOINT_PARAMETER,
-    Membership,
-    ServedModel,
-    ServerProcessWatch,
-    digest_of,
-    exclusively,
-)
-from pytriton.server.workspace import Workspace, remove_abandoned
+from pytriton.server.workspace import Workspace
 
 __all__ = ["MISSING_DEADLINE_S", "RemoteSession"]
 
@@ -40,10 +32,7 @@ MISSING_DEADLINE_S = 5.0
 """How long a model may be missing on a server that runs on, in seconds: whoever loads it again needs a moment."""
 
 _POLL_S = 0.1
-_LOAD_DEADLINE_S = 60.0
 _ANSWER_AGE_S = 1.0
-# How long somebody who was the last to serve a model may take to unload it.
-_LEAVING_DEADLINE_S = 10.0
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +46,7 @@ class RemoteSession:
     Args:
         url: Where the server listens.
         access_token: The token that its protected endpoints ask for, if they do.
+        tls: Certificates, where the connection is encrypted.
         workspace: The folder for the sockets, which is made by `start` and removed by `close`.
         replace_models: Whether models of the same names that others have put there may be replaced.
         comeback_s: How long the server may be away, in seconds, until it counts as gone.
@@ -67,6 +57,7 @@ class RemoteSession:
         self,
         url: TritonUrl,
         access_token: str | None,
+        tls: TlsSettings | None,
         workspace: Workspace,
         *,
         replace_models: bool,
@@ -76,10 +67,10 @@ class RemoteSession:
         self._url = url
         self._comeback_s = comeback_s
         self._workspace = workspace
-        self._replace_models = replace_models
-        self._control = _control(url, access_token)
+        self._control = _control(url, access_token, tls)
+        self._models = RemoteModels(self._control, url.with_scheme, lambda: self._host, replace_models=replace_models)
         self._host = ModelHost(
-            self,
+            self._models,
             workspace.endpoints_path,
             is_running=self._has_answered,
             log_tail=list,
@@ -88,14 +79,6 @@ class RemoteSession:
         self._is_up = False
         self._has_started = False
         self._failure: TritonServerError | None = None
-        # Of the names that may be loaded and unloaded: what tells their configuration from that of others, and a number
-        # that grows when Triton is to load all versions again.
-        self._revisions: dict[str, tuple[str, int]] = {}
-        # Of the same names: that we are among those who serve them, and the server that has loaded them.
-        self._memberships: dict[str, Membership] = {}
-        self._servers: dict[str, ServerProcessWatch] = {}
-        # What the server tells of them as long as nobody replaces them.
-        self._placed: dict[str, ServedModel] = {}
         self.ended = threading.Event()
         """Set by `close`."""
         self._answered_at = 0.0
@@ -143,53 +126,13 @@ class RemoteSession:
         self._is_up = True
         self._complete_at = time.monotonic()
         for model in models:
-            self.claim(model)
-            self._host.load(model, timeout_s=_LOAD_DEADLINE_S, stop_wanted=cancelled)
+            self._models.claim(model)
+            self._host.load(model, timeout_s=LOAD_DEADLINE_S, stop_wanted=cancelled)
         self._has_started = True
 
     def claim(self, model: BoundModel) -> None:
-        """Makes sure that a model may get its name, and finds out whether another process has loaded the same already.
-
-        Raises:
-            PyTritonInvalidOperationError: A model of somebody else has it, or another process serves the name as well.
-            TritonServerError: The server refused to tell, or did not answer.
-        """
-        name = model.name
-        model.shared_endpoint = None
-        if any(other.name == name for other in self._host.models):
-            self._refuse_shared(name)
-            return
-        there = self._find(model)
-        if model.shared_endpoint is None:
-            if there is not None and not self._replace_models:
-                raise PyTritonInvalidOperationError(
-                    f"The server at {self._url.with_scheme} has a model {name!r} that was not bound here, and that is "
-                    "not the same: to serve a model together, name, version, tensors and configuration have to agree. "
-                    "Bind under another name, or make RemoteTriton with replace_models=True if that one may be "
-                    "replaced, for example because the process that served it has died."
-                )
-            self._revisions[name] = (secrets.token_hex(4), 0)
-
-    def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
-        """Makes the server serve these versions under a name, and no others; see `hosting.Placement`."""
-        if not models:
-            return self._take_off(name, timeout_s)
-        if len(models) == 1 and models[0].shared_endpoint is not None:
-            # Another process has loaded it.
-            return True
-        self._refuse_shared(name)
-        origin, number = self._revisions[name]
-        number = max([number, *(model.generation for model in models)])
-        folder = self._host.endpoints
-        membership = self._memberships.get(name)
-        if membership is None or membership.folder != folder:
-            self._memberships[name] = Membership(folder, name)
-            if membership is not None:
-                membership.close()
-                remove_abandoned(membership.folder.parent)
-        self._load(name, models, f"{origin}.{number}", timeout_s)
-        self._revisions[name] = (origin, number)
-        return True
+        """Makes sure that a model may get its name; see `RemoteModels.claim`."""
+        self._models.claim(model)
 
     def mend(self) -> None:
         """Loads again what the server has forgotten because it was started again. Does nothing if nothing is missing.
@@ -212,7 +155,8 @@ class RemoteSession:
             self._note_back()
             return
         try:
-            is_waiting = [self._mend_name(name) for name in dict.fromkeys(model.name for model in missing)]
+            names = dict.fromkeys(model.name for model in missing)
+            is_waiting = [self._models.mend(name, was_away=self._away_since is not None) for name in names]
         except (TritonServerError, PyTritonInvalidOperationError, OSError) as error:
             logger.warning("The models cannot be loaded again yet: %s", error)
             self._note_away(now)
@@ -260,151 +204,15 @@ class RemoteSession:
         self.ended.set()
         try:
             if self._is_up and self._host.models and self._control.is_listening():
-                self._host.unload_all(timeout_s=_LOAD_DEADLINE_S, patience_s=DRAIN_DEADLINE_S, stop_wanted=hurried)
+                self._host.unload_all(timeout_s=LOAD_DEADLINE_S, patience_s=DRAIN_DEADLINE_S, stop_wanted=hurried)
         finally:
             self._is_up = False
             try:
                 self._host.stop_workers(HURRIED_DEADLINE_S if hurried() else WORKER_DEADLINE_S)
             finally:
-                for name in list(self._memberships):
-                    self._forget(name)
+                self._models.forget_all()
                 self._control.close()
                 self._workspace.clean()
-
-    def _served(self, name: str) -> ServedModel | None:
-        """Gives what the server has under a name, if anything."""
-        if not self._control.is_model_ready(name):
-            return ServedModel(None, None) if any(state.name == name for state in self._control.index()) else None
-        try:
-            return ServedModel.from_config(self._control.model_config(name))
-        except ControlError as error:
-            if error.reason is None:
-                raise
-            logger.debug("The server does not tell the configuration of %r: %s", name, error)
-            return ServedModel(None, None)
-
-    def _find(self, model: BoundModel) -> ServedModel | None:
-        """Gives what is in the way of a model. Where it is the same, bound by a process that lives, joins that."""
-        deadline = time.monotonic() + _LEAVING_DEADLINE_S
-        while (there := self._served(model.name)) is not None and there.digest == digest_of([model]):
-            if there.endpoint is not None and not os.path.lexists(there.endpoint):
-                # Whoever loaded it is dead, and the files are removed already.
-                return None
-            try:
-                return there if self._join(model, there) or not there.is_within_reach else None
-            except OSError as error:
-                # Somebody is about to be the last to leave, and to unload it.
-                logger.debug("Model %r cannot be joined: %s", model.name, error)
-                if time.monotonic() >= deadline:
-                    return there
-                time.sleep(_POLL_S)
-        return there
-
-    def _join(self, model: BoundModel, there: ServedModel) -> bool:
-        """Lets a model be served at the socket of another process that has loaded it; False if there is none any more.
-
-        Raises:
-            OSError: It is about to be unloaded.
-        """
-        name = model.name
-        if there.endpoint is None or not there.is_within_reach:
-            return False
-        membership = Membership(there.endpoint.parent, name)
-        is_shared = membership.is_shared()
-        if not is_shared or self._served(name) != there:
-            membership.close()
-            if is_shared:
-                raise FileNotFoundError(f"{there.endpoint} is not that of the model any more")
-            return False
-        logger.info("Model %s is on the server already, bound by another process: both serve it from now on.", name)
-        old = self._memberships.pop(name, None)
-        if old is not None:
-            old.close()
-        self._memberships[name] = membership
-        self._revisions.setdefault(name, (secrets.token_hex(4), 0))
-        self._placed[name] = there
-        model.shared_endpoint = there.endpoint
-        self._look_at_server(model)
-        return True
-
-    def _take_off(self, name: str, timeout_s: float) -> bool:
-        membership = self._memberships.get(name)
-        if membership is None:
-            # It was never loaded.
-            self._forget(name)
-            return True
-        if not membership.leave_as_last():
-            self._forget(name)
-            return False
-        try:
-            # Not what somebody else has put there in the meantime.
-            if self._served(name) == self._placed.get(name):
-                self._control.unload(name, timeout_s)
-        except BaseException:
-            with contextlib.suppress(BlockingIOError):
-                membership.stay()
-            raise
-        self._forget(name)
-        return True
-
-    def _endpoints_of(self, name: str) -> list[Path]:
-        return [model.endpoint(self._host.endpoints) for model in self._host.models if model.name == name]
-
-    def _forget(self, name: str) -> None:
-        self._revisions.pop(name, None)
-        membership = self._memberships.pop(name, None)
-        self._placed.pop(name, None)
-        if membership is not None:
-            membership.close()
-            # If whoever made the folder has left before.
-            remove_abandoned(membership.folder.parent)
-        watch = self._servers.pop(name, None)
-        if watch is not None:
-            watch.close()
-
-    def _refuse_shared(self, name: str) -> None:
-        membership = self._memberships.get(name)
-        if membership is not None and membership.is_shared():
-            raise PyTritonInvalidOperationError(
-                f"Model {name!r} is served by another process, too, so its versions, tensors and configuration cannot "
-                "be changed from here alone. Change the callable alone, or unbind it in all other processes first."
-            )
-
-    def _mend_name(self, name: str) -> bool:
-        """Brings a name back where that is ours to do; tells whether its workers may be expected to attach."""
-        models = [model for model in self._host.models if model.name == name]
-        membership = self._memberships[name]
-        with exclusively(membership.folder, name, _LEAVING_DEADLINE_S) as is_our_turn:
-            there = self._served(name) if is_our_turn else None
-            if there is not None and there.endpoint is not None:
-                if there.endpoint in self._endpoints_of(name):
-                    return True
-                if len(models) == 1 and there.digest == digest_of(models) and self._join(models[0], there):
-                    # Both had the same idea, and the other one was later.
-                    self._host.move(models[0], there.endpoint)
-                    return True
-                return False
-            if there is not None or not is_our_turn:
-                return False
-            watch = self._servers.get(name)
-            if self._away_since is None and (watch is None or not watch.has_ended):
-                # Somebody has unloaded it.
-                return False
-            logger.info("The server at %s was started again: model %s is loaded again.", self._url.with_scheme, name)
-            self._load(name, models, f"{secrets.token_hex(4)}.0", _LOAD_DEADLINE_S)
-            return True
-
-    def _load(self, name: str, models: Sequence[BoundModel], revision: str, timeout_s: float) -> None:
-        endpoint = models[0].endpoint(self._host.endpoints) if len(models) == 1 else None
-        self._placed[name] = ServedModel(endpoint, digest_of(models))
-        self._control.load(name, timeout_s, self._upload(models, revision))
-        self._look_at_server(models[0])
-
-    def _look_at_server(self, model: BoundModel) -> None:
-        watch = self._servers.pop(model.name, None)
-        if watch is not None:
-            watch.close()
-        self._servers[model.name] = ServerProcessWatch(model.endpoint(self._host.endpoints))
 
     def _note_away(self, now: float) -> None:
         if self._away_since is None:
@@ -437,6 +245,18 @@ class RemoteSession:
 
     def _unusable(self, error: ControlError) -> Exception:
         url = self._url.with_scheme
+        # A server that wants a token has the same status over gRPC.
+        if isinstance(error.__cause__, ssl.SSLError) or (error.reason or "").startswith("failed to connect"):
+            advice = (
+                "If an authority of your own has signed the server's certificate, name it with "
+                "RemoteTriton(tls=TlsSettings(ca_file=...))"
+                if self._url.is_encrypted
+                else "If the server encrypts, use grpcs://"
+            )
+            return PyTritonClientConnectionError(
+                f"The server at {url} listens, but no connection to it came about: {str(error).rstrip('.')}. {advice}.",
+                url=url,
+            )
         if error.reason is None:
             return PyTritonClientTimeoutError(
                 f"The tritonserver at {url} listens, but does not answer: {error}", url=url, missing="server"
@@ -448,17 +268,6 @@ class RemoteSession:
             status=error.status,
             server_message=error.reason,
         )
-
-    def _upload(self, models: Sequence[BoundModel], revision: str) -> ModelUpload:
-        files = {LIBRARY_NAME: library_path().read_bytes()}
-        for model in models:
-            for name, text in model.side_files(self._host.endpoints):
-                files[f"{model.version}/{name}"] = text.encode()
-        # Triton looks at the configuration alone to see whether it has to load a version again.
-        parameters = {"pytriton_revision": revision, DIGEST_PARAMETER: digest_of(models)}
-        if len(models) == 1:
-            parameters[ENDPOINT_PARAMETER] = str(models[0].endpoint(self._host.endpoints))
-        return ModelUpload(models[0].config_json(parameters), files)
 
     def _has_answered(self) -> bool:
         """Tells whether the server answers, as of a moment ago."""
@@ -472,12 +281,13 @@ class RemoteSession:
         return True
 
 
-def _control(url: TritonUrl, access_token: str | None) -> Control:
+def _control(url: TritonUrl, access_token: str | None, tls: TlsSettings | None) -> Control:
     headers = {TRITON_ACCESS_HEADER: access_token} if access_token else {}
     endpoint = Endpoint(setting="url", address=url.hostname, port=url.port, picked=False)
     if url.protocol == "http":
-        return HttpControl(endpoint, headers, ssl.create_default_context() if url.is_encrypted else None)
+        return HttpControl(endpoint, headers, make_ssl_context(tls) if url.is_encrypted else None)
     # Not at the top: its import takes longer than everything else here together.
+    from pytriton.client._transport_grpc import make_credentials
     from pytriton.server.control_grpc import GrpcControl
 
-    return GrpcControl(endpoint, headers, TritonConfig(), public_tls=url.is_encrypted)
+    return GrpcControl(endpoint, headers, TritonConfig(), credentials=make_credentials(url, tls))

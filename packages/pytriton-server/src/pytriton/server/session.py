@@ -3,7 +3,7 @@
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from pytriton.proxy_backend import library_path
 from pytriton.server.binary import find_tritonserver
@@ -19,6 +19,7 @@ from pytriton.server.command_line import (
     secrets_of,
 )
 from pytriton.server.control import Control, ControlError, HttpControl
+from pytriton.server.drain import CUT_DEADLINE_S, Finish, finish_requests
 from pytriton.server.errors import (
     TritonModelLoadError,
     TritonServerError,
@@ -37,6 +38,7 @@ from pytriton.server.readiness_keeper import ReadinessKeeper
 from pytriton.server.repository import ModelRepository, link_backends
 from pytriton.server.security import TritonSecurityConfig
 from pytriton.server.settings import TritonConfig
+from pytriton.server.stranded import has_others
 from pytriton.server.tracing import export_environment
 from pytriton.server.workspace import Workspace
 
@@ -47,14 +49,10 @@ DRAIN_DEADLINE_S = 30.0
 
 _START_ATTEMPTS = 3
 _END_NOTICE_S = 1.0
-_DRAIN_CALL_TIMEOUT_S = 2.0
-_DRAIN_POLL_S = 0.02
-# How long the server may take to fail requests whose workers were cut off, and then to end. A caller that keeps a gRPC
-# stream open keeps the model of its first request loaded, and the server up, for as long as it likes.
-_CUT_DEADLINE_S = 2.0
 # What tritonserver needs to end beyond its own exit timeout: its metrics thread sleeps in steps of
 # `metrics_interval_ms`.
 _EXIT_MARGIN_S = 5.0
+_END_S = EXIT_TIMEOUT_S + _EXIT_MARGIN_S
 
 logger = logging.getLogger(__name__)
 
@@ -116,29 +114,9 @@ class ServerSession:
         return self._host
 
     @property
-    def http(self) -> Endpoint | None:
-        """Where HTTP is served, if it is."""
-        return self._ports.http if self._ports is not None else None
-
-    @property
-    def grpc(self) -> Endpoint | None:
-        """Where gRPC is served, if it is."""
-        return self._ports.grpc if self._ports is not None else None
-
-    @property
-    def metrics(self) -> Endpoint | None:
-        """Where the metrics are served, if they are."""
-        return self._ports.metrics if self._ports is not None else None
-
-    @property
-    def sagemaker(self) -> Endpoint | None:
-        """Where SageMaker's endpoints are served, if they are."""
-        return self._ports.sagemaker if self._ports is not None else None
-
-    @property
-    def vertex_ai(self) -> Endpoint | None:
-        """Where Vertex AI's endpoints are served, if they are."""
-        return self._ports.vertex_ai if self._ports is not None else None
+    def ports(self) -> ReservedPorts | None:
+        """Where it listens; None before the start."""
+        return self._ports
 
     @property
     def control(self) -> Control:
@@ -237,6 +215,10 @@ class ServerSession:
                 self.control.unload(name, timeout_s)
         return True
 
+    def has_others(self, names: Collection[str]) -> bool:
+        """Tells whether the server has, or may have, models beside these."""
+        return has_others(self.control, names)
+
     def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
         """Ends the server: waits for requests that are being served, detaches the workers, stops the process.
 
@@ -252,9 +234,22 @@ class ServerSession:
         try:
             if self._is_up and self._process is not None:
                 self._readiness.say_draining(self._process, deadline, linger_s, hurried)
-            rest = self._drain(deadline, hurried) if self._is_up else EXIT_TIMEOUT_S + _EXIT_MARGIN_S
+            rest = self._drain(deadline, hurried) if self._is_up else _END_S
         finally:
             self._end(rest, hurried)
+
+    def _drain(self, deadline: float, hurried: Callable[[], bool]) -> float:
+        """Takes all models out of service when their requests are answered; gives how long the end may take then."""
+        process, ports = self._process, self._ports
+        if process is None or ports is None or not process.is_running:
+            return _END_S
+        how = finish_requests(process, self.control, self._host, ports, deadline=deadline, hurried=hurried)
+        if how is Finish.CUT:
+            return CUT_DEADLINE_S
+        if how is Finish.UNKNOWN and self._config.exit_timeout_secs is not None:
+            # Its own patience is all there is.
+            return max(_END_S, deadline - time.monotonic() + _EXIT_MARGIN_S)
+        return _END_S
 
     def _end(self, patience_s: float, hurried: Callable[[], bool]) -> None:
         has_served = self._is_up
@@ -409,50 +404,3 @@ class ServerSession:
                         model_version=state.version,
                         reason=state.reason,
                     )
-
-    def _drain(self, deadline: float, hurried: Callable[[], bool]) -> float:
-        """Takes all models out of service and waits until their requests are answered.
-
-        When the time is over, the workers are cut off. Callers get an error then, and the server has nothing left to
-        wait for; it would hang in its exit, were there still a request.
-
-        Args:
-            deadline: Until when requests may take, on the clock of `time.monotonic`.
-            hurried: Asked again and again; True ends the wait.
-
-        Returns:
-            How long the server may take to end, in seconds.
-        """
-        process, control = self._process, self.control
-        patience = EXIT_TIMEOUT_S + _EXIT_MARGIN_S
-        was_cut = False
-        try:
-            if process is None or not process.is_running:
-                return patience
-            for name in {state.name for state in control.index(_DRAIN_CALL_TIMEOUT_S) if state.state == "READY"}:
-                control.unload(name, _DRAIN_CALL_TIMEOUT_S)
-            while process.is_running and not hurried():
-                index = control.index(_DRAIN_CALL_TIMEOUT_S)
-                pending = [state.name for state in index if state.state not in ("UNAVAILABLE", "")]
-                # What is not in the repository any more is not in the index either.
-                pending += self._host.busy()
-                if not pending:
-                    # The server counts connections when it is told to end and sleeps for a second if there are any,
-                    # so it has to have noticed first that the one of this very call is closed.
-                    process.wait(_DRAIN_POLL_S)
-                    break
-                if time.monotonic() >= deadline:
-                    if was_cut:
-                        return _CUT_DEADLINE_S
-                    names = ", ".join(sorted(set(pending)))
-                    logger.warning("Requests of %s are still being served: they are cut off now.", names)
-                    self._host.cut_workers()
-                    was_cut = True
-                    deadline = time.monotonic() + _CUT_DEADLINE_S
-                process.wait(_DRAIN_POLL_S)
-        except ControlError as error:
-            logger.warning("The server cannot be asked to finish its requests, so it is stopped at once: %s", error)
-            if self._config.exit_timeout_secs is not None and not was_cut:
-                # Its own patience is all there is.
-                patience = max(patience, deadline - time.monotonic() + _EXIT_MARGIN_S)
-        return patience

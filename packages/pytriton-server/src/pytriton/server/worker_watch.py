@@ -52,7 +52,9 @@ class WorkerWatch:
         are_complete = True
         were_without: set[tuple[str, int]] = set()
         while not self._ending.wait(WATCH_PERIOD_S):
-            without = {model.key: model for model in self._models() if not self._has_worker(model)}
+            # One that is only just being bound takes nothing from the others while it warms up.
+            served = [model for model in self._models() if model.workers.was_attached]
+            without = {model.key: model for model in served if not self._has_worker(model)}
             lasting = [model for key, model in without.items() if key in were_without]
             were_without = set(without)
             if bool(lasting) != are_complete or self._ending.is_set():
@@ -64,7 +66,7 @@ class WorkerWatch:
                 are_complete = not lasting
 
     def _has_worker(self, model: BoundModel) -> bool:
-        return model.has_attached or bool(connected_workers(model.endpoint(self._endpoints)))
+        return model.workers.has_attached or bool(connected_workers(model.endpoint(self._endpoints)))
 
 
 def connected_workers(endpoint: Path) -> int:

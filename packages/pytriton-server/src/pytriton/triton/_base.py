@@ -20,11 +20,11 @@ from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperat
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.server.bound_model import BoundModel, InferFunc
 from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
-from pytriton.server.hosting import Session
 from pytriton.server.lifecycle import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy
 from pytriton.server.process_workers import ProcessWorker
 from pytriton.server.readiness import StartCancelled
 from pytriton.server.session import DRAIN_DEADLINE_S
+from pytriton.server.sessions import Session
 from pytriton.server.stop_signals import StopSignals
 from pytriton.server.tracing import ModelTracing
 from pytriton.server.workspace import Workspace

@@ -6,11 +6,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pytriton.server.hosting import Session
+from pytriton.server.sessions import Session
 from pytriton.server.workspace import Workspace
 from pytriton.triton._base import STARTUP_TIMEOUT_S, TritonBase, check_timeout
 
 if TYPE_CHECKING:
+    from pytriton.client import TlsSettings
     from pytriton.server.remote import RemoteSession
 
 __all__ = ["RemoteTriton"]
@@ -42,10 +43,12 @@ class RemoteTriton(TritonBase):
             under `PYTRITON_HOME`, `XDG_CACHE_HOME/pytriton` or `~/.cache/pytriton`.
         access_token: The token that the server's protected endpoints ask for, if they do.
         replace_models: Whether a model of the same name that somebody else has put on the server may be replaced.
+        tls: Certificates for `https://` and `grpcs://`; None trusts the usual authorities.
         connect_timeout_s: How long to wait for the server, in seconds.
 
     Raises:
         PyTritonClientInvalidUrlError: `url` cannot be understood.
+        PyTritonClientValueError: `tls` does not go with `url`, or its files cannot be read.
         PyTritonBadParameterError: `connect_timeout_s` is not acceptable.
         FileExistsError: `workspace` exists.
     """
@@ -61,13 +64,19 @@ class RemoteTriton(TritonBase):
         access_token: str | None = None,
         *,
         replace_models: bool = False,
+        tls: "TlsSettings | None" = None,
         connect_timeout_s: float = STARTUP_TIMEOUT_S,
     ) -> None:
         # Not at the top: whoever starts a server of their own needs no client.
+        from pytriton.client._tls import check_tls, make_ssl_context
         from pytriton.client._url import TritonUrl
 
         check_timeout("connect_timeout_s", connect_timeout_s)
         self._url = TritonUrl.from_url(url)
+        self._tls = check_tls(tls, self._url)
+        if self._tls is not None:
+            # What cannot be read is to be said here, not when it is used.
+            make_ssl_context(self._tls)
         self._access_token = access_token
         self._replace_models = replace_models
         self._connect_timeout_s = connect_timeout_s
@@ -88,6 +97,7 @@ class RemoteTriton(TritonBase):
             PyTritonClientTimeoutError: The server did not answer within `connect_timeout_s`.
             PyTritonClientInferenceServerError: It does not let its models be seen, for want of the right token most
                 likely.
+            PyTritonClientConnectionError: No encrypted connection came about.
             PyTritonInvalidOperationError: A model of somebody else has the name of a bound one; or this is a fork of
                 the process that made this object.
             TritonModelLoadError: The server refused a model, for example because it does not run with
@@ -133,6 +143,7 @@ class RemoteTriton(TritonBase):
         self._remote = RemoteSession(
             self._url,
             self._access_token,
+            self._tls,
             self._workspace,
             replace_models=self._replace_models,
             comeback_s=self._connect_timeout_s,

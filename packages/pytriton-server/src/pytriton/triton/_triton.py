@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pytriton.exceptions import PyTritonError, PyTritonValidationError
 from pytriton.server.errors import TritonServerExitedError, describe_exit, quote_log
 from pytriton.server.lifecycle import TritonLifecyclePolicy
-from pytriton.server.ports import Endpoint
+from pytriton.server.ports import Endpoint, ReservedPorts
 from pytriton.server.process import ExitReport
 from pytriton.server.readiness import StartCancelled
 from pytriton.server.restart import RestartPolicy, RestartSchedule
@@ -92,8 +92,8 @@ class Triton(TritonBase):
     @property
     def http_url(self) -> str | None:
         """`http://host:port` for clients on this machine; None while the server is not running, or without HTTP."""
-        server = self._current()
-        return _url("http", server.http) if server is not None else None
+        ports = self._ports()
+        return _url("http", ports.http) if ports is not None else None
 
     @property
     def grpc_url(self) -> str | None:
@@ -101,28 +101,28 @@ class Triton(TritonBase):
 
         With TLS it is `grpcs://host:port`.
         """
-        server = self._current()
+        ports = self._ports()
         scheme = "grpcs" if self._config.grpc_use_ssl or self._config.grpc_use_ssl_mutual else "grpc"
-        return _url(scheme, server.grpc) if server is not None else None
+        return _url(scheme, ports.grpc) if ports is not None else None
 
     @property
     def metrics_url(self) -> str | None:
         """`http://host:port/metrics`; None while the server is not running, or without metrics."""
-        server = self._current()
-        base = _url("http", server.metrics) if server is not None else None
+        ports = self._ports()
+        base = _url("http", ports.metrics) if ports is not None else None
         return None if base is None else f"{base}/metrics"
 
     @property
     def sagemaker_url(self) -> str | None:
         """`http://host:port` of SageMaker's endpoints; None while the server is not running, or without them."""
-        server = self._current()
-        return _url("http", server.sagemaker) if server is not None else None
+        ports = self._ports()
+        return _url("http", ports.sagemaker) if ports is not None else None
 
     @property
     def vertex_ai_url(self) -> str | None:
         """`http://host:port` of Vertex AI's endpoints; None while the server is not running, or without them."""
-        server = self._current()
-        return _url("http", server.vertex_ai) if server is not None else None
+        ports = self._ports()
+        return _url("http", ports.vertex_ai) if ports is not None else None
 
     def get_access_token(self) -> str | None:
         """Gives the token that protected endpoints ask for; None if there is none."""
@@ -168,6 +168,10 @@ class Triton(TritonBase):
 
     def _current(self) -> ServerSession | None:
         return self._server if self._session is not None else None
+
+    def _ports(self) -> ReservedPorts | None:
+        server = self._current()
+        return None if server is None else server.ports
 
     def _urls(self) -> Sequence[str]:
         return [url for url in (self.http_url, self.grpc_url) if url is not None]

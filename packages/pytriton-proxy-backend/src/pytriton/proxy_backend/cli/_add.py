@@ -22,6 +22,11 @@ from ._tensors import load_signature, model_of, parse_tensor
 
 _DEFAULT_BATCH = 4
 _DEFAULTS = ProxySettings(endpoint=Path("/"), batching=True)
+_LINK_TIMEOUT_S = PythonProxySettings(address="").link_timeout_s
+# What Triton's configuration has room for.
+_MOST = (1 << 63) - 1
+_MOST_ROWS = (1 << 31) - 1
+_MOST_DIGITS = 20
 _EPILOG = """\
 A tensor is NAME:DTYPE:DIMS, such as x:float32:-1,4 or text:str:1, without the batch axis; ':optional' behind it marks
 an input that callers may leave out. Dtypes have numpy's names or Triton's.
@@ -65,7 +70,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--max-batch-size",
-        type=_whole(0),
+        type=_whole(0, _MOST_ROWS),
         metavar="N",
         help=f"rows of the largest batch, 0: no batching ({_DEFAULT_BATCH})",
     )
@@ -91,7 +96,7 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--execution-timeout",
-        type=_argument(_seconds),
+        type=_argument(lambda text: _seconds(text, 0.001)),
         metavar="S",
         help="how long a worker may take for a batch (no limit)",
     )
@@ -103,6 +108,12 @@ def register(commands: Any) -> None:
     )
     parser.add_argument(
         "--curve-workers", type=Path, metavar="DIR", help="Python proxy: folder with the public keys of workers"
+    )
+    parser.add_argument(
+        "--link-timeout",
+        type=_argument(lambda text: _seconds(text, 0.3, 3600)),
+        metavar="S",
+        help=f"Python proxy: how long the link to a worker may be dead before both know ({_LINK_TIMEOUT_S:g})",
     )
     parser.add_argument("--insecure", action="store_true", help="Python proxy: let anybody attach who gets through")
     parser.add_argument("--replace", action="store_true", help="replace a model of ours that differs and is unedited")
@@ -151,10 +162,10 @@ def _model(arguments: argparse.Namespace) -> ModelSpec:
 
 
 def _native(arguments: argparse.Namespace, model: ModelSpec, batching: Batching) -> tuple[str, dict[str, bytes]]:
-    if "://" in arguments.endpoint or arguments.curve_secret_key or arguments.curve_workers:
+    if "://" in arguments.endpoint or arguments.curve_secret_key or arguments.curve_workers or arguments.link_timeout:
         raise DropInError(
             f"the native proxy listens on a socket in a folder of this machine, got --endpoint {arguments.endpoint}: "
-            f"addresses and keys are for --flavour python",
+            f"addresses, keys and --link-timeout are for --flavour python",
             path=model.name,
         )
     endpoint = endpoint_path(Path(arguments.endpoint).absolute(), model.name, model.version)
@@ -172,9 +183,11 @@ def _native(arguments: argparse.Namespace, model: ModelSpec, batching: Batching)
 
 
 def _python(arguments: argparse.Namespace, model: ModelSpec, batching: Batching) -> tuple[str, dict[str, bytes]]:
-    if arguments.execution_timeout is not None or arguments.repeatable:
+    refused = [tensor.name for tensor in (*model.inputs, *model.outputs) if tensor.dtype.name == "bfloat16"]
+    if refused:
         raise DropInError(
-            "the Python proxy has neither --execution-timeout nor --repeatable: use the native flavour", path=model.name
+            f"{', '.join(refused)}: Triton's Python backend gives no BF16 tensors to Python; use the native flavour",
+            path=model.name,
         )
     secret, workers = arguments.curve_secret_key, arguments.curve_workers
     if (secret is None) != (workers is None):
@@ -187,6 +200,9 @@ def _python(arguments: argparse.Namespace, model: ModelSpec, batching: Batching)
         address=address,
         attach_timeout_s=arguments.attach_timeout,
         budget_bytes=arguments.arena_budget,
+        execution_timeout_s=arguments.execution_timeout or 0.0,
+        repeatable=arguments.repeatable,
+        link_timeout_s=arguments.link_timeout or _LINK_TIMEOUT_S,
         secret_key_file="" if secret is None else str(secret.absolute()),
         workers_keys_dir="" if workers is None else str(workers.absolute()),
     )
@@ -211,17 +227,20 @@ def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
     return convert
 
 
-def _whole(least: int) -> Callable[[str], int]:
+def _whole(least: int, most: int = _MOST) -> Callable[[str], int]:
     def convert(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number of {least} or more, got {text!r}")
+        if not text.isdecimal() or not least <= int(text[:_MOST_DIGITS]) <= most:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text!r}")
         return int(text)
 
     return convert
 
 
-def _seconds(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"expected a number of seconds of 0 or more, got {text!r}")
+def _seconds(text: str, least: float = 0.0, most: float = 9e9) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise ValueError(f"expected a number of seconds from {least:g} to {most:g}, got {text!r}")
     return value

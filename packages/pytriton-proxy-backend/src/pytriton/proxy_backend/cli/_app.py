@@ -16,21 +16,26 @@ _COMMANDS: tuple[str, ...] = ("_add", "_list", "_remove", "_check", "_keys", "_w
 _FAILED = 1
 
 
-def run(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command line, and ends the interpreter: 0 if all is well, 1 if not, 2 where it is not understood."""
-    parsed = make_parser().parse_args(arguments)
+def run(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> None:
+    """Runs the command line, and ends the interpreter: 0 if all is well, 1 if not, 2 where it is not understood.
+
+    Args:
+        arguments: The command and its arguments; those of the process by default.
+        program: What the user has called.
+    """
+    parsed = make_parser(program).parse_args(arguments)
     try:
         code = parsed.run(parsed)
     except (ProxyBackendError, ValueError) as error:
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        print(f"{program}: error: {error}", file=sys.stderr)
         code = _FAILED
     sys.exit(code)
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
     """The parser of the whole command line."""
     parser = argparse.ArgumentParser(
-        prog=PROGRAM, description="Models of pytriton in the model repository of any tritonserver."
+        prog=program, description="Models of pytriton in the model repository of any tritonserver."
     )
     # Not at the top: the version is looked up on disk.
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")

@@ -38,8 +38,8 @@ def parse_tensor(text: str) -> TensorSpec:
             f"expected sizes with commas between them, -1 for a free one, as in x:float32:-1,4, got {parts[2]!r} in "
             f"{text!r}"
         ) from None
-    if any(size == 0 or size < -1 for size in shape):
-        raise ValueError(f"expected sizes above 0, or -1 for a free one, got {parts[2]!r} in {text!r}")
+    if any(size == 0 or not -1 <= size < 1 << 63 for size in shape):
+        raise ValueError(f"expected sizes above 0 and below 2^63, or -1 for a free one, got {parts[2]!r} in {text!r}")
     return TensorSpec(name=parts[0], dtype=parse_dtype(parts[1]), shape=shape, optional=len(parts) == 4)
 
 

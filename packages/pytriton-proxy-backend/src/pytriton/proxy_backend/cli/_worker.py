@@ -61,6 +61,8 @@ def _run(parsed: argparse.Namespace) -> int:
     # Not at the top: the other commands have no use for it.
     from ..attach import Attachment, serve_endpoint
 
+    if parsed.kwargs and not parsed.factory:
+        raise ValueError("--kwargs has the arguments of a factory: give --factory as well, or leave them out")
     logging.basicConfig(level=parsed.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     wanted = Attachment(
         target=parsed.target,

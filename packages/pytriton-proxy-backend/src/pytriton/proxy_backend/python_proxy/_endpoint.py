@@ -1,4 +1,4 @@
-"""Where workers attach: one thread that owns the socket, and batches that wait for their answers.
+"""Where workers attach: one thread that owns the sockets, and batches that wait for their answers.
 
 The states of a worker::
 
@@ -14,114 +14,25 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol
 
 from .. import _layout as layout
-from .._greetings import GreetingError, Hello, pack_greeting, parse_hello
+from .._greetings import GreetingError, pack_greeting, parse_hello
 from .._layout import ErrorCode, MessageFlag, MessageType
 from .._zmq import Message, UnreachableError, WouldBlockError, ZmqSocket
+from .._zmq_memory import MemoryListener
 from ..errors import ProtocolError
-from ._records import RequestData, ResponseData, read_responses, write_batch
-
-logger = logging.getLogger("pytriton.python_proxy")
+from ._records import RequestData, read_responses
+from ._workers import AttachedWorker, BatchInFlight, Caller, EndpointSettings, logger
 
 _TICK_S = 0.5
 _CANCEL_TICK_S = 0.05
 _STOP_TIMEOUT_S = 10.0
-
-
-class Caller(Protocol):
-    """One request of Triton's that waits for its answer."""
-
-    def respond(self, response: ResponseData) -> None:
-        """Gives it one response; where that cannot be given, an error."""
-
-    def fail(self, code: int, text: str) -> None:
-        """Ends it with an error."""
-
-    def is_cancelled(self) -> bool:
-        """Whether nobody waits for it any more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class EndpointSettings:
-    """What the endpoint must know of its model.
-
-    Attributes:
-        model_name: The model.
-        model_version: Its version.
-        batching: Whether tensors have a batch axis in front.
-        decoupled: Whether a request may get any number of responses.
-        attach_timeout_s: How long a request waits where no worker is attached, in seconds.
-        budget_bytes: The largest record, in bytes.
-        tensors_digest: `ModelSpec.tensors_digest`, which that of a worker's model must be; empty compares nothing.
-    """
-
-    model_name: str
-    model_version: int
-    batching: bool
-    decoupled: bool
-    attach_timeout_s: float
-    budget_bytes: int
-    tensors_digest: str = ""
-
-    def check(self, hello: Hello) -> None:
-        """Checks that a worker is for this model.
-
-        Raises:
-            GreetingError: If it is for another one, another version, or other tensors.
-        """
-        if hello.model_name not in ("", self.model_name) or hello.model_version not in (0, self.model_version):
-            raise GreetingError(
-                f"this is model '{self.model_name}' version {self.model_version}, the worker is for model "
-                f"'{hello.model_name}' version {hello.model_version}"
-            )
-        if self.tensors_digest and hello.tensors_digest not in ("", self.tensors_digest):
-            raise GreetingError(
-                f"the worker was made for a model '{self.model_name}' with other tensors: give it the description of "
-                f"this one, pytriton.json in its version folder"
-            )
-
-
-@dataclass
-class _Batch:
-    number: int
-    record: bytearray
-    callers: list[Caller]
-    open: set[int]
-    cancelled: set[int] = field(default_factory=set)
-
-    def respond(self, response: ResponseData) -> None:
-        if response.request not in self.open:
-            logger.warning("batch %d: a response to request %d came after its end", self.number, response.request)
-            return
-        if response.final:
-            self.open.discard(response.request)
-        self.callers[response.request].respond(response)
-
-    def fail(self, code: int, text: str) -> None:
-        while self.open:
-            self.callers[self.open.pop()].fail(code, text)
-
-
-@dataclass
-class _Worker:
-    peer: bytes
-    link: int
-    hello: Hello
-    in_flight: dict[int, _Batch] = field(default_factory=dict)
-    load: int = 0  # with what is on its way to the thread
-    detaching: bool = False
-    gone: bool = False
-
-    @property
-    def label(self) -> str:
-        return f"worker '{self.hello.name}' (pid {self.hello.pid})"
-
-    @property
-    def is_idle(self) -> bool:
-        return not self.detaching and not self.gone and self.load < self.hello.max_in_flight
+# A worker that takes several batches is let go if nothing came from it so long after one of them took too long.
+_SILENCE_S = 1.0
+# A block of a worker up to this size may wait for the next batch before it goes back.
+_SMALL_BYTES = 64 << 10
+# What comes so soon after a request that waited in vain has waited behind it, and does not wait as long again.
+_BACKLOG_S = 0.05
 
 
 class ProxyEndpoint:
@@ -129,21 +40,31 @@ class ProxyEndpoint:
 
     Args:
         settings: What it must know of its model.
-        make_socket: Makes the socket, in the thread that is to own it.
+        make_sockets: Makes the socket, and where workers of this machine come to share memory, if they may, in the
+            thread that is to own them.
     """
 
-    def __init__(self, settings: EndpointSettings, make_socket: Callable[[], ZmqSocket]) -> None:
+    def __init__(
+        self, settings: EndpointSettings, make_sockets: Callable[[], tuple[ZmqSocket, MemoryListener | None]]
+    ) -> None:
         self._settings = settings
-        self._make_socket = make_socket
+        self._make_sockets = make_sockets
         self._where = f"model '{settings.model_name}' version {settings.model_version}"
         self._changed = threading.Condition()
-        self._workers: dict[bytes, _Worker] = {}
-        self._outgoing: collections.deque[tuple[_Worker, _Batch]] = collections.deque()
+        self._workers: dict[bytes, AttachedWorker] = {}
+        self._outgoing: collections.deque[tuple[AttachedWorker, BatchInFlight]] = collections.deque()
+        # Batches that no worker has any more, or that never reached the one that they were for.
+        self._waiting: collections.deque[BatchInFlight] = collections.deque()
+        self._dismissed: dict[bytes, int] = {}  # the connections of workers that were let go, as long as they last
+        self._last_loss = ""
+        self._gave_up_at: float | None = None
         self._next_number = 1
         self._place = 0
         self._stopping = False
         self._next_poll = 0.0
+        self._next_trim = 0.0
         self._socket: ZmqSocket
+        self._memory: MemoryListener | None = None
         self._started = threading.Event()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="pytriton-python-proxy", daemon=True)
@@ -168,35 +89,16 @@ class ProxyEndpoint:
 
         Every caller is answered, now or later, from this thread or another one.
         """
-        received_ns = time.monotonic_ns()
-        batch = _Batch(0, bytearray(), list(callers), set(range(len(callers))))
+        batch = BatchInFlight(requests, callers)
         worker = self._claim()
         if worker is None:
             batch.fail(
                 ErrorCode.UNAVAILABLE,
                 f"{self._where}: no worker is attached. Waited {self._settings.attach_timeout_s:g} s for one at "
-                f"'{self.address}'; is the process that serves this model alive?",
+                f"'{self.address}'; is the process that serves this model alive?{self._last_loss}",
             )
             return
-        with self._changed:
-            batch.number = self._next_number
-            self._next_number += 1
-        try:
-            batch.record = write_batch(
-                batch.number,
-                requests,
-                batching=self._settings.batching,
-                received_ns=received_ns,
-                sent_ns=time.monotonic_ns(),
-            )
-            if len(batch.record) > self._settings.budget_bytes:
-                raise ValueError(
-                    f"the inputs of the batch take {len(batch.record)} bytes, a message may have "
-                    f"{self._settings.budget_bytes}. Raise arena_budget_bytes of the model, or send smaller batches"
-                )
-        except (TypeError, ValueError) as error:
-            self._give_back(worker)
-            batch.fail(ErrorCode.INVALID_ARG, f"{self._where}: {error}")
+        if not self._write(worker, batch):
             return
         self._outgoing.append((worker, batch))
         self._socket.wake()
@@ -209,29 +111,69 @@ class ProxyEndpoint:
                 )
             )
 
-    def _claim(self) -> _Worker | None:
-        deadline = time.monotonic() + self._settings.attach_timeout_s
+    def _claim(self) -> AttachedWorker | None:
+        now = time.monotonic()
+        waits = self._gave_up_at is None or now - self._gave_up_at > _BACKLOG_S
+        deadline = now + (self._settings.attach_timeout_s if waits else 0.0)
         with self._changed:
             while not self._stopping:
-                workers = list(self._workers.values())
-                for index in range(len(workers)):
-                    place = (self._place + index) % len(workers)
-                    if workers[place].is_idle:
-                        self._place = place + 1
-                        workers[place].load += 1
-                        return workers[place]
+                worker = self._idle_worker()
+                if worker is not None:
+                    worker.load += 1
+                    return worker
                 # As long as one is attached it answers sooner or later, or dies: only its absence has a limit.
-                if any(not worker.detaching for worker in workers):
+                if self._has_worker():
                     self._changed.wait(_TICK_S)
                     deadline = max(deadline, time.monotonic() + _TICK_S)
                 elif not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
+                    self._gave_up_at = time.monotonic()
                     return None
         return None
 
-    def _give_back(self, worker: _Worker) -> None:
+    def _idle_worker(self) -> AttachedWorker | None:
+        workers = list(self._workers.values())
+        for index in range(len(workers)):
+            place = (self._place + index) % len(workers)
+            if workers[place].is_idle:
+                self._place = place + 1
+                return workers[place]
+        return None
+
+    def _has_worker(self) -> bool:
+        return any(not worker.detaching for worker in self._workers.values())
+
+    def _write(self, worker: AttachedWorker, batch: BatchInFlight) -> bool:
+        """Writes a batch for a worker; where that cannot be, it fails and the worker is free again."""
+        with self._changed:
+            number = self._next_number
+            self._next_number += 1
+        code = ErrorCode.INVALID_ARG
+        try:
+            batch.write(number, worker.memory, self._settings)
+            return True
+        except (TypeError, ValueError) as error:
+            text = str(error)
+        except Exception as error:  # of what Triton gives, or the system does not
+            code, text = ErrorCode.INTERNAL, f"the batch cannot be written: {type(error).__name__}: {error}"
+        self._free(worker)
+        batch.fail(code, f"{self._where}: {text}")
+        return False
+
+    def _free(self, worker: AttachedWorker) -> None:
+        """Notes that a worker has one batch less."""
         with self._changed:
             worker.load -= 1
+            self._hand_out()
             self._changed.notify_all()
+
+    def _hand_out(self) -> None:
+        """Gives what waits to idle workers, before anybody else gets one."""
+        while self._waiting and (worker := self._idle_worker()) is not None:
+            worker.load += 1
+            batch = self._waiting.popleft()
+            batch.block = None
+            self._outgoing.append((worker, batch))
+            self._socket.wake()
 
     def stop(self) -> None:
         """Ends every connection; what is in flight fails."""
@@ -246,7 +188,7 @@ class ProxyEndpoint:
 
     def _run(self) -> None:
         try:
-            self._socket = self._make_socket()
+            self._socket, self._memory = self._make_sockets()
         except BaseException as error:
             self._error = error
             return
@@ -266,10 +208,11 @@ class ProxyEndpoint:
                 self._stopping = True
                 self._changed.notify_all()
             for worker in list(self._workers.values()):
-                self._tell(worker, layout.MESSAGE.pack(MessageType.DETACH, 0, layout.MESSAGE.size, 0, 0, 0, 0, 0, 0))
-                self._drop(worker, "the model is unloaded", expected=True)
-            while self._outgoing:
-                self._outgoing.popleft()[1].fail(ErrorCode.UNAVAILABLE, f"{self._where}: the model is unloaded")
+                self._dismiss(worker, "the model is unloaded", expected=True)
+            for batch in [*(batch for _, batch in self._outgoing), *self._waiting]:
+                batch.fail(ErrorCode.UNAVAILABLE, f"{self._where}: the model is unloaded")
+            if self._memory is not None:
+                self._memory.close()
             self._socket.close()
 
     def _turn(self) -> None:
@@ -278,6 +221,8 @@ class ProxyEndpoint:
             for event in self._socket.events():
                 if event.kind == "refused":
                     logger.error("%s: a worker was refused: its keys are not known here", self._where)
+                if event.kind == "gone":
+                    self._dismissed = {peer: link for peer, link in self._dismissed.items() if link != event.link}
                 for worker in [other for other in self._workers.values() if other.link == event.link]:
                     if event.kind == "gone":
                         self._drop(worker, "its connection ended")
@@ -287,26 +232,36 @@ class ProxyEndpoint:
             self._handle(message)
         while self._outgoing:
             self._send(*self._outgoing.popleft())
-        # Asking is a round trip to the server for each request.
         now = time.monotonic()
+        if now >= self._next_trim:
+            self._next_trim = now + _TICK_S
+            for worker in list(self._workers.values()):
+                self._give_back(worker)
+                self._trim(worker)
+        # Asking is a round trip to the server for each request.
         if now >= self._next_poll:
             self._next_poll = now + _CANCEL_TICK_S
             self._poll_cancelled()
+            self._expire(now)
+            self._give_up(now)
 
     def _handle(self, message: Message) -> None:
         worker = self._workers.get(message.peer)
         if worker is None:
-            self._greet(message)
+            # What a worker says that was let go is too late.
+            if self._dismissed.get(message.peer) != message.link:
+                self._greet(message)
             return
         try:
+            worker.silent_since = None
             self._take(worker, message)
         except ProtocolError as error:
             self._tell(worker, pack_greeting(MessageType.REFUSE, str(error)))
             self._drop(worker, str(error))
+            self._dismissed[worker.peer] = worker.link
         else:
             if worker.detaching and not worker.load:
-                self._tell(worker, layout.MESSAGE.pack(MessageType.DETACH, 0, layout.MESSAGE.size, 0, 0, 0, 0, 0, 0))
-                self._drop(worker, "it detached", expected=True)
+                self._dismiss(worker, "it detached", expected=True)
 
     def _greet(self, message: Message) -> None:
         settings = self._settings
@@ -318,7 +273,10 @@ class ProxyEndpoint:
             answer = pack_greeting(MessageType.REFUSE, str(error))
             worker = None
         else:
-            worker = _Worker(message.peer, message.link, hello)
+            memory = None
+            if self._memory is not None and hello.memory_token:
+                memory = self._memory.claim(hello.memory_token, settings.budget_bytes)
+            worker = AttachedWorker(message.peer, message.link, hello, memory)
             flags = layout.ModelFlag.BATCHING * settings.batching | layout.ModelFlag.DECOUPLED * settings.decoupled
             answer = pack_greeting(
                 MessageType.WELCOME,
@@ -328,84 +286,207 @@ class ProxyEndpoint:
                 model_flags=flags,
                 model_version=settings.model_version,
                 arena_budget=settings.budget_bytes,
+                arena_idle_ms=round(settings.idle_s * 1000),
+                execution_timeout_ms=round(settings.execution_timeout_s * 1000),
             )
         try:
             self._socket.send(answer, peer=message.peer)
         except (UnreachableError, WouldBlockError):
+            if worker is not None and worker.memory is not None:
+                worker.memory.close()
             return
         if worker is not None:
-            logger.info("%s: %s attached", self._where, worker.label)
+            how = "through messages" if worker.memory is None else "through shared memory"
+            logger.info("%s: %s attached, %s", self._where, worker.label, how)
+            self._gave_up_at = None
             with self._changed:
                 self._workers[worker.peer] = worker
+                self._hand_out()
                 self._changed.notify_all()
 
-    def _take(self, worker: _Worker, message: Message) -> None:
+    def _take(self, worker: AttachedWorker, message: Message) -> None:
         packet = message.packet
         if len(packet) < layout.MESSAGE.size:
             raise ProtocolError(f"it sent a packet of {len(packet)} bytes, a message has {layout.MESSAGE.size} or more")
-        kind, flags, size, number, _, _, index, _, length = layout.MESSAGE.unpack_from(packet)
+        kind, flags, size, number, _, segment, index, offset, length = layout.MESSAGE.unpack_from(packet)
         if size != len(packet):
             raise ProtocolError(f"its message says {size} bytes, {len(packet)} came")
         if kind == MessageType.DETACH:
             with self._changed:
                 worker.detaching = True
             return
+        if kind in (MessageType.RELEASE, MessageType.SEGMENT_CLOSE):
+            if worker.memory is None:
+                raise ProtocolError(f"it sent message {kind}, and shares no memory")
+            if kind == MessageType.RELEASE:
+                worker.memory.take_back(segment, offset)
+            else:
+                worker.memory.forget(segment)
+            return
         if kind not in (MessageType.RESPONSE, MessageType.FAIL):
             raise ProtocolError(f"it sent message {kind}, which a worker does not send")
         batch = worker.in_flight.get(number)
         if batch is None:
             raise ProtocolError(f"it answered batch {number}, which it does not have")
+        if flags & MessageFlag.INPUT_RELEASED and batch.block is not None and worker.memory is not None:
+            worker.memory.take_back(batch.block.segment, batch.block.offset)
+            batch.block = None
         if kind == MessageType.FAIL:
             batch.fail(index, packet[layout.MESSAGE.size :].decode("utf-8", "replace"))
         else:
-            if len(message.parts) != 1 or len(message.parts[0]) != length:
-                raise ProtocolError(f"its response announces a record of {length} bytes, which did not come with it")
-            settings = self._settings
-            for response in read_responses(message.parts[0], number, len(batch.callers), decoupled=settings.decoupled):
-                batch.respond(response)
+            self._take_responses(worker, batch, message.parts, segment, offset, length)
+        batch.active_at = time.monotonic()
         if kind == MessageType.FAIL or flags & MessageFlag.BATCH_DONE:
             batch.fail(ErrorCode.INTERNAL, f"{worker.label} ended the batch without an answer to this request")
             del worker.in_flight[number]
+            self._free(worker)
+        if worker.owes_much:
+            worker.owes_much = False
             self._give_back(worker)
 
-    def _send(self, worker: _Worker, batch: _Batch) -> None:
+    def _take_responses(
+        self,
+        worker: AttachedWorker,
+        batch: BatchInFlight,
+        parts: Sequence[memoryview],
+        segment: int,
+        offset: int,
+        length: int,
+    ) -> None:
+        if segment and worker.memory is not None:
+            # Its memory goes back to the worker when the last array on it is gone.
+            record = worker.memory.view(segment, offset, length)[0].data
+        elif not segment and len(parts) == 1 and len(parts[0]) == length:
+            record = parts[0]
+        else:
+            raise ProtocolError(f"its response announces a record of {length} bytes, which did not come with it")
+        # A small block goes back with the next batch, which costs nothing.
+        worker.owes_much = bool(segment) and (length > _SMALL_BYTES or self._settings.decoupled)
+        for response in read_responses(record, batch.number, len(batch.callers), decoupled=self._settings.decoupled):
+            batch.respond(response)
+
+    def _send(self, worker: AttachedWorker, batch: BatchInFlight) -> None:
         if not worker.gone:
+            if batch.block is None and not self._write(worker, batch):
+                return
+            block = batch.block
+            if block is None:
+                raise RuntimeError(f"batch {batch.number} was not written")
+            self._give_back(worker)
             packet = layout.MESSAGE.pack(
-                MessageType.BATCH, 0, layout.MESSAGE.size, batch.number, 0, 0, 0, 0, len(batch.record)
+                MessageType.BATCH, 0, layout.MESSAGE.size, batch.number, 0, block.segment, 0, block.offset, batch.length
             )
+            parts = () if block.segment else (memoryview(block.memory)[: batch.length],)
+            if worker.memory is not None and block.segment:
+                worker.memory.lend(block, batch.number)
             try:
-                self._socket.send(packet, batch.record, peer=worker.peer)
+                self._socket.send(packet, *parts, peer=worker.peer)
             except (UnreachableError, WouldBlockError):
                 self._drop(worker, "its connection ended")
             else:
-                batch.record = bytearray()  # the socket's now
+                if not block.segment:
+                    batch.block = None  # the socket's now
+                if not self._settings.repeatable:
+                    batch.requests = ()
+                batch.active_at = time.monotonic()
                 worker.in_flight[batch.number] = batch
                 return
-        self._give_back(worker)
-        batch.fail(ErrorCode.UNAVAILABLE, f"{self._where}: {worker.label} was lost before it had this request")
+        # Nobody has had it, so it may go to anybody.
+        self._wait_for_another(batch)
+        self._free(worker)
+
+    def _wait_for_another(self, batch: BatchInFlight) -> None:
+        batch.block = None
+        batch.cancelled.clear()
+        batch.waiting_since = time.monotonic()
+        with self._changed:
+            self._waiting.append(batch)
+            self._hand_out()
+
+    def _give_up(self, now: float) -> None:
+        """Fails what waits for a worker in vain."""
+        with self._changed:
+            if not self._waiting or self._has_worker():
+                return
+            late = [batch for batch in self._waiting if now - batch.waiting_since >= self._settings.attach_timeout_s]
+            for batch in late:
+                self._waiting.remove(batch)
+        for batch in late:
+            batch.fail(
+                ErrorCode.UNAVAILABLE,
+                f"{batch.loss or self._where + ': the worker was lost before it had this request'}. No other worker "
+                f"attached within {self._settings.attach_timeout_s:g} s to take it over",
+            )
+
+    def _expire(self, now: float) -> None:
+        """Ends batches that have taken too long, and lets their workers go unless they work on several."""
+        limit_s = self._settings.execution_timeout_s
+        if not limit_s:
+            return
+        for worker in list(self._workers.values()):
+            for batch in worker.in_flight.values():
+                if batch.is_expired or now - batch.active_at < limit_s:
+                    continue
+                batch.is_expired = True
+                for index in batch.open - batch.cancelled:
+                    self._cancel(worker, batch, index)
+                batch.fail(
+                    ErrorCode.UNAVAILABLE,
+                    f"{self._where}: {worker.label} took longer for this request than the model's execution timeout, "
+                    f"{limit_s:g} s. It may still be at it; look into its log for what it does, or allow more time",
+                )
+                logger.error("%s: %s: batch %d took longer than %g s", self._where, worker.label, batch.number, limit_s)
+                worker.silent_since = worker.silent_since or now
+            if worker.silent_since is None:
+                continue
+            # Whoever works on one batch at a time reads nothing before it is done: it attaches again when it is.
+            if worker.hello.max_in_flight == 1 or now - worker.silent_since >= _SILENCE_S:
+                self._dismiss(worker, f"a batch took longer than the execution timeout of {limit_s:g} s")
+
+    def _give_back(self, worker: AttachedWorker) -> None:
+        """Tells a worker which blocks of its memory nobody uses here any more."""
+        for segment, offset in () if worker.memory is None else worker.memory.unused():
+            self._tell(
+                worker, layout.MESSAGE.pack(MessageType.RELEASE, 0, layout.MESSAGE.size, 0, 0, segment, 0, offset, 0)
+            )
+
+    def _trim(self, worker: AttachedWorker) -> None:
+        for segment in () if worker.memory is None else worker.memory.trim(self._settings.idle_s):
+            self._tell(
+                worker, layout.MESSAGE.pack(MessageType.SEGMENT_CLOSE, 0, layout.MESSAGE.size, 0, 0, segment, 0, 0, 0)
+            )
 
     def _poll_cancelled(self) -> None:
         for worker in self._workers.values():
             for batch in worker.in_flight.values():
                 for index in batch.open - batch.cancelled:
                     if batch.callers[index].is_cancelled():
-                        batch.cancelled.add(index)
-                        if worker.hello.capabilities & layout.Capability.CANCEL:
-                            self._tell(
-                                worker,
-                                layout.MESSAGE.pack(
-                                    MessageType.CANCEL, 0, layout.MESSAGE.size, batch.number, 0, 0, index, 0, 0
-                                ),
-                            )
+                        self._cancel(worker, batch, index)
 
-    def _tell(self, worker: _Worker, packet: bytes) -> None:
+    def _cancel(self, worker: AttachedWorker, batch: BatchInFlight, index: int) -> None:
+        batch.cancelled.add(index)
+        if batch.block is not None and worker.memory is not None:
+            worker.memory.mark_cancelled(batch.block, batch.number, index)
+        if worker.hello.capabilities & layout.Capability.CANCEL:
+            self._tell(
+                worker,
+                layout.MESSAGE.pack(MessageType.CANCEL, 0, layout.MESSAGE.size, batch.number, 0, 0, index, 0, 0),
+            )
+
+    def _tell(self, worker: AttachedWorker, packet: bytes) -> None:
         """Sends what may get lost: who is gone needs it no more."""
         try:
             self._socket.send(packet, peer=worker.peer)
         except (UnreachableError, WouldBlockError):
             logger.debug("%s: %s is gone already", self._where, worker.label)
 
-    def _drop(self, worker: _Worker, reason: str, *, expected: bool = False) -> None:
+    def _dismiss(self, worker: AttachedWorker, reason: str, *, expected: bool = False) -> None:
+        """Lets a worker go that is still connected."""
+        self._tell(worker, layout.MESSAGE.pack(MessageType.DETACH, 0, layout.MESSAGE.size, 0, 0, 0, 0, 0, 0))
+        self._drop(worker, reason, expected=expected)
+        self._dismissed[worker.peer] = worker.link
+
+    def _drop(self, worker: AttachedWorker, reason: str, *, expected: bool = False) -> None:
         if worker.gone:
             return
         logger.log(logging.INFO if expected else logging.ERROR, "%s: %s is gone: %s", self._where, worker.label, reason)
@@ -416,9 +497,19 @@ class ProxyEndpoint:
             worker.in_flight.clear()
             self._workers.pop(worker.peer, None)
             self._changed.notify_all()
+        if worker.memory is not None:
+            worker.memory.close()
+        if not expected:
+            self._last_loss = f" The last that was lost was {worker.label}: {reason}"
         for batch in batches:
-            batch.fail(
-                ErrorCode.UNAVAILABLE,
-                f"{self._where}: {worker.label} was lost while it worked on this request: {reason}. The request may "
-                f"have been carried out; look into the worker's log for the cause, and send it again if that is safe",
-            )
+            loss = f"{self._where}: {worker.label} was lost while it worked on this request: {reason}"
+            once = not (batch.loss or batch.is_answered or batch.is_expired or expected)
+            if self._settings.repeatable and once and batch.open:
+                batch.loss = loss
+                self._wait_for_another(batch)
+            else:
+                batch.fail(
+                    ErrorCode.UNAVAILABLE,
+                    f"{loss}. The request may have been carried out; look into the worker's log for the cause, and "
+                    f"send it again if that is safe",
+                )

@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 
 from .._layout import ErrorCode
-from .._zmq import ZmqSocket, open_listener
-from ..description import DESCRIPTION_NAME, read_description
+from .._zmq import BindError, ZmqSocket, open_listener
+from .._zmq_memory import AddressTakenError, MemoryListener, memory_path
+from ..description import DESCRIPTION_NAME, description_path, read_description, write_description
 from ..errors import ProxyBackendError
 from ..model import ModelSpec
 from ._dlpack import to_capsule
-from ._endpoint import EndpointSettings, ProxyEndpoint, logger
+from ._endpoint import ProxyEndpoint
 from ._records import RequestData, ResponseData
 from ._settings import SETTINGS_NAME, PythonProxySettings
+from ._workers import EndpointSettings, logger
 
 _MESSAGE_OVERHEAD = 1 << 20
 
@@ -54,16 +56,19 @@ class TritonPythonModel:
                 attach_timeout_s=settings.attach_timeout_s,
                 budget_bytes=settings.budget_bytes,
                 tensors_digest=self._model.tensors_digest,
+                execution_timeout_s=settings.execution_timeout_s,
+                repeatable=settings.repeatable,
             ),
-            lambda: self._listen(settings),
+            lambda: listen(settings),
         )
         self._endpoint.start()
+        if settings.address.startswith("ipc://"):
+            # The folder may not have been there yet when the model was added.
+            try:
+                write_description(description_path(Path(settings.address.removeprefix("ipc://"))), self._model)
+            except OSError as error:
+                logger.warning("workers need --description, it cannot be written beside the socket: %s", error)
         logger.info("model '%s': workers attach at %s", args["model_name"], self._endpoint.address)
-
-    def _listen(self, settings: PythonProxySettings) -> ZmqSocket:
-        return open_listener(
-            settings.address, max_message_bytes=settings.budget_bytes + _MESSAGE_OVERHEAD, keys=settings.keys
-        )
 
     def execute(self, requests: Sequence[Any]) -> Any:
         """Hands a batch over.
@@ -233,6 +238,36 @@ class TritonCaller:
         """Whether nobody waits for it any more."""
         ask = getattr(self._sender if self._sender is not None else self._request, "is_cancelled", None)
         return bool(ask()) if ask is not None else False
+
+
+def listen(settings: PythonProxySettings) -> tuple[ZmqSocket, MemoryListener | None]:
+    """Begins to listen for workers; those of this machine may share memory.
+
+    Raises:
+        BindError: If nobody can listen at the address.
+        KeyFileError: If a key cannot be read.
+    """
+    memory = None
+    path = memory_path(settings.address)
+    if path is not None:
+        try:
+            memory = MemoryListener(path)
+        except AddressTakenError as error:
+            raise BindError(str(error)) from error
+        except OSError as error:
+            logger.warning("tensors travel in messages, no memory can be shared at %s: %s", path, error)
+    try:
+        socket = open_listener(
+            settings.address,
+            max_message_bytes=settings.budget_bytes + _MESSAGE_OVERHEAD,
+            keys=settings.keys,
+            link_timeout_s=settings.link_timeout_s,
+        )
+    except BaseException:
+        if memory is not None:
+            memory.close()
+        raise
+    return socket, memory
 
 
 def _sender(request: Any) -> Any:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from .. import _layout as layout
+from .._arena import OwnedBlock
 from .._dtypes import BYTES_CODE, code_of, dtype_of
 from .._strings import decode_strings, encode_strings
 from ..errors import ProtocolError
@@ -109,9 +110,27 @@ def _inputs(requests: Sequence[RequestData], batching: bool) -> list[_Input]:
 
 
 def write_batch(
-    number: int, requests: Sequence[RequestData], *, batching: bool, received_ns: int, sent_ns: int
-) -> bytearray:
-    """Writes a batch record, each input once and contiguous."""
+    number: int,
+    requests: Sequence[RequestData],
+    allocate: Callable[[int], OwnedBlock],
+    *,
+    batching: bool,
+    received_ns: int,
+    sent_ns: int,
+) -> tuple[OwnedBlock, int]:
+    """Writes a batch record, each input once and contiguous.
+
+    Args:
+        number: The batch.
+        requests: Its requests.
+        allocate: Gives a block of so many bytes, or raises.
+        batching: Whether tensors have a batch axis.
+        received_ns: When Triton gave the batch, on the clock of `time.monotonic_ns`.
+        sent_ns: When it goes to the worker, likewise.
+
+    Returns:
+        The block, and the length of the record in it.
+    """
     inputs = _inputs(requests, batching)
     rows = [_rows(request) if batching else 1 for request in requests]
     entries_at = layout.RECORD.size
@@ -169,23 +188,23 @@ def write_batch(
             *place, tensor.code, len(tensor.shape), tensor.owner, dims_at, payload_at, tensor.length
         )
         payload_at = layout.align(payload_at + tensor.length)
-    record = bytearray(payload_at)
+    block = allocate(payload_at)
     header = layout.RECORD.pack(
         layout.BATCH_MAGIC, len(requests), len(inputs), number, metadata_length, payload_at, entries_at, tensors_at,
         received_ns, sent_ns,
     )  # fmt: skip
     metadata = b"".join([header, entries, table, tables, texts.raw])
-    record[: len(metadata)] = metadata
+    block.memory[block.offset : block.offset + len(metadata)] = metadata
     for tensor, offset in zip(inputs, offsets, strict=True):
-        _write_payload(record, tensor, offset)
-    return record
+        _write_payload(block, tensor, block.offset + offset)
+    return block, payload_at
 
 
-def _write_payload(record: bytearray, tensor: _Input, offset: int) -> None:
+def _write_payload(block: OwnedBlock, tensor: _Input, offset: int) -> None:
     if tensor.strings is not None:
-        record[offset : offset + tensor.length] = tensor.strings
+        block.memory[offset : offset + tensor.length] = tensor.strings
     elif tensor.length:
-        target: Array = np.ndarray(tensor.shape, tensor.arrays[0].dtype, record, offset)
+        target: Array = np.ndarray(tensor.shape, tensor.arrays[0].dtype, block.memory, offset)
         if len(tensor.arrays) == 1:
             target[...] = tensor.arrays[0]
         else:

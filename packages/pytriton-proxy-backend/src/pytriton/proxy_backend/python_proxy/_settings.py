@@ -19,7 +19,12 @@ class PythonProxySettings:
     Attributes:
         address: Where it listens, `tcp://host:port` or `ipc:///path`.
         attach_timeout_s: How long a request waits where no worker is attached, in seconds.
-        budget_bytes: The largest record of a batch or a response, in bytes.
+        budget_bytes: The largest record of a batch or a response, and the shared memory per direction and worker where
+            there is some, in bytes.
+        execution_timeout_s: How long a worker may take for a batch, or for the next response of a stream, in seconds; 0
+            is as long as it likes.
+        repeatable: Whether the requests of a worker that was lost may go to another one, once.
+        link_timeout_s: How long a link may be dead before both ends know, in seconds.
         secret_key_file: The proxy's own CURVE keys; empty: no encryption.
         workers_keys_dir: Folder with the public keys of the workers that may attach.
     """
@@ -27,6 +32,9 @@ class PythonProxySettings:
     address: str
     attach_timeout_s: float = 10.0
     budget_bytes: int = 4 << 30
+    execution_timeout_s: float = 0.0
+    repeatable: bool = False
+    link_timeout_s: float = 3.0
     secret_key_file: str = ""
     workers_keys_dir: str = ""
 

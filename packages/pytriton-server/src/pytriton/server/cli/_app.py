@@ -122,7 +122,7 @@ def worker(
     arguments += ["--factory"] if factory else []
     arguments += [f"--endpoint={endpoint}", f"--kwargs={kwargs}", f"--log-level={log_level.upper()}"]
     arguments += [f"--attach-timeout={attach_timeout}", f"--stop-timeout={stop_timeout}"]
-    run_command(["worker", *arguments, "--", target])
+    run_command(["worker", *arguments, "--", target], program="pytriton")
 
 
 def _environment(_steps: Steps, folder: Path) -> None:

@@ -1,0 +1,43 @@
+#include "late_ends.h"
+
+#include <algorithm>
+
+#include "triton_util.h"
+
+namespace pytriton {
+
+LateEnds::~LateEnds() {
+  for (const End& end : ends_) Send(end);
+}
+
+void LateEnds::Add(TRITONBACKEND_ResponseFactory* factory) {
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    ends_.push_back({factory, NowNs() + kLateEndNs});
+  }
+  wake_();
+}
+
+uint64_t LateEnds::SendDue(uint64_t now_ns) {
+  std::vector<End> due;
+  uint64_t next_ns = UINT64_MAX;
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    const auto later = std::stable_partition(
+        ends_.begin(), ends_.end(), [now_ns](const End& end) { return end.due_ns <= now_ns; });
+    due.assign(ends_.begin(), later);
+    ends_.erase(ends_.begin(), later);
+    for (const End& end : ends_) next_ns = std::min(next_ns, end.due_ns);
+  }
+  for (const End& end : due) Send(end);
+  return next_ns;
+}
+
+void LateEnds::Send(const End& end) {
+  PYTRITON_LOG_IF_ERROR(
+      TRITONBACKEND_ResponseFactorySendFlags(end.factory, TRITONSERVER_RESPONSE_COMPLETE_FINAL),
+      "ending a cancelled stream");
+  PYTRITON_LOG_IF_ERROR(TRITONBACKEND_ResponseFactoryDelete(end.factory), "response factory");
+}
+
+}  // namespace pytriton

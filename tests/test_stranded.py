@@ -1,0 +1,291 @@
+"""The end of requests and servers: what is answered arrives, what nobody has is not waited for, and the rest is."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.client import DecoupledModelClient
+from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
+from pytriton.proxy_backend.activity import EndpointActivity, ask_activity
+from pytriton.server import stranded
+from pytriton.server.stranded import StrandedRequests
+from pytriton.triton import Triton
+from support.serving import local_config, running, server_pid, short_home
+from support.streams import Stream
+
+X = [Tensor((-1,), np.float32, "x")]
+Y = [Tensor((-1,), np.float32, "y")]
+DEADLINE_S = 60.0
+# The time after which what is held counts as stranded, where the tests do not want to wait so long; and a time that is
+# many times longer, but far from that in which requests are cut off.
+QUIET_S = 0.4
+LONG_S = 1.2
+# More than gRPC reads ahead, in megabytes; and the time in which a server that is given up is gone.
+MANY = 100
+GONE_S = 3.5
+
+
+def identity(requests: Any) -> Any:
+    return [{"y": request["x"]} for request in requests]
+
+
+def twice(requests: Any) -> Iterator[Any]:
+    for _ in range(2):
+        yield [{"y": request["x"]} for request in requests]
+
+
+def megabytes(requests: Any) -> Iterator[Any]:
+    for number in range(MANY):
+        yield [{"y": np.full((1, 1 << 18), number, np.float32)} for _ in requests]
+
+
+@pytest.fixture(autouse=True)
+def _home() -> Iterator[None]:
+    with short_home():
+        yield
+
+
+@pytest.fixture
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stranded, "QUIET_S", QUIET_S)
+
+
+def infer(url: str | None, model: str, value: float) -> float:
+    connection = http.client.HTTPConnection(str(url).removeprefix("http://"), timeout=DEADLINE_S)
+    tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [value]}
+    try:
+        connection.request("POST", f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}))
+        response = connection.getresponse()
+        answer: dict[str, Any] = json.loads(response.read())
+        assert response.status == 200, answer
+        return float(answer["outputs"][0]["data"][0])
+    finally:
+        connection.close()
+
+
+# ---- what is not waited for ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("_soon")
+def test_a_stream_that_stays_open_holds_no_unbind(caplog: pytest.LogCaptureFixture) -> None:
+    triton = Triton(config=local_config())
+    triton.bind("twice", twice, X, Y, config=ModelConfig(decoupled=True))
+    with running(triton):
+        # Its first request keeps the model loaded, in Triton, for as long as it is open.
+        with Stream(triton) as stream:
+            stream.send("twice", 4.0)
+            while not stream.next().final:
+                pass
+            with caplog.at_level(logging.WARNING):
+                triton.unbind("twice", timeout_s=DEADLINE_S)
+            assert "of which all requests are answered" in caplog.text
+            # The name is free, whatever Triton holds of the other one.
+            triton.bind("twice", identity, X, Y)
+            assert infer(triton.http_url, "twice", 5.0) == 5.0
+        triton.unbind("twice")
+
+
+@pytest.mark.usefixtures("_soon")
+def test_streams_that_are_left_at_their_end_do_not_hold_the_server() -> None:
+    triton = Triton(config=local_config(exit_timeout_secs=int(DEADLINE_S)))
+    triton.bind("twice", twice, X, Y, config=ModelConfig(decoupled=True))
+    with running(triton):
+        with DecoupledModelClient(str(triton.grpc_url), "twice") as client:
+            for _ in range(20):
+                responses = client.infer_batch(np.ones((1, 1), np.float32))
+                next(responses)
+                responses.close()
+        begun = time.monotonic()
+        triton.stop()
+        assert time.monotonic() - begun < DEADLINE_S / 2
+
+
+# ---- what is ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("_soon")
+def test_an_answer_that_is_read_slowly_arrives() -> None:
+    size = 24 << 20
+    triton = Triton(config=local_config())
+    triton.bind("large", lambda requests: [{"y": np.zeros((1, size // 4), np.float32)} for _ in requests], X, Y)
+    with running(triton):
+        host, _, port = str(triton.http_url).removeprefix("http://").partition(":")
+        body = json.dumps(
+            {
+                "inputs": [{"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}],
+                "parameters": {"binary_data_output": True},
+            }
+        ).encode()
+        with socket.socket() as caller, ThreadPoolExecutor(1) as threads:
+            caller.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+            caller.settimeout(DEADLINE_S)
+            caller.connect((host, int(port)))
+            caller.sendall(b"POST /v2/models/large/infer HTTP/1.1\r\nHost: here\r\nContent-Length: ")
+            caller.sendall(b"%d\r\n\r\n%s" % (len(body), body))
+            received = len(caller.recv(1))
+            end = threads.submit(triton.stop)
+            time.sleep(LONG_S)
+            while chunk := caller.recv(1 << 20):
+                received += len(chunk)
+                if received > size:
+                    break
+            assert received > size
+            assert end.result()
+
+
+@pytest.mark.usefixtures("_soon")
+def test_a_stream_that_is_read_slowly_gets_all_its_responses() -> None:
+    triton = Triton(config=local_config())
+    triton.bind("megabytes", megabytes, X, Y, config=ModelConfig(decoupled=True))
+    with running(triton), ThreadPoolExecutor(1) as threads:
+        with DecoupledModelClient(str(triton.grpc_url), "megabytes", inference_timeout_s=DEADLINE_S) as client:
+            process = server_pid(triton)
+            responses = client.infer_batch(np.ones((1, 1), np.float32))
+            first = next(responses)
+            end = threads.submit(triton.stop)
+            time.sleep(GONE_S)
+            numbers = [float(response["y"][0, 0]) for response in (first, *responses)]
+            # After such a stream gRPC itself takes seconds for its end.
+            os.kill(process, signal.SIGKILL)
+        assert numbers == list(range(MANY))
+        assert end.result()
+
+
+@pytest.mark.usefixtures("_soon")
+@pytest.mark.parametrize("how", ["unbind", "stop"])
+def test_requests_in_the_queue_and_at_slow_workers_are_answered(how: str) -> None:
+    def slow(requests: Any) -> Any:
+        time.sleep(LONG_S)
+        return identity(requests)
+
+    def pauses(requests: Any) -> Iterator[Any]:
+        yield identity(requests)
+        time.sleep(LONG_S)
+        yield identity(requests)
+
+    triton = Triton(config=local_config())
+    batcher = DynamicBatcher(max_queue_delay_microseconds=int(LONG_S * 1e6), preferred_batch_size=[8])
+    triton.bind("held", identity, X, Y, config=ModelConfig(max_batch_size=8, batcher=batcher))
+    triton.bind("slow", slow, X, Y, config=ModelConfig(max_batch_size=1))
+    triton.bind("pauses", pauses, X, Y, config=ModelConfig(decoupled=True))
+    with running(triton), Stream(triton) as stream, ThreadPoolExecutor(6) as threads:
+        stream.send("pauses", 1.0)
+        assert stream.next().value == 1.0
+        # The second one of "slow" waits for the first.
+        answers = [threads.submit(infer, triton.http_url, name, 2.0) for name in ("held", "slow", "slow")]
+        time.sleep(LONG_S / 4)
+        end = [triton.stop] if how == "stop" else [partial(triton.unbind, name) for name in ("held", "slow", "pauses")]
+        ends = [threads.submit(each) for each in end]
+        assert [answer.result(DEADLINE_S) for answer in answers] == [2.0] * 3
+        assert stream.next().value == 1.0
+        stream.close()
+        for each in ends:
+            each.result(DEADLINE_S)
+
+
+# ---- what proxy backends say -----------------------------------------------------------------------------------------
+
+FOREIGN = """
+import sys, time
+from pathlib import Path
+from pytriton.proxy_backend import Worker, description_path, read_description
+
+def infer(requests):
+    sys.stdout.write("has it\\n")
+    sys.stdout.flush()
+    time.sleep(0.5)
+    return [{"y": request["x"]} for request in requests]
+
+endpoint = Path(sys.argv[1])
+worker = Worker(infer, read_description(description_path(endpoint)), endpoint)
+worker.start()
+worker.wait_attached(30)
+sys.stdout.write("attached\\n")
+sys.stdout.flush()
+sys.stdin.read()
+worker.stop(5)
+"""
+
+
+def test_a_request_counts_wherever_it_is() -> None:
+    begun, go = threading.Event(), threading.Event()
+
+    def waits(requests: Any) -> Any:
+        begun.set()
+        assert go.wait(DEADLINE_S)
+        return identity(requests)
+
+    triton = Triton(config=local_config())
+    triton.bind("m", waits, X, Y, config=ModelConfig(max_batch_size=1, attach_timeout_s=DEADLINE_S))
+    with running(triton), ThreadPoolExecutor(2) as threads:
+        session = triton._session
+        assert session is not None
+        endpoint = session.host.models[0].endpoint(session.host.endpoints)
+        assert ask_activity(endpoint, DEADLINE_S) == EndpointActivity(in_flight=0, taken=0)
+        first = threads.submit(infer, triton.http_url, "m", 1.0)
+        assert begun.wait(DEADLINE_S)
+        assert ask_activity(endpoint, DEADLINE_S) == EndpointActivity(in_flight=1, taken=1)
+        go.set()
+        assert first.result(DEADLINE_S) == 1.0
+        assert ask_activity(endpoint, DEADLINE_S) == EndpointActivity(in_flight=0, taken=1)
+
+        # With no worker there, and with one of another process, which is stopped.
+        session.host.models[0].stop_workers(DEADLINE_S)
+        second = threads.submit(infer, triton.http_url, "m", 2.0)
+        while ask_activity(endpoint, DEADLINE_S) != EndpointActivity(in_flight=1, taken=2):
+            time.sleep(0.01)
+        with subprocess.Popen(
+            [sys.executable, "-c", FOREIGN, str(endpoint)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as foreign:
+            assert foreign.stdout is not None
+            assert {foreign.stdout.readline(), foreign.stdout.readline()} == {"attached\n", "has it\n"}
+            os.kill(foreign.pid, signal.SIGSTOP)
+            time.sleep(0.6)
+            assert ask_activity(endpoint, DEADLINE_S) == EndpointActivity(in_flight=1, taken=2)
+            os.kill(foreign.pid, signal.SIGCONT)
+            assert second.result(DEADLINE_S) == 2.0
+            assert ask_activity(endpoint, DEADLINE_S) == EndpointActivity(in_flight=0, taken=2)
+            foreign.communicate()
+
+
+@pytest.mark.usefixtures("_soon")
+def test_a_server_that_does_not_answer_is_not_quiet() -> None:
+    triton = Triton(config=local_config())
+    triton.bind("m", identity, X, Y)
+    with running(triton):
+        session = triton._session
+        assert session is not None
+        endpoint = session.host.models[0].endpoint(session.host.endpoints)
+        looks = StrandedRequests()
+        deadline = time.monotonic() + DEADLINE_S
+        while not looks.look({endpoint: 0.0}):
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        # A request between two looks, or more time than looks are apart, and it begins anew.
+        assert infer(triton.http_url, "m", 3.0) == 3.0
+        time.sleep(0.3)
+        assert not looks.look({endpoint: 0.0})
+        # Longer than the batcher may hold requests back.
+        looks = StrandedRequests()
+        deadline = time.monotonic() + 2 * QUIET_S
+        while time.monotonic() < deadline:
+            assert not looks.look({endpoint: DEADLINE_S})
+            time.sleep(0.05)
+        assert not looks.look({})
+        assert not StrandedRequests().look({endpoint.with_name("nobody.sock"): 0.0})
