@@ -423,6 +423,29 @@ def test_queue_policies(own_server: inprocess.Server) -> None:
         assert second.result(PATIENCE_S) == ([2], None)
 
 
+def test_priorities(own_server: inprocess.Server) -> None:
+    started, go_on = threading.Event(), threading.Event()
+    order: list[float] = []
+
+    def note(requests: list[Request]) -> list[Any]:
+        started.set()
+        assert go_on.wait(PATIENCE_S)
+        order.extend(request["x"].item() for request in requests)
+        return [{"y": request["x"]} for request in requests]
+
+    batcher = DynamicBatcher(priority_levels=2, default_priority_level=2)
+    model = own_server.bind("ranked", note, X, Y, config=ModelConfig(max_batch_size=1, batcher=batcher))
+    waiting = [model.infer(inputs={"x": np.zeros((1, 1), np.float32)})]
+    assert started.wait(PATIENCE_S)
+    for value, priority in ((1, 2), (2, 2), (3, 1)):
+        waiting.append(model.infer(inputs={"x": np.full((1, 1), value, np.float32)}, priority=priority))
+    wait_until(lambda: pending(own_server, "ranked") == 3)
+    go_on.set()
+    for responses in waiting:
+        list(responses)
+    assert order == [0, 3, 1, 2]
+
+
 def test_several_callables_serve_at_the_same_time(own_server: inprocess.Server) -> None:
     both = threading.Barrier(2)
 
