@@ -78,7 +78,7 @@ LIBRARIES = (
     # In a process whose Triton keeps its symbols to itself nothing undefined could be found: it asks for them by name.
     NativeLibrary(
         INPROCESS_LIBRARY_NAME,
-        ("inprocess/*.cc", "src/batch.cc", "src/record.cc"),
+        ("inprocess/*.cc", "src/batch.cc", "src/late_ends.cc", "src/record.cc"),
         ("-include", str(ROOT / "native" / "inprocess" / "triton_table.h")),
         ("-Wl,--no-undefined", "-ldl"),
         ("TRITONBACKEND_*", "pytriton_inprocess_*"),

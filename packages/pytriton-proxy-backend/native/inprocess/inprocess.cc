@@ -114,11 +114,13 @@ void Freeze(int) {
   for (;;) pause();
 }
 
+std::atomic<uint64_t> in_flight{0};  // batches of all models, which nobody asks for here
+
 // A batch in the hands of the process, which may ask about it from any thread.
 struct Handle {
   Handle(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, uint32_t count, bool batching,
          bool decoupled)
-      : decoupled(decoupled), batch(Id(), instance, requests, count, batching, decoupled) {}
+      : decoupled(decoupled), batch(Id(), instance, requests, count, batching, decoupled, &in_flight, nullptr) {}
 
   uint64_t Id() const { return reinterpret_cast<uint64_t>(this); }
 

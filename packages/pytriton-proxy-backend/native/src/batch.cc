@@ -277,7 +277,7 @@ TRITONBACKEND_Response* Batch::NewResponse(Item& item, std::string* error) {
 }
 
 bool Batch::IsGone(const Item& item) const {
-  if (!decoupled_ || item.factory == nullptr) return false;
+  if (late_ends_ == nullptr || item.factory == nullptr) return false;
   bool is_cancelled = false;
   return TakeMessage(TRITONBACKEND_ResponseFactoryIsCancelled(item.factory, &is_cancelled)).empty() && is_cancelled;
 }
@@ -489,10 +489,10 @@ void Batch::Finish(uint64_t compute_end_ns) {
             instance_, item.request, item.success, started_ns_, sent_ns, compute_end_ns, end_ns),
         "request statistics");
     if (item.factory != nullptr) {
-      if (item.ended) {
-        PYTRITON_LOG_IF_ERROR(TRITONBACKEND_ResponseFactoryDelete(item.factory), "response factory");
-      } else {
+      if (!item.ended && late_ends_ != nullptr) {
         late_ends_->Add(item.factory);
+      } else {
+        PYTRITON_LOG_IF_ERROR(TRITONBACKEND_ResponseFactoryDelete(item.factory), "response factory");
       }
       item.factory = nullptr;
     }

@@ -18,7 +18,8 @@ namespace pytriton {
 class Batch {
  public:
   // Takes over the requests: each is answered and released exactly once, at the latest by the destructor. As long as it
-  // lives, it is counted in `in_flight`. Cancelled streams are ended by `late_ends`.
+  // lives, it is counted in `in_flight`. Cancelled streams are ended by `late_ends`, or at
+  // once where it is null.
   Batch(
       uint64_t id, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, uint32_t count,
       bool batching, bool decoupled, std::atomic<uint64_t>* in_flight, LateEnds* late_ends);
