@@ -7,7 +7,7 @@ How a block is treated follows from the first word of its info string:
   place or the page ends; then it gets SIGINT and has to end with exit code 0.
 * `text` right after a program: what that program prints. `...` stands for anything, as in doctest.
 * `console`: commands after a dollar sign, each followed by its output. `curl` and `python` are run, the rest is
-  checked. A file of docs/examples/ with an ampersand after it is a server, as above.
+  checked. A file of docs/examples/ with an ampersand after it is a server, as above; so is `uvicorn file:app &`.
 * `bash`, or no language and only commands in it: each line is checked. Nothing is installed, and this repository's
   own commands are not run inside its own tests: names, extras and sub-commands have to exist.
 * anything else, and any block that cannot be run, says why: `norun="..."`. Each such block is a skipped test with this
@@ -51,7 +51,7 @@ PAGES = [
 REFERENCE = ROOT / "docs" / "reference"
 DISTS = tuple(sorted(path.name for path in (ROOT / "packages").iterdir() if path.is_dir()))
 # What a page may tell its reader to install besides our own distributions.
-FOREIGN = {"ml_dtypes", "scikit-learn"}
+FOREIGN = {"fastapi", "ml_dtypes", "ray", "scikit-learn", "uvicorn"}
 # What a page may tell its reader to remove.
 REMOVABLE = {"nvidia-pytriton"}
 # Pages that draw layouts of bytes; what they say is held against golden vectors elsewhere.
@@ -82,9 +82,9 @@ logging.basicConfig(filename=sys.argv.pop(1), level=logging.INFO, format="%(mess
 sys.argv.pop(0)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
-READY = "Serving. Press Ctrl+C"
+READY = ("Serving. Press Ctrl+C", "(Press CTRL+C to quit)")
 LISTENING = {
-    "8000": re.compile(r"Started HTTPService at \S*:(\d+)"),
+    "8000": re.compile(r"(?:Started HTTPService at|Uvicorn running on) \S*:(\d+)"),
     "8001": re.compile(r"Started GRPCInferenceService at \S*:(\d+)"),
     "8002": re.compile(r"Metrics are served at http://\S*:(\d+)/metrics"),
 }
@@ -92,6 +92,7 @@ LISTENING = {
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>.*)$")
 OPTION = re.compile(r'(\w+)="([^"]*)"')
 EXAMPLE = re.compile(r"python (docs/examples/\w+\.py)(?P<background> &)?")
+UVICORN = re.compile(r"uvicorn (\w+):\w+ &")
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"(pip|python3?|curl|cd|git|export) ")
 
@@ -168,12 +169,17 @@ TO_RUN = [page for page, blocks in BLOCKS.items() if any(not block.reason for bl
 
 
 class Server:
-    """A server file of a page, running."""
+    """A server file of a page, running; under uvicorn, if it is an application."""
 
-    def __init__(self, file: Path, environment: dict[str, str], output: IO[str]) -> None:
+    def __init__(
+        self, file: Path, environment: dict[str, str], output: IO[str], application: str | None = None
+    ) -> None:
         self.log = file.with_suffix(".log")
         self.output = output
         command = [sys.executable, "-c", RUN_SERVER, str(self.log), file.name]
+        if application is not None:
+            command = ["bash", "-c", 'exec "$@" 2>"$0"', str(self.log), sys.executable, "-m", "uvicorn", "--port", "0"]
+            command.append(application)
         self.process = subprocess.Popen(
             command, cwd=file.parent, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
@@ -188,7 +194,7 @@ class Server:
         deadline = time.monotonic() + START_TIMEOUT_S
         while time.monotonic() < deadline:
             text = self.log.read_text() if self.log.exists() else ""
-            if READY in text:
+            if any(ready in text for ready in READY):
                 found = {port: pattern.search(text) for port, pattern in LISTENING.items()}
                 return {port: match[1] for port, match in found.items() if match}
             if self.process.poll() is not None:
@@ -245,11 +251,12 @@ class Page:
                 'program that prints it, or say norun="why"'
             )
 
-    def start_server(self, file: Path) -> None:
+    def start_server(self, file: Path, application: str | None = None) -> None:
         self.stop_server()
         with suppress(FileNotFoundError):
             file.with_suffix(".log").unlink()
-        self.server = Server(file, self.environment, tempfile.TemporaryFile("w+", dir=self.folder))  # noqa: SIM115
+        output = tempfile.TemporaryFile("w+", dir=self.folder)  # noqa: SIM115
+        self.server = Server(file, self.environment, output, application)
 
     def stop_server(self) -> None:
         server, self.server = self.server, None
@@ -272,7 +279,10 @@ class Page:
         for command, wanted in sessions(block.text):
             program = shlex.split(command)[0]
             example = EXAMPLE.fullmatch(command)
-            if example:
+            uvicorn = UVICORN.fullmatch(command)
+            if uvicorn:
+                self.start_server(self.folder / f"{uvicorn[1]}.py", command.split()[1])
+            elif example:
                 file = Path(shutil.copy(ROOT / example[1], self.folder))
                 if example["background"]:
                     self.start_server(file)
