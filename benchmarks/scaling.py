@@ -60,8 +60,8 @@ def connect(port: int) -> socket.socket:
     return connection
 
 
-def receive(connection: socket.socket) -> None:
-    """Reads one answer.
+def receive(connection: socket.socket, expected: bytes = b'"data":[1.5]') -> None:
+    """Reads one answer, which has to contain some bytes.
 
     Raises:
         ValueError: It is an error, or not the value that was sent.
@@ -73,7 +73,7 @@ def receive(connection: socket.socket) -> None:
     length = next(int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:"))
     while len(body) < length:
         body += _piece(connection)
-    if b" 200 " not in head.partition(b"\r\n")[0] or b'"data":[1.5]' not in body:
+    if b" 200 " not in head.partition(b"\r\n")[0] or expected not in body:
         raise ValueError(f"expected the value that was sent, got {head[:60]!r} {body[:300]!r}")
 
 

@@ -1,4 +1,4 @@
-"""The benchmark measures ours, and reads what its load generator prints."""
+"""The benchmarks measure ours, and tell right from wrong."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -37,9 +38,9 @@ BENCH {"requests": 16737, "duration_us": 2100302, "p50_us": 948, "p90_us": 1410,
 def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The modules of the benchmark, which is a program and not installed."""
     monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks import loadgen, run, workload
+    from benchmarks import inprocess, loadgen, run, workload
 
-    return SimpleNamespace(loadgen=loadgen, run=run, workload=workload)
+    return SimpleNamespace(inprocess=inprocess, loadgen=loadgen, run=run, workload=workload)
 
 
 def test_the_numbers_of_a_real_run_are_read(bench: SimpleNamespace) -> None:
@@ -125,3 +126,43 @@ def test_ours_is_measured(tmp_path: Path, folder: Path) -> None:
     assert {start["start_up"]["processes"] for start in raw["starts"]} == {2}
     assert "float32[1,4] x 2 -> sum, 2 connections" in finished.stdout
     assert list(folder.iterdir()) == []
+
+
+def test_a_server_in_process_is_measured(tmp_path: Path, folder: Path) -> None:
+    file = tmp_path / "raw.json"
+    short = "--rounds 2 --calls 20 --large-calls 2 --memory-calls 200 --threads 4 --thread-calls 100"
+    finished = subprocess.run(
+        [sys.executable, str(ROOT / "benchmarks" / "inprocess.py"), *short.split(), "--json", str(file)],
+        env={**os.environ, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+    raw = json.loads(file.read_text())
+    assert {len(rounds) for rounds in raw["latencies_us"].values()} == {2}
+    assert min(min(rounds) for rounds in raw["latencies_us"].values()) > 0
+    assert raw["large_is_shared"]
+    assert (raw["calls_of_1_mib"], len(raw["rss_mib"])) == (200, 11)
+    assert (raw["calls_of_threads"], raw["mixed_up"], raw["failures"]) == (400, 0, [])
+    assert "HTTP over in process" in finished.stdout
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "failure"),
+    [
+        ({}, None),
+        ({"large_is_shared": False}, "a copy of the large input"),
+        ({"rss_mib": [100.0, 110.0, 120.0]}, "memory grew by 20 MiB"),
+        ({"mixed_up": 1}, "1 answers were mixed up"),
+    ],
+)
+def test_a_server_in_process_that_does_wrong_is_found(
+    bench: SimpleNamespace, changes: dict[str, Any], failure: str | None
+) -> None:
+    right = {"large_is_shared": True, "rss_mib": [100.0, 130.0, 101.0]}
+    failures = bench.inprocess.Report(**{**right, **changes}).failures
+    assert len(failures) == (failure is not None)
+    assert failure is None or failure in failures[0]
