@@ -30,6 +30,8 @@ logger = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S = 0.001
 _LONGEST_PAUSE_S = 0.02
+# How long Triton may look for what is left once all of its models are unloaded.
+_EMPTY_EXIT_TIMEOUT_S = 1
 _GONE_STATES = (None, "UNAVAILABLE")
 
 
@@ -68,6 +70,7 @@ class Session:
         self._calls = 0
         self._stopping = False
         self._stopped = False
+        self._is_empty = False  # whether all models are unloaded, for good
         self._forked_from: int | None = None
         self._workspace = Workspace()
         self._workspace.create()
@@ -263,6 +266,7 @@ class Session:
         for name in {model["name"] for model in self._index(self.handle) if model.get("state") not in _GONE_STATES}:
             self.api.TRITONSERVER_ServerUnloadModel(self.handle, name.encode())
         self._wait(self._models_left, deadline)
+        self._is_empty = True
 
     def _users_left(self) -> str:
         """Say who keeps the server from being stopped, in words; empty if nobody does."""
@@ -293,13 +297,28 @@ class Session:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
+    def _stop_triton(self) -> bool:
+        """Stop Triton itself; tells whether it may be deleted.
+
+        When a loaded model is loaded again and that fails, Triton counts the failed one among its live models for ever,
+        though it is in no list, and waits for it in vain.
+        """
+        if self._is_empty:
+            self.api.TRITONSERVER_ServerSetExitTimeout(self.handle, _EMPTY_EXIT_TIMEOUT_S)
+        try:
+            self.api.TRITONSERVER_ServerStop(self.handle)
+        except InternalError as error:
+            if not self._is_empty or "Exit timeout expired" not in str(error):
+                raise
+            return False
+        return True
+
     def _delete(self) -> None:
         delete: Callable[[], object] | None = None
         try:
-            if self.handle:
-                # After a failure of this one, deleting the server would pull the ground from under the models that
-                # are left. It stays in memory then.
-                self.api.TRITONSERVER_ServerStop(self.handle)
+            # If it does not stop, deleting it would pull the ground from under the models that are left. It stays in
+            # memory then.
+            if self.handle and self._stop_triton():
                 delete = functools.partial(self.api.TRITONSERVER_ServerDelete, self.handle)
         finally:
             self._stopped = True
