@@ -389,6 +389,9 @@ ROW = np.ones((1, 2), np.float32)
         ({"inputs": {"x": ROW, "wrong": ROW}}, "model 'double', input 'wrong'", "expected an input of 'x'"),
         ({"inputs": {}}, "model 'double', input 'x'", "expected a value"),
         ({"inputs": {"x": [[1], [2, 3]]}}, "model 'double', input 'x'", "lists of one shape"),
+        ({"inputs": {"x": [[10**400]]}}, "model 'double', input 'x'", "expected values of FP32"),
+        ({"inputs": {"x": [[None]]}}, "model 'double', input 'x'", "expected values of FP32"),
+        ({"inputs": {"x": [["\ud800"]]}}, "model 'double', input 'x'", "UTF-8"),
         ({"inputs": {"x": None}}, "model 'double', input 'x'", "NoneType"),
         ({"inputs": {"x": object()}}, "model 'double', input 'x'", "object"),
         ({"inputs": [ROW]}, "model 'double'", "mapping"),
@@ -399,7 +402,9 @@ ROW = np.ones((1, 2), np.float32)
         ({"inputs": {"x": ROW}, "parameters": {"p": 2**63}}, "model 'double'", "9223372036854775807"),
         ({"inputs": {"x": ROW}, "parameters": {"p": "a\0b"}}, "model 'double'", "zero"),
         ({"inputs": {"x": ROW}, "parameters": 3}, "model 'double'", "mapping"),
+        ({"inputs": {"x": ROW}, "parameters": {"p": "\ud800"}}, "model 'double'", "UTF-8"),
         ({"inputs": {"x": ROW}, "request_id": 3}, "model 'double'", "request_id"),
+        ({"inputs": {"x": ROW}, "trace": 1}, "model 'double'", "a Trace"),
         ({"inputs": {"x": ROW}, "correlation_id": 1.5}, "model 'double'", "correlation_id"),
         ({"inputs": {"x": ROW}, "correlation_id": -1}, "model 'double'", "correlation_id"),
         ({"inputs": {"x": ROW}, "flags": "1"}, "model 'double'", "flags"),
@@ -440,9 +445,13 @@ def test_unknown_models(server: Server) -> None:
     for value in (ROW, [[1.0]]):
         with pytest.raises(NotFoundError, match="nowhere") as caught:
             server.model("nowhere").infer(inputs={"x": value})
-        assert "nowhere" in str(caught.value.where)
+        assert (caught.value.where, caught.value.received) == ("model 'nowhere'", "nowhere")
     with pytest.raises(TritonError, match="77"):
         server.model("double", 77).infer(inputs={"x": ROW})
+    # The C API would take these for another name and another version.
+    for name, version in (("double\0", -1), ("\ud800", -1), ("double", 2**64 + 1)):
+        with pytest.raises(InvalidArgumentError, match="expected model_"):
+            server.model(name, version)
 
 
 def test_a_request_and_its_fields_exclude_each_other(server: Server) -> None:
@@ -453,6 +462,15 @@ def test_a_request_and_its_fields_exclude_each_other(server: Server) -> None:
         model.infer({"x": ROW})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="unknown"):
         model.infer(unknown=1)
+
+
+def test_a_request_goes_to_its_own_model_only(server: Server) -> None:
+    request = server.model("double").create_request(inputs={"x": ROW})
+    assert next(server.model("double", 1).infer(request)).final
+    with pytest.raises(InvalidArgumentError, match=r"'any': expected a request to this model.*'double'"):
+        server.model("any").infer(request)
+    with pytest.raises(InvalidArgumentError, match=r"expected a request to this model.*None"):
+        server.model("any").infer(inprocess.InferenceRequest(None, inputs={"x": ROW}))  # type: ignore[arg-type]
 
 
 def test_gpu_outputs_need_cupy(server: Server) -> None:
@@ -553,6 +571,7 @@ def test_a_wait_for_a_response_has_a_limit_and_can_go_on(server: Server) -> None
         except TimedOutError:
             assert time.monotonic() < deadline
     assert np.asarray(response.outputs["y"]).tolist() == [5]
+    assert ask(server.model("any"), [5], response_timeout_s=float("inf")).final
 
 
 class _Alarm(Exception):

@@ -42,6 +42,7 @@ __all__ = [
     "UnknownError",
     "UnsupportedError",
     "code_of",
+    "encoded_text",
     "error_class",
     "wrong_argument",
 ]
@@ -161,3 +162,26 @@ def wrong_argument(name: str, expected: str, received: object, *, where: str | N
         received=received,
         where=where or name,
     )
+
+
+def encoded_text(name: str, text: object, *, where: str | None = None) -> bytes:
+    """Give a text as the C API takes it.
+
+    Args:
+        name: Name of the argument.
+        text: The text.
+        where: What the call is about, such as `"model 'linear'"`.
+
+    Raises:
+        InvalidArgumentError: If it is no `str`, or has what a text of the C API cannot have.
+    """
+    if not isinstance(text, str):
+        raise wrong_argument(name, "a str", text, where=where)
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:
+        raise wrong_argument(name, "a str that UTF-8 can hold", text, where=where) from None
+    if 0 in encoded:
+        # The C side would end it there.
+        raise wrong_argument(name, "a str without zero characters", text, where=where)
+    return encoded

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import queue
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterator
 
@@ -21,12 +22,13 @@ _Deliver = Callable[[InferenceResponse], None]
 class _Responses:
     """What both iterators are: the end of a request that its caller holds."""
 
-    __slots__ = ("__weakref__", "_finished", "_pending", "_raises", "_request")
+    __slots__ = ("__weakref__", "_finished", "_pending", "_raises", "_request", "_timeout_s")
 
     _finished: bool
     _pending: Pending
     _raises: bool
     _request: InferenceRequest
+    _timeout_s: float | None
 
     def cancel(self) -> None:
         """Cancel the request: the work for it is interrupted where the model looks for that, and no more is waited for.
@@ -59,7 +61,7 @@ class _Responses:
 
     def _late(self) -> TimedOutError:
         place = describe(self._request.model)
-        timeout_s = self._request.response_timeout_s
+        timeout_s = self._timeout_s
         return TimedOutError(
             f"Waited {timeout_s:g} s (response_timeout_s) for the next response of {place}, in vain. The request runs "
             "on: iterate on to wait again, or cancel() it.",
@@ -91,8 +93,7 @@ class ResponseIterator(_Responses, Iterator[InferenceResponse]):
         self._finished = False
         self._raises = raise_on_error
         self._request = request
-        if request.response_timeout_s is not None:
-            _check_timeout(request)
+        self._timeout_s = None if request.response_timeout_s is None else _checked_timeout(request)
         self._queue: queue.SimpleQueue[InferenceResponse] = queue.SimpleQueue()
         deliver: _Deliver = self._queue.put
         if request.response_queue is not None:
@@ -112,7 +113,7 @@ class ResponseIterator(_Responses, Iterator[InferenceResponse]):
         """
         if self._finished:
             raise StopIteration
-        timeout_s = self._request.response_timeout_s
+        timeout_s = self._timeout_s
         try:
             response = self._queue.get() if timeout_s is None else self._queue.get(timeout=timeout_s)
         except queue.Empty:
@@ -153,8 +154,7 @@ class AsyncResponseIterator(_Responses, AsyncIterator[InferenceResponse]):
         self._finished = False
         self._raises = raise_on_error
         self._request = request
-        if request.response_timeout_s is not None:
-            _check_timeout(request)
+        self._timeout_s = None if request.response_timeout_s is None else _checked_timeout(request)
         self._arrived: deque[InferenceResponse] = deque()
         self._waiters: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
         # The request must not keep the iterator, which cancels the request when it is dropped.
@@ -176,7 +176,7 @@ class AsyncResponseIterator(_Responses, AsyncIterator[InferenceResponse]):
         """
         if self._finished:
             raise StopAsyncIteration
-        timeout_s = self._request.response_timeout_s
+        timeout_s = self._timeout_s
         deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         while not self._arrived:
             await self._wait(deadline)
@@ -236,12 +236,14 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-def _check_timeout(request: InferenceRequest) -> None:
+def _checked_timeout(request: InferenceRequest) -> float:
     timeout_s = request.response_timeout_s
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
         raise wrong_argument(
             "response_timeout_s", "None or a number of seconds from 0 on", timeout_s, where=describe(request.model)
         )
+    # More cannot be waited for, which is some centuries.
+    return min(timeout_s, threading.TIMEOUT_MAX)
 
 
 def _to_both(first: _Deliver, second: _Deliver) -> _Deliver:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pytriton.inprocess._c_types import MessageHandle
 from pytriton.inprocess._enums import ModelBatchFlag, ModelTxnPropertyFlag
-from pytriton.inprocess._errors import InvalidArgumentError, NotFoundError, wrong_argument
+from pytriton.inprocess._errors import InvalidArgumentError, NotFoundError, encoded_text, wrong_argument
 from pytriton.inprocess._inference import AsyncResponseIterator, ResponseIterator
 from pytriton.inprocess._request import InferenceRequest
 from pytriton.inprocess._session import read_message
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pytriton.inprocess._server import Server
 
 __all__ = ["Model", "ModelDictionary"]
+
+_VERSIONS = range(-(2**63), 2**63)
 
 
 class Model:
@@ -32,7 +34,7 @@ class Model:
         reason: Why the model is in this state, such as the text of the failure to load it.
 
     Raises:
-        InvalidArgumentError: If the name or the version is of the wrong type.
+        InvalidArgumentError: If the name or the version is of the wrong type, or none that the C API can take.
     """
 
     __slots__ = ("__weakref__", "_c_name", "_server", "name", "reason", "state", "version")
@@ -40,12 +42,10 @@ class Model:
     def __init__(
         self, server: Server, name: str, version: int = -1, state: str | None = None, reason: str | None = None
     ) -> None:
-        if not isinstance(name, str):
-            raise wrong_argument("model_name", "a str", name)
-        if isinstance(version, bool) or not isinstance(version, int):
-            raise wrong_argument("model_version", "an int", version, where=f"model {name!r}")
+        self._c_name = encoded_text("model_name", name)
+        if isinstance(version, bool) or not isinstance(version, int) or version not in _VERSIONS:
+            raise wrong_argument("model_version", "an int of 64 bits", version, where=f"model {name!r}")
         self._server = server
-        self._c_name = name.encode()
         self.name = name
         self.version = version
         self.state = state
@@ -65,7 +65,8 @@ class Model:
         """Send a request and iterate over its responses.
 
         Args:
-            inference_request: The request. It may be sent again, also while it is in flight.
+            inference_request: The request, to any version of this model; it goes to the one that it names. It may be sent
+                again, also while it is in flight.
             raise_on_error: Whether the iterator raises the error of a response, or yields the response with its `error`
                 set.
             **kwargs: Fields of a new `InferenceRequest`, in place of `inference_request`.
@@ -99,6 +100,15 @@ class Model:
     def _checked(self, request: InferenceRequest, fields: dict[str, Any]) -> InferenceRequest:
         if not isinstance(request, InferenceRequest):
             raise wrong_argument("inference_request", "an InferenceRequest", request, where=f"model {self.name!r}")
+        model = request.model
+        if not isinstance(model, Model) or model.name != self.name or model._server is not self._server:
+            raise InvalidArgumentError(
+                f"Model {self.name!r}: expected a request to this model, received one to {model!r}. Its own model's "
+                "infer() takes it.",
+                expected=self,
+                received=model,
+                where=f"model {self.name!r}",
+            )
         if fields:
             raise InvalidArgumentError(
                 f"Model {self.name!r}: expected either an inference_request or its fields, received both (the fields "

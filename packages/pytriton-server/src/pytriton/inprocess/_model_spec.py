@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytriton.inprocess._model import Model
     from pytriton.inprocess._session import Session
 
-__all__ = ["InputSpec", "ModelSpec", "describe", "explain", "fetch_spec", "forget_spec", "known_spec"]
+__all__ = ["InputSpec", "ModelSpec", "describe", "explain", "fetch_spec", "forget_spec", "known_spec", "not_served"]
 
 
 @dataclass(frozen=True)
@@ -132,19 +132,24 @@ def explain(
         spec = fetch_spec(model)
     except TritonError as unknown:
         # There is no such model, or it does not answer: that is the error.
-        kind = type(error) if isinstance(error, NotFoundError) else type(unknown)
-        return kind(
-            f"{_sentence(place)}: expected a model that is loaded and ready, received: {error.args[0]}",
-            expected="a model that is loaded and ready",
-            received=model.name,
-            where=place,
-        )
+        return not_served(model, error, type(error) if isinstance(error, NotFoundError) else type(unknown))
     found = _unlike_inputs(spec, place, inputs) or _unlike_outputs(spec, place, requested_outputs)
     if found is not None:
         return found
     if error.where is None:
         error.where = place
     return error
+
+
+def not_served(model: Model, error: TritonError, kind: type[TritonError] = NotFoundError) -> TritonError:
+    """Make the error for a request to a model that is not there, or does not answer, of what Triton says."""
+    place = describe(model)
+    return kind(
+        f"{_sentence(place)}: expected a model that is loaded and ready, received: {error.args[0]}",
+        expected="a model that is loaded and ready",
+        received=model.name,
+        where=place,
+    )
 
 
 def _unlike_inputs(
@@ -162,9 +167,7 @@ def _unlike_inputs(
             )
     missing = tuple(name for name in names if name in spec.required and name not in inputs)
     if missing:
-        return _refusal(
-            f"{place}, input {missing[0]!r}", "a value", f"only {_listed(tuple(inputs))}", missing, tuple(inputs)
-        )
+        return _refusal(f"{place}, input {missing[0]!r}", "a value", "none", missing, tuple(inputs))
     for name, (data_type, shape) in inputs.items():
         entry = spec.inputs[name]
         where = f"{place}, input {name!r}"

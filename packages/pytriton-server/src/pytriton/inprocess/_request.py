@@ -14,16 +14,16 @@ from pytriton.inprocess import _gpu
 from pytriton.inprocess._api import Api
 from pytriton.inprocess._dtypes import NUMPY_TYPES
 from pytriton.inprocess._enums import DataType, MemoryType
-from pytriton.inprocess._errors import InvalidArgumentError, wrong_argument
+from pytriton.inprocess._errors import InvalidArgumentError, encoded_text, wrong_argument
 from pytriton.inprocess._hot_calls import HotCalls
 from pytriton.inprocess._model_spec import describe
 from pytriton.inprocess._response import Parameter
 from pytriton.inprocess._tensor import Tensor
+from pytriton.inprocess._tracing import Trace
 from pytriton.inprocess._values import to_tensor
 
 if TYPE_CHECKING:
     from pytriton.inprocess._model import Model
-    from pytriton.inprocess._tracing import Trace
 
 __all__ = ["InferenceRequest", "fill", "output_gpu"]
 
@@ -167,6 +167,8 @@ def fill(api: Api, calls: HotCalls, handle: int, request: InferenceRequest, keep
         _set_parameters(api, handle, request)
     if request.requested_outputs:
         _set_outputs(api, handle, request)
+    if request.trace is not None and not isinstance(request.trace, Trace):
+        raise _wrong(request, "trace", "a Trace", request.trace)
     return large
 
 
@@ -244,13 +246,7 @@ def _encoded_name(request: InferenceRequest, name: Any) -> bytes:
 
 
 def _encoded_text(request: InferenceRequest, what: str, text: Any) -> bytes:
-    if not isinstance(text, str):
-        raise _wrong(request, what, "a str", text)
-    encoded = text.encode()
-    if 0 in encoded:
-        # The C side would end it there.
-        raise _wrong(request, what, "a str without zero characters", text)
-    return encoded
+    return encoded_text(what, text, where=describe(request.model))
 
 
 def _number(request: InferenceRequest, what: str, value: Any, limits: range, kind: str = "an int") -> int:

@@ -377,6 +377,13 @@ def _encoded(array: Array) -> Tensor:
         raise InvalidArgumentError(
             f"Expected text or bytes in every element of a tensor of strings: {error}.", expected="str or bytes"
         ) from error
+    except UnicodeEncodeError as error:
+        raise InvalidArgumentError(
+            f"Expected text that UTF-8 has in every element of a tensor of strings, received {error.object!r}: "
+            f"{error.reason}. Send bytes where it is no text.",
+            expected="text that UTF-8 has",
+            received=error.object,
+        ) from error
     return Tensor._of_array(DataType.BYTES, array.shape, np.frombuffer(encoded, np.uint8))
 
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import reprlib
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pytriton.inprocess._dtypes import NUMPY_TYPES, Array, bfloat16_bits
 from pytriton.inprocess._enums import DataType
-from pytriton.inprocess._errors import InvalidArgumentError, TritonError
-from pytriton.inprocess._model_spec import describe, known_spec
+from pytriton.inprocess._errors import InvalidArgumentError, NotFoundError, TritonError
+from pytriton.inprocess._model_spec import describe, known_spec, not_served
 from pytriton.inprocess._tensor import Tensor
 
 if TYPE_CHECKING:
@@ -50,6 +51,8 @@ def to_tensor(model: Model, name: str, value: Any) -> Tensor:
         where = f"{describe(model)}, input {name!r}"
         if error.where is not None:
             raise
+        if isinstance(error, NotFoundError):
+            raise not_served(model, error) from error
         if value is None or not (hasattr(value, "__dlpack__") or hasattr(value, "__array__") or is_untyped(value)):
             text = f"expected {_EXPECTED}, received {value!r} of type {type(value).__name__}."
             raise InvalidArgumentError(
@@ -70,7 +73,7 @@ def _of_numbers_or_strings(model: Model, name: str, value: Any) -> Tensor:
     except ValueError as error:
         raise _irregular(value) from error
     if array.dtype.kind in "SUO" or (spec is not None and spec.data_type is DataType.BYTES and not array.size):
-        return _of_strings(value, array)
+        return _of_strings(value, array, None if spec is None else spec.data_type)
     if spec is None or spec.data_type is DataType.BYTES:
         # Of an input that is not there, or not of numbers: Triton refuses it, and that is explained.
         return Tensor.from_dlpack(array)
@@ -85,7 +88,7 @@ def _expanded(model: Model, name: str, tensor: Tensor) -> Tensor:
     return Tensor(tensor.data_type, (1,) * len(spec.dims), tensor.memory_buffer)
 
 
-def _of_strings(value: Any, array: Array) -> Tensor:
+def _of_strings(value: Any, array: Array, wanted: DataType | None) -> Tensor:
     if array.dtype.kind == "O" and not _holds_strings(array):
         if any(isinstance(element, (list, tuple)) for element in array.flat):
             raise _irregular(value)
@@ -94,6 +97,11 @@ def _of_strings(value: Any, array: Array) -> Tensor:
                 f"expected lists of numbers or strings, received a list of {type(array.flat[0]).__name__}. Stack them.",
                 expected="numbers or strings",
                 received=type(array.flat[0]).__name__,
+            )
+        if wanted not in (None, DataType.BYTES):
+            # Such as integers that no type has.
+            raise InvalidArgumentError(
+                f"expected values of {wanted.name}, received {reprlib.repr(value)}.", expected=wanted, received=value
             )
     return Tensor.from_string_array(value)
 
@@ -132,7 +140,7 @@ def _converted(array: Array, data_type: DataType) -> Tensor:
 
 def _irregular(value: Any) -> InvalidArgumentError:
     return InvalidArgumentError(
-        f"expected (nested) lists of one shape, received {value!r}.",
+        f"expected (nested) lists of one shape, received {reprlib.repr(value)}.",
         expected="lists of the same lengths",
         received=value,
     )
