@@ -34,8 +34,8 @@ from pytriton.triton import RestartPolicy, Triton, TritonConfig
 
 _END_S = 20.0
 # tritonserver 2.51 may die of a gRPC call that is cancelled, or runs out of time, just as its answer comes: once in
-# some ten thousand of these on a machine with too much to do. It is started again, what was under way then counts as lost
-# with the server, and it must not happen more often than that.
+# some ten thousand of these on a machine with too much to do. It is started again, what was under way then counts as
+# lost with the server, and it must not happen more often than that.
 _DEATHS_PER_S = 1 / 120
 
 
