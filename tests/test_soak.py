@@ -42,9 +42,7 @@ def check(found: dict[str, Any], killed: int) -> None:
     assert found["rebound"] >= 1
 
 
-# Not with the others: in every second minute or so tritonserver ends by itself under this traffic, which is to be
-# mended first. Then this is `slow`.
-@pytest.mark.soak
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_a_minute_of_everything(tmp_path: Path) -> None:
     check(soak(tmp_path, 60), killed=5)

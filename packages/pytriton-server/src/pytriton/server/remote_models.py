@@ -139,13 +139,20 @@ class RemoteModels:
                 return False
             if there is not None or not is_our_turn:
                 return False
-            watch = self._servers.get(name)
-            if not was_away and (watch is None or not watch.has_ended):
+            if not was_away and not self._has_ended(name):
                 # Somebody has unloaded it.
                 return False
             logger.info("The server at %s was started again: model %s is loaded again.", self._url, name)
             self._load(name, models, f"{secrets.token_hex(4)}.0", LOAD_DEADLINE_S)
             return True
+
+    def _has_ended(self, name: str) -> bool:
+        """Tells whether the server that had a model has ended; another one may have taken its place at once."""
+        watch = self._servers.get(name)
+        if watch is not None and watch.has_ended:
+            return True
+        # It may have ended before it could be watched. A model that is unloaded takes its socket with it.
+        return any(map(os.path.lexists, self._endpoints_of(name)))
 
     def forget_all(self) -> None:
         """Lets go of all names, whatever the server has."""
