@@ -111,8 +111,9 @@ def test_family_that_triton_refuses_is_an_error(name: str) -> None:
 
     with pytest.raises(inprocess.InvalidArgumentError, match="type"):
         MetricFamily(MetricKind.GAUGE, name, "")
-    with pytest.raises(inprocess.InvalidArgumentError, match="name"):
+    with pytest.raises(inprocess.InvalidArgumentError, match="name") as caught:
         MetricFamily(MetricKind.COUNTER, "not-a-name", "")
+    assert (caught.value.received, caught.value.where) == ("not-a-name", "MetricFamily")
 
 
 @pytest.mark.parametrize(
@@ -121,6 +122,7 @@ def test_family_that_triton_refuses_is_an_error(name: str) -> None:
         ((0, "a", ""), "MetricKind"),
         ((MetricKind.COUNTER, 1, ""), "name"),
         ((MetricKind.COUNTER, "a", None), "description"),
+        ((MetricKind.COUNTER, "\udc80", ""), "UTF-8"),
     ],
 )
 def test_family_checks_types(arguments: tuple[Any, ...], complaint: str) -> None:
@@ -132,10 +134,12 @@ def test_operations_of_other_kinds_are_refused(name: str) -> None:
     counter = Metric(MetricFamily(MetricKind.COUNTER, name, ""))
     histogram = Metric(MetricFamily(MetricKind.HISTOGRAM, name + "_h", ""), buckets=[1])
 
-    with pytest.raises(inprocess.InvalidArgumentError):
-        counter.increment(-1)
-    with pytest.raises(inprocess.UnsupportedError):
+    for amount in (-1, float("nan")):
+        with pytest.raises(inprocess.InvalidArgumentError, match="not negative"):
+            counter.increment(amount)
+    with pytest.raises(inprocess.UnsupportedError, match="GAUGE") as caught:
         counter.set_value(1)
+    assert (caught.value.received, caught.value.where) == (MetricKind.COUNTER, f"metric {name!r}")
     with pytest.raises(inprocess.UnsupportedError):
         counter.observe(1)
     with pytest.raises(inprocess.UnsupportedError):
@@ -154,7 +158,7 @@ def test_labels_are_checked(name: str, labels: Any) -> None:
         Metric(family, labels)
 
 
-@pytest.mark.parametrize("buckets", [None, [], [2, 1], [1, 1], ["a"], "12"])
+@pytest.mark.parametrize("buckets", [None, [], [2, 1], [1, 1], ["a"], "12", 1, [float("nan")], [1, float("inf")]])
 def test_buckets_are_checked(name: str, buckets: Any) -> None:
     family = MetricFamily(MetricKind.HISTOGRAM, name, "")
 

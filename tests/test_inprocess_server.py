@@ -141,6 +141,16 @@ def test_end_of_one_server_leaves_the_others_their_memory(server: Server, tmp_pa
         server.unload("chained", wait_until_unloaded=True, timeout=30)
 
 
+def test_second_server_with_a_cache_is_refused_with_the_reason(server: Server) -> None:
+    cached = Server(cache_config={"local": {"size": 1 << 20}})
+    with cached:
+        pass
+
+    # Triton keeps the cache until the server is deleted, which waits for the other one.
+    with pytest.raises(inprocess.InternalError, match="one response cache"):
+        cached.start()
+
+
 def test_use_during_stop_is_refused_or_served() -> None:
     """No call meets a server that is being deleted: each is either answered or refused."""
     server = Server().start()
@@ -197,8 +207,9 @@ def test_model_is_not_looked_up_before_it_is_used(server: Server) -> None:
     assert (model.name, model.version, model.state, model.reason) == ("nobody", -1, None, None)
     assert not model.ready()
     for use in (Model.metadata, Model.config, Model.statistics, Model.batch_properties, Model.transaction_properties):
-        with pytest.raises(inprocess.NotFoundError, match="nobody"):
+        with pytest.raises(inprocess.NotFoundError, match="nobody") as caught:
             use(model)
+        assert caught.value.where == "model 'nobody'"
     with pytest.raises(inprocess.NotFoundError, match="nobody"):
         next(model.infer(inputs={"x": X}))
 
@@ -226,6 +237,10 @@ def test_model_tells_about_itself(server: Server) -> None:
         time.sleep(0.01)
     with pytest.raises(inprocess.InvalidArgumentError, match="version 2"):
         model.config(config_version=2)
+    for version in ("1", -1, 1 << 32):
+        with pytest.raises(inprocess.InvalidArgumentError, match="config_version"):
+            model.config(version)  # type: ignore[arg-type]
+    assert server.model("identity", np.int64(1)).ready()
 
 
 def test_models_are_listed_by_name_and_version(server: Server) -> None:
@@ -329,6 +344,7 @@ LOAD_ERRORS: list[tuple[dict[str, Any], str]] = [
     ({"parameters": {"config": "{}"}, "config": {}}, "twice"),
     ({"config": 1}, "JSON"),
     ({"config": "no JSON"}, "JSON"),
+    ({"config": "[]"}, "JSON object"),
     ({"config": {"a": b"bytes"}}, "JSON"),
     ({"config": {"colour": "red"}}, "colour"),
     ({"config": {"max_batch_size": "many"}}, "max_batch_size|many"),
@@ -348,8 +364,13 @@ def test_load_checks_its_arguments(server: Server, arguments: dict[str, Any], co
 
 
 def test_model_that_cannot_be_loaded_is_an_error(server: Server) -> None:
-    with pytest.raises(inprocess.InternalError, match="nobody"):
+    with pytest.raises(inprocess.ModelNotFoundError, match="nobody") as caught:
         server.load("nobody")
+    assert isinstance(caught.value, inprocess.InternalError)
+    assert (caught.value.received, caught.value.where) == ("nobody", "model 'nobody'")
+    with pytest.raises(inprocess.InternalError, match="log_error") as unusable:
+        server.load("broken", config={})
+    assert unusable.value.where == "model 'broken'"
     with pytest.raises(inprocess.TritonError, match="broken"):
         server.load("broken", config={"backend": "there_is_none"}, files={"1/file": b""})
     with pytest.raises(inprocess.InvalidArgumentError, match="model_name"):
@@ -360,6 +381,21 @@ def test_model_that_cannot_be_loaded_is_an_error(server: Server) -> None:
 def test_unload_checks_its_argument(server: Server) -> None:
     with pytest.raises(inprocess.InvalidArgumentError, match="model"):
         server.unload(1)  # type: ignore[arg-type]
+    with pytest.raises(inprocess.ModelNotFoundError, match="nobody"):
+        server.unload("nobody")
+    with pytest.raises(inprocess.InvalidArgumentError, match="timeout"):
+        server.unload("identity", wait_until_unloaded=True, timeout="long")  # type: ignore[arg-type]
+    assert server.model("identity").ready()
+
+
+@pytest.mark.parametrize("wait", [{"timeout": "long"}, {"timeout": -1}, {"polling_interval": None}])
+def test_start_checks_how_to_wait(wait: dict[str, Any]) -> None:
+    server = Server()
+
+    with pytest.raises(inprocess.InvalidArgumentError, match=next(iter(wait))):
+        server.start(wait_until_ready=True, **wait)
+    with pytest.raises(inprocess.InvalidArgumentError, match="not started"):
+        server.live()
 
 
 def test_repository_is_registered_with_names(server: Server, tmp_path: Path) -> None:
@@ -373,13 +409,15 @@ def test_repository_is_registered_with_names(server: Server, tmp_path: Path) -> 
     server.unregister_model_repository(str(tmp_path))
 
     with pytest.raises(inprocess.InvalidArgumentError):
-        server.unregister_model_repository(str(tmp_path))
-    with pytest.raises(inprocess.InternalError):
+        server.unregister_model_repository(tmp_path)
+    with pytest.raises(inprocess.ModelNotFoundError):
         server.load("renamed")
     with pytest.raises(inprocess.InvalidArgumentError, match="not found"):
         server.register_model_repository(str(tmp_path / "nothing"))
     with pytest.raises(inprocess.InvalidArgumentError, match="name_mapping"):
-        server.register_model_repository(str(tmp_path), {"a": 1})  # type: ignore[dict-item]
+        server.register_model_repository(tmp_path, {"a": 1})  # type: ignore[dict-item]
+    with pytest.raises(inprocess.InvalidArgumentError, match="name_mapping"):
+        server.register_model_repository(tmp_path, 3)  # type: ignore[arg-type]
     with pytest.raises(inprocess.InvalidArgumentError, match="repository_path"):
         server.register_model_repository(3)  # type: ignore[arg-type]
 

@@ -4,6 +4,8 @@ The names, defaults and semantics are those of Triton's in-process Python API, s
 `from pytriton import inprocess as tritonserver`. Importing this loads no library: that is left to `Server.start()`.
 """
 
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from pytriton.server._namespace import require_namespace_package as _require_namespace_package
 
 _require_namespace_package()
@@ -30,6 +32,7 @@ from pytriton.inprocess._errors import (
     CancelledError,
     InternalError,
     InvalidArgumentError,
+    ModelNotFoundError,
     NotFoundError,
     OptionTypeError,
     RepositoryNotFoundError,
@@ -74,6 +77,7 @@ __all__ = [
     "ModelControlMode",
     "ModelDictionary",
     "ModelLoadDeviceLimit",
+    "ModelNotFoundError",
     "ModelTxnPropertyFlag",
     "NotBoundError",
     "NotFoundError",
@@ -96,3 +100,18 @@ __all__ = [
     "UnknownError",
     "UnsupportedError",
 ]
+
+if _TYPE_CHECKING:
+    __version__: str
+else:
+
+    def __getattr__(name: str) -> str:
+        """Give `__version__`, the version of pytriton-server, whose look-up takes longer than the whole import."""
+        if name != "__version__":
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        from importlib import metadata
+
+        try:
+            return metadata.version("pytriton-server")
+        except metadata.PackageNotFoundError:
+            return "UNKNOWN"

@@ -6,6 +6,7 @@ PyTritonError
     ├── UnknownError
     ├── InternalError
     ├── NotFoundError
+    │   ├── ModelNotFoundError        (also an InternalError) a model is in no repository
     │   └── RepositoryNotFoundError   (also an InternalError) a model repository is not there
     ├── InvalidArgumentError
     │   └── OptionTypeError           (also a TypeError) an option has a value of the wrong type
@@ -33,6 +34,7 @@ __all__ = [
     "CancelledError",
     "InternalError",
     "InvalidArgumentError",
+    "ModelNotFoundError",
     "NotFoundError",
     "OptionTypeError",
     "RepositoryNotFoundError",
@@ -80,6 +82,13 @@ class InternalError(TritonError):
 
 class NotFoundError(TritonError):
     """There is no such model, version or file."""
+
+
+class ModelNotFoundError(NotFoundError, InternalError):
+    """A model that is to be loaded or unloaded is in no repository.
+
+    It is an `InternalError`, too, because that is what Triton reports for the load.
+    """
 
 
 class RepositoryNotFoundError(NotFoundError, InternalError):

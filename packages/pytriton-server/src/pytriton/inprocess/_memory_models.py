@@ -114,6 +114,13 @@ def config_text(name: str, config: str) -> bytes:
         raise InvalidArgumentError(
             f"{where}: expected a config as JSON: {error}", expected="JSON", received=config, where=where
         ) from error
+    if not isinstance(fields, dict):
+        raise InvalidArgumentError(
+            f"{where}: expected a config as a JSON object, received {config!r}.",
+            expected="a JSON object",
+            received=config,
+            where=where,
+        )
     from google.protobuf import json_format, text_format  # type: ignore[import-untyped, unused-ignore]
 
     message = _messages().ModelConfig()

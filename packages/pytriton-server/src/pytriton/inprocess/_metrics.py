@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import math
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from pytriton.inprocess._api import Api, load_api
 from pytriton.inprocess._c_types import MetricArgsHandle, MetricFamilyHandle, MetricHandle
 from pytriton.inprocess._enums import MetricKind
-from pytriton.inprocess._errors import InvalidArgumentError, wrong_argument
+from pytriton.inprocess._errors import InvalidArgumentError, UnsupportedError, encoded_text, wrong_argument
 from pytriton.inprocess._load_parameters import c_parameters
 
 __all__ = ["Metric", "MetricFamily"]
@@ -32,10 +33,10 @@ class _Family:
     the same name share the metrics: with two of them, one would free what the other uses.
     """
 
-    def __init__(self, api: Api, kind: MetricKind, name: str, description: str) -> None:
+    def __init__(self, api: Api, kind: MetricKind, name: bytes, description: bytes) -> None:
         self.api = api
         self.handle = MetricFamilyHandle()
-        api.TRITONSERVER_MetricFamilyNew(ctypes.byref(self.handle), kind, name.encode(), description.encode())
+        api.TRITONSERVER_MetricFamilyNew(ctypes.byref(self.handle), kind, name, description)
         weakref.finalize(self, _delete, api.TRITONSERVER_MetricFamilyDelete, self.handle, os.getpid())
 
 
@@ -55,16 +56,24 @@ class MetricFamily:
     def __init__(self, kind: MetricKind, name: str, description: str) -> None:
         if not isinstance(kind, MetricKind):
             raise wrong_argument("kind", "a member of MetricKind", kind, where="MetricFamily")
-        for argument, text in (("name", name), ("description", description)):
-            if not isinstance(text, str) or "\0" in text:
-                raise wrong_argument(argument, "a str without zero characters", text, where="MetricFamily")
+        c_name = encoded_text("name", name, where="MetricFamily")
+        c_description = encoded_text("description", description, where="MetricFamily")
         self._kind = kind
         self._name = name
         api = load_api()
         with _lock:
             family = _families.get((name, kind))
             if family is None:
-                family = _Family(api, kind, name, description)
+                try:
+                    family = _Family(api, kind, c_name, c_description)
+                except InvalidArgumentError as error:
+                    raise InvalidArgumentError(
+                        f"MetricFamily: expected a name of letters, digits, '_' and ':' that no family of another kind "
+                        f"has, received {name!r} for a {kind.name}: {error.message}",
+                        expected="a valid name",
+                        received=name,
+                        where="MetricFamily",
+                    ) from error
                 _families[(name, kind)] = family
         self._family = family
 
@@ -98,7 +107,7 @@ class Metric:
     """
 
     def __init__(
-        self, family: MetricFamily, labels: Mapping[str, str] | None = None, buckets: Sequence[float] | None = None
+        self, family: MetricFamily, labels: Mapping[str, str] | None = None, buckets: Iterable[float] | None = None
     ) -> None:
         if not isinstance(family, MetricFamily):
             raise wrong_argument("family", "a MetricFamily", family, where="Metric")
@@ -107,8 +116,8 @@ class Metric:
         if not isinstance(labels, Mapping):
             raise wrong_argument("labels", "a dict from str to str", labels, where=where)
         for key, value in labels.items():
-            if not isinstance(key, str) or not isinstance(value, str) or "\0" in key + value:
-                raise wrong_argument("labels", "a dict from str to str", labels, where=where)
+            encoded_text("the name of a label", key, where=where)
+            encoded_text(f"label {key!r}", value, where=where)
         bounds = _checked_buckets(family.kind, buckets, where)
         # Held until after the metric is deleted, as Triton wants it.
         self._family = family
@@ -133,6 +142,14 @@ class Metric:
                 api.TRITONSERVER_MetricNewWithArgs(
                     ctypes.byref(self._handle), self._family._family.handle, parameters, count, arguments
                 )
+        except InvalidArgumentError as error:
+            raise InvalidArgumentError(
+                f"{self._where}: expected labels with names of letters, digits and '_', received {dict(labels)!r}: "
+                f"{error.message}",
+                expected="valid labels",
+                received=dict(labels),
+                where=self._where,
+            ) from error
         finally:
             if arguments:
                 api.TRITONSERVER_MetricArgsDelete(arguments)
@@ -149,6 +166,7 @@ class Metric:
         Raises:
             UnsupportedError: If it is a histogram, whose counts are in `Server.metrics()`.
         """
+        self._require("value", MetricKind.COUNTER, MetricKind.GAUGE)
         value = ctypes.c_double()
         self._api.TRITONSERVER_MetricValue(self._handle, ctypes.byref(value))
         return value.value
@@ -163,7 +181,12 @@ class Metric:
             InvalidArgumentError: If the value is not a number, or negative for a counter.
             UnsupportedError: If it is a histogram.
         """
-        self._api.TRITONSERVER_MetricIncrement(self._handle, _number(value, self._where))
+        self._require("increment", MetricKind.COUNTER, MetricKind.GAUGE)
+        amount = _number(value, self._where)
+        # Triton refuses negative ones, but lets through what is not a number, which a counter would stay for ever.
+        if self.kind is MetricKind.COUNTER and not amount >= 0:
+            raise wrong_argument("the value", "a number that is not negative, for a counter", value, where=self._where)
+        self._api.TRITONSERVER_MetricIncrement(self._handle, amount)
 
     def set_value(self, value: float) -> None:
         """Set a gauge.
@@ -175,6 +198,7 @@ class Metric:
             InvalidArgumentError: If the value is not a number.
             UnsupportedError: If it is no gauge.
         """
+        self._require("set_value", MetricKind.GAUGE)
         self._api.TRITONSERVER_MetricSet(self._handle, _number(value, self._where))
 
     def observe(self, value: float) -> None:
@@ -187,10 +211,22 @@ class Metric:
             InvalidArgumentError: If the value is not a number.
             UnsupportedError: If it is no histogram.
         """
+        self._require("observe", MetricKind.HISTOGRAM)
         self._api.TRITONSERVER_MetricObserve(self._handle, _number(value, self._where))
 
+    def _require(self, operation: str, *kinds: MetricKind) -> None:
+        if self.kind not in kinds:
+            names = " or ".join(kind.name for kind in kinds)
+            raise UnsupportedError(
+                f"{self._where}: expected a metric of kind {names} for {operation}, received one of kind "
+                f"{self.kind.name}.",
+                expected=kinds,
+                received=self.kind,
+                where=self._where,
+            )
 
-def _checked_buckets(kind: MetricKind, buckets: Sequence[float] | None, where: str) -> list[float]:
+
+def _checked_buckets(kind: MetricKind, buckets: Iterable[float] | None, where: str) -> list[float]:
     if kind is not MetricKind.HISTOGRAM:
         if buckets is not None:
             raise InvalidArgumentError(
@@ -200,13 +236,18 @@ def _checked_buckets(kind: MetricKind, buckets: Sequence[float] | None, where: s
                 where=where,
             )
         return []
-    if buckets is None or isinstance(buckets, (str, bytes)):
+    if not isinstance(buckets, Iterable) or isinstance(buckets, (str, bytes)):
         raise wrong_argument("buckets", "a list of numbers, as the metric is a histogram", buckets, where=where)
     bounds = [_number(bound, where) for bound in buckets]
-    if not bounds or any(not low < high for low, high in itertools.pairwise(bounds)):
+    if (
+        not bounds
+        or not all(math.isfinite(bound) for bound in bounds)
+        or any(not low < high for low, high in itertools.pairwise(bounds))
+    ):
         raise InvalidArgumentError(
-            f"{where}: expected buckets that rise, at least one, received {bounds}.",
-            expected="rising numbers",
+            f"{where}: expected buckets that are finite and rise, at least one, received {bounds}. The bucket without "
+            "a bound is always there.",
+            expected="rising, finite numbers",
             received=bounds,
             where=where,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["Model", "ModelDictionary"]
 
 _VERSIONS = range(-(2**63), 2**63)
+_CONFIG_VERSIONS = range(2**32)
 
 
 class Model:
@@ -43,8 +45,7 @@ class Model:
         self, server: Server, name: str, version: int = -1, state: str | None = None, reason: str | None = None
     ) -> None:
         self._c_name = encoded_text("model_name", name)
-        if isinstance(version, bool) or not isinstance(version, int) or version not in _VERSIONS:
-            raise wrong_argument("model_version", "an int of 64 bits", version, where=f"model {name!r}")
+        version = _integer("model_version", version, _VERSIONS, where=f"model {name!r}")
         self._server = server
         self.name = name
         self.version = version
@@ -65,8 +66,8 @@ class Model:
         """Send a request and iterate over its responses.
 
         Args:
-            inference_request: The request, to any version of this model; it goes to the one that it names. It may be sent
-                again, also while it is in flight.
+            inference_request: The request, to any version of this model; it goes to the one that it names. It may be
+                sent again, also while it is in flight.
             raise_on_error: Whether the iterator raises the error of a response, or yields the response with its `error`
                 set.
             **kwargs: Fields of a new `InferenceRequest`, in place of `inference_request`.
@@ -137,7 +138,8 @@ class Model:
             NotFoundError: If the model is not loaded.
             InvalidArgumentError: If there is no such version of the format.
         """
-        return self._ask("TRITONSERVER_ServerModelConfig", config_version)
+        version = _integer("config_version", config_version, _CONFIG_VERSIONS, where=f"model {self.name!r}")
+        return self._ask("TRITONSERVER_ServerModelConfig", version)
 
     def statistics(self) -> dict[str, Any]:
         """Give counts and durations of the requests since the model was loaded, in nanoseconds.
@@ -191,10 +193,15 @@ class Model:
         """Let all questions about a model that is not there end in the same error, as Triton has several."""
         try:
             yield
-        except InvalidArgumentError as error:
+        except (InvalidArgumentError, NotFoundError) as error:
             if "is not available" not in error.message and "unknown model" not in error.message:
                 raise
-            raise NotFoundError(error.message, expected="a loaded model", where=f"model {self.name!r}") from error
+            raise NotFoundError(
+                f"Model {self.name!r}: expected a model that is loaded, received: {error.message}",
+                expected="a loaded model",
+                received=(self.name, self.version),
+                where=f"model {self.name!r}",
+            ) from error
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Model):
@@ -238,3 +245,14 @@ class ModelDictionary(dict[tuple[str, int], Model]):
             return self[key]
         except KeyError:
             return default
+
+
+def _integer(name: str, value: object, allowed: range, *, where: str) -> int:
+    """Give an integer, also one of numpy, as a plain one."""
+    try:
+        integer = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        integer = None
+    if isinstance(value, bool) or integer is None or integer not in allowed:
+        raise wrong_argument(name, f"an int from {allowed[0]} to {allowed[-1]}", value, where=where)
+    return integer

@@ -6,6 +6,7 @@ A rule is called with the value and the name of the option, for the text of the 
 from __future__ import annotations
 
 import json
+import numbers
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping
@@ -81,10 +82,14 @@ def path(value: object, name: str) -> bytes:
 
 def boolean(value: object, name: str) -> bool:
     """Accept a truth value and nothing that is merely taken for one."""
-    # numpy's own is no bool, but means nothing else.
-    if isinstance(value, bool) or type(value).__name__ in ("bool_", "bool"):
+    if _is_boolean(value):
         return bool(value)
     raise wrong_type(name, "a bool", value)
+
+
+def _is_boolean(value: object) -> bool:
+    # numpy's own is no bool, but means nothing else.
+    return isinstance(value, bool) or type(value).__name__ in ("bool_", "bool")
 
 
 def _integer(low: int, high: int) -> Rule:
@@ -92,13 +97,13 @@ def _integer(low: int, high: int) -> Rule:
         if isinstance(value, bool):
             raise wrong_type(name, "an int", value)
         try:
-            number = operator.index(value)  # type: ignore[arg-type]
+            integer = operator.index(value)  # type: ignore[arg-type]
         except TypeError:
             raise wrong_type(name, "an int", value) from None
-        if not low <= number <= high:
+        if not low <= integer <= high:
             # ctypes would silently cut it off.
-            raise bad_value(name, f"an int from {low} to {high}", number)
-        return number
+            raise bad_value(name, f"an int from {low} to {high}", integer)
+        return integer
 
     return check
 
@@ -110,19 +115,20 @@ uint64 = _integer(0, (1 << 64) - 1)
 
 
 def number(value: object, name: str) -> float:
-    """Accept a float or an int that is not negative."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    """Accept a float or an int, also one of numpy, that is not negative."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise wrong_type(name, "a float", value)
-    if not value >= 0 or value == float("inf"):
+    plain = float(value)
+    if not plain >= 0 or plain == float("inf"):
         raise bad_value(name, "a finite number that is not negative", value)
-    return float(value)
+    return plain
 
 
 def setting(value: object, name: str) -> bytes:
     """Accept the value of a setting: text, or a number or truth value that is written as Triton reads it."""
-    if isinstance(value, bool):
+    if _is_boolean(value):
         return b"true" if value else b"false"
-    if isinstance(value, (int, float)):
+    if isinstance(value, numbers.Real):
         return str(value).encode()
     return text(value, name)
 

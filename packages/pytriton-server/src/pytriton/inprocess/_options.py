@@ -73,7 +73,8 @@ class Options:
             64 MiB for each.
         cuda_virtual_address_sizes: Address space to reserve per GPU for memory that grows, in bytes.
         cache_config: Settings of the response cache by name of the cache, such as `{"local": {"size": 1 << 24}}`. There
-            can be one cache. Models use it if their configuration has `response_cache { enable: true }`.
+            can be one cache, and one server with a cache in a process until all of its servers have stopped. Models
+            use it if their configuration has `response_cache { enable: true }`.
         cache_directory: Folder with the implementations of the response cache; `None` for those of the server that is
             in use.
         min_supported_compute_capability: GPUs below this are not used.

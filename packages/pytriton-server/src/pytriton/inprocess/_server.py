@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import os
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Mapping
 from types import TracebackType
@@ -18,15 +18,16 @@ from pytriton.inprocess._c_types import MessageHandle, MetricsHandle
 from pytriton.inprocess._enums import MetricFormat, ModelControlMode
 from pytriton.inprocess._errors import (
     InvalidArgumentError,
-    TimedOutError,
     UnavailableError,
     UnsupportedError,
+    encoded_text,
     wrong_argument,
 )
 from pytriton.inprocess._load_parameters import c_parameters, load_parameters
 from pytriton.inprocess._model import Model, ModelDictionary
 from pytriton.inprocess._options import Options
 from pytriton.inprocess._session import Session, read_message
+from pytriton.inprocess._waiting import check_wait, wait_until
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -81,13 +82,15 @@ class Server(BindMethods):
 
         Raises:
             OptionTypeError: If an option has a value of the wrong type. It is a `TypeError`, too.
-            InvalidArgumentError: If the server is started already, or the value of an option is not accepted.
+            InvalidArgumentError: If the server is started already, or the value of an argument or of an option is not
+                accepted.
             RepositoryNotFoundError: If a model repository is not there.
             TimedOutError: If the server is not ready in time. It is stopped again.
             TritonServerNotFoundError: If there is no tritonserver in any of the places that are searched.
             UnsupportedError: If the process was forked from one in which a server was started.
             TritonError: What Triton says if it does not start, as when a model fails to load.
         """
+        check_wait(polling_interval, timeout)
         _process.check_may_start()
         with self._lock:
             if self._session is not None:
@@ -266,12 +269,13 @@ class Server(BindMethods):
         Raises:
             InvalidArgumentError: If a parameter is of a type that is not accepted, or is given twice.
             UnavailableError: If the server is not in mode `EXPLICIT`.
-            InternalError: If the model is in no repository, or does not load.
+            ModelNotFoundError: If the model is in no repository.
+            TritonError: What Triton says if the model does not load.
         """
         self._explicit_only("load a model", UnavailableError)
-        name = _checked(model_name, "model_name")
-        self._load(name, load_parameters(name, parameters, config, files))
-        return Model(self, name)
+        model = Model(self, model_name)
+        self._load(model.name, load_parameters(model.name, parameters, config, files))
+        return model
 
     def unload(
         self,
@@ -292,15 +296,22 @@ class Server(BindMethods):
 
         Raises:
             UnavailableError: If the server is not in mode `EXPLICIT`.
+            ModelNotFoundError: If there is no model of the name. One that is there and not loaded is no error.
+            InvalidArgumentError: If an argument is of the wrong type.
             TimedOutError: If the model is not gone in time. It goes when its requests are served.
         """
-        name = _checked(model.name if isinstance(model, Model) else model, "model")
+        name = model.name if isinstance(model, Model) else model
+        encoded_text("model", name)
+        check_wait(polling_interval, timeout)
         self._explicit_only("unload a model", UnavailableError)
+        self._running().check_listed(name)
         self._running().unload(name, dependents=unload_dependents)
         if wait_until_unloaded:
             self._wait(lambda: self._is_unloaded(name), f"have unloaded model {name!r}", polling_interval, timeout)
 
-    def register_model_repository(self, repository_path: str, name_mapping: Mapping[str, str] | None = None) -> None:
+    def register_model_repository(
+        self, repository_path: str | os.PathLike[str], name_mapping: Mapping[str, str] | None = None
+    ) -> None:
         """Add a model repository, whose models can be loaded then.
 
         Args:
@@ -316,13 +327,16 @@ class Server(BindMethods):
         session = self._running()
         path = _c_path(repository_path)
         mapping = {} if name_mapping is None else name_mapping
+        where = f"model repository {str(repository_path)!r}"
+        if not isinstance(mapping, Mapping):
+            raise wrong_argument("name_mapping", "a dict from str to str", mapping, where=where)
         for key, value in mapping.items():
-            if not isinstance(key, str) or not isinstance(value, str):
-                raise wrong_argument("name_mapping", "a dict from str to str", mapping, where=repr(repository_path))
+            encoded_text("a name of name_mapping", key, where=where)
+            encoded_text("a name of name_mapping", value, where=where)
         with session.use() as handle, c_parameters(session.api, mapping) as (array, count):
             session.api.TRITONSERVER_ServerRegisterModelRepository(handle, path, array, count)
 
-    def unregister_model_repository(self, repository_path: str) -> None:
+    def unregister_model_repository(self, repository_path: str | os.PathLike[str]) -> None:
         """Remove a model repository. Models that were loaded from it stay.
 
         Args:
@@ -398,24 +412,13 @@ class Server(BindMethods):
         return flag.value
 
     def _wait(self, done: Callable[[], bool], what: str, polling_interval: float, timeout: float | None) -> None:
-        deadline = None if timeout is None else time.monotonic() + timeout
-        while not done():
-            left_s = None if deadline is None else deadline - time.monotonic()
-            if left_s is not None and left_s <= 0:
-                raise TimedOutError(
-                    f"Expected server {self._running().name!r} to {what} within {timeout:g} s, which it did not.",
-                    expected=what,
-                    received=f"not within {timeout:g} s",
-                    where=f"server {self._running().name!r}",
-                )
-            time.sleep(polling_interval if left_s is None else min(polling_interval, left_s))
-
-
-def _checked(text: object, argument: str) -> str:
-    if not isinstance(text, str) or "\0" in text:
-        raise wrong_argument(argument, "a str without zero characters", text)
-    return text
+        wait_until(done, what, polling_interval, timeout, server=self._running().name)
 
 
 def _c_path(path: object) -> bytes:
-    return _checked(path, "repository_path").encode("utf-8", "surrogateescape")
+    if not isinstance(path, (str, os.PathLike)):
+        raise wrong_argument("repository_path", "a path (str or os.PathLike)", path)
+    encoded = os.fsencode(path)
+    if 0 in encoded:
+        raise wrong_argument("repository_path", "a path without zero characters", path)
+    return encoded

@@ -17,7 +17,14 @@ from pytriton.inprocess import _process
 from pytriton.inprocess._api import Api, load_api
 from pytriton.inprocess._c_types import MessageHandle, ServerHandle
 from pytriton.inprocess._enums import ModelControlMode
-from pytriton.inprocess._errors import InternalError, InvalidArgumentError, TimedOutError, TritonError, UnavailableError
+from pytriton.inprocess._errors import (
+    InternalError,
+    InvalidArgumentError,
+    ModelNotFoundError,
+    TimedOutError,
+    TritonError,
+    UnavailableError,
+)
 from pytriton.inprocess._load_parameters import Parameter, c_parameters, files_of
 from pytriton.inprocess._memory_models import MemoryRepository, is_plain
 from pytriton.inprocess._options import Options, option_values
@@ -102,8 +109,14 @@ class Session:
                 self.handle = new_server(self.api, values, folders, exit_on_error=True)
             except TritonError as error:
                 return error
+        about_cache = (
+            "The process can have one response cache, which another server may have, or may have had while others "
+            "still run. "
+            if values["cache_config"]
+            else ""
+        )
         return InternalError(
-            f"Server {self.name!r} did not start. Triton's log (log_error=True) tells why.",
+            f"Server {self.name!r} did not start. {about_cache}Triton's log (log_error=True) tells why.",
             expected="a server that starts",
             received="one that failed",
             where=f"server {self.name!r}",
@@ -183,13 +196,32 @@ class Session:
             parameters: Parameters of the load as Triton has them. If they hold the configuration or files of a model
                 that no repository has, they become one of the server's own repository. Its configuration is the
                 parameter `config` as JSON, or the file `file:config.pbtxt`.
+
+        Raises:
+            ModelNotFoundError: If no repository has the model.
+            TritonError: What Triton says if it does not load.
         """
         with self.use() as handle:
             if parameters and self._is_in_memory_only(handle, name):
                 self.memory.write(name, files_of(name, parameters))
                 parameters = {}
-            with c_parameters(self.api, parameters) as (array, count):
-                self.api.TRITONSERVER_ServerLoadModelWithParameters(handle, name.encode(), array, count)
+            try:
+                with c_parameters(self.api, parameters) as (array, count):
+                    self.api.TRITONSERVER_ServerLoadModelWithParameters(handle, name.encode(), array, count)
+            except TritonError as error:
+                if not self._is_known(handle, name):
+                    raise self._no_model(name) from error
+                error.where = f"model {name!r}"
+                if "failed to poll from model repository" not in error.message:
+                    raise
+                # That is all that it says of a configuration or a folder that it cannot use.
+                raise type(error)(
+                    f"{error.message}: expected a folder and a configuration that Triton can use. Its log "
+                    "(log_error=True) tells what is wrong with them.",
+                    expected="a folder and a configuration that Triton can use",
+                    received=name,
+                    where=error.where,
+                ) from error
 
     def unload(self, name: str, *, dependents: bool = False) -> None:
         """Unload a model in whatever mode of control. Does not wait."""
@@ -199,6 +231,16 @@ class Session:
             else:
                 self.api.TRITONSERVER_ServerUnloadModel(handle, name.encode())
 
+    def check_listed(self, name: str) -> None:
+        """Check that there is a model of a name, loaded or in a repository. Triton unloads any name without an error.
+
+        Raises:
+            ModelNotFoundError: If there is none.
+        """
+        with self.use() as handle:
+            if not self._is_known(handle, name):
+                raise self._no_model(name)
+
     def is_listed(self, name: str) -> bool:
         """Tell whether a repository has a folder for a model, loaded or not."""
         return any(model["name"] == name for model in self.index())
@@ -207,6 +249,21 @@ class Session:
         if name in self.memory:
             return True
         return is_plain(name) and all(model["name"] != name for model in self._index(handle))
+
+    def _is_known(self, handle: ServerHandle, name: str) -> bool:
+        try:
+            return any(model["name"] == name for model in self._index(handle))
+        except InternalError:
+            # The folder of a repository has gone, so that nobody can tell.
+            return True
+
+    def _no_model(self, name: str) -> ModelNotFoundError:
+        return ModelNotFoundError(
+            f"Server {self.name!r}: expected a model {name!r} in one of the model repositories, found none.",
+            expected="the name of a model in a repository",
+            received=name,
+            where=f"model {name!r}",
+        )
 
     def _index(self, handle: ServerHandle, *, ready_only: bool = False) -> list[dict[str, Any]]:
         message = MessageHandle()
