@@ -212,6 +212,38 @@ def test_second_import_serves_beside_the_first() -> None:
     assert lines == ["second True", "first True True"]
 
 
+def test_second_import_binds_and_counts_beside_the_first() -> None:
+    """There is one native library for callables, which calls the functions of one import only."""
+    lines, _ = run(
+        """
+        import numpy as np
+
+        def use(inprocess, factor):
+            from pytriton.model_config import Tensor
+            server = inprocess.Server().start()
+            tensors = [Tensor((-1,), np.float32, "x")], [Tensor((-1,), np.float32, "y")]
+            model = server.bind("scaled", lambda requests: [{"y": factor * requests[0]["x"]}], *tensors)
+            metric = inprocess.Metric(inprocess.MetricFamily(inprocess.MetricKind.COUNTER, "used_total", ""))
+            return server, model, metric
+
+        first = use(inprocess, 2)
+        for name in [name for name in sys.modules if name.startswith("pytriton")]:
+            del sys.modules[name]
+        from pytriton import inprocess as again
+        second = use(again, 3)
+        for _, model, metric in (first, second):
+            print(np.asarray(next(model.infer(inputs={"x": np.ones((1, 1), np.float32)})).outputs["y"]).item())
+            metric.increment(1)
+        del metric
+        second = second[:2]
+        gc.collect()
+        print(first[2].value)
+        """
+    )
+
+    assert lines == ["2.0", "3.0", "2.0"]
+
+
 def test_ssl_of_python_is_not_that_of_triton() -> None:
     lines, _ = run(
         """

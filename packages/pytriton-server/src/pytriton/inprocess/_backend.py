@@ -17,7 +17,6 @@ import ctypes
 import itertools
 import logging
 import os
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -251,10 +250,6 @@ def _declared(library: Any, name: str, result: Any, *arguments: Any) -> Any:
     return function
 
 
-_lock = threading.Lock()
-_backend: Backend | None = None
-
-
 def load_backend() -> Backend:
     """Loads the native library, or gives it if it is there.
 
@@ -263,8 +258,5 @@ def load_backend() -> Backend:
         TritonServerNotFoundError: If there is no tritonserver.
         UnsupportedError: If its library cannot be used.
     """
-    global _backend
-    with _lock:
-        if _backend is None:
-            _backend = Backend()
-        return _backend
+    # The native library calls the functions of one only.
+    return _process.shared("backend", Backend)

@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pytriton.inprocess import _process
 from pytriton.inprocess._api import Api, load_api
 from pytriton.inprocess._c_types import MetricArgsHandle, MetricFamilyHandle, MetricHandle
 from pytriton.inprocess._enums import MetricKind
@@ -21,9 +22,6 @@ from pytriton.inprocess._errors import InvalidArgumentError, UnsupportedError, e
 from pytriton.inprocess._load_parameters import c_parameters
 
 __all__ = ["Metric", "MetricFamily"]
-
-_lock = threading.Lock()
-_families: weakref.WeakValueDictionary[tuple[str, MetricKind], _Family] = weakref.WeakValueDictionary()
 
 
 class _Family:
@@ -34,10 +32,18 @@ class _Family:
     """
 
     def __init__(self, api: Api, kind: MetricKind, name: bytes, description: bytes) -> None:
-        self.api = api
-        self.handle = MetricFamilyHandle()
-        api.TRITONSERVER_MetricFamilyNew(ctypes.byref(self.handle), kind, name, description)
-        weakref.finalize(self, _delete, api.TRITONSERVER_MetricFamilyDelete, self.handle, os.getpid())
+        handle = MetricFamilyHandle()
+        api.TRITONSERVER_MetricFamilyNew(ctypes.byref(handle), kind, name, description)
+        self.address = handle.value
+        weakref.finalize(self, _delete, api.TRITONSERVER_MetricFamilyDelete, handle, os.getpid())
+
+
+class _Families:
+    """All families of the process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.by_name: weakref.WeakValueDictionary[tuple[str, MetricKind], _Family] = weakref.WeakValueDictionary()
 
 
 class MetricFamily:
@@ -61,8 +67,9 @@ class MetricFamily:
         self._kind = kind
         self._name = name
         api = load_api()
-        with _lock:
-            family = _families.get((name, kind))
+        families = _process.shared("metric families", _Families)
+        with families.lock:
+            family = families.by_name.get((name, kind))
             if family is None:
                 try:
                     family = _Family(api, kind, c_name, c_description)
@@ -74,7 +81,7 @@ class MetricFamily:
                         received=name,
                         where="MetricFamily",
                     ) from error
-                _families[(name, kind)] = family
+                families.by_name[(name, kind)] = family
         self._family = family
 
     @property
@@ -122,7 +129,7 @@ class Metric:
         # Held until after the metric is deleted, as Triton wants it.
         self._family = family
         self._where = where
-        self._api = family._family.api
+        self._api = load_api()
         self._handle = MetricHandle()
         self._create(labels, bounds)
         weakref.finalize(
@@ -140,7 +147,7 @@ class Metric:
                 api.TRITONSERVER_MetricArgsSetHistogram(arguments, array, len(bounds))
             with c_parameters(api, labels) as (parameters, count):
                 api.TRITONSERVER_MetricNewWithArgs(
-                    ctypes.byref(self._handle), self._family._family.handle, parameters, count, arguments
+                    ctypes.byref(self._handle), self._family._family.address, parameters, count, arguments
                 )
         except InvalidArgumentError as error:
             raise InvalidArgumentError(

@@ -19,14 +19,14 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pytriton.inprocess._errors import UnsupportedError
 
 if TYPE_CHECKING:
     from pytriton.inprocess._session import Session
 
-__all__ = ["check_may_start", "delete_when_alone", "interruptible", "is_alone", "register"]
+__all__ = ["check_may_start", "delete_when_alone", "interruptible", "is_alone", "register", "shared"]
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +45,8 @@ class _State:
         self.is_watched = False
         self.forked_from: int | None = None
         self.leave_at_exit: Callable[[], object] = bool
+        self.shared: dict[str, Any] = {}
+        """What else there is one of in the process, by name."""
 
 
 def _shared_state() -> _State:
@@ -54,6 +56,20 @@ def _shared_state() -> _State:
 
 
 _state = _shared_state()
+
+
+def shared(name: str, make: Callable[[], _Result]) -> _Result:
+    """Give the one object of a name in this process, also to a package that was imported a second time.
+
+    Args:
+        name: Name of the object.
+        make: Makes it if it is not there.
+    """
+    with _state.lock:
+        if name not in _state.shared:
+            _state.shared[name] = make()
+        made: _Result = _state.shared[name]
+        return made
 
 
 def check_may_start() -> None:
