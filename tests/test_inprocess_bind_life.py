@@ -500,3 +500,58 @@ def test_a_callable_that_never_returns_keeps_no_process_from_its_end() -> None:
     assert "the inference callable of model 'stuck' (version 1) has not returned" in done.stdout
     assert "in never_returns" in done.stdout
     assert done.returncode == 5, done.stderr
+
+
+SIGNALS = """
+import os
+import signal
+import sys
+import time
+import numpy as np
+from pytriton import inprocess
+from pytriton.model_config import ModelConfig, Tensor
+
+class Alarm(BaseException):
+    pass
+
+def ring(*_):
+    if armed:
+        raise Alarm
+
+def calls():
+    global armed
+    try:
+        armed = True
+        signal.setitimer(signal.ITIMER_REAL, 1e-4, 3e-5)
+        for _ in range(20):
+            next(model.infer(inputs={"x": x}))
+    finally:
+        armed = False
+
+# What an alarm interrupts in a destructor is told there.
+sys.stderr = open(os.devnull, "w")
+armed, x = False, np.ones((1, 4), np.float32)
+tensors = [Tensor(name="x", dtype=np.float32, shape=(-1,))], [Tensor(name="y", dtype=np.float32, shape=(-1,))]
+server = inprocess.Server(exit_timeout=30)
+model = server.bind("same", lambda requests: [{"y": request["x"]} for request in requests], *tensors)
+server.start()
+signal.signal(signal.SIGALRM, ring)
+end = time.monotonic() + 1.5
+while time.monotonic() < end:
+    try:
+        calls()
+    except Alarm:
+        armed = False
+    signal.setitimer(signal.ITIMER_REAL, 0)
+print(next(model.infer(inputs={"x": x})).final)
+server.stop()
+print("stopped")
+"""
+
+
+def test_signals_upon_signals_leave_no_request_behind() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALS], capture_output=True, text=True, timeout=2 * PATIENCE_S, check=False
+    )
+    assert done.stdout.split() == ["True", "stopped"], done.stdout
+    assert done.returncode == 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
+from _thread import start_new_thread
 from collections.abc import Callable, Mapping
 from ctypes import CFUNCTYPE, addressof, c_int, c_int64, c_size_t, c_void_p, cast
 from typing import TYPE_CHECKING, Any
@@ -146,11 +147,29 @@ class Pending:
         _pending.pop(self.number, None)
         with self._lock:
             self._deleted = True
-            handle = self.handle
+        # Nothing that a signal could interrupt, so that it is deleted once.
+        handle, self.handle = self.handle, None
         if handle:
             error = self._callbacks.calls.InferenceRequestDelete(handle)
             if error:
                 self._callbacks.calls.check(error)
+
+    def withdraw(self, created: c_void_p) -> None:
+        """Undo all for a request that Triton did not take. If a signal interrupts that, it can be done again.
+
+        Args:
+            created: Where the C API put the address of its request. It is taken from there.
+        """
+        try:
+            OWNERS.pop(created.value or 0, None)
+            if created.value is not None:
+                self.handle, created.value = created.value, None
+            if self.trace is not None:
+                self.trace.withdraw()
+            self.discard()
+        finally:
+            # Whatever happens: it would hold up the stop of the server.
+            self.session.finish(self)
 
 
 def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], None]) -> Pending:
@@ -227,14 +246,11 @@ def _submit(session: Session, request: InferenceRequest, deliver: Callable[[Infe
             pending.cancel()
             raise
         try:
-            pending.handle = created.value
-            OWNERS.pop(created.value or 0, None)
-            if pending.trace is not None:
-                pending.trace.withdraw()
-            pending.discard()
-        finally:
-            # Whatever happens: it would hold up the stop of the server.
-            session.finish(pending)
+            pending.withdraw(created)
+        except BaseException:
+            # Another signal. Again, in a thread, where none comes: Python handles them in the main thread.
+            start_new_thread(pending.withdraw, (created,))
+            raise
         raise
     if pending._cancelled:
         pending.cancel_in_triton()

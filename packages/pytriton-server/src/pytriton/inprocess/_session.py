@@ -10,6 +10,7 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
@@ -49,6 +50,12 @@ class InFlight(Protocol):
         """Ask Triton to cancel it. Called from any thread; must not raise."""
 
 
+class _Call:
+    """Stands for a call of the C API that is not over."""
+
+    __slots__ = ("__weakref__",)
+
+
 class Session:
     """A running server of the C API with all that belongs to it.
 
@@ -73,8 +80,7 @@ class Session:
         self.control_mode = ModelControlMode(values["model_control_mode"])
         self._exit_timeout_s = float(values["exit_timeout"])
         self._stop_lock = threading.Lock()
-        self._changed = threading.Condition()
-        self._calls = 0
+        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
         self._stopping = False
         self._stopped = False
         self._is_empty = False  # whether all models are unloaded, for good
@@ -124,8 +130,7 @@ class Session:
 
     def _abandon(self) -> None:
         """Free what a start that failed has left."""
-        with self._changed:
-            self._stopping = True
+        self._stopping = True
         try:
             if self.handle:
                 with contextlib.suppress(UnavailableError):
@@ -173,15 +178,16 @@ class Session:
             UnavailableError: If the server is being stopped.
             InvalidArgumentError: If the server was stopped, or belongs to the process that this one was forked from.
         """
-        with self._changed:
+        # Gone with the call, also where a signal ends that before or after what is tried here.
+        call = _Call()
+        try:
+            self._calls.add(call)
+            # Looked at after the call was noted: `stop` sets it before it looks at the calls.
             if self._stopping:
                 raise self._refusal()
-            self._calls += 1
-        try:
             yield self.handle
         finally:
-            with self._changed:
-                self._calls -= 1
+            self._calls.discard(call)
 
     def index(self, *, ready_only: bool = False) -> list[dict[str, Any]]:
         """List the models of the repositories, as Triton's model index does."""
@@ -209,7 +215,7 @@ class Session:
                 with c_parameters(self.api, parameters) as (array, count):
                     self.api.TRITONSERVER_ServerLoadModelWithParameters(handle, name.encode(), array, count)
             except TritonError as error:
-                if not self._is_known(handle, name):
+                if not parameters and isinstance(error, InternalError) and not self._is_known(handle, name):
                     raise self._no_model(name) from error
                 error.where = f"model {name!r}"
                 if "failed to poll from model repository" not in error.message:
@@ -302,8 +308,7 @@ class Session:
                 self._stop(time.monotonic() + self._exit_timeout_s)
 
     def _stop(self, deadline: float) -> None:
-        with self._changed:
-            self._stopping = True
+        self._stopping = True
         for request in list(self.in_flight):
             request.cancel()
         self._wait(self._users_left, deadline)
@@ -314,22 +319,25 @@ class Session:
     def after_fork(self) -> None:
         """Make the copy in a forked child useless: whatever it holds belongs to the parent."""
         self._stop_lock = threading.Lock()
-        self._changed = threading.Condition()
         self._stopping = True
         self._forked_from = os.getppid()
 
     def _unload_all(self, deadline: float) -> None:
         """Unload all models, so that the stop of Triton finds none and does not sleep in steps of whole seconds."""
-        for name in {model["name"] for model in self._index(self.handle) if model.get("state") not in _GONE_STATES}:
+        try:
+            listed = self._index(self.handle)
+        except InternalError as error:
+            # The folder of a repository has gone, which Triton wants to read for its list, but not for its stop.
+            logger.debug("Server %r leaves the unloading of its models to Triton: %s", self.name, error)
+            return
+        for name in {model["name"] for model in listed if model.get("state") not in _GONE_STATES}:
             self.api.TRITONSERVER_ServerUnloadModel(self.handle, name.encode())
         self._wait(self._models_left, deadline)
         self._is_empty = True
 
     def _users_left(self) -> str:
         """Say who keeps the server from being stopped, in words; empty if nobody does."""
-        with self._changed:
-            calls = self._calls
-        requests = len(self.in_flight)
+        calls, requests = len(self._calls), len(self.in_flight)
         parts = [f"{requests} requests in flight"] if requests else []
         parts += [f"{calls} calls of other threads"] if calls else []
         return " and ".join(parts)
@@ -365,9 +373,17 @@ class Session:
         try:
             self.api.TRITONSERVER_ServerStop(self.handle)
         except InternalError as error:
-            if not self._is_empty or "Exit timeout expired" not in str(error):
+            if "Exit timeout expired" not in str(error):
                 raise
-            return False
+            if self._is_empty:
+                return False
+            raise TimedOutError(
+                f"Server {self.name!r} was not stopped within the exit_timeout of {self._exit_timeout_s:g} s: there are "
+                "still models that are not unloaded. Triton stays in memory with them.",
+                expected="nothing left",
+                received="models that are not unloaded",
+                where=f"server {self.name!r}",
+            ) from error
         return True
 
     def _delete(self) -> None:

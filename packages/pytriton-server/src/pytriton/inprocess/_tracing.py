@@ -145,8 +145,9 @@ class StartedTrace:
 
     def withdraw(self) -> None:
         """Delete it, if Triton did not take it."""
-        if self._number in _started and self.handle is not None:
-            self.release(self.handle)
+        handle, self.handle = self.handle, None
+        if self._number in _started and handle is not None:
+            self.release(handle)
         self._trace._started = False
 
     def record(self, handle: int, activity: int, timestamp_ns: int | None, **tensor: Any) -> None:
