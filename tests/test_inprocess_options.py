@@ -241,6 +241,16 @@ def test_log_levels_include_what_is_more_severe(tmp_path: Path) -> None:
     assert not [line for line in errors_only.splitlines() if line.startswith(("I", "W"))]
 
 
+@pytest.mark.parametrize("name", ["", "no/such/folder/log"])
+def test_log_file_that_cannot_be_written_is_named(tmp_path: Path, name: str) -> None:
+    path = str(tmp_path / name)
+
+    with pytest.raises(inprocess.InvalidArgumentError, match=r"Options\.log_file") as caught:
+        Server(log_file=path, log_error=True).start()
+
+    assert (caught.value.received, caught.value.where) == (path, "Options.log_file")
+
+
 def test_changes_of_options_apply_to_the_next_start() -> None:
     server = Server(server_id="first")
     with server:

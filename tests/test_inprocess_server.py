@@ -550,6 +550,18 @@ def test_results_outlive_the_server_and_do_not_hold_it(mode: ModelControlMode) -
     del unread
 
 
+def test_repository_that_has_gone_does_not_hold_the_server(tmp_path: Path) -> None:
+    repository = tmp_path / "models"
+    repository.mkdir()
+    server = Server(model_repository=repository).start()
+    shutil.rmtree(repository)
+
+    server.stop()
+
+    with pytest.raises(inprocess.InvalidArgumentError, match="not started"):
+        server.live()
+
+
 def test_request_that_never_ends_does_not_hold_the_server() -> None:
     server = Server().start()
     model = server.bind("endless", endless, config=ModelConfig(decoupled=True, batching=False), **TENSORS)

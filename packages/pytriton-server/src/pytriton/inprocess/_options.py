@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pytriton.inprocess import _option_rules as rules
 from pytriton.inprocess._c_types import ServerOptionsHandle
 from pytriton.inprocess._enums import InstanceGroupKind, LogFormat, ModelControlMode, RateLimitMode
-from pytriton.inprocess._errors import InvalidArgumentError
+from pytriton.inprocess._errors import InternalError, InvalidArgumentError
 
 if TYPE_CHECKING:
     from pytriton.inprocess._api import Api
@@ -331,7 +331,19 @@ def _set_log(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -
     info = verbose > 0 or values["log_info"]
     warn = info or values["log_warn"]
     # An empty name is standard error.
-    api.TRITONSERVER_ServerOptionsSetLogFile(handle, values["log_file"] or b"")
+    log_file = values["log_file"] or b""
+    try:
+        api.TRITONSERVER_ServerOptionsSetLogFile(handle, log_file)
+    except InternalError as error:
+        path = os.fsdecode(log_file)
+        # Behind the place in Triton's source.
+        reason = error.message.rpartition("file: ")[2].strip()
+        raise InvalidArgumentError(
+            f"Options.log_file: expected a file that can be written, received {path!r}: {reason}.",
+            expected="a file that can be written",
+            received=path,
+            where="Options.log_file",
+        ) from error
     api.TRITONSERVER_ServerOptionsSetLogFormat(handle, values["log_format"])
     api.TRITONSERVER_ServerOptionsSetLogVerbose(handle, verbose)
     api.TRITONSERVER_ServerOptionsSetLogInfo(handle, info)

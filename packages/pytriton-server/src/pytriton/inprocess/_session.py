@@ -378,8 +378,8 @@ class Session:
             if self._is_empty:
                 return False
             raise TimedOutError(
-                f"Server {self.name!r} was not stopped within the exit_timeout of {self._exit_timeout_s:g} s: there are "
-                "still models that are not unloaded. Triton stays in memory with them.",
+                f"Server {self.name!r} was not stopped within the exit_timeout of {self._exit_timeout_s:g} s: there "
+                "are still models that are not unloaded. Triton stays in memory with them.",
                 expected="nothing left",
                 received="models that are not unloaded",
                 where=f"server {self.name!r}",
