@@ -445,7 +445,7 @@ def test_unknown_models(server: Server) -> None:
     for value in (ROW, [[1.0]]):
         with pytest.raises(NotFoundError, match="nowhere") as caught:
             server.model("nowhere").infer(inputs={"x": value})
-        assert (caught.value.where, caught.value.received) == ("model 'nowhere'", "nowhere")
+        assert (caught.value.where, caught.value.received) == ("model 'nowhere'", ("nowhere", -1))
     with pytest.raises(TritonError, match="77"):
         server.model("double", 77).infer(inputs={"x": ROW})
     # The C API would take these for another name and another version.

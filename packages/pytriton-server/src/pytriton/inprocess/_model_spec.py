@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytriton.inprocess._model import Model
     from pytriton.inprocess._session import Session
 
-__all__ = ["InputSpec", "ModelSpec", "describe", "explain", "fetch_spec", "forget_spec", "known_spec", "not_served"]
+__all__ = ["InputSpec", "ModelSpec", "describe", "explain", "fetch_spec", "forget_spec", "known_spec"]
 
 
 @dataclass(frozen=True)
@@ -132,24 +132,19 @@ def explain(
         spec = fetch_spec(model)
     except TritonError as unknown:
         # There is no such model, or it does not answer: that is the error.
-        return not_served(model, error, type(error) if isinstance(error, NotFoundError) else type(unknown))
+        kind = type(error) if isinstance(error, NotFoundError) else type(unknown)
+        return kind(
+            f"{_sentence(place)}: expected a model that is loaded and ready, received: {error.args[0]}",
+            expected="a model that is loaded and ready",
+            received=(model.name, model.version),
+            where=place,
+        )
     found = _unlike_inputs(spec, place, inputs) or _unlike_outputs(spec, place, requested_outputs)
     if found is not None:
         return found
     if error.where is None:
         error.where = place
     return error
-
-
-def not_served(model: Model, error: TritonError, kind: type[TritonError] = NotFoundError) -> TritonError:
-    """Make the error for a request to a model that is not there, or does not answer, of what Triton says."""
-    place = describe(model)
-    return kind(
-        f"{_sentence(place)}: expected a model that is loaded and ready, received: {error.args[0]}",
-        expected="a model that is loaded and ready",
-        received=model.name,
-        where=place,
-    )
 
 
 def _unlike_inputs(

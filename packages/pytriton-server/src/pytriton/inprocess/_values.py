@@ -9,8 +9,8 @@ import numpy as np
 
 from pytriton.inprocess._dtypes import NUMPY_TYPES, Array, bfloat16_bits
 from pytriton.inprocess._enums import DataType
-from pytriton.inprocess._errors import InvalidArgumentError, NotFoundError, TritonError
-from pytriton.inprocess._model_spec import describe, known_spec, not_served
+from pytriton.inprocess._errors import InvalidArgumentError, TritonError
+from pytriton.inprocess._model_spec import describe, known_spec
 from pytriton.inprocess._tensor import Tensor
 
 if TYPE_CHECKING:
@@ -51,8 +51,6 @@ def to_tensor(model: Model, name: str, value: Any) -> Tensor:
         where = f"{describe(model)}, input {name!r}"
         if error.where is not None:
             raise
-        if isinstance(error, NotFoundError):
-            raise not_served(model, error) from error
         if value is None or not (hasattr(value, "__dlpack__") or hasattr(value, "__array__") or is_untyped(value)):
             text = f"expected {_EXPECTED}, received {value!r} of type {type(value).__name__}."
             raise InvalidArgumentError(
