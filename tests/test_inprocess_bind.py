@@ -26,6 +26,7 @@ from support.callables import (
     yields_nothing,
     yields_twice,
 )
+from support.inprocess import chain_config
 
 Array = np.ndarray[Any, Any]
 
@@ -399,6 +400,20 @@ def test_the_response_cache_answers_without_the_callable(own_server: inprocess.S
     for _ in range(3):
         assert ask(own_server, "cached", 5) == ([5], None)
     assert calls == [1]
+
+
+def test_a_response_has_the_label_of_its_largest_value(own_server: inprocess.Server) -> None:
+    def same(requests: list[Request]) -> list[Any]:
+        return [{"y": request["x"]} for request in requests]
+
+    own_server.bind("scores", same, X, Y, config=ModelConfig(max_batch_size=8))
+    config = chain_config("scores")
+    config["output"] = [{**config["output"][0], "label_filename": "labels.txt"}]
+    model = own_server.load("labelled", config=config, files={"labels.txt": "cat\ndog\n"})
+    responses = [next(model.infer(inputs={"x": x})) for x in ([[1, 5]], [[5]], [[3], [4]])]
+    # Of several rows, one label would not say which is meant.
+    assert [response.classification_label for response in responses] == ["dog", "cat", None]
+    assert next(own_server.model("scores").infer(inputs={"x": [[5]]})).classification_label is None
 
 
 def test_queue_policies(own_server: inprocess.Server) -> None:

@@ -25,7 +25,7 @@ from pytriton.inprocess._tensor import Tensor
 if TYPE_CHECKING:
     from pytriton.inprocess._model import Model
 
-__all__ = ["InferenceResponse", "Parameter", "allocate", "read_response"]
+__all__ = ["LABELLED", "InferenceResponse", "Parameter", "allocate", "read_response"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,8 @@ class InferenceResponse:
         parameters: Parameters that the model set.
         outputs: The outputs by name. They own their memory: they stay valid after the server is gone.
         error: What went wrong, if anything did.
-        classification_label: Not set. It is there as Triton's own Python API has it.
+        classification_label: Label of the largest value, where the model has labels (`label_filename`) for an output
+            and the response has one row of it.
         final: Whether no other response follows.
     """
 
@@ -143,6 +144,10 @@ class _Scratch:
 # Taken from the end and put back there, which is safe between threads. Not by thread: a thread of Triton's is a new one
 # to Python in every callback.
 _scratches: list[_Scratch] = []
+
+LABELLED: set[str] = set()
+"""Names of models that have labels for their outputs, as far as they were asked for."""
+
 _names: dict[bytes, str] = {}
 
 
@@ -165,7 +170,8 @@ def read_response(api: Api, calls: HotCalls, handle: int, response: InferenceRes
     error = calls.InferenceResponseModel(handle, name_at, places[7])
     if error:
         calls.check(error)
-    response._answering = (_text(name.value), words[7])
+    model_name = _text(name.value)
+    response._answering = (model_name, words[7])
     error = calls.InferenceResponseParameterCount(handle, count_at)
     if error:
         calls.check(error)
@@ -188,7 +194,22 @@ def read_response(api: Api, calls: HotCalls, handle: int, response: InferenceRes
             data_type, dtype = _TYPES[number]
             shape = tuple((c_int64 * dim_count).from_address(dims)) if dim_count else ()
             outputs[_text(name.value)] = _tensor(data_type, dtype, shape, buffers.pop(base, None), size)
+        if LABELLED and model_name in LABELLED:
+            response.classification_label = _label(api, handle, outputs)
     _scratches.append(scratch)
+
+
+def _label(api: Api, handle: int, outputs: dict[str, Tensor]) -> str | None:
+    label = c_char_p()
+    for index, tensor in enumerate(outputs.values()):
+        size = 0 if tensor._array is None or tensor.data_type is DataType.BYTES else tensor._array.size
+        if not size or tensor.shape[-1:] != (size,):
+            continue
+        best = int(np.argmax(np.asarray(tensor)))
+        api.TRITONSERVER_InferenceResponseOutputClassificationLabel(handle, index, best, byref(label))
+        if label.value is not None:
+            return label.value.decode(errors="replace")
+    return None
 
 
 def _read_parameters(api: Api, handle: int, count: int, parameters: dict[str, Parameter]) -> None:
