@@ -155,19 +155,20 @@ def test_a_callable_sees_that_its_caller_gave_up(server: inprocess.Server) -> No
 
 def test_cancellation_ends_a_generator_and_a_coroutine(server: inprocess.Server) -> None:
     ended: list[str] = []
-    begun = threading.Semaphore(0)
+    # One for each: a request that is cancelled before its callable runs never gets there.
+    begun = {"forever": threading.Event(), "sleeps": threading.Event()}
 
     def forever(requests: list[Request]) -> Iterator[list[Any]]:
         try:
             while True:
-                begun.release()
+                begun["forever"].set()
                 yield identity(requests)
                 time.sleep(0.001)
         finally:
             ended.append("generator")
 
     async def sleeps(requests: list[Request]) -> list[Any]:
-        begun.release()
+        begun["sleeps"].set()
         try:
             await asyncio.sleep(PATIENCE_S)
         except asyncio.CancelledError:
@@ -179,7 +180,7 @@ def test_cancellation_ends_a_generator_and_a_coroutine(server: inprocess.Server)
     server.bind("sleeps", sleeps, X, Y)
     for name in ("forever", "sleeps"):
         responses = server.model(name).infer(inputs={"x": ONE})
-        assert begun.acquire(timeout=PATIENCE_S)
+        assert begun[name].wait(PATIENCE_S)
         responses.cancel()
     wait_until(lambda: sorted(ended) == ["coroutine", "generator"])
 

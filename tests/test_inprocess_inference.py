@@ -619,6 +619,36 @@ def _resident_mib() -> float:
     return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
 
+def test_threads_share_an_iterator(server: Server) -> None:
+    """Each response goes to one of them, and none waits for a response after the last one."""
+    total = 200
+    responses = server.model("count").infer(inputs={"x": np.full(1, total, np.float32)})
+    with ThreadPoolExecutor(4) as pool:
+        parts = list(pool.map(lambda _: [r.outputs["y"].to_host() for r in responses if r.outputs], range(4)))
+    numbers = sorted(int(np.from_dlpack(tensor)[0]) for part in parts for tensor in part)
+    assert numbers == list(range(total))
+
+
+def test_an_answer_that_nobody_reads_keeps_no_model_from_being_unloaded(server: Server) -> None:
+    server.bind("passing", same, [_one("x")], [_one("y")], config=ModelConfig(batching=False))
+    x = np.arange(5000, dtype=np.float32)
+    unread = [server.model("passing").infer(inputs={"x": x}) for _ in range(3)]
+    answers = [np.from_dlpack(next(unread[0]).outputs["y"])]
+    server.unbind("passing")
+    answers += [np.from_dlpack(next(responses).outputs["y"]) for responses in unread[1:]]
+    gc.collect()
+    for answer in answers:
+        np.testing.assert_array_equal(answer, x)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1024, 1025, 5000])
+def test_outputs_may_be_written_to_whatever_their_size(server: Server, count: int) -> None:
+    """Small ones come another way than large ones."""
+    answer = np.from_dlpack(next(server.model("any").infer(inputs={"x": np.ones(count, np.float32)})).outputs["y"])
+    answer += 1
+    np.testing.assert_array_equal(answer, np.full(count, 2, np.float32))
+
+
 def test_memory_stays_flat(server: Server) -> None:
     model = server.model("any")
     value = np.ones(MIB // 4, np.float32)

@@ -110,6 +110,15 @@ class Busy {
   }
 };
 
+// The last responses of the batch that this thread has in Python. They are sent when it is back: otherwise whoever waits
+// for them would be woken into a race for the GIL, and wait for what is left to do there.
+struct Outbox {
+  LastResponses responses;
+  bool open = false;
+};
+
+thread_local Outbox outbox;
+
 void Freeze(int) {
   for (;;) pause();
 }
@@ -179,9 +188,14 @@ void Execute(
   uint32_t taken = 0;
   {
     const Busy in_python;
+    outbox.open = instance->decoupled == 0;
     taken = hooks.execute(
         instance->token, handle.get(), requests[0], in_place.data(), static_cast<uint32_t>(in_place.size()));
+    outbox.open = false;
   }
+  LastResponses responses;
+  responses.swap(outbox.responses);
+  SendLast(&responses);
   if (taken == 1) {
     handle.release();
     return;
@@ -249,6 +263,7 @@ PYTRITON_EXPORT int pytriton_inprocess_respond(
   const std::lock_guard<std::mutex> lock(handle->mutex);
   static thread_local pytriton::ResponseRecord response;
   std::string error;
+  handle->batch.held_back = pytriton::outbox.open ? &pytriton::outbox.responses : nullptr;
   try {
     if (response.Parse(record, length, handle->Id(), handle->batch.size(), handle->decoupled, &error, payloads)) {
       handle->batch.Respond(response);
@@ -257,6 +272,7 @@ PYTRITON_EXPORT int pytriton_inprocess_respond(
     error = exception.what();
   }
   if (!error.empty()) handle->batch.Fail(TRITONSERVER_ERROR_INTERNAL, "the response cannot be sent: " + error);
+  handle->batch.held_back = nullptr;
   return handle->batch.finished() ? 1 : 0;
 }
 

@@ -82,6 +82,15 @@ bool SameOutputs(const BatchSource& source, const RequestSource& a, uint32_t fir
 
 }  // namespace
 
+void SendLast(LastResponses* responses) {
+  for (const auto& [response, error] : *responses) {
+    PYTRITON_LOG_IF_ERROR(
+        TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error), "sending a response");
+    if (error != nullptr) TRITONSERVER_ErrorDelete(error);
+  }
+  responses->clear();
+}
+
 Batch::Batch(
     uint64_t id, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, uint32_t count,
     bool batching, bool decoupled, std::atomic<uint64_t>* in_flight, LateEnds* late_ends)
@@ -508,12 +517,12 @@ void Batch::Finish(uint64_t compute_end_ns) {
             instance_, rows, started_ns_, sent_ns, compute_end_ns, end_ns),
         "batch statistics");
   }
-  for (const auto& [response, error] : last_responses_) {
-    PYTRITON_LOG_IF_ERROR(
-        TRITONBACKEND_ResponseSend(response, TRITONSERVER_RESPONSE_COMPLETE_FINAL, error), "sending a response");
-    if (error != nullptr) TRITONSERVER_ErrorDelete(error);
+  if (open_ == 0 && held_back != nullptr) {
+    held_back->insert(held_back->end(), last_responses_.begin(), last_responses_.end());
+    last_responses_.clear();
+  } else {
+    SendLast(&last_responses_);
   }
-  last_responses_.clear();
 }
 
 void Batch::PollCancelled(const std::function<void(uint32_t)>& cancelled) {

@@ -15,6 +15,12 @@
 
 namespace pytriton {
 
+// Last responses of requests, with the errors that they bring. Both belong to the list.
+using LastResponses = std::vector<std::pair<TRITONBACKEND_Response*, TRITONSERVER_Error*>>;
+
+// Sends them, and leaves the list empty.
+void SendLast(LastResponses* responses);
+
 class Batch {
  public:
   // Takes over the requests: each is answered and released exactly once, at the latest by the destructor. As long as it
@@ -58,6 +64,8 @@ class Batch {
   Block input;  // the input block of this batch, until the worker gives it back
   bool input_in_use = false;
   bool expired = false;  // took longer than it may; its requests have their errors
+  // Where the last responses go that end the batch, to be sent by whoever made it; they are sent at once where it is null.
+  LastResponses* held_back = nullptr;
   std::string loss;      // how the worker that had it before was lost; empty where it is the first that has it
 
  private:
@@ -90,7 +98,7 @@ class Batch {
   LateEnds* const late_ends_;
   std::atomic<uint64_t>* const in_flight_;
   std::vector<Item> items_;
-  std::vector<std::pair<TRITONBACKEND_Response*, TRITONSERVER_Error*>> last_responses_;
+  LastResponses last_responses_;
   uint32_t open_;
   uint64_t started_ns_;
   uint64_t sent_ns_ = 0;

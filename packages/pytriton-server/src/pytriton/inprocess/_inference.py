@@ -94,10 +94,11 @@ class ResponseIterator(_Responses, Iterator[InferenceResponse]):
         self._raises = raise_on_error
         self._request = request
         self._timeout_s = None if request.response_timeout_s is None else _checked_timeout(request)
-        self._queue: queue.SimpleQueue[InferenceResponse] = queue.SimpleQueue()
-        deliver: _Deliver = self._queue.put
+        self._queue: queue.SimpleQueue[InferenceResponse] | None = None
+        deliver: _Deliver | None = None
         if request.response_queue is not None:
-            deliver = _to_both(deliver, _sync_put(request))
+            self._queue = queue.SimpleQueue()
+            deliver = _to_both(self._queue.put, _sync_put(request))
         self._pending = submit(request, deliver)
 
     def __iter__(self) -> ResponseIterator:
@@ -114,10 +115,9 @@ class ResponseIterator(_Responses, Iterator[InferenceResponse]):
         if self._finished:
             raise StopIteration
         timeout_s = self._timeout_s
-        try:
-            response = self._queue.get() if timeout_s is None else self._queue.get(timeout=timeout_s)
-        except queue.Empty:
-            raise self._late() from None
+        response = self._pending.take(timeout_s) if self._queue is None else _get(self._queue, timeout_s)
+        if response is None:
+            raise self._late()
         if response.error is None:
             self._finished = response.final
             return response
@@ -234,6 +234,13 @@ def _waking(
 def _wake(future: asyncio.Future[None]) -> None:
     if not future.done():
         future.set_result(None)
+
+
+def _get(source: queue.SimpleQueue[InferenceResponse], timeout_s: float | None) -> InferenceResponse | None:
+    try:
+        return source.get() if timeout_s is None else source.get(timeout=timeout_s)
+    except queue.Empty:
+        return None
 
 
 def _checked_timeout(request: InferenceRequest) -> float:

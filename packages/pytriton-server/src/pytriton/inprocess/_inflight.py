@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from pytriton.inprocess import _process
+
 __all__ = ["OWNERS", "owner_of"]
 
-OWNERS: dict[int, object] = {}
+OWNERS: dict[int, object] = _process.shared("owners of inputs", dict)
 """By the address of a request of the C API: what keeps all its input buffers alive.
 
 Set before Triton gets the request, and removed when it releases it.

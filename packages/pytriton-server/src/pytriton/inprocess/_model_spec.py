@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytriton.inprocess._enums import DataType
 from pytriton.inprocess._errors import InvalidArgumentError, NotFoundError, TritonError
-from pytriton.inprocess._response import LABELLED
 
 if TYPE_CHECKING:
     from pytriton.inprocess._model import Model
@@ -88,8 +87,6 @@ def fetch_spec(model: Model) -> ModelSpec:
             special = details.get("is_shape_tensor") or details.get("allow_ragged_batch")
             dims = tuple(int(dim) for dim in entry["shape"])
             inputs[name] = InputSpec(data_type, dims, bool(details.get("optional")), not special)
-    if any(entry.get("label_filename") for entry in config.get("output", ())):
-        LABELLED.add(model.name)
     outputs = tuple(entry["name"] for entry in metadata.get("outputs", ()))
     required = frozenset(name for name, entry in inputs.items() if not entry.optional)
     spec = ModelSpec(inputs, outputs, int(config.get("max_batch_size", 0)), required)

@@ -1,28 +1,29 @@
 """Requests that are in Triton: from the moment that they are submitted until Triton has done with them.
 
-A request has two ends, which come in any order: Triton releases it, and its last response arrives. With both, its C
-object is deleted. Until then it can be cancelled.
+The native library holds the C object of a request, and a queue of its responses, until Triton has released the request
+and given its last response. Whoever waits for a response takes it from that queue. Only for those who do not wait (an
+event loop, a queue of the caller's) the library calls back for each response; and for all, when a request ends later
+than its last response was taken.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
+import time
 from _thread import start_new_thread
 from collections.abc import Callable, Mapping
-from ctypes import CFUNCTYPE, addressof, c_int, c_int64, c_size_t, c_void_p, cast
-from typing import TYPE_CHECKING, Any
+from ctypes import addressof, c_uint64, string_at
+from typing import TYPE_CHECKING, Any, Final
 
-from pytriton.inprocess import _c_types
-from pytriton.inprocess._api import Api, load_api
-from pytriton.inprocess._enums import ResponseCompleteFlag
 from pytriton.inprocess._errors import CancelledError, InternalError, InvalidArgumentError, TritonError
-from pytriton.inprocess._hot_calls import HotCalls
+from pytriton.inprocess._gpu_outputs import gpu_allocator
 from pytriton.inprocess._inflight import OWNERS
+from pytriton.inprocess._memory import MemoryBuffer
 from pytriton.inprocess._model_spec import describe, explain, fetch_spec, forget_spec, known_spec
+from pytriton.inprocess._native_calls import Event, NativeCalls, Taken, Wish, load_native_calls
 from pytriton.inprocess._request import InferenceRequest, fill, output_gpu
-from pytriton.inprocess._response import InferenceResponse, allocate, read_response
+from pytriton.inprocess._response import InferenceResponse, read_response
 from pytriton.inprocess._values import is_untyped, to_tensor
 
 if TYPE_CHECKING:
@@ -33,11 +34,20 @@ __all__ = ["Pending", "submit"]
 
 logger = logging.getLogger(__name__)
 
-_FINAL = int(ResponseCompleteFlag.FINAL)
-
-# By the number that Triton hands to the callbacks.
-_pending: dict[int, Pending] = {}
-_numbers = itertools.count(1)
+# Flags of a record, as in `native/inprocess/calls.cc`.
+_FINAL: Final = 1
+_CANCELLED: Final = 4
+_OVER: Final = 8
+_FLAGS_AT: Final = 8
+_Made: Any = c_uint64 * 2
+# Numbers, as to combine members of an enum takes longer than most of what is done here.
+_TELL_ARRIVED: Final = int(Wish.ARRIVED)
+_TELL_RELEASED: Final = int(Wish.RELEASED)
+_RELEASED: Final = int(Event.RELEASED)
+_ARRIVED: Final = int(Event.ARRIVED)
+_ENDED: Final = int(Event.ENDED)
+# A thread that waits looks up so often, for signals.
+_SLICE_NS: Final = 50_000_000
 
 
 class Pending:
@@ -46,24 +56,24 @@ class Pending:
     Args:
         session: The run of the server that it is in.
         request: What was asked for.
-        deliver: Gets the responses, in a thread of Triton's, or in the one that cancels. It must not block.
-        callbacks: What Triton calls.
+        deliver: Gets the responses, in a thread of Triton's, or in the one that cancels. It must not block. `None`
+            where they are taken.
+        native: The functions.
     """
 
     __slots__ = (
         "__weakref__",
-        "_callbacks",
         "_cancelled",
-        "_closed",
-        "_deleted",
+        "_collecting",
         "_deliver",
-        "_ends",
         "_lock",
-        "buffers",
+        "_native",
+        "call",
         "gpu",
         "handle",
         "keep",
         "number",
+        "on_gpu",
         "request",
         "session",
         "trace",
@@ -73,111 +83,144 @@ class Pending:
         self,
         session: Session,
         request: InferenceRequest,
-        deliver: Callable[[InferenceResponse], None],
-        callbacks: _Callbacks,
+        deliver: Callable[[InferenceResponse], None] | None,
+        native: NativeCalls,
     ) -> None:
-        self._callbacks = callbacks
+        self._native = native
         self.session = session
         self.request = request
-        self.handle: int | None = None
-        self.number = next(_numbers)
-        # Memory for outputs that Triton writes, by its address.
-        self.buffers: dict[int, Any] = {}
+        # The request of the native library and that of Triton.
+        self.call = 0
+        self.handle = 0
+        self.number = next(native.numbers)
         # What the inputs lie in.
         self.keep: list[Any] = []
         self.gpu: int | None = None
+        # Memory for outputs there, by its address.
+        self.on_gpu: dict[int, MemoryBuffer] = {}
         self.trace: StartedTrace | None = None
         self._deliver = deliver
         self._cancelled = False
-        self._closed = False
-        self._deleted = False
-        # Taken by each of the two ends; whoever gets False came last. Taking one is safe between threads.
-        self._ends = [False, True]
-        # For the C object, which is deleted in one thread and cancelled in another. Reentrant, as the garbage collector
-        # may drop an iterator, and so cancel a request, in the middle of anything.
-        self._lock = threading.RLock()
+        # For the delivery, which is in order. Reentrant, as the garbage collector may drop an iterator, and so cancel a
+        # request, in the middle of anything.
+        self._lock = None if deliver is None else threading.RLock()
+        self._collecting = False
+
+    def __del__(self) -> None:
+        if self.call:
+            self._native.drop_call(self.call)
 
     def cancel(self) -> None:
         """Ask Triton to cancel the request, and end the wait for its responses with an error. Does not raise."""
-        with self._lock:
-            if self._cancelled or self._closed:
-                return
-            self._cancelled = True
-            self.cancel_in_triton()
-            place = describe(self.request.model)
-            self._hand_over(
-                InferenceResponse(
-                    self.request.model,
-                    self.request.request_id,
-                    error=CancelledError(f"The request to {place} was cancelled.", where=place),
-                    final=True,
-                )
-            )
+        self._cancelled = True
+        # Without a call it is not submitted yet. Whoever submits it looks again afterwards.
+        if self.call and not self.session.is_foreign and self._native.cancel_call(self.call):
+            self.finish()
 
-    def cancel_in_triton(self) -> None:
-        """Pass a cancellation on to Triton, if there was one and the request is still there."""
-        with self._lock:
-            if not self._cancelled or self._deleted or self.handle is None:
-                return
+    def take(self, timeout_s: float | None) -> InferenceResponse | None:
+        """Wait for the next response; `None` if it does not come in that time.
+
+        Raises:
+            StopIteration: If none will come.
+            InvalidArgumentError: If this process was forked from that of the server.
+        """
+        taken = Taken()
+        deadline = None if timeout_s is None else time.monotonic_ns() + int(timeout_s * 1e9)
+        wait_ns = _SLICE_NS
+        while True:
+            if deadline is not None:
+                wait_ns = max(0, min(_SLICE_NS, deadline - time.monotonic_ns()))
+            found = self._native.take_record(self.call, wait_ns, addressof(taken))
+            if found:
+                break
+            if deadline is not None and time.monotonic_ns() >= deadline:
+                return None
+            if self.session.is_foreign:
+                raise self.session._refusal()
+        if found < 0:
+            raise StopIteration
+        return self._read(taken)
+
+    def _read(self, taken: Any) -> InferenceResponse:
+        record, address, length = taken
+        content = string_at(address, length)
+        self._native.free_record(record)
+        flags = content[_FLAGS_AT]
+        request = self.request
+        response = InferenceResponse(request.model, request.request_id, final=bool(flags & _FINAL))
+        if flags & _CANCELLED:
+            place = describe(request.model)
+            response.error = CancelledError(f"The request to {place} was cancelled.", where=place)
+        else:
             try:
-                self.session.api.TRITONSERVER_InferenceRequestCancel(self.handle)
-            except TritonError as error:
-                # It is not submitted yet. Whoever submits it looks again afterwards.
-                logger.debug("the request to %s is not cancelled: %s", describe(self.request.model), error)
+                read_response(content, response, self.on_gpu, self._native.free_memory)
+            except BaseException as failure:
+                logger.exception("a response of %s could not be read", describe(request.model))
+                response.error = _unread(failure, request)
+        if flags & _OVER:
+            self.finish()
+        return response
 
-    def respond(self, response: InferenceResponse) -> None:
-        """Hand a response over, unless the last one was: that of a cancelled request comes before Triton's."""
-        with self._lock:
-            if not self._closed:
-                self._hand_over(response)
+    def told(self, events: int) -> None:
+        """See `Told`."""
+        if events & _RELEASED:
+            OWNERS.pop(self.handle, None)
+            self.keep = []
+        # The end of a request may be told by another thread than that of its last response, and before it.
+        if events & (_ARRIVED | _ENDED):
+            self._collect()
+        if events & _ENDED:
+            self.finish()
 
-    def _hand_over(self, response: InferenceResponse) -> None:
-        self._closed = response.final
-        self._deliver(response)
-
-    def end(self) -> None:
-        """Note one of the two ends: that Triton released the request, or gave its last response."""
-        if self._ends.pop():
+    def _collect(self) -> None:
+        lock, deliver = self._lock, self._deliver
+        if lock is None or deliver is None:
             return
-        self.discard()
-        self.session.finish(self)
+        with lock:
+            if self._collecting:
+                # In the middle of a delivery by this very thread, which goes on with what is there.
+                return
+            self._collecting = True
+            try:
+                taken = Taken()
+                while self._native.take_record(self.call, 0, addressof(taken)) > 0:
+                    try:
+                        deliver(self._read(taken))
+                    except BaseException:
+                        logger.exception("a response of %s could not be handed over", describe(self.request.model))
+            finally:
+                self._collecting = False
 
-    def discard(self) -> None:
-        """Forget the request and delete its C object."""
-        _pending.pop(self.number, None)
-        with self._lock:
-            self._deleted = True
-        # Nothing that a signal could interrupt, so that it is deleted once.
-        handle, self.handle = self.handle, None
-        if handle:
-            error = self._callbacks.calls.InferenceRequestDelete(handle)
-            if error:
-                self._callbacks.calls.check(error)
-
-    def withdraw(self, created: c_void_p) -> None:
+    def withdraw(self, made: Any) -> None:
         """Undo all for a request that Triton did not take. If a signal interrupts that, it can be done again.
 
         Args:
-            created: Where the C API put the address of its request. It is taken from there.
+            made: The request of the native library and that of Triton, each 0 if there is none.
         """
         try:
-            OWNERS.pop(created.value or 0, None)
-            if created.value is not None:
-                self.handle, created.value = created.value, None
+            self.call, self.handle = made
+            OWNERS.pop(self.handle, None)
             if self.trace is not None:
                 self.trace.withdraw()
-            self.discard()
+            if self.call:
+                self._native.withdraw_call(self.call)
         finally:
             # Whatever happens: it would hold up the stop of the server.
-            self.session.finish(self)
+            self.finish()
+
+    def finish(self) -> None:
+        """Note that Triton has done with the request. Does nothing if that is known."""
+        self._native.pending.pop(self.number, None)
+        self.keep = []
+        self.session.finish(self)
 
 
-def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], None]) -> Pending:
+def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], None] | None) -> Pending:
     """Give a request to Triton.
 
     Args:
         request: The request.
-        deliver: Gets the responses, in threads of Triton's. It must not block.
+        deliver: Gets the responses, in threads of Triton's. It must not block. `None` if they will be taken.
 
     Raises:
         InvalidArgumentError: If the request does not fit the model, or has a value that cannot be sent.
@@ -204,57 +247,69 @@ def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], Non
     raise _explained(refusal, request)
 
 
-def _submit(session: Session, request: InferenceRequest, deliver: Callable[[InferenceResponse], None]) -> Pending:
-    callbacks = _callbacks or _make_callbacks()
-    calls, model = callbacks.calls, request.model
-    pending = Pending(session, request, deliver, callbacks)
+def _submit(
+    session: Session, request: InferenceRequest, deliver: Callable[[InferenceResponse], None] | None
+) -> Pending:
+    native = _native or _load_native()
+    model = request.model
+    pending = Pending(session, request, deliver, native)
+    allocator = None
     if request.output_memory_type is not None:
         pending.gpu = output_gpu(request)
-    created = c_void_p()
+        if pending.gpu is not None:
+            allocator = gpu_allocator(_find_gpu)
+    made = _Made()
     submitted = False
     try:
         server = session.admit(pending)
-        error = calls.InferenceRequestNew(addressof(created), server, model._c_name, model.version)
+        error = native.new_call(server, model._c_name, model.version, pending.number, addressof(made))
         if error:
-            calls.check(error)
-        handle = pending.handle = created.value or 0
-        number = pending.number
-        large = fill(session.api, calls, handle, request, pending.keep)
-        error = calls.InferenceRequestSetReleaseCallback(handle, callbacks.release, number)
-        if error:
-            calls.check(error)
-        error = calls.InferenceRequestSetResponseCallback(
-            handle, callbacks.allocator, number, callbacks.complete, number
-        )
-        if error:
-            calls.check(error)
+            native.check(error)
+        call, handle = pending.call, pending.handle = made
+        large = fill(session.api, native, handle, request, pending.keep)
         trace = None
         if request.trace is not None:
             pending.trace = request.trace._start(session.api)
             trace = pending.trace.handle
+        wishes = 0 if deliver is None else _TELL_ARRIVED
         if large:
             OWNERS[handle] = pending.keep
-        _pending[number] = pending
+            wishes |= _TELL_RELEASED
+        native.pending[pending.number] = pending
         submitted = True
-        error = calls.ServerInferAsync(server, handle, trace)
+        error = native.submit_call(call, server, trace, allocator, wishes)
         if error:
             submitted = False
-            calls.check(error)
+            native.check(error)
     except BaseException:
         if submitted:
             # Interrupted by a signal just when Triton had taken it: it ends as all do.
             pending.cancel()
             raise
         try:
-            pending.withdraw(created)
+            pending.withdraw(made)
         except BaseException:
             # Another signal. Again, in a thread, where none comes: Python handles them in the main thread.
-            start_new_thread(pending.withdraw, (created,))
+            start_new_thread(pending.withdraw, (made,))
             raise
         raise
     if pending._cancelled:
-        pending.cancel_in_triton()
+        pending.cancel()
     return pending
+
+
+_native: NativeCalls | None = None
+
+
+def _load_native() -> NativeCalls:
+    global _native
+    _native = load_native_calls()
+    return _native
+
+
+def _find_gpu(number: int) -> tuple[int, dict[int, MemoryBuffer]]:
+    pending = load_native_calls().pending[number]
+    return pending.gpu or 0, pending.on_gpu
 
 
 def _check_presence(request: InferenceRequest) -> None:
@@ -271,102 +326,6 @@ def _explained(error: TritonError, request: InferenceRequest) -> TritonError:
     tensors = {name: to_tensor(request.model, name, value) for name, value in request.inputs.items()}
     sent = {name: (tensor.data_type, tensor.shape) for name, tensor in tensors.items()}
     return explain(error, request.model, sent, tuple(request.requested_outputs))
-
-
-# As in `_c_types`, but with plain addresses in place of pointers, which cost more.
-_Allocate = CFUNCTYPE(
-    c_void_p, c_void_p, c_void_p, c_size_t, c_int, c_int64, c_void_p, c_void_p, c_void_p, c_void_p, c_void_p
-)
-
-
-class _Callbacks:
-    """What Triton calls, for all requests. It lives as long as the process, as Triton may call it that long."""
-
-    def __init__(self, api: Api) -> None:
-        self._api = api
-        self.calls = HotCalls(api)
-        self._functions = (
-            _c_types.InferenceResponseCompleteCallback(self._complete),
-            _c_types.InferenceRequestReleaseCallback(self._release),
-            _Allocate(self._on_allocate),
-            _c_types.ResponseAllocatorReleaseCallback(self._on_free),
-        )
-        self.complete, self.release, _, _ = (cast(function, c_void_p).value for function in self._functions)
-        allocator = _c_types.ResponseAllocatorHandle()
-        api.TRITONSERVER_ResponseAllocatorNew(
-            allocator,
-            cast(self._functions[2], _c_types.ResponseAllocatorAllocCallback),
-            self._functions[3],
-            _c_types.ResponseAllocatorStartCallback(),
-        )
-        self.allocator = allocator.value
-
-    def _on_allocate(
-        self,
-        allocator: int,
-        name: int,
-        size: int,
-        wanted_type: int,
-        wanted_id: int,
-        number: int,
-        buffer: int,
-        userp: int,
-        memory_type: int,
-        memory_type_id: int,
-    ) -> int | None:
-        try:
-            pending = _pending[number]
-            allocate(pending.buffers, size, pending.gpu, buffer, memory_type, memory_type_id)
-        except BaseException as error:
-            return self._api.new_error(error)
-        return None
-
-    def _on_free(
-        self, allocator: int, buffer: int, userp: int, size: int, memory_type: int, memory_type_id: int
-    ) -> int | None:
-        # The memory belongs to the outputs that were read.
-        return None
-
-    def _complete(self, handle: int | None, flags: int, number: int) -> None:
-        pending, calls = _pending[number], self.calls
-        request = pending.request
-        final = bool(flags & _FINAL)
-        response = InferenceResponse(request.model, request.request_id, final=final)
-        try:
-            if handle is not None:
-                try:
-                    read_response(self._api, calls, handle, response, pending.buffers)
-                finally:
-                    error = calls.InferenceResponseDelete(handle)
-                    if error:
-                        calls.check(error)
-        except BaseException as failure:
-            logger.exception("a response of %s could not be read", describe(request.model))
-            response.error = _unread(failure, request)
-        try:
-            pending.respond(response)
-        except BaseException:
-            logger.exception("a response of %s could not be handed over", describe(request.model))
-        if final:
-            pending.end()
-
-    def _release(self, handle: int, flags: int, number: int) -> None:
-        pending = _pending[number]
-        OWNERS.pop(handle, None)
-        pending.keep = []
-        pending.end()
-
-
-_callbacks: _Callbacks | None = None
-_callbacks_lock = threading.Lock()
-
-
-def _make_callbacks() -> _Callbacks:
-    global _callbacks
-    with _callbacks_lock:
-        if _callbacks is None:
-            _callbacks = _Callbacks(load_api())
-        return _callbacks
 
 
 def _unread(error: BaseException, request: InferenceRequest) -> TritonError:

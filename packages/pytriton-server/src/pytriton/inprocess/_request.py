@@ -15,8 +15,8 @@ from pytriton.inprocess._api import Api
 from pytriton.inprocess._dtypes import NUMPY_TYPES
 from pytriton.inprocess._enums import DataType, MemoryType
 from pytriton.inprocess._errors import InvalidArgumentError, encoded_text, wrong_argument
-from pytriton.inprocess._hot_calls import HotCalls
 from pytriton.inprocess._model_spec import describe
+from pytriton.inprocess._native_calls import NativeCalls
 from pytriton.inprocess._response import Parameter
 from pytriton.inprocess._tensor import Tensor
 from pytriton.inprocess._tracing import Trace
@@ -102,7 +102,7 @@ def output_gpu(request: InferenceRequest) -> int | None:
     return number
 
 
-def fill(api: Api, calls: HotCalls, handle: int, request: InferenceRequest, keep: list[Any]) -> bool:
+def fill(api: Api, calls: NativeCalls, handle: int, request: InferenceRequest, keep: list[Any]) -> bool:
     """Put everything into a request of the C API but its callbacks.
 
     Args:
@@ -142,10 +142,10 @@ def fill(api: Api, calls: HotCalls, handle: int, request: InferenceRequest, keep
                         data = addressof(_Byte.from_buffer(value))
                     else:
                         data = value.__array_interface__["data"][0]
-                error = calls.InferenceRequestAddInput(handle, encoded, number, dims, count)
+                error = calls.add_input(handle, encoded, number, dims, count)
                 if error:
                     calls.check(error)
-                error = calls.InferenceRequestAppendInputData(handle, encoded, data, size, 0, 0)
+                error = calls.append_input_data(handle, encoded, data, size, 0, 0)
                 if error:
                     calls.check(error)
                 continue
