@@ -91,19 +91,25 @@ def run(seconds: float, seed: int, kill_server_s: float = 0.0) -> dict[str, Any]
             began = time.monotonic()
             for part in (watch, callers, chaos):
                 part.start()
-            while time.monotonic() - began < seconds:
-                time.sleep(0.2)
-                if server is not None and kill_server_s and time.monotonic() - began > (murders + 1) * kill_server_s:
-                    os.kill(server, signal.SIGKILL)
-                    murders += 1
-                if server is not None and _server() != server:
-                    deaths.append(time.monotonic())
-                    print(f"tritonserver has died, {deaths[-1] - began:.0f} s after the begin", flush=True)
-                server = _server()
-            took_s = time.monotonic() - began
-            watch.end()
-            chaos.end()
-            callers.end()
+            try:
+                while time.monotonic() - began < seconds:
+                    time.sleep(0.2)
+                    if (
+                        server is not None
+                        and kill_server_s
+                        and time.monotonic() - began > (murders + 1) * kill_server_s
+                    ):
+                        os.kill(server, signal.SIGKILL)
+                        murders += 1
+                    if server is not None and _server() != server:
+                        deaths.append(time.monotonic())
+                        print(f"tritonserver has died, {deaths[-1] - began:.0f} s after the begin", flush=True)
+                    server = _server()
+                took_s = time.monotonic() - began
+            finally:
+                # Also where SIGTERM ends it early: the callers would ask for ever.
+                for part in (watch, chaos, callers):
+                    part.end()
             tally.close(deaths)
             if len(deaths) - murders > _DEATHS_PER_S * took_s + 1:
                 tally.note(f"tritonserver died {len(deaths)} times: " + " | ".join(server_log.lines))
