@@ -8,6 +8,7 @@ import pickle
 import re
 import subprocess
 import sys
+from typing import Any
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,9 @@ def test_missing_functions_are_named(api: Api, monkeypatch: pytest.MonkeyPatch) 
         Api(api.library)
 
     assert caught.value.received == ("TRITONSERVER_OfTheFuture",)
+    # What has been declared before has nothing of what failed.
+    declared: Any = api.TRITONSERVER_ServerOptionsNew
+    assert declared.errcheck.__self__ is api
 
 
 def test_undeclared_function_is_an_error(api: Api) -> None:

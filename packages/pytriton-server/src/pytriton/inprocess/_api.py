@@ -46,6 +46,7 @@ class Api:
             function = _function(keeping_gil, name, argtypes, missing)
             if function is not None:
                 function.restype = restype
+                setattr(self, name, function)
         if missing:
             raise UnsupportedError(
                 f"Expected API 1.34 or later of Triton (release 2.51) in {library.path}, which is of API "
@@ -55,8 +56,6 @@ class Api:
                 received=tuple(missing),
                 where=str(library.path),
             )
-        for name in _functions.VALUES:
-            setattr(self, name, getattr(keeping_gil, name))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         # Reached for unknown names only: the functions are in the instance's dictionary.
@@ -105,11 +104,13 @@ class Api:
 
 
 def _function(library: ctypes.CDLL, name: str, argtypes: Any, missing: list[str]) -> Any:
-    function = getattr(library, name, None)
-    if function is None:
+    try:
+        # Not as an attribute: that object would be shared by all who declare functions of this library.
+        function = library[name]
+    except AttributeError:
         missing.append(name)
-    else:
-        function.argtypes = list(argtypes)
+        return None
+    function.argtypes = list(argtypes)
     return function
 
 
