@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import py_compile
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -297,16 +299,48 @@ def test_a_file_of_a_model_in_memory_is_what_was_given(server: inprocess.Server)
     config = python_config(FLOATS["inputs"], FLOATS["outputs"])
     server.load("weighed", config=config, files={"1/model.py": source, "1/weights.bin": weights})
     assert ask(server, "weighed", x=row(1))["y"].tolist() == [[2560]]
-    # Triton's own names for the same, and other content.
-    parameters = {"config": '{"backend": "python", "input": [], "output": []}'}
-    with pytest.raises(inprocess.TritonError):
-        server.load("weighed", {**parameters, "file:1/model.py": b"syntax error"})
-    assert ask(server, "weighed", x=row(1))["y"].tolist() == [[2560]]
     server.load("weighed", config=config, files={"1/model.py": DOUBLE})
     assert ask(server, "weighed", x=row(1))["y"].tolist() == [[2]]
     server.unload("weighed", wait_until_unloaded=True, timeout=PATIENCE_S)
     with pytest.raises(inprocess.TritonError, match="weighed"):
         ask(server, "weighed", x=row(1))
+
+
+FAILED_RELOAD = """
+import json, sys
+import numpy as np
+from pytriton import inprocess
+
+source, config, prefix = json.loads(sys.argv[1])
+options = inprocess.Options(
+    model_control_mode=inprocess.ModelControlMode.EXPLICIT,
+    backend_configuration={"python": {"shm-region-prefix-name": prefix}},
+)
+with inprocess.Server(options) as server:
+    server.load("double", config=config, files={"1/model.py": source})
+    # Triton's own names for the same, and other content.
+    parameters = {"config": '{"backend": "python", "input": [], "output": []}'}
+    try:
+        server.load("double", {**parameters, "file:1/model.py": b"syntax error"})
+    except inprocess.TritonError:
+        (response,) = server.model("double").infer(inputs={"x": np.ones((1, 1), np.float32)})
+        print(np.from_dlpack(response.outputs["y"]).tolist())
+"""
+
+
+def test_a_reload_that_fails_leaves_what_was_loaded(tmp_path: Path) -> None:
+    # In a process of its own: Triton never lets go of a server with such a model, nor of its cache.
+    config = python_config(FLOATS["inputs"], FLOATS["outputs"])
+    given = json.dumps([DOUBLE, config, f"pt{os.getpid()}x"])
+    done = subprocess.run(
+        [sys.executable, "-c", FAILED_RELOAD, given],
+        env={**os.environ, "PYTRITON_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, "[[2.0]]\n"), done.stderr
 
 
 def test_why_a_model_does_not_load_is_told(server: inprocess.Server) -> None:

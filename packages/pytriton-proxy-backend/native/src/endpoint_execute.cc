@@ -266,7 +266,8 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
       busy = busy || connection->load() != 0;
     }
   }
-  if (busy && !sweeping_) Signal(kick_fd_);
+  // A lost worker's batch that was put back: the background thread may have looked while it was in our hands.
+  if (has_orphans_ || (busy && !sweeping_)) Signal(kick_fd_);
 }
 
 }  // namespace pytriton
