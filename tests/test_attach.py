@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -28,6 +29,7 @@ from pytriton.proxy_backend import (
 )
 from pytriton.proxy_backend.attach import Attachment, find_endpoint, serve_endpoint
 from pytriton.triton import Triton
+from support import waiting
 from support.http import call, infer
 from support.load import Load, under_load
 from support.process_models import HANG, NEVER_AGAIN, PID
@@ -48,11 +50,7 @@ def times(factor: float, pause_s: float = 0.0) -> Callable[[Any], Any]:
     return infer
 
 
-def eventually(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
+eventually = functools.partial(waiting.eventually, timeout_s=DEADLINE_S)
 
 
 @contextmanager

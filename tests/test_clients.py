@@ -6,7 +6,7 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -29,6 +29,7 @@ from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton, TritonSecurityConfig
 from support.relay import Relay
 from support.serving import local_config, open_sockets, running, short_home
+from support.waiting import eventually
 
 PATIENCE_S = 30.0
 TOKEN = "a-token"
@@ -137,13 +138,6 @@ def _nothing_left() -> Iterator[None]:
     yield
     # gRPC closes its sockets and ends its threads a little later than its channel.
     eventually(lambda: open_sockets() <= sockets and not set(threading.enumerate()) - threads)
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "the condition did not come true"
-        time.sleep(0.01)
 
 
 def numbers(results: Any) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import http.client
 import json
 import select
@@ -13,7 +14,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -27,6 +28,7 @@ from pytriton.proxy_backend import Worker
 from pytriton.server.control import activity_of
 from pytriton.server.worker_watch import WATCH_PERIOD_S, connected_workers
 from pytriton.triton import Triton
+from support import waiting
 from support.serving import local_config, running, short_home
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
@@ -53,11 +55,7 @@ def status(address: str, path: str = "/v2/health/ready") -> int:
         connection.close()
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
+eventually = functools.partial(waiting.eventually, timeout_s=DEADLINE_S)
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import json
 import queue
@@ -10,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ from pytriton.inprocess import (
 )
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
+from support import waiting
 
 PATIENCE_S = 60.0
 MIB = 1 << 20
@@ -158,11 +160,7 @@ def ask(model: Model, value: Any, **fields: Any) -> InferenceResponse:
     return response
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.002)
+eventually = functools.partial(waiting.eventually, timeout_s=PATIENCE_S)
 
 
 # ---- values ---------------------------------------------------------------------------------------------------------

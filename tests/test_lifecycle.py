@@ -30,6 +30,7 @@ from pytriton.triton import (
 )
 from support.load import under_load
 from support.serving import local_config, running, short_home
+from support.waiting import eventually
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
 Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
@@ -61,13 +62,6 @@ def ask(url: str | None, model: str, value: float = 1.0) -> Any:
     tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [value]}
     status, answer = call(url, "POST", f"/v2/models/{model}/infer", {"inputs": [tensor]})
     return answer["outputs"][0]["data"][0] if status == 200 else answer["error"]
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -30,7 +31,7 @@ from pytriton.exceptions import PyTritonBadParameterError, PyTritonUnrecoverable
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.triton import ProcessWorker, Triton, TritonModelLoadError, TritonWorkerError
-from support import process_models
+from support import process_models, waiting
 from support.http import call, infer, tensor
 from support.load import Load, under_load
 from support.process_models import DIE, EXIT, HANG, NEVER_AGAIN, PID, RAISE, STOPPED
@@ -42,12 +43,7 @@ DEADLINE_S = 60.0
 TESTS = Path(__file__).parent
 
 
-def eventually(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.02)
-    return found
+eventually: Callable[[Callable[[], Any]], Any] = functools.partial(waiting.eventually, timeout_s=DEADLINE_S)
 
 
 def is_there(pid: int) -> bool:

@@ -25,6 +25,7 @@ from pytriton.proxy_backend import read_description
 from pytriton.triton import ProcessWorker, Triton, TritonModelLoadError
 from support.load import under_load
 from support.serving import arena_mappings, local_config, running, short_home
+from support.waiting import eventually
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
 Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
@@ -101,13 +102,6 @@ def sockets(home: Path) -> list[str]:
 
 def worker_threads(model: str) -> list[str]:
     return [thread.name for thread in threading.enumerate() if thread.name.startswith(f"pytriton-{model}")]
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
 
 
 @pytest.fixture

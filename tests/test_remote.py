@@ -51,6 +51,7 @@ from pytriton.triton import (
 from support.load import under_load
 from support.relay import Relay
 from support.serving import arena_mappings, local_config, running, server_pid, short_home
+from support.waiting import eventually
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
 Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
@@ -153,13 +154,6 @@ def foreign_server(folder: Path, *options: str) -> Iterator[Server]:
                 process.kill()
                 process.wait()
     raise AssertionError((folder / "log").read_text())
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -20,6 +21,7 @@ from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
 from pytriton.server.restart import RestartSchedule
 from pytriton.triton import RestartPolicy, Triton, TritonServerExitedError
+from support import waiting
 from support.serving import local_config, running, server_pid, short_home
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
@@ -32,11 +34,7 @@ def identity(requests: Any) -> Any:
     return [{"y": request.data["x"]} for request in requests]
 
 
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "it did not come true"
-        time.sleep(0.01)
+eventually = functools.partial(waiting.eventually, timeout_s=DEADLINE_S)
 
 
 @pytest.fixture(autouse=True)

@@ -23,6 +23,7 @@ from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton
 from support.serving import arena_mappings, local_config, running, short_home
 from support.streams import PATIENCE_S, Event, Stream
+from support.waiting import eventually
 
 Array = np.ndarray[Any, Any]
 
@@ -50,13 +51,6 @@ def _fresh() -> Iterator[None]:
 
 def answer(value: float) -> dict[str, Array]:
     return {"y": np.full((1, 1), value, np.float32)}
-
-
-def eventually(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.005)
 
 
 class Crowd:

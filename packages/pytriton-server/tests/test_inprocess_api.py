@@ -15,7 +15,7 @@ import pytest
 
 from pytriton.inprocess import _c_types, _functions
 from pytriton.inprocess._api import Api, load_api
-from pytriton.inprocess._enums import DataType, ErrorCode
+from pytriton.inprocess._enums import DataType
 from pytriton.inprocess._errors import (
     CancelledError,
     InternalError,
@@ -28,6 +28,7 @@ from pytriton.inprocess._errors import (
     UnsupportedError,
     error_class,
 )
+from pytriton.proxy_backend._layout import ErrorCode
 
 DECLARED = {*_functions.CALLS, *_functions.SHORT_CALLS, *_functions.VALUES}
 

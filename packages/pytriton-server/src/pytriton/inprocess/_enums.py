@@ -9,7 +9,6 @@ from enum import IntEnum, IntFlag
 __all__ = [
     "DLDeviceType",
     "DataType",
-    "ErrorCode",
     "InstanceGroupKind",
     "LogFormat",
     "LogLevel",
@@ -91,19 +90,6 @@ class LogFormat(IntEnum):
 
     DEFAULT = 0
     ISO8601 = 1
-
-
-class ErrorCode(IntEnum):
-    """Kind of an error of the C API."""
-
-    UNKNOWN = 0
-    INTERNAL = 1
-    NOT_FOUND = 2
-    INVALID_ARG = 3
-    UNAVAILABLE = 4
-    UNSUPPORTED = 5
-    ALREADY_EXISTS = 6
-    CANCELLED = 7
 
 
 class MetricFormat(IntEnum):

@@ -27,7 +27,7 @@ from __future__ import annotations
 from typing import Any
 
 from pytriton.exceptions import PyTritonError
-from pytriton.inprocess._enums import ErrorCode
+from pytriton.proxy_backend._layout import ErrorCode
 
 __all__ = [
     "AlreadyExistsError",
