@@ -333,15 +333,22 @@ def test_bf16_is_for_the_native_flavour(command: Any, repository: Path, sockets:
     assert command(*add(repository, sockets, *tensors)).code == 0
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "needs_keys"),
-    [("127.0.0.1", False), ("[::1]", False), ("localhost", False), ("127.0.0.1.example.com", True), ("*", True)],
-)
-def test_addresses_that_others_reach_need_keys(command: Any, repository: Path, endpoint: str, needs_keys: bool) -> None:
-    arguments = add(repository, Path("x"), "--flavour", "python", "--endpoint", f"tcp://{endpoint}:5555")
+@pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "127.0.0.1.example.com", "*"])
+def test_addresses_that_others_reach_need_keys(command: Any, repository: Path, host: str) -> None:
+    arguments = add(repository, Path("x"), "--flavour", "python", "--endpoint", f"tcp://{host}:5555")
     done = command(*arguments)
-    assert (done.code, "--insecure" in done.err) == (int(needs_keys), needs_keys)
-    assert command(*arguments, "--insecure", "--replace").code == 0
+    assert done.code == 1
+    assert "--curve-secret-key" in done.err
+    assert "--insecure" in done.err
+    assert os.listdir(repository) == []
+    assert command(*arguments, "--insecure").code == 0
+    # The server that loads it is told the same.
+    assert json.loads((repository / "double" / "1" / "pytriton-proxy.json").read_text())["insecure"] is True
+    keys = repository.parent / "keys"
+    assert command("keys", "--out", keys, "--name", "proxy").code == 0
+    with_keys = ("--curve-secret-key", keys / "proxy.key_secret", "--curve-workers", keys, "--replace")
+    assert command(*arguments, *with_keys).code == 0
+    assert json.loads((repository / "double" / "1" / "pytriton-proxy.json").read_text())["insecure"] is False
 
 
 @pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a\nb"])

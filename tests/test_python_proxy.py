@@ -33,9 +33,11 @@ from pytriton.proxy_backend._responses import Answer, ResponseWriter
 from pytriton.proxy_backend._zmq import BindError, WouldBlockError, ZmqSocket, make_keys
 from pytriton.proxy_backend._zmq_connection import hello_text
 from pytriton.proxy_backend._zmq_memory import MemoryCaller, SharedMemory, memory_path
+from pytriton.proxy_backend.python_proxy._model import listen
 from pytriton.proxy_backend.python_proxy._records import RequestData, read_responses, write_batch
+from pytriton.proxy_backend.python_proxy._settings import PythonProxySettings
 from pytriton.proxy_backend.python_proxy._workers import AttachedWorker, BatchInFlight
-from pytriton.proxy_backend.zmq_keys import CurveKeys, KeyFileError
+from pytriton.proxy_backend.zmq_keys import CurveKeys, KeyFileError, KeysMissingError
 from support.python_proxy import (
     PATIENCE_S,
     Caller,
@@ -759,7 +761,7 @@ def test_keys_come_and_go_while_the_model_is_loaded(tmp_path: Path, keys: dict[s
 @pytest.mark.parametrize("who", ["mistaken", "nobody"])
 def test_who_has_no_right_keys_does_not_get_in(keys: dict[str, Any], who: str) -> None:
     with proxy("tcp://127.0.0.1:*", keys=keys["listener"], attach_timeout_s=0.2) as served:
-        outside = Worker(double, spec(), served.address, curve_keys=keys.get(who))
+        outside = Worker(double, spec(), served.address, curve_keys=keys.get(who), insecure=True)
         outside.start()
         try:
             with pytest.raises(AttachError):
@@ -767,6 +769,17 @@ def test_who_has_no_right_keys_does_not_get_in(keys: dict[str, Any], who: str) -
             assert served.send([1])[0].wait()[0] == UNAVAILABLE
         finally:
             assert outside.stop(PATIENCE_S)
+
+
+def test_both_sides_want_keys_over_tcp_unless_they_are_told_otherwise() -> None:
+    with pytest.raises(KeysMissingError, match=r"127\.0\.0\.1.*every user of this machine.*--replace"):
+        listen(PythonProxySettings(address="tcp://127.0.0.1:*"))
+    for address in ("tcp://127.0.0.1:9", "tcp://[::1]:9", "tcp://localhost:9", "ipc://@abstract"):
+        with pytest.raises(KeysMissingError, match=r"curve_keys=.*insecure=True") as refused:
+            Worker(double, spec(), address)
+        assert refused.value.address == address
+    with proxy("tcp://127.0.0.1:*", insecure=True) as served, worker(double, served.address, insecure=True):
+        np.testing.assert_array_equal(served.send([3])[0].wait()["y"], [[6]])
 
 
 def test_keys_are_files_of_their_owner_alone(tmp_path: Path, keys: dict[str, Any]) -> None:

@@ -165,9 +165,11 @@ def proxy(
 
 
 @contextmanager
-def worker(infer: Any, address: str, model: ModelSpec | None = None, keys: CurveKeys | None = None) -> Iterator[Worker]:
+def worker(
+    infer: Any, address: str, model: ModelSpec | None = None, keys: CurveKeys | None = None, *, insecure: bool = False
+) -> Iterator[Worker]:
     """Attaches a worker of this process."""
-    made = Worker(infer, model or spec(), address, curve_keys=keys)
+    made = Worker(infer, model or spec(), address, curve_keys=keys, insecure=insecure)
     made.start()
     try:
         made.wait_attached(PATIENCE_S)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 
 from ._dropin_config import CONFIG_NAME, Batching, config_text
@@ -10,6 +9,7 @@ from .description import DESCRIPTION_NAME, render_description
 from .errors import DropInError
 from .model import ModelSpec, check_endpoint
 from .python_proxy._settings import SETTINGS_NAME, PythonProxySettings
+from .zmq_keys import check_keys_given
 
 # The copy has a name of its own: another version of this distribution may be installed in the server's Python.
 _PACKAGE = "pytriton_python_proxy"
@@ -59,7 +59,8 @@ def proxy_address(endpoint: str, model: ModelSpec, *, has_keys: bool, insecure: 
         insecure: Whether they need not, though others may reach the address.
 
     Raises:
-        DropInError: If it is no such address, or others may reach it and need no keys.
+        DropInError: If it is no such address.
+        KeysMissingError: If others may reach it and need no keys.
         EndpointError: If the path of the socket is too long.
     """
     scheme, separator, rest = endpoint.partition("://")
@@ -75,17 +76,9 @@ def proxy_address(endpoint: str, model: ModelSpec, *, has_keys: bool, insecure: 
         raise DropInError(
             f"expected a folder, ipc:///path or tcp://host:port for the endpoint, got {endpoint!r}", path=endpoint
         )
-    if not has_keys and not insecure and not _is_loopback(host):
-        raise DropInError(
-            f"{endpoint} can be reached from other machines, and whoever attaches there gets the requests: give keys "
-            f"(--curve-secret-key and --curve-workers), or say --insecure where the network itself is safe",
-            path=endpoint,
-        )
+    remedy = (
+        "Give keys (--curve-secret-key and --curve-workers), a folder as --endpoint where the workers are on the same "
+        "machine, or say --insecure where nobody else reaches the address"
+    )
+    check_keys_given(endpoint, has_keys=has_keys, insecure=insecure, remedy=remedy)
     return endpoint
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return False  # a name, which may mean anything

@@ -46,6 +46,7 @@ class Attachment:
         attach_timeout_s: How long it may take until the worker is attached, in seconds.
         stop_timeout_s: How long requests in flight may take after a signal, in seconds.
         curve_keys: Keys for a Python proxy that asks for them.
+        insecure: Whether to attach to a `tcp://` address without keys.
     """
 
     target: str
@@ -58,6 +59,7 @@ class Attachment:
     attach_timeout_s: float = 30.0
     stop_timeout_s: float = 30.0
     curve_keys: CurveKeys | None = None
+    insecure: bool = False
 
 
 def find_endpoint(wanted: Attachment) -> tuple[Path | str, ModelSpec]:
@@ -202,6 +204,7 @@ class _Attached:
             unrecoverable=unrecoverable_errors(),
             context=make_context(self._infer_func, spec),
             curve_keys=self._wanted.curve_keys,
+            insecure=self._wanted.insecure,
         )
         worker.start()
         logger.info("Serving model %s (version %d) at %s", spec.name, spec.version, endpoint)

@@ -22,7 +22,7 @@ from ._warmup import WarmupBatches, warm_up, warm_up_async
 from ._watch import ConnectionWatch, stack_of
 from .errors import AttachError, ConnectionLostError, ProtocolError, ProxyBackendError
 from .model import ModelSpec
-from .zmq_keys import CurveKeys
+from .zmq_keys import CurveKeys, check_keys_given
 
 logger = logging.getLogger(__name__)
 
@@ -57,6 +57,7 @@ class Worker:
         context: contextvars.Context | None = None,
         warmup: WarmupBatches = (),
         curve_keys: CurveKeys | None = None,
+        insecure: bool = False,
     ) -> None:
         """Prepares a worker; nothing happens before `start`.
 
@@ -70,8 +71,17 @@ class Worker:
             context: The callable runs in a copy of this context; of the current one by default.
             warmup: Batches of requests for the callable to serve before the worker attaches; their results are checked
                 like any others and thrown away. What fails here ends the worker with that error.
-            curve_keys: Keys for a Python proxy that asks for them.
+            curve_keys: Keys for a Python proxy that asks for them, as one at a `tcp://` address does.
+            insecure: Whether to attach to a `tcp://` address without keys, to whoever listens there.
+
+        Raises:
+            KeysMissingError: `endpoint` is a `tcp://` address, and there are neither keys nor `insecure`.
         """
+        remedy = (
+            "Give the worker keys (curve_keys=CurveKeys(...); --curve-secret-key and --curve-server-key), or say so "
+            "where nobody else reaches the address (insecure=True; --insecure)"
+        )
+        check_keys_given(str(endpoint), has_keys=curve_keys is not None, insecure=insecure, remedy=remedy)
         self.model = model
         self.endpoint = endpoint
         self._curve_keys = curve_keys

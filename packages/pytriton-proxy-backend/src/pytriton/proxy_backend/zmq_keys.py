@@ -1,4 +1,4 @@
-"""CURVE keys for workers and Python proxies that meet over a network: always in files, never on a command line."""
+"""CURVE keys for workers and Python proxies that meet over TCP: always in files, never on a command line."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .errors import ProxyBackendError
 
-__all__ = ["CurveKeys", "KeyFileError", "check_secret_file"]
+__all__ = ["CurveKeys", "KeyFileError", "KeysMissingError", "check_keys_given", "check_secret_file"]
 
 
 class KeyFileError(ProxyBackendError, ValueError):
@@ -22,6 +22,18 @@ class KeyFileError(ProxyBackendError, ValueError):
     def __init__(self, message: str, *, path: str) -> None:
         super().__init__(message)
         self.path = path
+
+
+class KeysMissingError(ProxyBackendError, ValueError):
+    """An address that others can reach is to be used without keys, and nobody has said that this is safe.
+
+    Attributes:
+        address: The address in question.
+    """
+
+    def __init__(self, message: str, *, address: str) -> None:
+        super().__init__(message)
+        self.address = address
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,3 +65,29 @@ def check_secret_file(path: Path) -> None:
             f"{stat.S_IMODE(status.st_mode):o}: chmod 600 {path}",
             path=str(path),
         )
+
+
+def check_keys_given(address: str, *, has_keys: bool, insecure: bool, remedy: str) -> None:
+    """Checks that both ends of a link prove who they are, unless its address itself keeps others out.
+
+    The socket of an `ipc://` address is for the user of the server alone. A port is for everybody, on the loopback
+    interface for every user of the machine: whoever attaches there gets the requests, and whoever takes the port before
+    the server does gets the workers.
+
+    Args:
+        address: Where the Python proxy listens.
+        has_keys: Whether there are keys.
+        insecure: Whether somebody has said that only the right ones reach the address.
+        remedy: How to give keys, or to say so, where this was called from.
+
+    Raises:
+        KeysMissingError: If there are no keys and nobody has said so.
+    """
+    # A path of the file system, with "://" in front of it or not, has an owner.
+    if has_keys or insecure or "://" not in address or address.startswith("ipc:///"):
+        return
+    raise KeysMissingError(
+        f"{address} can be reached by others, on the loopback interface by every user of this machine: whoever "
+        f"attaches there gets the requests, and whoever listens there first gets the workers. {remedy}",
+        address=address,
+    )

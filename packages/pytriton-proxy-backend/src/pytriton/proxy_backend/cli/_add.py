@@ -115,7 +115,9 @@ def register(commands: Any) -> None:
         metavar="S",
         help=f"Python proxy: how long the link to a worker may be dead before both know ({_LINK_TIMEOUT_S:g})",
     )
-    parser.add_argument("--insecure", action="store_true", help="Python proxy: let anybody attach who gets through")
+    parser.add_argument(
+        "--insecure", action="store_true", help="Python proxy: let anybody attach who reaches a tcp:// address"
+    )
     parser.add_argument("--replace", action="store_true", help="replace a model of ours that differs and is unedited")
     parser.set_defaults(run=run)
 
@@ -205,6 +207,7 @@ def _python(arguments: argparse.Namespace, model: ModelSpec, batching: Batching)
         link_timeout_s=arguments.link_timeout or _LINK_TIMEOUT_S,
         secret_key_file="" if secret is None else str(secret.absolute()),
         workers_keys_dir="" if workers is None else str(workers.absolute()),
+        insecure=arguments.insecure,
     )
     return address, python_files(model, settings, batching)
 

@@ -41,6 +41,9 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--curve-secret-key", type=Path, metavar="FILE", help="the worker's own keys, for a Python proxy with keys"
     )
     parser.add_argument("--curve-server-key", type=Path, metavar="FILE", help="the public key of that proxy")
+    parser.add_argument(
+        "--insecure", action="store_true", help="attach to a tcp:// address without keys, to whoever listens there"
+    )
     parser.add_argument("--factory", action="store_true", help="the target makes the callable")
     parser.add_argument(
         "--kwargs", type=_arguments, default={}, metavar="JSON", help="keyword arguments of the factory, an object"
@@ -75,6 +78,7 @@ def _run(parsed: argparse.Namespace) -> int:
         attach_timeout_s=parsed.attach_timeout,
         stop_timeout_s=parsed.stop_timeout,
         curve_keys=_keys(parsed.curve_secret_key, parsed.curve_server_key),
+        insecure=parsed.insecure,
     )
     return serve_endpoint(wanted)
 

@@ -19,6 +19,7 @@ from .._zmq_memory import AddressTakenError, MemoryListener, memory_path
 from ..description import DESCRIPTION_NAME, description_path, read_description, write_description
 from ..errors import ProxyBackendError
 from ..model import ModelSpec
+from ..zmq_keys import check_keys_given
 from ._dlpack import to_capsule
 from ._endpoint import ProxyEndpoint
 from ._records import RequestData, ResponseData
@@ -246,7 +247,13 @@ def listen(settings: PythonProxySettings) -> tuple[ZmqSocket, MemoryListener | N
     Raises:
         BindError: If nobody can listen at the address.
         KeyFileError: If a key cannot be read.
+        KeysMissingError: If anybody could attach there.
     """
+    remedy = (
+        "Add the model again with --replace and with keys (--curve-secret-key and --curve-workers), or with --insecure "
+        "where nobody else reaches the address"
+    )
+    check_keys_given(settings.address, has_keys=settings.keys is not None, insecure=settings.insecure, remedy=remedy)
     memory = None
     path = memory_path(settings.address)
     if path is not None:

@@ -27,6 +27,7 @@ class PythonProxySettings:
         link_timeout_s: How long a link may be dead before both ends know, in seconds.
         secret_key_file: The proxy's own CURVE keys; empty: no encryption.
         workers_keys_dir: Folder with the public keys of the workers that may attach.
+        insecure: Whether anybody who reaches a `tcp://` address may attach without keys.
     """
 
     address: str
@@ -37,6 +38,7 @@ class PythonProxySettings:
     link_timeout_s: float = 3.0
     secret_key_file: str = ""
     workers_keys_dir: str = ""
+    insecure: bool = False
 
     @property
     def keys(self) -> tuple[Path, Path] | None:
