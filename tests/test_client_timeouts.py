@@ -159,13 +159,23 @@ def test_slow_callable(url: str) -> None:
 
 
 def test_slow_stream(url: str) -> None:
-    with DecoupledModelClient(url, "slow_stream", inference_timeout_s=3) as client:
-        results = client.infer_sample(ROW)
+    with DecoupledModelClient(url, "slow_stream") as client:
+        results = client.with_options(timeout_s=3).infer_sample(ROW)
         assert next(results)["y"].tolist() == [1.0, 2.0]
         check(lambda: next(results), 3)
         assert list(results) == []
         go_on.set()
         assert len(list(client.with_options(timeout_s=PATIENCE_S).infer_sample(ROW))) == 2
+
+
+def test_a_stream_goes_on_over_inference_timeout_s(url: str) -> None:
+    """Scripts for PyTriton give a stream's client short times: there they are no limit between responses."""
+    with DecoupledModelClient(url, "slow_stream", inference_timeout_s=0.1) as client:
+        results = client.infer_sample(ROW)
+        assert next(results)["y"].tolist() == [1.0, 2.0]
+        threading.Timer(5 * 0.1, go_on.set).start()
+        assert next(results)["y"].tolist() == [1.0, 2.0]
+        assert list(results) == []
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
@@ -183,7 +193,7 @@ def test_unreachable_server(triton: Triton, scheme: str) -> None:
             check(lambda: client.wait_for_model(LIMIT_S))
             check(lambda: client.wait_for_server(LIMIT_S))
         with DecoupledModelClient(url, "slow_stream", model_config=stream_spec, **options) as streaming:
-            check(lambda: next(streaming.infer_sample(ROW)))
+            check(lambda: next(streaming.with_options(timeout_s=LIMIT_S).infer_sample(ROW)))
         with ModelClient(url, "echo", init_timeout_s=LIMIT_S) as client:
             error = check(lambda: client.infer_sample(ROW))
             assert isinstance(error, PyTritonClientModelUnavailableError)

@@ -30,6 +30,7 @@ def test_refused(token: str, protocol: str) -> None:
 def test_extract() -> None:
     both = {**create_auth_headers("one", "http"), **create_auth_headers("one", "grpc")}
     assert extract_access_token_from_headers({}) is None
+    assert extract_access_token_from_headers(None) is None
     assert extract_access_token_from_headers(both) == "one"
     with pytest.raises(ValueError, match="Conflicting authentication headers"):
         extract_access_token_from_headers({**both, **create_auth_headers("two", "grpc")})

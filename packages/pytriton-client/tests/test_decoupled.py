@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.client import DecoupledModelClient, ModelClient, ModelResult
+from pytriton.client import DecoupledModelClient, ModelClient, ModelResult, _sync_decoupled
 from pytriton.client.exceptions import (
     PyTritonClientClosedError,
     PyTritonClientConnectionError,
@@ -237,7 +237,7 @@ def test_from_existing_client(server: Any, client: DecoupledModelClient) -> None
 def test_no_server_and_frozen_server(scheme: str, free_address: str, frozen_address: str, server: Any) -> None:
     with DecoupledModelClient(server.url, "count") as known:
         spec = known.model_config
-    options: dict[str, Any] = {"model_config": spec, "ensure_model_is_ready": False, "inference_timeout_s": 0.4}
+    options: dict[str, Any] = {"model_config": spec, "ensure_model_is_ready": False}
     with DecoupledModelClient(f"{scheme}://{free_address}", "count", **options) as client:
         results = client.infer_sample([1])
         with pytest.raises(PyTritonClientConnectionError):
@@ -245,8 +245,24 @@ def test_no_server_and_frozen_server(scheme: str, free_address: str, frozen_addr
     with DecoupledModelClient(f"{scheme}://{frozen_address}", "count", **options) as client:
         begin = time.monotonic()
         with pytest.raises(PyTritonClientTimeoutError):
-            next(client.infer_sample([1]))
+            next(client.with_options(timeout_s=0.4).infer_sample([1]))
         assert time.monotonic() - begin < 20
+
+
+@pytest.mark.parametrize(("given_s", "limit_s"), [(0.1, 0.3), (0.6, 0.6)])
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_how_long_a_stream_may_be_silent(
+    scheme: str, given_s: float, limit_s: float, frozen_address: str, server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _sync_decoupled._LEAST_RESPONSE_TIMEOUT_S == 60
+    monkeypatch.setattr(_sync_decoupled, "_LEAST_RESPONSE_TIMEOUT_S", 0.3)
+    with DecoupledModelClient(server.url, "count") as known:
+        spec = known.model_config
+    options: dict[str, Any] = {"model_config": spec, "ensure_model_is_ready": False, "inference_timeout_s": given_s}
+    with DecoupledModelClient(f"{scheme}://{frozen_address}", "count", **options) as client:
+        with pytest.raises(PyTritonClientTimeoutError) as caught:
+            next(client.infer_sample([1]))
+        assert caught.value.timeout_s == limit_s
 
 
 def test_http_connection_that_ends_before_the_stream(server: Any) -> None:

@@ -110,8 +110,14 @@ def test_decoding() -> None:
     assert decode_response(SPEC, response, is_batch=True) == response.outputs
     sample = decode_response(SPEC, response, is_batch=False)
     assert sample["out"].tolist() == [1.0, 2.0]
-    assert isinstance(sample["flat"], np.ndarray)
-    assert sample["flat"].shape == ()
+    assert sample["flat"] == b"x"
+    assert type(sample["flat"]) is bytes
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.int8, np.bool_])
+def test_a_sample_without_axes_is_a_numpy_scalar(dtype: Any) -> None:
+    sample = decode_response(SPEC, InferResponse({"out": np.array([1], dtype)}), is_batch=False)
+    assert type(sample["out"]) is dtype
 
 
 @pytest.mark.parametrize("shape", [(), (0, 2), (2, 2)])

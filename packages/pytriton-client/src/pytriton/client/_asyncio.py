@@ -117,7 +117,8 @@ class AsyncioModelClient(BaseModelClient):
             named_inputs: The same by name, in place of ``inputs``. Optional inputs may be left out.
 
         Returns:
-            An array of ``shape`` for every output, by name. Strings are object arrays of ``bytes``.
+            An array of ``shape`` for every output, by name. Strings are object arrays of ``bytes``. What has no axis
+            but that of the batch is a numpy scalar, or ``bytes``.
 
         Raises:
             PyTritonClientValueError: The inputs, parameters or headers cannot be sent; nothing was.

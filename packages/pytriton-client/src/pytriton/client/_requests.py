@@ -172,6 +172,8 @@ def build_request(
 def decode_response(spec: ModelSpec, response: InferResponse, *, is_batch: bool) -> ModelResult:
     """Return the outputs by name, without the batch axis where the caller gave a sample.
 
+    Without it, what had no other axis is a numpy scalar, and ``bytes`` where it is a string.
+
     Raises:
         PyTritonClientInferenceServerError: An output of a batching model does not hold exactly one sample.
     """
@@ -184,8 +186,8 @@ def decode_response(spec: ModelSpec, response: InferResponse, *, is_batch: bool)
                     f"for one sample sent; received the shape {array.shape}. The model must keep the batch axis.",
                     model_name=spec.model_name,
                 )
-        # Not array[0], which would give a scalar for an output without further axes.
-        outputs = {name: array.reshape(array.shape[1:]) for name, array in outputs.items()}
+        # An output without further axes becomes a scalar by this, or ``bytes``: result["label"].decode().
+        outputs = {name: array[0] for name, array in outputs.items()}
     return ModelResult(
         outputs,
         parameters=response.parameters,

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import numpy.typing as npt
-
 __all__ = ["ModelResult", "ParameterValue"]
 
 ParameterValue = str | int | float | bool
 
 
-class ModelResult(dict[str, npt.NDArray[Any]]):
+class ModelResult(dict[str, Any]):
     """The outputs of a model by name, and what the response says besides them. Else it is a dictionary like any other.
 
     Args:
-        outputs: Arrays by name; strings are object arrays of ``bytes``.
+        outputs: Arrays by name; strings are object arrays of ``bytes``. Of a sample, an output without any axis but the
+            batch axis is a numpy scalar, or ``bytes``.
         parameters: What the callable added to its response.
         request_id: The id of the request that this answers.
         model_name: The model that answered.
@@ -38,7 +37,7 @@ class ModelResult(dict[str, npt.NDArray[Any]]):
 
     def __init__(
         self,
-        outputs: Mapping[str, npt.NDArray[Any]] | None = None,
+        outputs: Mapping[str, Any] | None = None,
         *,
         parameters: Mapping[str, ParameterValue] | None = None,
         request_id: str = "",

@@ -15,6 +15,10 @@ from ._transport import ResponseStream
 
 __all__ = ["DecoupledModelClient"]
 
+# PyTriton's client waits without a limit, whatever it is given, and there are programs that give it 0.1 seconds. This
+# lets them run, and still ends a wait that would be for ever.
+_LEAST_RESPONSE_TIMEOUT_S = 60.0
+
 
 class DecoupledModelClient(ModelClient):
     """A client for one decoupled model, whose results come one by one.
@@ -27,7 +31,9 @@ class DecoupledModelClient(ModelClient):
             for result in client.infer_sample(np.array([b"a prompt"])):
                 print(result["word"])
 
-    The arguments are those of ``BaseModelClient``; ``inference_timeout_s`` bounds the wait for each response.
+    The arguments are those of ``BaseModelClient``. The wait for a response is bounded by ``inference_timeout_s``, or by
+    one minute where that is longer: PyTriton's client does not bound it, and programs rely on that. A strict limit for
+    each response is ``client.with_options(timeout_s=...)``.
 
     Raises:
         PyTritonClientInvalidUrlError: The address cannot be understood.
@@ -63,7 +69,7 @@ class DecoupledModelClient(ModelClient):
                 ``init_timeout_s``.
             PyTritonClientInferenceServerError: The model is not decoupled. From the generator, after the results before
                 it: the model, or the server, answered with an error.
-            PyTritonClientTimeoutError: From the generator: a response was not there within ``inference_timeout_s``.
+            PyTritonClientTimeoutError: From the generator: a response was not there in time; see the class.
             PyTritonClientConnectionError: From the generator: no connection, or it broke.
             PyTritonClientClosedError: The client is closed, or was while the generator waited.
         """
@@ -123,7 +129,7 @@ class DecoupledModelClient(ModelClient):
     def _results(
         self, spec: ModelSpec, stream: ResponseStream, traced: TracedCall, *, is_batch: bool
     ) -> Generator[ModelResult, None, None]:
-        timeout_s = self._options.timeout_s or self._inference_timeout_s
+        timeout_s = self._options.timeout_s or max(self._inference_timeout_s, _LEAST_RESPONSE_TIMEOUT_S)
         with traced, closing(stream):
             while (response := stream.receive(timeout_s)) is not None:
                 if not is_end_of_stream(response):

@@ -33,16 +33,16 @@ def create_auth_headers(access_token: str, protocol: str) -> dict[str, str]:
     return {name: access_token}
 
 
-def extract_access_token_from_headers(headers: Mapping[str, str]) -> str | None:
+def extract_access_token_from_headers(headers: Mapping[str, str] | None) -> str | None:
     """Return the access token that headers carry in the form of either protocol, or ``None``.
 
     Args:
-        headers: Names (in any case) and values.
+        headers: Names (in any case) and values; ``None`` is none at all.
 
     Raises:
         ValueError: Both forms are there, with different tokens.
     """
-    lower = {str(name).lower(): value for name, value in headers.items()}
+    lower = {str(name).lower(): value for name, value in (headers or {}).items()}
     tokens = {lower[name] for name in _HEADER_OF_PROTOCOL.values() if lower.get(name)}
     if len(tokens) > 1:
         names = " and ".join(repr(name) for name in _HEADER_OF_PROTOCOL.values())
