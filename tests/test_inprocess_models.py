@@ -21,7 +21,7 @@ import pytest
 from pytriton import inprocess
 from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
-from pytriton.server.binary import find_tritonserver
+from support.python_backend import why_no_python_backend
 
 Array = npt.NDArray[Any]
 
@@ -30,19 +30,7 @@ PATIENCE_S = 60.0
 SEQUENCE_START, SEQUENCE_END = 1, 2
 
 
-def why_not() -> str:
-    """Why Triton's Python backend cannot run here; empty if it can."""
-    folder = find_tritonserver().backends_dir / "python"
-    if not (folder / "libtriton_python.so").is_file():
-        return f"this tritonserver has no Python backend ({folder})"
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stubs = folder / "stubs"
-    if stubs.is_dir() and not (stubs / version).is_dir():
-        return f"this tritonserver's Python backend has no stub for Python {version}"
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can run")
+pytestmark = pytest.mark.skipif(bool(why_no_python_backend()), reason=why_no_python_backend() or "it can run")
 
 # One file for several models, so that few stubs have to be started: what it does follows from the inputs of a request.
 MODEL = """
@@ -278,6 +266,30 @@ def test_many_strings_leave_the_stub_well(server: inprocess.Server, echo: inproc
         texts = [[f"{number} {place}" for place in range(number % 7 + 1)]]
         (response,) = echo.infer(inputs={"string": texts})
         assert response.outputs["string_out"].to_string_array().tolist() == texts
+
+
+BIG_ENDIAN = """
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [self.answer(request) for request in requests]
+
+    def answer(self, request):
+        x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+        arrays = {"f": x.astype(">f4"), "i": x.astype(">i8")[:, ::-1]}
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in arrays.items()])
+"""
+
+
+def test_numbers_in_the_other_byte_order_are_swapped(server: inprocess.Server) -> None:
+    config = python_config(FLOATS["inputs"], tensors(("f", "FP32"), ("i", "INT64")))
+    with loaded(server, "swapping", config, BIG_ENDIAN):
+        answers = ask(server, "swapping", x=row(1, 2, 300))
+        assert answers["f"].tolist() == [[1, 2, 300]]
+        assert answers["i"].tolist() == [[300, 2, 1]]
 
 
 def test_an_error_of_a_model_reaches_the_caller(server: inprocess.Server, echo: inprocess.Model) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -17,26 +16,14 @@ import pytest
 from pytriton.client import DecoupledModelClient, ModelClient
 from pytriton.proxy_backend import Worker, read_description
 from pytriton.proxy_backend.cli._app import run as run_command
-from pytriton.server.binary import find_tritonserver
 from support.plain_server import PlainServer, plain_server
+from support.python_backend import why_no_python_backend
 from support.python_proxy import PATIENCE_S, wait_line, worker_process
 
 DTYPES = ("bool", "uint8", "int16", "int64", "uint64", "float16", "float32", "float64")
 
 
-def why_not() -> str:
-    """Why Triton's Python backend cannot run here; empty if it can."""
-    folder = find_tritonserver().backends_dir / "python"
-    if not (folder / "libtriton_python.so").is_file():
-        return f"this tritonserver has no Python backend ({folder})"
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stubs = folder / "stubs"
-    if stubs.is_dir() and not (stubs / version).is_dir():
-        return f"this tritonserver's Python backend has no stub for Python {version}"
-    return ""
-
-
-pytestmark = pytest.mark.skipif(bool(why_not()), reason=why_not() or "it can run")
+pytestmark = pytest.mark.skipif(bool(why_no_python_backend()), reason=why_no_python_backend() or "it can run")
 
 
 class Served:

@@ -13,12 +13,20 @@ from typing import Any
 import numpy as np
 import tritonclient.http
 
-from pytriton.proxy_backend import ModelSpec, ProxySettings, TensorSpec, Worker, endpoint_path, library_path
+from pytriton.proxy_backend import (
+    BACKEND_NAME,
+    ModelSpec,
+    ProxySettings,
+    TensorSpec,
+    Worker,
+    endpoint_path,
+    library_path,
+)
+from pytriton.server.backends import make_backends
 from pytriton.server.binary import find_tritonserver
 from pytriton.server.command_line import ServerFolders, build_command
 from pytriton.server.ports import reserve_ports
 from pytriton.server.process import ServerProcess
-from pytriton.server.repository import link_backends
 from pytriton.server.security import TritonSecurityConfig
 from support.serving import local_config
 
@@ -47,7 +55,7 @@ class BareServer:
         backends = folder / "backends"
         backends.mkdir()
         binary = find_tritonserver()
-        link_backends(backends, library_path(), binary.backends_dir)
+        make_backends(backends, binary, {BACKEND_NAME: library_path()})
         config = local_config()
         self.ports = reserve_ports(config)
         folders = ServerFolders(

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from pytriton.inprocess._api import Api
-from pytriton.inprocess._backends import make_backends
 from pytriton.inprocess._c_types import ServerHandle
 from pytriton.inprocess._enums import ModelControlMode
-from pytriton.inprocess._errors import InternalError
+from pytriton.inprocess._errors import InternalError, InvalidArgumentError
 from pytriton.inprocess._options import c_options
+from pytriton.proxy_backend import INPROCESS_BACKEND_NAME, inprocess_library_path
+from pytriton.server.backends import make_backends
 from pytriton.server.workspace import Workspace
 
 __all__ = ["Folders", "failure_of_models", "new_server"]
@@ -35,7 +36,15 @@ class Folders:
     def __init__(self, api: Api, workspace: Workspace, values: Mapping[str, Any]) -> None:
         binary = api.library.binary
         extra = _unless_missing_default(values["backend_directory"])
-        make_backends(workspace.backends_path, binary, Path(os.fsdecode(extra)) if extra else None)
+        more = Path(os.fsdecode(extra)) if extra else None
+        if more is not None and not more.is_dir():
+            raise InvalidArgumentError(
+                f"Options.backend_directory: expected a folder with backends, found none at {str(more)!r}.",
+                expected="a folder",
+                received=str(more),
+                where="Options.backend_directory",
+            )
+        make_backends(workspace.backends_path, binary, {INPROCESS_BACKEND_NAME: inprocess_library_path()}, more)
         agents = workspace.path / "repoagents"
         agents.mkdir()
         self.repositories = [*values["model_repository"], os.fsencode(workspace.model_store_path)]

@@ -1,4 +1,4 @@
-"""The files that tritonserver reads: its model repository, and the folder that it loads backends from."""
+"""The model repository of a server: the files that tritonserver finds its models by."""
 
 import contextlib
 import logging
@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from pytriton.proxy_backend import BACKEND_NAME, LIBRARY_NAME
 from pytriton.server.errors import WorkspaceError
 
-__all__ = ["CONFIG_FILE", "ModelRepository", "link_backends"]
+__all__ = ["CONFIG_FILE", "ModelRepository"]
 
 CONFIG_FILE = "config.pbtxt"
 """Name of the file in the folder of a model that describes it."""
@@ -169,29 +168,3 @@ def _texts(folder: Path) -> dict[str, str]:
     if not folder.exists():
         return {}
     return {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.is_file()}
-
-
-def link_backends(folder: Path, library: Path, server_backends: Path | None) -> None:
-    """Fills the folder that tritonserver loads backends from: the proxy, and links to the server's own backends.
-
-    Args:
-        folder: The folder to fill, which exists.
-        library: The native proxy backend.
-        server_backends: Folder of the backends that came with tritonserver, if it has any.
-
-    Raises:
-        WorkspaceError: A link cannot be made.
-    """
-    try:
-        (folder / BACKEND_NAME).mkdir()
-        (folder / BACKEND_NAME / LIBRARY_NAME).symlink_to(library)
-        if server_backends is not None and server_backends.is_dir():
-            for backend in sorted(server_backends.iterdir()):
-                if backend.is_dir() and backend.name != BACKEND_NAME:
-                    (folder / backend.name).symlink_to(backend.resolve())
-    except OSError as error:
-        raise WorkspaceError(
-            f"The backends cannot be linked into {folder}: {error.strerror or error}. Is it on a file system without "
-            "symbolic links? Set PYTRITON_HOME to a folder on another one.",
-            path=str(folder),
-        ) from error

@@ -5,7 +5,8 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from pytriton.proxy_backend import library_path
+from pytriton.proxy_backend import BACKEND_NAME, library_path
+from pytriton.server.backends import make_backends
 from pytriton.server.binary import find_tritonserver
 from pytriton.server.bound_model import BoundModel
 from pytriton.server.command_line import (
@@ -35,7 +36,7 @@ from pytriton.server.process import ExitReport, ServerProcess
 from pytriton.server.readiness import POLL_S, StartCancelled, wait_until_up
 from pytriton.server.readiness_gate import GATE_NAMES
 from pytriton.server.readiness_keeper import ReadinessKeeper
-from pytriton.server.repository import ModelRepository, link_backends
+from pytriton.server.repository import ModelRepository
 from pytriton.server.security import TritonSecurityConfig
 from pytriton.server.settings import TritonConfig
 from pytriton.server.stranded import has_others
@@ -144,7 +145,7 @@ class ServerSession:
         check_settings(self._config, self._security)
         binary = find_tritonserver()
         self._workspace.create()
-        link_backends(self._workspace.backends_path, library_path(), binary.backends_dir)
+        make_backends(self._workspace.backends_path, binary, {BACKEND_NAME: library_path()})
         self._folders = ServerFolders(
             executable=binary.executable,
             models=self._repository.path,

@@ -1,7 +1,7 @@
-"""`triton_python_backend_utils` as a `model.py` imports it: the server's own, made to fit numpy 2 where it does not.
+"""`triton_python_backend_utils` as a `model.py` imports it: the server's own, made to fit numpy.
 
-This file is not imported by programs. A server in process links it into the folder of its Python backend, where the
-stub, which is an interpreter in a process of its own, imports it in place of the original that lies beside it.
+This file is not imported by programs. It is linked into the folder of a server's Python backend (see `backends`), where
+the stub, which is an interpreter in a process of its own, imports it in place of the original that lies beside it.
 
 The stub of a server before 25.01 was compiled for numpy 1. Under numpy 2 it reads the size of an array's elements where
 that was then, and finds the low half of the dtype's flags there, which are 0 for numbers and strings. So inputs would
@@ -13,7 +13,9 @@ none of them touches an array that anybody else sees:
 * Numbers go out by DLPack, which says how large they are.
 * Strings go out as an array of single bytes whose dtype has the flags 1, for the size 1.
 
-Where the stub is for numpy 2, it never looks at that copy, and nothing is changed.
+Where the stub is for numpy 2, it never looks at that copy, and none of this is done.
+
+Numbers in the other byte order than the machine's are swapped under any numpy: every stub would send them as they are.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ _ORIGINAL = Path(__file__).with_name("triton_python_backend_utils_original.py")
 exec(compile(_ORIGINAL.read_bytes(), str(_ORIGINAL), "exec", dont_inherit=True))
 
 import numpy as np  # noqa: E402
+
+_NUMPY_2 = int(np.__version__.partition(".")[0]) >= 2
 
 # Of the table of numpy's functions: how much of it is copied, more than the stub uses, and the place of
 # PyArray_NewFromDescr, which is part of numpy's ABI.
@@ -97,14 +101,14 @@ def _serialize_for_stub(array: Any) -> Any:
 def _fitting(tensor_class: Any) -> Any:
     """What stands for the stub's class of tensors."""
 
-    def numbers(name: str, array: Any) -> Any:
+    def by_dlpack(name: str, array: Any) -> Any:
         from _pytriton_dlpack import to_capsule  # type: ignore[import-not-found]
 
         return tensor_class.from_dlpack(name, to_capsule(array))
 
-    numbers("probe", np.zeros(1, np.float32)).as_numpy()
-    if not _was_asked:
-        return tensor_class
+    if _NUMPY_2:
+        by_dlpack("probe", np.zeros(1, np.float32)).as_numpy()
+    numbers = by_dlpack if _was_asked else tensor_class
 
     class Kind(type):
         def __instancecheck__(cls, instance: object) -> bool:
@@ -115,8 +119,10 @@ def _fitting(tensor_class: Any) -> Any:
         from_dlpack = staticmethod(tensor_class.from_dlpack)
 
         def __new__(cls, name: str, array: Any) -> Any:
-            is_numeric = isinstance(array, np.ndarray) and array.dtype.kind in "biuf"
-            return numbers(name, array) if is_numeric else tensor_class(name, array)
+            if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf":
+                return tensor_class(name, array)
+            # The stub takes every number for one in the byte order of the machine.
+            return numbers(name, array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("=")))
 
     return Tensor
 
@@ -128,7 +134,7 @@ class _Utils(ModuleType):
         super().__setattr__(name, _fitting(value) if name == "Tensor" else value)
 
 
-if int(np.__version__.partition(".")[0]) >= 2:
+if _NUMPY_2:
     _offer_table()
     globals()["serialize_byte_tensor"] = _serialize_for_stub
-    sys.modules[__name__].__class__ = _Utils
+sys.modules[__name__].__class__ = _Utils

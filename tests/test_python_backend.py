@@ -1,0 +1,167 @@
+"""Models of Triton's own Python backend in the repository of a `Triton`, beside bound callables.
+
+With numpy 1, and with numpy 2 under a stub that was built for 1.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc
+import tritonclient.http
+
+from pytriton.client import ModelClient
+from pytriton.decorators import batch
+from pytriton.model_config import Tensor
+from pytriton.server.backends import make_backends
+from pytriton.server.binary import find_tritonserver
+from pytriton.triton import Triton
+from support.python_backend import why_no_python_backend
+from support.serving import local_config, running, server_pid, short_home
+
+Array = np.ndarray[Any, Any]
+
+pytestmark = pytest.mark.skipif(bool(why_no_python_backend()), reason=why_no_python_backend() or "it can run")
+
+PATIENCE_S = 60.0
+# How long `stop` waits for requests in flight before it cuts them off.
+DRAIN_S = 30.0
+TYPES = {
+    "bool": ("BOOL", np.bool_),
+    "int8": ("INT8", np.int8),
+    "uint64": ("UINT64", np.uint64),
+    "half": ("FP16", np.float16),
+    "float": ("FP32", np.float32),
+    "double": ("FP64", np.float64),
+    "text": ("BYTES", np.object_),
+}
+VALUES: dict[str, Array] = {
+    name: np.array([["a", "zażółć"], ["", "x" * 5000]], np.object_)
+    if datatype == "BYTES"
+    else np.array([[0, 1], [1, 0]]).astype(dtype)
+    for name, (datatype, dtype) in TYPES.items()
+}
+ECHO = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [pb_utils.InferenceResponse([echo(tensor) for tensor in request.inputs()]) for request in requests]
+
+
+def echo(tensor):
+    return pb_utils.Tensor(f"{tensor.name()}_out", tensor.as_numpy())
+"""
+
+
+@pytest.fixture(scope="module")
+def triton(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Triton]:
+    repository = tmp_path_factory.mktemp("models")
+    (repository / "echo" / "1").mkdir(parents=True)
+    (repository / "echo" / "1" / "model.py").write_text(ECHO)
+    tensors = "".join(
+        f'{side} {{ name: "{name}{end}" data_type: TYPE_{"STRING" if kind == "BYTES" else kind} dims: -1 {more} }}\n'
+        for name, (kind, _) in TYPES.items()
+        for side, end, more in (("input", "", "optional: true"), ("output", "_out", ""))
+    )
+    (repository / "echo" / "config.pbtxt").write_text(f'backend: "python" max_batch_size: 8\n{tensors}')
+
+    @batch
+    def double(x: Array) -> dict[str, Array]:
+        return {"y": x * 2}
+
+    server = Triton(config=local_config(model_repository=repository))
+    server.bind("double", double, [Tensor((-1,), np.float32, "x")], [Tensor((-1,), np.float32, "y")])
+    with short_home(), running(server):
+        regions = shared_memory(server)
+        assert regions
+        yield server
+        began = time.monotonic()
+        server.stop()
+        assert time.monotonic() - began < DRAIN_S, "the model was not taken out of service in order"
+    assert not [region for region in regions if region.exists()]
+
+
+def shared_memory(triton: Triton) -> set[Path]:
+    """The files in /dev/shm that a server has mapped."""
+    maps = Path(f"/proc/{server_pid(triton)}/maps").read_text()
+    return {Path(found) for found in re.findall(r"/dev/shm/\S+", maps)}
+
+
+@pytest.mark.parametrize("binary", [True, False], ids=["binary", "JSON"])
+def test_tensors_of_every_type_pass_over_http(triton: Triton, binary: bool) -> None:
+    assert triton.http_url is not None
+    with tritonclient.http.InferenceServerClient(triton.http_url.partition("//")[2]) as client:
+        # JSON has no form for FP16.
+        values = {name: value for name, value in VALUES.items() if binary or name != "half"}
+        inputs = [
+            tritonclient.http.InferInput(name, list(value.shape), TYPES[name][0]) for name, value in values.items()
+        ]
+        for tensor, value in zip(inputs, values.values(), strict=True):
+            tensor.set_data_from_numpy(value, binary_data=binary)
+        outputs = [tritonclient.http.InferRequestedOutput(f"{name}_out", binary_data=binary) for name in values]
+        compare(client.infer("echo", inputs, outputs=outputs), values)
+
+
+def test_tensors_of_every_type_pass_over_grpc(triton: Triton) -> None:
+    assert triton.grpc_url is not None
+    with tritonclient.grpc.InferenceServerClient(triton.grpc_url.partition("//")[2]) as client:
+        inputs = [
+            tritonclient.grpc.InferInput(name, list(value.shape), TYPES[name][0]) for name, value in VALUES.items()
+        ]
+        for tensor, value in zip(inputs, VALUES.values(), strict=True):
+            tensor.set_data_from_numpy(value)
+        compare(client.infer("echo", inputs), VALUES)
+
+
+def compare(result: Any, values: dict[str, Array]) -> None:
+    for name, value in values.items():
+        found = result.as_numpy(f"{name}_out")
+        if value.dtype.kind == "O":
+            found = np.array([text if isinstance(text, str) else text.decode() for text in found.ravel()], np.object_)
+            found = found.reshape(value.shape)
+        np.testing.assert_array_equal(found, value, err_msg=name)
+        assert found.dtype == value.dtype
+
+
+def test_a_bound_callable_answers_beside_it(triton: Triton) -> None:
+    assert triton.http_url is not None
+    with ModelClient(triton.http_url, "double") as client:
+        assert client.infer_sample(np.array([1, 2], np.float32))["y"].tolist() == [2, 4]
+
+
+def test_an_environment_that_was_packed_for_a_model_keeps_its_python(tmp_path: Path) -> None:
+    """Triton activates it before it starts the stub, for which the Python of this process is another one then."""
+    (tmp_path / "server" / "python").mkdir(parents=True)
+    stub = tmp_path / "server" / "python" / "triton_python_backend_stub"
+    stub.write_text('#!/bin/sh\necho "$PATH|$LD_LIBRARY_PATH|$*"\n')
+    stub.chmod(0o755)
+    binary = find_tritonserver()
+    target = tmp_path / "backends"
+    target.mkdir()
+    make_backends(target, binary, {}, tmp_path / "server")
+    script = target / "python" / stub.name
+
+    def started(**environment: str) -> str:
+        done = subprocess.run(
+            [script, "a b", "c"], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+        )
+        return done.stdout.strip()
+
+    own = {"CONDA_PREFIX": os.environ["CONDA_PREFIX"]} if "CONDA_PREFIX" in os.environ else {}
+    packed = started(PATH="/packed/bin:/bin", LD_LIBRARY_PATH="/packed/lib", CONDA_PREFIX="/packed")
+    assert packed == "/packed/bin:/bin|/packed/lib|a b c"
+    path, libraries, arguments = started(PATH="/bin", LD_LIBRARY_PATH="/more", **own).split("|")
+    assert path == f"{Path(sys.executable).parent}:/bin"
+    assert libraries.endswith(":/more")
+    assert arguments == "a b c"
