@@ -11,7 +11,14 @@ import pytest
 
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
-from pytriton.triton import PortInUseError, Triton, TritonConfig, TritonServerError, VertextAILifecyclePolicy
+from pytriton.triton import (
+    DefaultTritonLifecyclePolicy,
+    PortInUseError,
+    Triton,
+    TritonConfig,
+    TritonServerError,
+    VertextAILifecyclePolicy,
+)
 from support.http import call, infer, tensor
 from support.serving import local_config, server_pid, short_home
 
@@ -76,6 +83,29 @@ def test_vertex_ai_predicts_with_the_one_model() -> None:
             assert call(triton.vertex_ai_url, "GET", "/healthy")[0] == 200
             assert values(call(triton.vertex_ai_url, "POST", "/v1/endpoints/1:predict", REQUEST)) == [2, 4]
             assert infer(triton.http_url, "double", 3) == [6]
+
+
+@pytest.mark.parametrize("switch", ["config", "variable", "AIP_MODE"])
+def test_vertex_ai_brings_its_policy(vertex_ai: pytest.MonkeyPatch, switch: str) -> None:
+    settings: dict[str, object] = {"allow_vertex_ai": True} if switch == "config" else {}
+    if switch == "variable":
+        vertex_ai.setenv("PYTRITON_TRITON_CONFIG_ALLOW_VERTEX_AI", "true")
+    elif switch == "AIP_MODE":
+        vertex_ai.setenv("AIP_MODE", "PREDICTION")
+    with short_home(), Triton(config=local_config(vertex_ai_port=0, **settings)) as triton:
+        assert not triton.is_connected()
+        triton.bind("double", double, **TENSORS)
+        triton.run()
+        assert values(call(triton.vertex_ai_url, "POST", "/v1/endpoints/1:predict", REQUEST)) == [2, 4]
+
+
+@pytest.mark.usefixtures("vertex_ai")
+def test_a_policy_that_is_named_counts_with_vertex_ai() -> None:
+    config = local_config(allow_vertex_ai=True, vertex_ai_port=0)
+    with short_home():
+        triton = Triton(config=config, triton_lifecycle_policy=DefaultTritonLifecyclePolicy)
+        with pytest.raises(TritonServerError, match="only a single model"), triton:
+            pass
 
 
 @pytest.mark.usefixtures("vertex_ai")

@@ -159,6 +159,28 @@ def test_run_again_after_stop(make_triton: MakeTriton) -> None:
         assert triton.stop()
 
 
+def test_a_name_is_bound_again_after_stop(make_triton: MakeTriton) -> None:
+    """As in a notebook: the second one replaces the first, and the other model stays."""
+    triton = make_triton()
+    triton.bind("model", double, **TENSORS)
+    triton.bind("other", double, **TENSORS)
+    triton.run()
+    assert infer(triton.http_url, "model", [3]) == [6]
+    with pytest.raises(PyTritonInvalidOperationError, match="twice"):
+        triton.bind("model", negate, **TENSORS)
+    triton.stop()
+    triton.bind("MODEL", negate, [Tensor((1,), np.float32, "x")], [Tensor((1,), np.float32, "y")])
+    with pytest.raises(PyTritonInvalidOperationError, match="twice"):
+        triton.bind("model", double, **TENSORS)
+    triton.run()
+    assert infer(triton.http_url, "MODEL", [3]) == [-3]
+    assert infer(triton.http_url, "other", [3]) == [6]
+    # What callables see.
+    assert {config.model_name for config in triton._context.model_configs.values()} == {"MODEL", "other"}
+    with pytest.raises(PyTritonInvalidOperationError, match="twice"):
+        triton.bind("model", double, **TENSORS)
+
+
 def test_two_servers_side_by_side(make_triton: MakeTriton) -> None:
     first, second = make_triton(), make_triton()
     first.bind("model", double, **TENSORS)

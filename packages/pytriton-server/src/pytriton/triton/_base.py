@@ -74,6 +74,8 @@ class TritonBase(abc.ABC):
         # Of the server, if it is known: where models that are bound without one send their spans.
         self._trace_config: Sequence[str] | None = None
         self._models: dict[tuple[str, int], BoundModel] = {}
+        # Those of them that were there at the last stop: a notebook may bind them again, and gets the new ones.
+        self._stopped: set[BoundModel] = set()
         self._session: Session | None = None
         self._failure: BaseException | None = None
         self._owner = os.getpid()
@@ -110,6 +112,8 @@ class TritonBase(abc.ABC):
         trace_config: list[str] | None = None,
     ) -> None:
         """Makes a callable a model. On a running server, the model is served when this returns.
+
+        After `stop` the models stay for the next start, and a name of theirs may be bound anew, which replaces it.
 
         Args:
             model_name: Name of the model: letters, digits, dots, underscores and dashes.
@@ -150,17 +154,17 @@ class TritonBase(abc.ABC):
         )
         self._refuse_fork()
         with self._lock:
-            if model.key in self._models:
+            session = self._running()
+            old = self._models.get(model.key)
+            if old is not None and (session is not None or old not in self._stopped):
                 raise PyTritonInvalidOperationError(
                     "Cannot add model with the same name twice. "
-                    f"There is a model {self._models[model.key].name!r} of version {model.version} already: choose "
-                    "another name or version (names that differ only in case count as the same), or call rebind() to "
-                    "replace it."
+                    f"There is a model {old.name!r} of version {model.version} already: choose another name or version "
+                    "(names that differ only in case count as the same), or call rebind() to replace it."
                 )
             self._refuse_difference(model)
             # Now and not at the start, so that a path that is too long for sockets is told before anything is started.
             model.side_files(self._workspace.endpoints_path)
-            session = self._running()
             if session is not None:
                 try:
                     session.claim(model)
@@ -169,6 +173,8 @@ class TritonBase(abc.ABC):
                     raise _stopped_meanwhile(model) from None
                 self._announce(model)
             self._models[model.key] = model
+            if old is not None:
+                self._withdraw([old])
             model.publish()
 
     def rebind(
@@ -420,6 +426,7 @@ class TritonBase(abc.ABC):
         session, self._session = self._session, None
         if session is None:
             return False
+        self._stopped = set(self._models.values())
         atexit.unregister(self.stop)
         # Ctrl+C comes from somebody who looks at the screen, SIGTERM from what starts servers and sends them requests.
         linger_s = self._linger_s() if self._signals[:1] == [signal.SIGTERM] else 0.0

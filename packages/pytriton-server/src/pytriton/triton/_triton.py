@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from pytriton.exceptions import PyTritonError, PyTritonValidationError
 from pytriton.server.errors import TritonServerExitedError, describe_exit, quote_log
-from pytriton.server.lifecycle import TritonLifecyclePolicy
+from pytriton.server.front_ends import vertex_ai_is_on
+from pytriton.server.lifecycle import TritonLifecyclePolicy, VertextAILifecyclePolicy
 from pytriton.server.ports import Endpoint, ReservedPorts
 from pytriton.server.process import ExitReport
 from pytriton.server.readiness import StartCancelled
@@ -42,7 +43,8 @@ class Triton(TritonBase):
         config: Settings of the server. What is unset there is taken from `PYTRITON_TRITON_CONFIG_*` in the environment.
         workspace: A path for the server's files, which must not exist yet and is removed with the server. None takes a
             new folder under `PYTRITON_HOME`, `XDG_CACHE_HOME/pytriton` or `~/.cache/pytriton`.
-        triton_lifecycle_policy: When the server is started.
+        triton_lifecycle_policy: When the server is started. None is `DefaultTritonLifecyclePolicy`, or
+            `VertextAILifecyclePolicy` where Vertex AI's endpoints are served.
         security_config: The access token, and what it protects. None makes a random token.
         restart: Whether a server that dies is started again, with the models that it had and on the same ports. None
             does not: `serve` raises then, and `is_alive` becomes False.
@@ -86,6 +88,9 @@ class Triton(TritonBase):
         self._restart_policy = restart
         self._schedule: RestartSchedule | None = None
         self._linger_wanted_s = linger_s
+        if triton_lifecycle_policy is None and vertex_ai_is_on(self._config):
+            # Its front end picks the model at the start, so a start on entering the context manager could only fail.
+            triton_lifecycle_policy = VertextAILifecyclePolicy
         super().__init__(workspace, triton_lifecycle_policy)
         self._trace_config = self._config.trace_config
 
