@@ -205,6 +205,20 @@ def test_decorators_and_context_work(triton: Triton, name: str) -> None:
     assert seen == [((4, 2), [7, 7, 7, 7], True)]
 
 
+@pytest.mark.parametrize("given", [["x"], ["z"], []])
+def test_some_of_the_inputs_are_passed_on(triton: Triton, name: str, given: list[str]) -> None:
+    seen: list[list[str]] = []
+
+    def callable_(requests: Sequence[Request]) -> list[dict[str, Array]]:
+        seen.extend(sorted(request) for request in requests)
+        return [{"y": np.zeros((3, 2), np.float32)} for _ in requests]
+
+    inputs = {tensor: WarmupInput(np.float32, (2,), zero_data=True) for tensor in given}
+    config = configured([ModelWarmup("some", 3, inputs, 2)])
+    triton.bind(name, callable_, [*X, Tensor((2,), np.float32, "z")], Y, config=config)
+    assert seen == [given, given]
+
+
 def test_every_callable_of_a_model_is_warmed_up_in_its_own_thread(triton: Triton, name: str) -> None:
     threads: dict[int, list[int]] = {1: [], 2: []}
     both = threading.Barrier(2)
@@ -466,7 +480,10 @@ def test_a_stop_ends_a_long_warmup() -> None:
     ("warmups", "message"),
     [
         (warmup(rows=5), r"ModelConfig\.model_warmup\[0\]\.batch_size=5 .* from 1 to 4"),
-        ([ModelWarmup("w", 1, {}, 1)], r"model_warmup\[0\]\.inputs=\[\].*Missing: 'x'"),
+        (
+            [ModelWarmup("w", 1, {"z": WarmupInput(np.float32, (2,), True)}, 1)],
+            r"model_warmup\[0\]\.inputs=\['z'\].*inputs of the model",
+        ),
         (
             [ModelWarmup("w", 1, {"x": WarmupInput(np.float32, (3,), True)}, 1)],
             r"model_warmup\[0\]\.inputs\['x'\]\.shape=\(3,\) .*\(2,\)",

@@ -6,7 +6,7 @@ import pytest
 
 from pytriton.decorators import batch, first_value, get_requests, group_by_values, pad_batch, sample
 from pytriton.decorators.serving import set_served_model
-from pytriton.exceptions import PyTritonBadParameterError, PyTritonRuntimeError, PyTritonValidationError
+from pytriton.exceptions import PyTritonRuntimeError, PyTritonValidationError
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 
 
@@ -89,8 +89,20 @@ class TestArrays:
     def test_an_optional_input_that_is_not_there(self) -> None:
         results = served(batch(first_value("t")(lambda x, t=None: {"y": x + (t is None)})), [{"x": np.zeros((1, 1))}])
         assert results[0]["y"].item() == 1
-        with pytest.raises(PyTritonBadParameterError, match=r"'typo', which is no input.*none that model 'm' has"):
-            served(batch(first_value("typo")(lambda x: {"y": x})), [{"x": np.zeros((1, 1))}])
+
+    def test_a_key_that_is_no_input_of_the_model(self, caplog: pytest.LogCaptureFixture) -> None:
+        above_batch = first_value("x", "typo")(lambda requests: [{"y": np.full((1, 1), r["x"])} for r in requests])
+        for infer in (batch(first_value("typo", "x")(lambda x: {"y": np.full((1, 1), x)})), above_batch):
+            caplog.clear()
+            for _ in range(2):
+                results = served(infer, [{"x": np.full((1, 1), 7.0)}])
+                assert results[0]["y"].item() == 7
+            (message,) = caplog.messages
+            assert message.startswith("@first_value has the key 'typo', which is no input of model 'm'")
+
+    def test_outside_of_a_model_an_absent_key_is_passed_over(self, caplog: pytest.LogCaptureFixture) -> None:
+        assert first_value("t", "x")(lambda x: x)(x=np.full((1, 1), 7.0)) == 7
+        assert caplog.messages == []
 
     def test_a_model_without_batching(self) -> None:
         with pytest.raises(PyTritonRuntimeError, match=r"@first_value.*model 'm' has batching=False"):

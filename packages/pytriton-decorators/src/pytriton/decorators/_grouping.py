@@ -19,7 +19,7 @@ from pytriton.decorators._types import InferenceResult
 from pytriton.decorators._wrapping import decorator, made_again
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 
-__all__ = ["absent_input", "group_by_keys", "group_by_values"]
+__all__ = ["group_by_keys", "group_by_values"]
 
 CallableT = TypeVar("CallableT")
 PadFunction = Callable[[list[InferenceResult]], Sequence[InferenceResult]]
@@ -192,7 +192,7 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
             if name in arrays:
                 columns.append(np.asarray(arrays[name]))
             elif name not in kwargs:
-                absent_input("group_by_values", name, kwargs, wrapped, instance)
+                _check_absent(name, kwargs, wrapped, instance)
         groups = _equal_rows(columns, rows)
         if groups is None:
             if pad_fn is None:
@@ -233,11 +233,10 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
     return decorator(prepare, name="group_by_values", again=made_again(group_by_values, *keys, pad_fn=pad_fn))
 
 
-def absent_input(name: str, key: str, inputs: Mapping[str, Any], wrapped: Any, instance: Any) -> None:
+def _check_absent(key: str, inputs: Mapping[str, Any], wrapped: Any, instance: Any) -> None:
     """Makes sure that a key which is not among the inputs of a call is an input of the model.
 
     Args:
-        name: The decorator that has the key.
         key: The input that is not there.
         inputs: Those that are.
         wrapped: The callable below.
@@ -251,10 +250,10 @@ def absent_input(name: str, key: str, inputs: Mapping[str, Any], wrapped: Any, i
         return
     known = "" if config is None else f", and none that model {config.model_name!r} has"
     raise PyTritonBadParameterError(
-        f"@{name} has the key {key!r}, which is no input of the batch{known}. Received inputs: {sorted(inputs)}. Where "
-        "it is an optional input, a unit test has to say so: pytriton.decorators.testing.Harness takes inputs as "
-        "Triton.bind does.",
-        parameter=f"{name}.keys",
+        f"@group_by_values has the key {key!r}, which is no input of the batch{known}. Received inputs: "
+        f"{sorted(inputs)}. Where it is an optional input, a unit test has to say so: "
+        "pytriton.decorators.testing.Harness takes inputs as Triton.bind does.",
+        parameter="group_by_values.keys",
         value=key,
         rule="the name of an input",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
@@ -9,7 +10,6 @@ import numpy as np
 
 from pytriton.decorators._calls import Once
 from pytriton.decorators._context import find_model_config
-from pytriton.decorators._grouping import absent_input
 from pytriton.decorators._inputs import arrays_of, checked_names, requests_among, requests_of, with_data
 from pytriton.decorators._requests import CURRENT_SCOPE, Scope
 from pytriton.decorators._wrapping import decorator, is_decorated, made_again
@@ -18,6 +18,8 @@ from pytriton.exceptions import PyTritonBadParameterError, PyTritonRuntimeError
 __all__ = ["first_value"]
 
 ResultT = TypeVar("ResultT")
+
+logger = logging.getLogger(__name__)
 
 
 def first_value(
@@ -37,8 +39,9 @@ def first_value(
 
     An input `(rows, *tensor.shape)` becomes its first row, an array `tensor.shape`; a row of one element becomes the
     element itself: a numpy scalar of the dtype, `bytes` for a string. Directly on a callable that takes requests it
-    does so within each request. Where the model has an input which is optional and not there, nothing is done about it.
-    Works on all kinds of callables that `batch` does.
+    does so within each request. An input that is not there is passed over: an optional one that a caller left out, and
+    one that the model has not at all, of which a warning in the log tells once. Works on all kinds of callables that
+    `batch` does.
 
     Args:
         *keys: Names of the inputs.
@@ -49,8 +52,7 @@ def first_value(
         The decorator.
 
     Raises:
-        PyTritonBadParameterError: At once: there are no keys, or one is no name or `__triton_context__`. When called: a
-            key that is no input of the model.
+        PyTritonBadParameterError: At once: there are no keys, or one is no name or `__triton_context__`.
         PyTritonRuntimeError: When called: the model does not batch; an input is no array with a batch axis, or has no
             rows; with `strict`, its rows differ.
     """
@@ -63,6 +65,8 @@ def first_value(
         )
     names = checked_names("first_value", keys)
     taken = frozenset(names)
+    # By model and name: what the log has been told of.
+    reported: set[tuple[str, str]] = set()
 
     def replaced(inputs: Mapping[str, Any], wrapped: Any, instance: Any) -> dict[str, Any]:
         result = dict(inputs)
@@ -70,7 +74,7 @@ def first_value(
             if name in inputs:
                 result[name] = _first(name, inputs[name], squeeze_single_values, strict)
             else:
-                absent_input("first_value", name, inputs, wrapped, instance)
+                _report_stranger(name, wrapped, instance, reported)
         return result
 
     def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Once:
@@ -100,6 +104,23 @@ def _check_batching(wrapped: Any, instance: Any) -> None:
         raise PyTritonRuntimeError(
             f"@first_value takes a value from the rows of a batch, and model {config.model_name!r} has batching=False, "
             "so its inputs have no rows. Take the decorator off, or bind the model with ModelConfig(batching=True)."
+        )
+
+
+def _report_stranger(name: str, wrapped: Any, instance: Any, reported: set[tuple[str, str]]) -> None:
+    """Tells the log, once, of a key that is no input of the model. PyTriton takes one decorator for several models."""
+    config = find_model_config(wrapped, instance)
+    if config is None or (config.model_name, name) in reported:
+        return
+    inputs = [spec.name for spec in config.inputs or ()]
+    if name not in inputs:
+        reported.add((config.model_name, name))
+        logger.warning(
+            "@first_value has the key %r, which is no input of model %r, so it does nothing about it. The inputs are "
+            "%s.",
+            name,
+            config.model_name,
+            ", ".join(map(repr, inputs)),
         )
 
 

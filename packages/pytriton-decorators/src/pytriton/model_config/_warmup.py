@@ -40,8 +40,6 @@ class Described(Protocol):
     def shape(self) -> tuple[int, ...]: ...
     @property
     def dtype(self) -> Any: ...
-    @property
-    def optional(self) -> bool | None: ...
 
 
 @dataclass
@@ -103,7 +101,7 @@ class ModelWarmup:
     batch_size: int
     """Rows of each request. Has no meaning for a model without batching."""
     inputs: dict[str, WarmupInput]
-    """By name of the input."""
+    """By name of the input. The callable gets these and no others, so leave out what it can do without."""
     count: int
     """How often the request is made, for each callable."""
 
@@ -149,14 +147,6 @@ class ModelWarmup:
 
     def _validate_against(self, declared: dict[str, Described], where: str) -> None:
         names = f"the model has the inputs {', '.join(map(repr, declared)) or '(none)'}"
-        missing = [name for name, spec in declared.items() if not spec.optional and name not in self.inputs]
-        if missing:
-            raise rejected(
-                f"{where}.inputs",
-                sorted(self.inputs),
-                f"complete; {names}",
-                f"Missing: {', '.join(map(repr, missing))}.",
-            )
         for name, given in self.inputs.items():
             field = f"{where}.inputs[{name!r}]"
             spec = declared.get(name)
