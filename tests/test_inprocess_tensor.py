@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -186,6 +187,28 @@ def test_read_only_memory_is_shared_and_stays_read_only() -> None:
     copy = Tensor.from_dlpack(_Capsule(tensor.__dlpack__()))
     assert copy.data_ptr != tensor.data_ptr
     assert np.asarray(copy).tolist() == array.tolist()
+
+
+@pytest.mark.parametrize("how", ["array", "memory"])
+def test_what_is_made_of_a_capsule_holds_one_reference_to_the_tensor(how: str) -> None:
+    source = np.arange(6, dtype=np.float32).reshape(2, 3)
+    tensor = Tensor.from_dlpack(source)
+    if how == "memory":
+        tensor = Tensor(DataType.FP32, (2, 3), MemoryBuffer.from_dlpack(source))
+    before = sys.getrefcount(tensor)
+    array = np.from_dlpack(tensor)
+    assert sys.getrefcount(tensor) == before + 1
+    row = array[1]
+    del array
+    assert sys.getrefcount(tensor) == before + 1
+    another = np.from_dlpack(tensor)
+    assert sys.getrefcount(tensor) == before + 2
+    assert np.shares_memory(another, source)
+    copied = Tensor.from_dlpack(_Capsule(tensor.__dlpack__(copy=True)))
+    assert sys.getrefcount(tensor) == before + 2
+    del another, row
+    assert sys.getrefcount(tensor) == before
+    assert np.asarray(copied).tolist() == source.tolist()
 
 
 def test_dlpack_copies_when_it_is_told_to() -> None:

@@ -175,6 +175,7 @@ def view_of_address(address: int, size_bytes: int, owner: object) -> Array:
 def array_to_capsule(
     array: Array,
     data_type: DataType,
+    owner: object,
     *,
     max_version: tuple[int, int] | None,
     dl_device: tuple[int, int] | None,
@@ -187,6 +188,7 @@ def array_to_capsule(
     Args:
         array: The elements; for BF16 their bits.
         data_type: What they are.
+        owner: What the capsule, and what is made of it, keeps alive with one reference, unless it has a copy.
         max_version: The highest version of DLPack that the reader knows; `None`: from before 1.0.
         dl_device: Where the reader wants it. Only host memory is possible.
         copy: Whether to copy: always (`True`), never (`False`), or if it is needed (`None`).
@@ -200,10 +202,8 @@ def array_to_capsule(
             f"Expected the host (1, 0) as the device of a tensor in host memory, received {dl_device}: to_device() "
             "moves it."
         )
-    if copy:
-        array = array.copy()
     try:
-        capsule = _numpy_capsule(array, max_version)
+        capsule = _numpy_capsule(array.copy() if copy else _owned(array, owner), max_version)
     except BufferError:
         if array.flags.writeable or copy is False:
             raise
@@ -217,6 +217,18 @@ def array_to_capsule(
             tensor = _Managed.from_address(_pointer_of(capsule, _UNVERSIONED)).tensor
         tensor.code, tensor.bits = DLPACK_TYPES[data_type]
     return capsule
+
+
+class _OwnedArray(np.ndarray[Any, Any]):
+    """A view of an array that keeps another object alive as well."""
+
+    owner: object
+
+
+def _owned(array: Array, owner: object) -> Array:
+    view = array.view(_OwnedArray)
+    view.owner = owner
+    return view
 
 
 def _numpy_capsule(array: Any, max_version: tuple[int, int] | None) -> Any:

@@ -125,6 +125,8 @@ class Tensor:
     ) -> Any:
         """Make a DLPack capsule over the same memory.
 
+        In host memory, whatever is made of it holds one reference to this tensor, and nothing else of ours.
+
         Args:
             stream: The CUDA stream that the reader uses; must be `None` for host memory.
             max_version: The highest version of DLPack that the reader knows.
@@ -147,7 +149,7 @@ class Tensor:
         if stream is not None:
             raise BufferError(f"Expected stream=None for a tensor in host memory, received {stream!r}.")
         return array_to_capsule(
-            self._host_array(), self.data_type, max_version=max_version, dl_device=dl_device, copy=copy
+            self._host_array(), self.data_type, self, max_version=max_version, dl_device=dl_device, copy=copy
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
