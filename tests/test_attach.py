@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,10 +27,11 @@ from pytriton.proxy_backend import (
     ProxyBackendError,
     description_path,
     read_description,
+    write_description,
 )
 from pytriton.proxy_backend.attach import Attachment, find_endpoint, serve_endpoint
 from pytriton.triton import Triton
-from support import waiting
+from support import python_proxy, waiting
 from support.http import call, infer
 from support.load import Load, under_load
 from support.process_models import HANG, NEVER_AGAIN, PID
@@ -240,8 +242,33 @@ def test_nobody_listens_any_more(served: tuple[Triton, Path], tmp_path: Path) ->
     _, endpoints = served
     (tmp_path / "own.1.sock.json").write_bytes(description_path(endpoints / "own.1.sock").read_bytes())
     with worker(PROGRAMS[1], f"--endpoint={tmp_path}", "--factory", "--attach-timeout=0.5") as process:
-        assert "nobody accepts it" in output(process)
+        said = output(process)
         assert process.returncode == 1
+    waited = re.search(r"was not attached after ([\d.]+) s: nobody accepts it", said)
+    assert waited is not None
+    assert float(waited[1]) > 0.4
+    # It has never been served from here.
+    assert "Serving model" not in said
+
+
+def test_a_model_of_a_python_proxy_is_found_like_any_other(tmp_path: Path) -> None:
+    """By its name in the folder of the endpoints, by its socket, and by its address."""
+    with tempfile.TemporaryDirectory(prefix="pt") as folder:
+        address = f"ipc://{folder}/model.1.zmq"
+        write_description(Path(folder, "model.1.zmq.json"), python_proxy.spec())
+        for endpoint in (folder, f"{folder}/model.1.zmq", address):
+            wanted = Attachment(target="m:f", endpoint=endpoint, model="model")
+            assert find_endpoint(wanted) == (address, python_proxy.spec())
+        with python_proxy.proxy(address) as served:
+            for endpoint in (folder, f"{folder}/model.1.zmq"):
+                arguments = (f"--endpoint={endpoint}", "--model=model", "--factory", '--kwargs={"factor": 3.0}')
+                with worker(PROGRAMS[1], *arguments) as process:
+                    assert served.send([2])[0].wait()["y"].tolist() == [[6]]
+                    process.send_signal(signal.SIGTERM)
+                    said = output(process)
+                    assert process.returncode == 0, said
+                assert f"Serving model model (version 1) at {address}" in said
+                assert f"Detached from model model (version 1) at {address}" in said
 
 
 def test_an_unrecoverable_error_ends_the_worker_and_not_the_model(served: tuple[Triton, Path]) -> None:

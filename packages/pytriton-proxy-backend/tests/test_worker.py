@@ -116,7 +116,7 @@ def test_attaches_as_soon_as_somebody_listens(
 ) -> None:
     worker = make_worker()
     worker.start()
-    with pytest.raises(AttachError, match=f"not attached after 0.05 s: nobody accepts it at {proxy.endpoint}"):
+    with pytest.raises(AttachError, match=rf"not attached after [\d.]+ s: nobody accepts it at {proxy.endpoint}"):
         worker.wait_attached(0.05)
     assert worker.is_alive
     assert worker.error is None
@@ -221,6 +221,47 @@ def test_a_foreign_peer(proxy: Any, make_worker: Callable[..., Worker], golden: 
         worker.wait_attached(PATIENCE_S)
 
 
+def test_who_waits_in_steps_is_told_how_long_it_has_been(proxy: Any, make_worker: Callable[..., Worker]) -> None:
+    worker = make_worker()
+    worker.start()
+    for least in (0.05, 0.1):
+        with pytest.raises(AttachError) as waited:
+            worker.wait_attached(0.05)
+        told = re.search(r"was not attached after ([\d.]+) s", str(waited.value))
+        assert told is not None
+        assert float(told[1]) >= least
+    # Whoever looks after several workers comes to the last one without any time left.
+    with pytest.raises(AttachError, match=r"after 0\.[1-9]|after [1-9]"):
+        worker.wait_attached(0.0)
+
+
+def test_every_attach_loss_and_detach_is_logged_when_it_happens(
+    proxy: Any, make_worker: Callable[..., Worker], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "pytriton.proxy_backend")
+    worker = make_worker()
+    worker.start()
+    with pytest.raises(AttachError):
+        worker.wait_attached(0.05)
+    assert "Serving model" not in caplog.text
+    proxy.listen()
+    peer = proxy.accept()
+    peer.welcome()
+    worker.wait_attached(PATIENCE_S)
+    assert f"Serving model model (version 1) at {proxy.endpoint}" in caplog.text
+    peer.close()
+    peer = proxy.accept()
+    peer.welcome()
+    worker.wait_attached(PATIENCE_S)
+    stopping = threading.Thread(target=worker.stop, args=(PATIENCE_S,))
+    stopping.start()
+    peer.receive()
+    peer.close()
+    stopping.join()
+    told = [record.getMessage().partition(" (version 1)")[0] for record in caplog.records]
+    assert told == ["Serving model model", "Lost model model", "Serving model model", "Detached from model model"]
+
+
 def test_a_silent_peer_is_tried_again_and_named(
     proxy: Any, make_worker: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -231,7 +272,7 @@ def test_a_silent_peer_is_tried_again_and_named(
     worker = make_worker()
     worker.start()
     reason = f"the proxy backend at {proxy.endpoint} did not answer a greeting within 0.1 s"
-    with pytest.raises(AttachError, match=f"was not attached after 1 s: .* The last attempt: {reason}"):
+    with pytest.raises(AttachError, match=rf"was not attached after [\d.]+ s: .* The last attempt: {reason}"):
         worker.wait_attached(1.0)
     assert worker.is_alive
     assert caplog.text.count(reason) == 1

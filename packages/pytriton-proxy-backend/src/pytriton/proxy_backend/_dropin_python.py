@@ -7,7 +7,7 @@ from pathlib import Path
 from ._dropin_config import CONFIG_NAME, Batching, config_text
 from .description import DESCRIPTION_NAME, render_description
 from .errors import DropInError
-from .model import ModelSpec, check_endpoint
+from .model import ZMQ_SUFFIX, ModelSpec, check_endpoint
 from .python_proxy._settings import SETTINGS_NAME, PythonProxySettings
 from .zmq_keys import check_keys_given
 
@@ -65,7 +65,7 @@ def proxy_address(endpoint: str, model: ModelSpec, *, has_keys: bool, insecure: 
     """
     scheme, separator, rest = endpoint.partition("://")
     if not separator:
-        path = Path(endpoint).absolute() / f"{model.name}.{model.version}.zmq"
+        path = Path(endpoint).absolute() / f"{model.name}.{model.version}{ZMQ_SUFFIX}"
         check_endpoint(path)
         return f"ipc://{path}"
     if scheme == "ipc":

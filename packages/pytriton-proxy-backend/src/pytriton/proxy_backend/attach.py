@@ -18,13 +18,14 @@ from typing import Any
 from .description import description_path, read_description
 from .errors import AttachError, DescriptionError, ProxyBackendError, TargetError
 from .loading import load_target
-from .model import ModelSpec
+from .model import SOCKET_SUFFIX, ZMQ_SUFFIX, ModelSpec
 from .process_context import make_context, unrecoverable_errors
 from .worker import Worker
 from .zmq_keys import CurveKeys
 
 __all__ = ["Attachment", "find_endpoint", "serve_endpoint"]
 
+_IPC = "ipc://"
 _LOOK_S = 0.2
 _FAILED = 1
 
@@ -37,7 +38,8 @@ class Attachment:
 
     Attributes:
         target: The inference callable, `module:name` or `path/to/file.py:name`.
-        endpoint: The folder of the endpoints, a socket, or the address `tcp://host:port` or `ipc:///path`.
+        endpoint: The folder of the endpoints, a socket in it (`*.sock`, or `*.zmq` of a Python proxy), or the address
+            `tcp://host:port` or `ipc:///path`.
         model: The model's name; `None` is the only one in the folder.
         version: Its version; `None` is the only one.
         description: The file that describes the model; `None` is the one beside the socket.
@@ -74,8 +76,8 @@ def find_endpoint(wanted: Attachment) -> tuple[Path | str, ModelSpec]:
     """
     if "://" in wanted.endpoint:
         described = wanted.description
-        if described is None and wanted.endpoint.startswith("ipc://"):
-            described = description_path(Path(wanted.endpoint.removeprefix("ipc://")))
+        if described is None and wanted.endpoint.startswith(_IPC):
+            described = description_path(Path(wanted.endpoint.removeprefix(_IPC)))
         if described is None:
             raise DescriptionError(
                 f"nothing beside the address {wanted.endpoint} describes its model: give the file pytriton.json of the "
@@ -86,14 +88,20 @@ def find_endpoint(wanted: Attachment) -> tuple[Path | str, ModelSpec]:
     if not os.path.isdir(path):
         # A socket by its own name; it may come later.
         described = wanted.description or description_path(path)
-        return path, _checked(read_description(described), wanted, str(described))
+        return _as_endpoint(path), _checked(read_description(described), wanted, str(described))
     return _find_in(path, wanted)
 
 
-def _find_in(folder: Path, wanted: Attachment) -> tuple[Path, ModelSpec]:
+def _as_endpoint(socket: Path) -> Path | str:
+    """A socket as `Worker` wants it: the path of a native proxy's, the address of a Python proxy's."""
+    return f"{_IPC}{socket}" if socket.suffix == ZMQ_SUFFIX else socket
+
+
+def _find_in(folder: Path, wanted: Attachment) -> tuple[Path | str, ModelSpec]:
     found: dict[tuple[str, int], tuple[tuple[bool, float], Path, ModelSpec]] = {}
+    endings = tuple(description_path(Path(suffix)).name for suffix in (SOCKET_SUFFIX, ZMQ_SUFFIX))
     try:
-        files = sorted(file for file in folder.iterdir() if file.name.endswith(".sock.json"))
+        files = sorted(file for file in folder.iterdir() if file.name.endswith(endings))
     except OSError as error:
         raise AttachError(
             f"the endpoints in {folder} cannot be listed: {error.strerror or error}. They are for the user of the "
@@ -114,7 +122,7 @@ def _find_in(folder: Path, wanted: Attachment) -> tuple[Path, ModelSpec]:
         if known is None or known[0] < rank:
             found[spec.name, spec.version] = (rank, socket, spec)
     fitting = [
-        (socket, spec)
+        (_as_endpoint(socket), spec)
         for (name, version), (_, socket, spec) in found.items()
         if wanted.model in (None, name) and wanted.version in (None, version)
     ]
@@ -206,8 +214,8 @@ class _Attached:
             curve_keys=self._wanted.curve_keys,
             insecure=self._wanted.insecure,
         )
+        logger.info("Attaching to model %s (version %d) at %s", spec.name, spec.version, endpoint)
         worker.start()
-        logger.info("Serving model %s (version %d) at %s", spec.name, spec.version, endpoint)
         return worker
 
     def _wait_for_endpoint(self, deadline: float) -> tuple[Path | str, ModelSpec] | None:
@@ -225,6 +233,7 @@ class _Attached:
         while not worker.is_attached and not self._stop.is_set():
             remaining_s = deadline - time.monotonic()
             try:
+                # In short steps, for the sake of a signal.
                 worker.wait_attached(max(0.0, min(_LOOK_S, remaining_s)))
             except AttachError:
                 if remaining_s <= 0 or not worker.is_alive:
@@ -238,7 +247,11 @@ class _Attached:
             # Not anywhere, at the moment.
             return None
         endpoint = found[0]
-        if found == place or (isinstance(endpoint, Path) and not _is_socket(endpoint)):
+        if found == place:
+            return None
+        path = str(endpoint).removeprefix(_IPC)
+        if "://" not in path and not _is_socket(Path(path)):
+            # Described already, and nobody listens there yet.
             return None
         return found
 

@@ -17,6 +17,10 @@ from .errors import EndpointError
 
 SIDE_FILE_NAME = "pytriton.conf"
 """Name of the file in the folder of a model version that holds its `ProxySettings`."""
+SOCKET_SUFFIX = ".sock"
+"""What the names of the sockets of native proxies end with."""
+ZMQ_SUFFIX = ".zmq"
+"""What the names of the sockets of Python proxies end with, where `add` chose them."""
 # sockaddr_un.sun_path less its closing zero byte, see unix(7).
 MAX_ENDPOINT_BYTES = 107
 # In nanoseconds it fits into 64 bits.
@@ -167,6 +171,6 @@ def endpoint_path(directory: Path, model_name: str, model_version: int) -> Path:
     Raises:
         EndpointError: If the path is too long for a unix socket.
     """
-    path = directory / f"{model_name}.{model_version}.sock"
+    path = directory / f"{model_name}.{model_version}{SOCKET_SUFFIX}"
     check_endpoint(path)
     return path

@@ -90,6 +90,7 @@ class WorkerProcess:
         self._child: ChildProcess | None = None
         self._ready = False
         self._attached = self._was_attached = False
+        self._detached_since = 0.0
         self._ended = False
         self._error: WorkerProcessError | None = None
         self._stop_deadline: float | None = None
@@ -117,6 +118,7 @@ class WorkerProcess:
                 "a worker process imports this script to find its factory, and must not start servers itself: put what "
                 'the script does under `if __name__ == "__main__":`'
             )
+        self._detached_since = time.monotonic()
         self._thread = threading.Thread(
             target=self._supervise, name=f"pytriton-{self._model_name}-process-{self._number}", daemon=True
         )
@@ -139,7 +141,9 @@ class WorkerProcess:
                 `timeout_s` seconds.
         """
         if not self._wait(lambda: self._attached, timeout_s):
-            raise AttachError(f"{self._label} was not attached after {timeout_s:g} s to {self._job.endpoint}")
+            # Who waits for one worker after the other has waited longer than this time.
+            waited_s = max(timeout_s, time.monotonic() - self._detached_since)
+            raise AttachError(f"{self._label} was not attached after {waited_s:.3g} s to {self._job.endpoint}")
 
     def stop(self, timeout_s: float) -> bool:
         """Detaches: takes no more batches and finishes those in flight.
@@ -254,6 +258,7 @@ class WorkerProcess:
             with self._changed:
                 self._child = None
                 self._attached = False
+                self._detached_since = time.monotonic()
                 if self._current is not None:
                     self._past = add_statistics(self._past, self._current)
                     self._current = None
@@ -338,6 +343,7 @@ class WorkerProcess:
                     self._was_ready = self._ready = True
                 else:
                     self._attached = bool(message.get("value"))
+                    self._detached_since = time.monotonic()
                     self._was_attached = True
                 self._changed.notify_all()
 

@@ -9,6 +9,7 @@ import errno
 import logging
 import os
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,6 +101,7 @@ class Worker:
         self._changed = threading.Condition()
         self._connection: Connection | None = None
         self._ended = False
+        self._trying_since = 0.0
         self._trouble = ""  # why the last attempt to attach failed, where that is worth telling
         self._stuck: str | None = None
         self._error: BaseException | None = None
@@ -114,6 +116,7 @@ class Worker:
         """
         if self._thread is not None:
             raise RuntimeError(f"the worker of model '{self.model.name}' was started before")
+        self._trying_since = time.monotonic()
         self._thread = threading.Thread(
             target=self._context.run, args=(self._run,), name=f"pytriton-{self.model.name}", daemon=True
         )
@@ -138,16 +141,20 @@ class Worker:
         Raises:
             AttachError: If its warm-up failed, it was refused, or it is not attached after `timeout_s` seconds.
         """
-        if self._wait(self._attached, timeout_s):
-            return
+        if not self._wait(self._attached, timeout_s):
+            raise self._not_attached(timeout_s)
+
+    def _not_attached(self, waited_s: float) -> AttachError:
+        # Who waits in steps, or for one worker after the other, has waited longer than this time.
+        waited_s = max(waited_s, time.monotonic() - self._trying_since)
+        what = f"the worker of model '{self.model.name}' was not attached after {waited_s:.3g} s"
         if not self._warm.is_set():
-            raise AttachError(
-                f"the worker of model '{self.model.name}' was not attached after {timeout_s:g} s: its warm-up is not "
-                f"over. Allow more time, or warm up with fewer or smaller requests"
+            return AttachError(
+                f"{what}: its warm-up is not over. Allow more time, or warm up with fewer or smaller requests"
             )
-        raise AttachError(
-            f"the worker of model '{self.model.name}' was not attached after {timeout_s:g} s: nobody accepts it at "
-            f"{self.endpoint}. Is tritonserver running, and has it loaded the model?{self._trouble}"
+        return AttachError(
+            f"{what}: nobody accepts it at {self.endpoint}. Is tritonserver running, and has it loaded the model?"
+            f"{self._trouble}"
         )
 
     def _wait(self, event: threading.Event, timeout_s: float) -> bool:
@@ -316,6 +323,7 @@ class Worker:
             self._trouble = ""
             self._check(connection)
             service.connection = service.answers = connection
+            logger.info("Serving model %s (version %d) at %s", self.model.name, self.model.version, self.endpoint)
             with self._changed:
                 self._connection = connection
                 self._attached.set()
@@ -379,9 +387,9 @@ class Worker:
                 limit_s = service.connection.welcome.execution_timeout_s
                 watch = ConnectionWatch(service.connection, name, lambda: self._note_stuck(limit_s))
             yield
+            self._note_detached("the model was unloaded, or its server ended", logging.INFO)
         except ConnectionLostError as error:
-            if not self._stopping.is_set():
-                logger.warning("model %s: %s; attaching again", self.model.name, str(error))
+            self._note_detached(str(error), logging.WARNING)
         except ProtocolError as error:
             logger.error("model %s: the proxy backend broke the protocol: %s", self.model.name, str(error))
             self._stopping.wait(_LAST_RETRY_S)
@@ -391,6 +399,7 @@ class Worker:
             self._note_trouble(str(error))
             self._stopping.wait(_LAST_RETRY_S)
         finally:
+            self._trying_since = time.monotonic()
             self._attached.clear()
             self._connection = None
             if watch is not None:
@@ -399,6 +408,14 @@ class Worker:
             if self._stuck is not None:
                 logger.warning("model %s: the callable has returned after all", self.model.name)
                 self._stuck = None
+
+    def _note_detached(self, reason: str, level: int) -> None:
+        """Logs the end of a connection, and why, unless the worker itself was to end it."""
+        name, version = self.model.name, self.model.version
+        if self._stopping.is_set():
+            logger.info("Detached from model %s (version %d) at %s", name, version, self.endpoint)
+        else:
+            logger.log(level, "Lost model %s (version %d): %s; attaching again", name, version, reason)
 
     def _note_stuck(self, limit_s: float) -> None:
         if self._stopping.is_set():
