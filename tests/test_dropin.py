@@ -34,6 +34,7 @@ from pytriton.proxy_backend import (
 from pytriton.proxy_backend._dropin_files import read_manifest, render_manifest
 from pytriton.proxy_backend.cli._app import run as run_command
 from pytriton.proxy_backend.cli._tensors import load_signature, parse_tensor
+from pytriton.proxy_backend.dropin_check import find_server
 from pytriton.proxy_backend.errors import DropInError
 from pytriton.server.binary import find_tritonserver
 from support.plain_server import PlainServer, plain_server
@@ -162,7 +163,7 @@ def _remove_file(folder: Path) -> None:
 
 def _edit_manifest(folder: Path) -> None:
     manifest = folder / "pytriton-manifest.json"
-    manifest.write_text(manifest.read_text().replace('"version": 1', '"version": 2'))
+    manifest.write_text(manifest.read_text().replace('"flavour": "native"', '"flavour": "python"'))
 
 
 def _link(folder: Path) -> None:
@@ -217,6 +218,80 @@ def test_what_is_not_ours_is_never_touched(command: Any, repository: Path, socke
         assert "was not made by pytriton-proxy-backend" in refused.err
         assert (sorted(os.listdir(repository)), tree(repository), place.lstat().st_ino) == before
     assert json.loads(command("list", "--model-repository", repository, "--json").out) == []
+
+
+@pytest.mark.parametrize("flavour", ["native", "python"])
+def test_a_version_comes_beside_those_that_are_there(
+    command: Any, repository: Path, sockets: Path, flavour: str
+) -> None:
+    kind = ("--flavour", flavour)
+    assert command(*add(repository, sockets, *kind)).code == 0
+    first = {name: data for name, data in tree(repository).items() if not name.endswith("pytriton-manifest.json")}
+    second = add(repository, sockets, *kind, "--version", 12, "--attach-timeout", 3)
+    done = command(*second)
+    assert (done.code, done.out.split(":")[0]) == (0, "added"), done.err
+    assert {name: tree(repository)[name] for name in first} == first
+    assert read_description(repository / "double" / "12" / "pytriton.json").version == 12
+    assert command(*second).out.startswith("unchanged")
+    assert command(*add(repository, sockets, *kind)).out.startswith("unchanged")
+    suffix = "sock" if flavour == "native" else "zmq"
+    listed = json.loads(command("list", "--model-repository", repository, "--json").out)
+    assert [entry["version"] for entry in listed] == [1, 12]
+    assert [entry["endpoint"].rpartition("/")[2] for entry in listed] == [f"double.{n}.{suffix}" for n in (1, 12)]
+    assert sorted(os.listdir(sockets)) == [f"double.{number}.{suffix}.json" for number in (1, 12)]
+    checked = command("check", "--model-repository", repository)
+    assert checked.code == 0, checked.out
+    assert "version 12: the folder of the endpoint" in checked.out
+    # One of them is replaced, and the other one stays.
+    refused = command(*add(repository, sockets, *kind, "--version", 12))
+    assert refused.code == 1
+    assert "--replace" in refused.err
+    assert command(*add(repository, sockets, *kind, "--version", 12, "--replace")).out.startswith("replaced")
+    assert {name: tree(repository)[name] for name in first} == first
+    # One of them is removed, then the other one.
+    remove = ("remove", "--model-repository", repository, "--name", "double", "--version")
+    assert "there are: 1, 12" in command(*remove, 2).err
+    assert command(*remove, 12).code == 0
+    left = {name: data for name, data in tree(repository).items() if not name.endswith("pytriton-manifest.json")}
+    assert left == first
+    assert os.listdir(sockets) == [f"double.1.{suffix}.json"]
+    assert command("check", "--model-repository", repository).code == 0
+    assert command(*remove, 1).code == 0
+    assert os.listdir(repository) == []
+    assert os.listdir(sockets) == []
+
+
+@pytest.mark.parametrize(
+    ("difference", "words"),
+    [
+        (("--max-batch-size", 16), "other tensors, or another configuration"),
+        (("--input", "x:float64:-1", "--output", "y:float32:-1"), "other tensors, or another configuration"),
+        (("--flavour", "python"), "is served by the native proxy"),
+    ],
+)
+def test_versions_that_do_not_go_together_are_refused(
+    command: Any, repository: Path, sockets: Path, difference: Sequence[object], words: str
+) -> None:
+    command(*add(repository, sockets))
+    before = tree(repository)
+    for more in ((), ("--replace",)):
+        refused = command(*add(repository, sockets, "--version", 2, *difference, *more))
+        assert refused.code == 1
+        assert words in refused.err
+        assert "remove version 1 first" in refused.err
+    assert tree(repository) == before
+
+
+def test_two_models_at_one_endpoint_are_told(command: Any, repository: Path, sockets: Path) -> None:
+    at = ("--flavour", "python", "--endpoint", f"ipc://{sockets}/one.zmq")
+    assert command(*add(repository, sockets, *at)).err == ""
+    done = command(*add(repository, sockets, *at, name="triple"))
+    assert done.code == 0
+    assert "warning: model 'double' version 1 and model 'triple' version 1 listen at" in done.err
+    checked = command("check", "--model-repository", repository)
+    assert checked.out.count("warning: model 'double' version 1 and model 'triple' version 1 listen at") == 2
+    assert command(*add(repository, sockets, "--flavour", "python", "--replace", name="triple")).err == ""
+    assert "listen at" not in command("check", "--model-repository", repository).out
 
 
 def test_what_python_caches_is_no_edit(command: Any, repository: Path, sockets: Path) -> None:
@@ -351,8 +426,10 @@ def test_addresses_that_others_reach_need_keys(command: Any, repository: Path, h
     assert json.loads((repository / "double" / "1" / "pytriton-proxy.json").read_text())["insecure"] is False
 
 
-@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a\nb"])
-def test_names_that_are_no_folders_are_refused(command: Any, repository: Path, sockets: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["", ".hidden", "a/b", "..", "a\nb", "a b", "größe", "a%20b", "a?b", "a#b"])
+def test_names_that_are_no_folders_or_that_a_url_cannot_carry_are_refused(
+    command: Any, repository: Path, sockets: Path, name: str
+) -> None:
     done = command(*add(repository, sockets, name=name))
     assert done.code == 1
     assert os.listdir(repository) == []
@@ -469,6 +546,36 @@ def test_check_loads_the_library_as_the_server_would(command: Any, repository: P
     assert "is no tritonserver" in done.out
 
 
+def test_check_finds_the_server_that_pytriton_server_brings(
+    command: Any, repository: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", os.defpath)
+    monkeypatch.delenv("PYTRITON_TRITONSERVER_DIR", raising=False)
+    assert find_server() == find_tritonserver().executable.parent.parent
+    command(*add(repository, sockets))
+    assert "the library loads into the server" in command("check", "--model-repository", repository).out
+    monkeypatch.setenv("PYTRITON_TRITONSERVER_DIR", str(repository))
+    assert f"{repository} is no tritonserver" in command("check", "--model-repository", repository).out
+
+
+@pytest.mark.parametrize("relative", [False, True])
+def test_check_takes_a_server_as_pip_lays_it_out(
+    command: Any, repository: Path, sockets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, relative: bool
+) -> None:
+    """The libraries of a wheel lie beside its package, in a folder of a name that is not known."""
+    real = find_tritonserver().executable.parent.parent
+    (server := tmp_path / "site-packages" / "some_package" / "tritonserver").mkdir(parents=True)
+    for name in ("bin", "backends"):
+        (server / name).symlink_to(real / name)
+    (tmp_path / "site-packages" / "some_package.libs").symlink_to(real / "lib")
+    command(*add(repository, sockets))
+    monkeypatch.chdir(server.parent)
+    folder = server.name if relative else server
+    done = command("check", "--model-repository", repository, "--tritonserver", folder)
+    assert done.code == 0, done.out
+    assert "the library loads into the server" in done.out
+
+
 def test_check_sees_what_is_in_the_way_of_the_socket(command: Any, repository: Path, sockets: Path) -> None:
     command(*add(repository, sockets))
     endpoint = endpoint_path(sockets, "double", 1)
@@ -515,6 +622,10 @@ def attached(infer: Any, description: Path, endpoint: Path) -> Iterator[Worker]:
 
 def double(requests: Any) -> Any:
     return [{"y": request["x"] * 2} for request in requests]
+
+
+def triple(requests: Any) -> Any:
+    return [{"y": request["x"] * 3} for request in requests]
 
 
 def test_any_tritonserver_that_loads_the_repository_serves_it(
@@ -575,6 +686,47 @@ def test_a_server_in_another_container_serves_what_it_only_reads(
             assert worker.stop(PATIENCE_S)
     if flavour == "python":
         assert "attached, through shared memory" in server.log.read_text()
+
+
+def test_a_version_comes_and_goes_while_another_one_is_served(
+    command: Any, repository: Path, sockets: Path, tmp_path: Path
+) -> None:
+    command(*add(repository, sockets))
+    row = ("FP32", [1, 2], [1, 2])
+    with plain_server(tmp_path, repository, "--model-control-mode=explicit", "--load-model=*") as server:
+        first, second = (endpoint_path(sockets, "double", version) for version in (1, 2))
+        with attached(double, description_path(first), first) as worker:
+            assert server.infer("double", x=row) == (200, {"y": [2, 4]})
+            assert command(*add(repository, sockets, "--version", 2)).code == 0
+            assert server.load("double")[0] == 200
+            with attached(triple, description_path(second), second):
+                assert server.infer("double/versions/1", x=row) == (200, {"y": [2, 4]})
+                assert server.infer("double/versions/2", x=row) == (200, {"y": [3, 6]})
+            gone = command("remove", "--model-repository", repository, "--name", "double", "--version", 2)
+            assert gone.code == 0
+            assert server.load("double")[0] == 200
+            assert server.infer("double", x=row) == (200, {"y": [2, 4]})
+            assert server.infer("double/versions/2", x=row)[0] != 200
+            assert worker.error is None
+
+
+@pytest.mark.parametrize("flavour", ["native", "python"])
+def test_a_server_warns_of_two_models_at_one_endpoint(
+    command: Any, repository: Path, sockets: Path, tmp_path: Path, flavour: str
+) -> None:
+    if flavour == "python" and not (find_tritonserver().backends_dir / "python" / "libtriton_python.so").is_file():
+        pytest.skip("this tritonserver has no Python backend")
+    command(*add(repository, sockets, "--flavour", flavour))
+    # As somebody does who wants the same once more.
+    shutil.copytree(repository / "double", repository / "copied")
+    config = repository / "copied" / "config.pbtxt"
+    config.write_text(config.read_text().replace('"double"', '"copied"'))
+    with plain_server(tmp_path, repository, "--model-control-mode=explicit", "--load-model=*") as server:
+        said = server.log.read_text()
+    assert "model 'copied' version 1: its folder was written for model 'double' version 1" in said
+    assert "add each model with pytriton-proxy-backend add" in said
+    # Nothing is said of the one that is as it was written.
+    assert "model 'double' version 1: its" not in said
 
 
 def _serve_both(command: Any, server: PlainServer, repository: Path, sockets: Path) -> None:

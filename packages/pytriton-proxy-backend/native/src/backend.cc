@@ -1,5 +1,6 @@
 // The entry points that Triton calls: one Endpoint per model version, created when the model is loaded.
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -57,6 +58,48 @@ TRITONSERVER_Error* ReadSettings(const std::string& path, pytriton::Settings* se
   return nullptr;
 }
 
+// Whose description a text is, as in "model 'double' version 1"; empty where it is none. It is JSON that we have written
+// ourselves, with the fields in a fixed order (`description.render_description`), so nothing needs to parse it.
+std::string DescribedModel(const std::string& path) {
+  std::ifstream file(path);
+  const std::string name_key = "\"name\": \"";
+  const std::string version_key = "\"version\": ";
+  std::string line, name;
+  for (int i = 0; i < 4 && std::getline(file, line); ++i) {
+    size_t at = line.find(name_key);
+    if (at != std::string::npos) {
+      at += name_key.size();
+      name = line.substr(at, line.find('"', at) - at);
+      continue;
+    }
+    at = line.find(version_key);
+    if (at != std::string::npos && !name.empty()) {
+      at += version_key.size();
+      return "model '" + name + "' version " + line.substr(at, line.find(',', at) - at);
+    }
+  }
+  return "";
+}
+
+// Warns where this model and another one are told to listen at the same socket, as after a folder was copied: who comes
+// last takes the place, and the workers of the other one are turned away.
+void WarnAboutSharing(const std::string& own, const std::string& description, const pytriton::Settings& settings) {
+  const std::string written_for = DescribedModel(description);
+  if (!written_for.empty() && written_for != own) {
+    PYTRITON_LOG(WARN, own + ": its folder was written for " + written_for + ", whose endpoint '" + settings.endpoint +
+                           "' it takes, and whose workers it turns away. Do not copy or rename the folder: add each "
+                           "model with pytriton-proxy-backend add");
+    return;
+  }
+  struct stat status;
+  if (lstat(settings.endpoint.c_str(), &status) != 0) return;
+  const std::string described = DescribedModel(settings.endpoint + ".json");
+  if (!described.empty() && described != own) {
+    PYTRITON_LOG(WARN, own + ": its endpoint '" + settings.endpoint + "' is that of " + described +
+                           " as well, which gets no worker from now on: give each model an endpoint of its own");
+  }
+}
+
 // Puts the description that a drop-in model has in its version folder beside the socket, where workers look for it: that
 // folder may not have been there yet when the model was added. The copy is for the server's user, as the socket is.
 void PublishDescription(const std::string& source, const std::string& target) {
@@ -104,6 +147,8 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_
     pytriton::Settings settings;
     const std::string folder = std::string(repository) + "/" + std::to_string(version) + "/";
     PYTRITON_RETURN_IF_ERROR(ReadSettings(folder + pytriton::kSideFileName, &settings));
+    WarnAboutSharing("model '" + std::string(name) + "' version " + std::to_string(version), folder + kDescriptionName,
+                     settings);
     auto endpoint = std::make_unique<pytriton::Endpoint>(pytriton::ModelIdentity{name, version}, settings);
     std::string error;
     if (!endpoint->Listen(&error)) {

@@ -14,7 +14,7 @@ from typing import Any
 from .errors import DropInError
 
 MANIFEST_NAME = "pytriton-manifest.json"
-FORMAT = 1
+FORMAT = 2
 # What Python itself leaves where it imports from a folder that it may write to.
 _CACHE = "__pycache__"
 _MAX_BYTES = 1 << 20
@@ -26,23 +26,34 @@ class Manifest:
 
     Attributes:
         name: The model.
-        version: Its version.
         flavour: "native" or "python".
-        endpoint: Where workers attach: the path of a socket, or an address of ZeroMQ.
-        made_by: The version of this distribution that wrote it.
+        endpoints: Where workers attach, the path of a socket or an address of ZeroMQ, by version of the model.
+        made_by: The version of this distribution that wrote it last.
         protocol: Major and minor version of the protocol that its proxy speaks.
         machine: The architecture that its library is for; empty for the Python proxy.
         files: The SHA-256 of every file but the manifest, by its path in the folder.
     """
 
     name: str
-    version: int
     flavour: str
-    endpoint: str
+    endpoints: Mapping[int, str]
     made_by: str
     protocol: tuple[int, int]
     machine: str
     files: Mapping[str, str] = field(default_factory=dict)
+
+    def files_of(self, version: int) -> list[str]:
+        """The files of one version alone."""
+        return [name for name in self.files if name.startswith(f"{version}/")]
+
+    def without(self, version: int) -> Manifest:
+        """The same without one version and its files."""
+        gone = self.files_of(version)
+        return dataclasses.replace(
+            self,
+            endpoints={known: endpoint for known, endpoint in self.endpoints.items() if known != version},
+            files={name: digest for name, digest in self.files.items() if name not in gone},
+        )
 
     def with_files(self, files: Mapping[str, bytes]) -> Manifest:
         """The same with the hashes of these files."""
@@ -55,7 +66,13 @@ class Manifest:
 
 def render_manifest(manifest: Manifest) -> str:
     """The manifest as JSON, with a hash of itself."""
-    fields = {"format": FORMAT, **dataclasses.asdict(manifest), "protocol": list(manifest.protocol)}
+    fields = {
+        "format": FORMAT,
+        **dataclasses.asdict(manifest),
+        # The keys of JSON objects are text.
+        "endpoints": {str(version): endpoint for version, endpoint in manifest.endpoints.items()},
+        "protocol": list(manifest.protocol),
+    }
     return json.dumps({**fields, "checksum": _checksum(fields)}, indent=1) + "\n"
 
 
@@ -81,8 +98,9 @@ def read_manifest(path: Path) -> Manifest:
         raise DropInError(f"its manifest {path.name} was edited", path=str(path.parent))
     fields.pop("format")
     try:
-        return Manifest(**{**fields, "protocol": tuple(fields["protocol"])})
-    except (KeyError, TypeError) as error:
+        endpoints = {int(version): endpoint for version, endpoint in fields["endpoints"].items()}
+        return Manifest(**{**fields, "endpoints": endpoints, "protocol": tuple(fields["protocol"])})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise DropInError(f"its manifest {path.name} lacks a field: {error}", path=str(path.parent)) from error
 
 

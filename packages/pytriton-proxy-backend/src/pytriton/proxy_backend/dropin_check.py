@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import importlib.util
 import json
 import os
 import platform
@@ -21,13 +22,19 @@ from . import _layout as layout
 from ._dropin_config import machine_of
 from ._dropin_files import Manifest
 from ._native import LIBRARY_NAME, library_path
-from .dropin import DropInModel
+from .dropin import DropInModel, models_at
 from .errors import EndpointError, LibraryNotFoundError
 from .model import check_endpoint
 
 __all__ = ["Finding", "Level", "check_model", "find_server"]
 
+# As pytriton-server looks for it, which need not be installed here.
+_SERVER_VARIABLE = "PYTRITON_TRITONSERVER_DIR"
+_SERVER_PACKAGE = "pytriton.server"
+_BUNDLED_FOLDER = "_tritonserver"
 _SYSTEM_SERVER = Path("/opt/tritonserver")
+# Where its libraries are; the last one is what pip makes of a wheel that brings a server (`*.libs` beside the package).
+_LIBRARY_FOLDERS = ("lib", "lib64", "../../*.libs")
 _PROBE_TIMEOUT_S = 60.0
 _HTTP_TIMEOUT_S = 10.0
 # In a process of its own: a library that does not load takes nothing else down, and nothing of it stays.
@@ -83,17 +90,30 @@ def check_model(model: DropInModel, *, server: Path | None = None, url: str | No
         Finding(Level.OK, "nothing was edited since it was written")
     ]
     findings += _check_versions(model.path, model.manifest)
-    findings += _check_endpoint(model.manifest)
+    for version, endpoint in sorted(model.manifest.endpoints.items()):
+        found = [*_check_endpoint(endpoint, model.manifest.flavour), *_check_alone(model, endpoint)]
+        if url is not None:
+            found += _check_running(model.manifest, version, url)
+        where = f"version {version}: " if len(model.manifest.endpoints) > 1 else ""
+        findings += [Finding(finding.level, f"{where}{finding.text}") for finding in found]
     findings += _check_server(model.path, model.manifest, server)
-    if url is not None:
-        findings += _check_running(model.manifest, url)
     return findings
 
 
 def find_server() -> Path | None:
-    """The folder of the tritonserver of this machine, if there is one."""
-    if (_SYSTEM_SERVER / "bin" / "tritonserver").is_file():
-        return _SYSTEM_SERVER
+    """The folder of the tritonserver of this machine, if there is one.
+
+    It is the one that the environment variable `PYTRITON_TRITONSERVER_DIR` names, whatever is there, the one that
+    pytriton-server brings, `/opt/tritonserver`, or that of the `tritonserver` on `PATH`.
+    """
+    named = os.environ.get(_SERVER_VARIABLE)
+    if named:
+        return Path(named).expanduser()
+    package = importlib.util.find_spec(_SERVER_PACKAGE)  # which is not imported
+    bundled = [Path(package.origin).parent / _BUNDLED_FOLDER] if package is not None and package.origin else []
+    for folder in (*bundled, _SYSTEM_SERVER):
+        if (folder / "bin" / "tritonserver").is_file():
+            return folder
     found = shutil.which("tritonserver")
     return Path(found).resolve().parent.parent if found else None
 
@@ -138,10 +158,20 @@ def _check_versions(folder: Path, manifest: Manifest) -> Iterator[Finding]:
 # ---- the endpoint --------------------------------------------------------------------------------------------------
 
 
-def _check_endpoint(manifest: Manifest) -> Iterator[Finding]:
-    text = manifest.endpoint.removeprefix("ipc://")
+def _check_alone(model: DropInModel, endpoint: str) -> Iterator[Finding]:
+    listening = models_at(model.path.parent, endpoint)
+    if len(listening) > 1:
+        yield Finding(
+            Level.WARNING,
+            f"{' and '.join(listening)} listen at {endpoint}: the one that is loaded last takes the place, and the "
+            f"other one gets no worker. Add them again with endpoints of their own",
+        )
+
+
+def _check_endpoint(address: str, flavour: str) -> Iterator[Finding]:
+    text = address.removeprefix("ipc://")
     if not text.startswith("/"):
-        yield Finding(Level.UNKNOWN, f"workers reach {manifest.endpoint} over the network")
+        yield Finding(Level.UNKNOWN, f"workers reach {address} over the network")
         return
     endpoint = Path(text)
     try:
@@ -173,10 +203,10 @@ def _check_endpoint(manifest: Manifest) -> Iterator[Finding]:
         )
     else:
         yield Finding(Level.OK, f"the folder of the endpoint, {folder}, can be used by user {os.geteuid()}")
-    yield from _check_socket(endpoint, manifest)
+    yield from _check_socket(endpoint, flavour)
 
 
-def _check_socket(endpoint: Path, manifest: Manifest) -> Iterator[Finding]:
+def _check_socket(endpoint: Path, flavour: str) -> Iterator[Finding]:
     try:
         status = endpoint.lstat()
     except OSError:
@@ -193,7 +223,7 @@ def _check_socket(endpoint: Path, manifest: Manifest) -> Iterator[Finding]:
             f"{endpoint} belongs to user {status.st_uid}, this is user {os.geteuid()}: workers must run as the "
             f"server's user",
         )
-    elif manifest.flavour == "native":
+    elif flavour == "native":
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
             probe.settimeout(_HTTP_TIMEOUT_S)
             try:
@@ -222,16 +252,21 @@ def _check_server(folder: Path, manifest: Manifest, server: Path | None) -> Iter
                 f"native flavour, or a server that has it",
             )
         return
-    libraries = sorted((server / "lib").glob("libtritonserver*.so*"))
+    libraries = [
+        library
+        for folder in _LIBRARY_FOLDERS
+        for library in sorted(server.absolute().glob(f"{folder}/libtritonserver*.so*"))
+    ]
     if not libraries:
         yield Finding(
-            Level.PROBLEM, f"{server} is no tritonserver: there is no lib/libtritonserver.so. Name a folder laid out "
-            f"as {_SYSTEM_SERVER}"
-        )  # fmt: skip
+            Level.PROBLEM,
+            f"{server} is no tritonserver: there is no lib/libtritonserver.so, nor one where pip puts it. Name a "
+            f"folder laid out as {_SYSTEM_SERVER}, or the one with bin/tritonserver in an installed wheel",
+        )
         return
     command = [sys.executable, "-c", _PROBE, os.fspath(libraries[0]), os.fspath((folder / LIBRARY_NAME).absolute())]
     # The executable tells the loader where the server's other libraries are; here nobody does.
-    paths = [os.fspath(server / "lib"), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    paths = [os.fspath(libraries[0].parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
     try:
         done = subprocess.run(
@@ -247,7 +282,7 @@ def _check_server(folder: Path, manifest: Manifest, server: Path | None) -> Iter
         yield Finding(Level.PROBLEM, f"the library does not load into the server of {server}: {reason}")
 
 
-def _check_running(manifest: Manifest, url: str) -> Iterator[Finding]:
+def _check_running(manifest: Manifest, version: int, url: str) -> Iterator[Finding]:
     base = url.rstrip("/") if "://" in url else f"http://{url.rstrip('/')}"
     if not base.startswith(("http://", "https://")):
         yield Finding(
@@ -258,7 +293,8 @@ def _check_running(manifest: Manifest, url: str) -> Iterator[Finding]:
         with urllib.request.urlopen(f"{base}/v2", timeout=_HTTP_TIMEOUT_S) as answer:
             server = json.load(answer)
         yield Finding(Level.OK, f"{base} is {server.get('name')} {server.get('version')}")
-        with urllib.request.urlopen(f"{base}/v2/models/{_quoted(manifest)}/config", timeout=_HTTP_TIMEOUT_S) as answer:
+        config_url = f"{base}/v2/models/{manifest.name}/versions/{version}/config"
+        with urllib.request.urlopen(config_url, timeout=_HTTP_TIMEOUT_S) as answer:
             config = json.load(answer)
     except urllib.error.HTTPError as error:
         reason = error.read(1000).decode(errors="replace").strip()
@@ -276,9 +312,3 @@ def _check_running(manifest: Manifest, url: str) -> Iterator[Finding]:
             Level.PROBLEM,
             f"{base} serves a model '{manifest.name}' of backend {config.get('backend')!r}, which is another one",
         )
-
-
-def _quoted(manifest: Manifest) -> str:
-    from urllib.parse import quote
-
-    return f"{quote(manifest.name)}/versions/{manifest.version}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from .._dropin_config import Batching, check_model, machine_of, native_files
 from .._dropin_files import Manifest
 from .._dropin_python import proxy_address, python_files
 from .._native import LIBRARY_NAME, library_path
-from ..dropin import add_model, check_name
+from ..dropin import add_model, check_name, models_at
 from ..errors import DropInError
 from ..model import ModelSpec, ProxySettings, endpoint_path
 from ..python_proxy._settings import PythonProxySettings
@@ -47,7 +48,9 @@ def register(commands: Any) -> None:
     )
     add_repository(parser)
     parser.add_argument("--name", required=True, help="name of the model")
-    parser.add_argument("--version", type=_whole(1), default=1, metavar="N", help="version of the model (1)")
+    parser.add_argument(
+        "--version", type=_whole(1), default=1, metavar="N", help="version of the model (1); others of the model stay"
+    )
     parser.add_argument(
         "--input", action="append", type=_argument(parse_tensor), metavar="TENSOR", dest="inputs", help="an input"
     )
@@ -118,7 +121,7 @@ def register(commands: Any) -> None:
     parser.add_argument(
         "--insecure", action="store_true", help="Python proxy: let anybody attach who reaches a tcp:// address"
     )
-    parser.add_argument("--replace", action="store_true", help="replace a model of ours that differs and is unedited")
+    parser.add_argument("--replace", action="store_true", help="replace a version that differs and is unedited")
     parser.set_defaults(run=run)
 
 
@@ -131,16 +134,23 @@ def run(arguments: argparse.Namespace) -> int:
     endpoint, files = (_native if arguments.flavour == "native" else _python)(arguments, model, batching)
     manifest = Manifest(
         name=model.name,
-        version=model.version,
         flavour=arguments.flavour,
-        endpoint=endpoint,
+        endpoints={model.version: endpoint},
         made_by=_own_version(),
         protocol=(layout.MAJOR, layout.MINOR),
         machine=machine_of(files[LIBRARY_NAME]) if LIBRARY_NAME in files else "",
     )
-    outcome = add_model(arguments.model_repository, model, manifest, files, replace=arguments.replace)
-    print(f"{outcome}: {arguments.model_repository / model.name}")
+    repository: Path = arguments.model_repository
+    outcome = add_model(repository, model, manifest, files, may_replace=arguments.replace)
+    print(f"{outcome}: {repository / model.name}")
     print(f"workers attach at {endpoint}")
+    listening = models_at(repository, endpoint)
+    if len(listening) > 1:
+        print(
+            f"warning: {' and '.join(listening)} listen at {endpoint}: the one that is loaded last takes the place, "
+            "and the other one gets no worker. Give each an endpoint of its own",
+            file=sys.stderr,
+        )
     return 0
 
 

@@ -26,24 +26,29 @@ def run(arguments: argparse.Namespace) -> int:
     """Lists the models."""
     models = find_models(arguments.model_repository)
     if arguments.json:
-        print(json.dumps([_fields(model) for model in models], indent=1))
+        print(json.dumps([fields for model in models for fields in _fields(model)], indent=1))
         return 0
     if not models:
         print(f"no models of pytriton-proxy-backend in {arguments.model_repository}")
     for model in models:
-        fields = _fields(model)
         state = "edited: " + "; ".join(model.edits) if model.edits else "unedited"
-        print(f"{fields['name']}  version {fields['version']}  {fields['flavour']}  {fields['endpoint']}  {state}")
+        for fields in _fields(model):
+            print(f"{fields['name']}  version {fields['version']}  {fields['flavour']}  {fields['endpoint']}  {state}")
     return 0
 
 
-def _fields(model: DropInModel) -> dict[str, object]:
+def _fields(model: DropInModel) -> list[dict[str, object]]:
+    """One for each version; one without any where the manifest cannot be read."""
     manifest = model.manifest
-    return {
-        "name": model.path.name,
-        "version": manifest.version if manifest else None,
-        "flavour": manifest.flavour if manifest else None,
-        "endpoint": manifest.endpoint if manifest else None,
-        "made_by": manifest.made_by if manifest else None,
-        "edits": list(model.edits),
-    }
+    endpoints = {None: None} if manifest is None else manifest.endpoints
+    return [
+        {
+            "name": model.path.name,
+            "version": version,
+            "flavour": manifest.flavour if manifest else None,
+            "endpoint": endpoint,
+            "made_by": manifest.made_by if manifest else None,
+            "edits": list(model.edits),
+        }
+        for version, endpoint in sorted(endpoints.items())
+    ]

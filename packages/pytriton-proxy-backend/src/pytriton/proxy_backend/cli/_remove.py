@@ -19,11 +19,13 @@ def register(commands: Any) -> None:
     )
     add_repository(parser)
     parser.add_argument("--name", required=True, help="name of the model")
+    parser.add_argument("--version", type=int, metavar="N", help="the version to remove; all of them by default")
     parser.set_defaults(run=run)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Removes the model."""
-    remove_model(arguments.model_repository, arguments.name)
-    print(f"removed: {arguments.model_repository / arguments.name}")
+    remove_model(arguments.model_repository, arguments.name, arguments.version)
+    version = "" if arguments.version is None else f" version {arguments.version}"
+    print(f"removed: {arguments.model_repository / arguments.name}{version}")
     return 0

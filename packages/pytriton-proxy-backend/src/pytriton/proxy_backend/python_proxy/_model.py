@@ -46,6 +46,7 @@ class TritonPythonModel:
         self._backend = backend
         self._model = read_description(folder / DESCRIPTION_NAME)
         settings = PythonProxySettings.read(folder / SETTINGS_NAME)
+        _warn_about_sharing(args["model_name"], int(args["model_version"]), self._model, settings.address)
         self._codec = TensorCodec(backend, self._model)
         self._has_parameters = _takes_parameters(backend)
         self._endpoint = ProxyEndpoint(
@@ -239,6 +240,31 @@ class TritonCaller:
         """Whether nobody waits for it any more."""
         ask = getattr(self._sender if self._sender is not None else self._request, "is_cancelled", None)
         return bool(ask()) if ask is not None else False
+
+
+def _warn_about_sharing(name: str, version: int, written_for: ModelSpec, address: str) -> None:
+    """Warns where this model and another one are told to listen at the same place, as after a folder was copied."""
+    if (written_for.name, written_for.version) != (name, version):
+        logger.warning(
+            "model '%s' version %d: its folder was written for model '%s' version %d, whose endpoint %s it takes, and "
+            "whose workers it turns away. Do not copy or rename the folder: add each model with pytriton-proxy-backend "
+            "add",
+            name, version, written_for.name, written_for.version, address,
+        )  # fmt: skip
+        return
+    path = Path(address.removeprefix("ipc://"))
+    if not address.startswith("ipc://") or not path.is_socket():
+        return
+    try:
+        there = read_description(description_path(path))
+    except ProxyBackendError:
+        return  # whose socket it is, nobody knows
+    if (there.name, there.version) != (name, version):
+        logger.warning(
+            "model '%s' version %d: its endpoint %s is that of model '%s' version %d as well, which gets no worker "
+            "from now on: give each model an endpoint of its own",
+            name, version, address, there.name, there.version,
+        )  # fmt: skip
 
 
 def listen(settings: PythonProxySettings) -> tuple[ZmqSocket, MemoryListener | None]:
