@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import tomli
 
+from pytriton.server.binary import BUNDLED_FOLDER
 from pytriton.server.cli import main
 from pytriton.server.cli._environment import describe_variables
 from support.serving import short_home
@@ -130,8 +131,23 @@ def test_env_leaves_secrets_out(tmp_path: Path) -> None:
     assert "  SEEN=seen\n" in text
     for part in ("pytriton-server 0.1.0", f"at {sys.executable}", "bin/tritonserver (", "8000 (HTTP): "):
         assert part in text
-    assert "cannot be told" not in text
+    assert "cannot be told:" not in text
     assert done.stdout.count("read it before you hand it on") == 2
+
+
+def test_env_tells_the_vulnerabilities_of_the_server_in_use(tmp_path: Path) -> None:
+    done = run(tmp_path, "env", "--no-zip", PYTRITON_TRITONSERVER_DIR=str(BUNDLED_FOLDER))
+    assert done.returncode == 0, done.stderr
+    assert " are published for tritonserver 2.51.0, known as of " in done.stdout
+    assert "CVE-2025-23310 (9.8, fixed in 25.07), HTTP front end: " in done.stdout
+    # Another server has others: this one calls itself newer than any that the list knows.
+    executable = tmp_path / "other" / "bin" / "tritonserver"
+    executable.parent.mkdir(parents=True)
+    executable.write_text("#!/bin/sh\necho '| server_version | 3.0.0 |'\n")
+    executable.chmod(0o755)
+    done = run(tmp_path, "env", "--no-zip", PYTRITON_TRITONSERVER_DIR=str(tmp_path / "other"))
+    assert "  0 are published for tritonserver 3.0.0, known as of " in done.stdout
+    assert "see NVIDIA's bulletins, too" in done.stdout
 
 
 def test_variables() -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from pytriton.proxy_backend import library_path
 from pytriton.server.binary import find_tritonserver
+from pytriton.server.cli._vulnerabilities import describe_vulnerabilities
 from pytriton.server.command_line import has_gpu
 from pytriton.server.ports import find_listener
 from pytriton.server.workspace import default_home
@@ -52,6 +53,7 @@ def describe_environment() -> str:
         "Distributions": _distributions,
         "Machine": _machine,
         "tritonserver": _tritonserver,
+        "Vulnerabilities of this tritonserver": lambda: describe_vulnerabilities(find_tritonserver()),
         "GPU": _gpu,
         "Ports": _ports,
         "Environment": lambda: describe_variables(dict(os.environ)),
