@@ -268,6 +268,22 @@ def test_without_a_worker_a_request_waits_a_bounded_time(address: str) -> None:
         assert served.send([1])[0].wait()[0] == UNAVAILABLE
 
 
+def test_each_request_waits_for_a_worker_as_long_as_promised(address: str) -> None:
+    """Also those that come while others wait, and those that come when others have just waited in vain."""
+    with proxy(address, attach_timeout_s=1.0) as served:
+        came: list[tuple[float, Any]] = []
+        for _ in range(20):
+            came.append((time.monotonic(), served.start([1])[0][0]))
+            time.sleep(0.1)
+        for began, caller in came:
+            code, text = caller.wait()
+            assert code == UNAVAILABLE
+            assert "Waited 1 s" in text
+            assert caller.ended_at - began >= 1.0
+        with worker(double, address):
+            served.send([1])[0].wait()
+
+
 def test_a_request_waits_for_a_worker_that_comes(address: str) -> None:
     with proxy(address) as served:
         [caller], thread = served.start([1])
@@ -579,12 +595,13 @@ def test_an_async_callable_that_takes_too_long_keeps_its_worker(address: str) ->
         assert served.only_worker() is attached
 
 
-def test_requests_behind_one_that_waited_in_vain_do_not_wait_again(address: str) -> None:
-    with proxy(address, attach_timeout_s=0.5) as served:
-        begin = time.monotonic()
-        for _ in range(20):
-            assert served.send([1])[0].wait()[0] == UNAVAILABLE
-        assert time.monotonic() - begin < 5
+def test_requests_that_wait_for_a_worker_do_not_wait_for_each_other(address: str) -> None:
+    with proxy(address) as served:
+        # Triton calls with the next batch when the call with the one before has returned.
+        sent = [served.send([value])[0] for value in range(20)]
+        with worker(double, address):
+            for value, caller in enumerate(sent):
+                np.testing.assert_array_equal(caller.wait()["y"], [[2 * value]])
 
 
 # ---- shared memory -------------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ class Caller:
         self.failures: list[tuple[int, str]] = []
         self.cancelled = False
         self.ended = threading.Event()
+        self.ended_at = 0.0
         self.changed = threading.Event()
 
     def respond(self, response: ResponseData) -> None:
@@ -73,6 +74,7 @@ class Caller:
     def _end(self) -> None:
         if self.ended.is_set():
             raise AssertionError("a request was answered twice")
+        self.ended_at = time.monotonic()
         self.ended.set()
 
     def is_cancelled(self) -> bool:

@@ -37,6 +37,7 @@ def test_side_file() -> None:
         "execution_timeout_ms = 1500\nrepeatable = true\n"
         in ProxySettings(endpoint=ENDPOINT, batching=True, execution_timeout_s=1.5, repeatable=True).to_text()
     )
+    assert "max_waiting = 7\n" in ProxySettings(endpoint=ENDPOINT, batching=True, max_waiting=7).to_text()
     assert text.endswith("\n")
 
 
@@ -47,6 +48,7 @@ def test_side_file() -> None:
         ("attach_timeout_s", float("nan")),
         ("attach_timeout_s", float("inf")),
         ("arena_idle_s", -0.1),
+        ("max_waiting", -1),
         ("arena_budget_bytes", 0),
         ("arena_budget_bytes", -5),
         ("execution_timeout_s", 0),

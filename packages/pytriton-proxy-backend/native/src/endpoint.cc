@@ -65,7 +65,9 @@ Endpoint::~Endpoint() {
   }
   for (auto& connection : connections_) connection->Close("the model is unloaded", true);
   connections_.clear();
-  for (auto& orphan : orphans_) Refuse(orphan.batch.get(), TRITONSERVER_ERROR_UNAVAILABLE, "the model is unloaded");
+  for (auto* left : {&orphans_, &waiting_}) {
+    for (auto& orphan : *left) Refuse(orphan.batch.get(), TRITONSERVER_ERROR_UNAVAILABLE, "the model is unloaded");
+  }
   struct stat status;
   // The instance that follows this one may listen in its place already.
   if (inode_ != 0 && lstat(settings_.endpoint.c_str(), &status) == 0 && status.st_ino == inode_) {

@@ -45,7 +45,7 @@ class Endpoint : private ConnectionOwner {
 
  private:
   using Connections = std::vector<std::shared_ptr<Connection>>;
-  // A batch whose worker was lost, on its way to another one.
+  // A batch without a worker: its worker was lost, or none has been there since it came.
   struct Orphan {
     std::unique_ptr<Batch> batch;
     uint64_t since_ns;
@@ -54,11 +54,17 @@ class Endpoint : private ConnectionOwner {
   void WorkerLost(const std::string& what) override;
   void TakeBack(std::unique_ptr<Batch> batch) override;
   Activity GetActivity() const override { return {in_flight_.load(), next_batch_.load() - 1}; }
-  // Hands what lost workers have left to idle ones, as far as there are any. False where one of these has no room.
+  // Hands the orphans to idle workers, as far as there are any. False where one of these has no room.
   bool Redeliver();
   void PutBack(Orphan orphan);
+  // Takes the next orphan: what lost workers have left goes before what no worker has had.
+  bool TakeOrphan(Orphan* orphan);
+  // Makes a batch for which there is no worker an orphan. False where no more of them may wait.
+  bool SetAside(std::unique_ptr<Batch>* batch);
+  // Answers the orphans that have waited as long as they may.
+  void GiveUpOrphans();
   void Refuse(Batch* batch, TRITONSERVER_Error_Code code, const std::string& text) const;
-  void NoWorker(Batch* batch, bool waited);
+  void NoWorker(Batch* batch);
 
   bool Bind(std::string* error);
   void Run();  // the background thread: accepts, and reads whatever no Execute reads
@@ -94,11 +100,14 @@ class Endpoint : private ConnectionOwner {
 
   // Taken while a connection's mutex is held: nothing else is locked under it.
   std::mutex lost_mutex_;
-  std::deque<Orphan> orphans_;
+  std::deque<Orphan> orphans_;  // left by lost workers, the oldest first
+  std::deque<Orphan> waiting_;  // that no worker has had, the oldest first
+  uint64_t waiting_requests_ = 0;
   std::string last_loss_;
   uint64_t last_loss_ns_ = 0;
-  std::atomic<bool> has_orphans_{false};
-  std::atomic<uint64_t> gave_up_ns_{0};  // when a batch last failed because no worker was attached
+  std::atomic<bool> has_orphans_{false};  // of either kind
+  // Of the thread that executes: until when batches are set aside as they come.
+  uint64_t drain_until_ns_ = 0;
 
   std::mutex mutex_;
   std::condition_variable changed_;

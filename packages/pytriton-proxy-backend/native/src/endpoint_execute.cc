@@ -18,8 +18,10 @@ namespace {
 
 // How long a worker without room for the batch of a lost one is left alone.
 constexpr uint64_t kNoRoomNs = 5 * kMillisecond;
-// A batch that Triton hands over so soon after one that waited in vain has waited behind it, in Triton's queue.
-constexpr uint64_t kBacklogNs = 50 * kMillisecond;
+// Without a worker: how long a batch stays before it is set aside, while Triton collects the requests that come for the
+// next one, and for how long batches are set aside as they come then, which empties Triton's queue.
+constexpr uint64_t kCollectNs = 20 * kMillisecond;
+constexpr uint64_t kDrainNs = 5 * kMillisecond;
 
 }  // namespace
 
@@ -115,15 +117,72 @@ void Endpoint::TakeBack(std::unique_ptr<Batch> batch) {
 
 void Endpoint::PutBack(Orphan orphan) {
   std::lock_guard<std::mutex> lock(lost_mutex_);
-  orphans_.push_front(std::move(orphan));
+  if (orphan.batch->loss.empty()) {
+    waiting_requests_ += orphan.batch->size();
+    waiting_.push_front(std::move(orphan));
+  } else {
+    orphans_.push_front(std::move(orphan));
+  }
   has_orphans_ = true;
+}
+
+bool Endpoint::SetAside(std::unique_ptr<Batch>* batch) {
+  {
+    std::lock_guard<std::mutex> lock(lost_mutex_);
+    const uint64_t size = (*batch)->size();
+    if (settings_.max_waiting != 0 && !waiting_.empty() && waiting_requests_ + size > settings_.max_waiting) return false;
+    waiting_requests_ += size;
+    const uint64_t came_ns = (*batch)->started_ns();
+    waiting_.push_back({std::move(*batch), came_ns});
+    has_orphans_ = true;
+  }
+  // From here on the background thread looks after it, which may be asleep.
+  Signal(kick_fd_);
+  return true;
+}
+
+bool Endpoint::TakeOrphan(Orphan* orphan) {
+  std::lock_guard<std::mutex> lock(lost_mutex_);
+  has_orphans_ = !orphans_.empty() || !waiting_.empty();
+  if (!has_orphans_) return false;
+  auto& from = orphans_.empty() ? waiting_ : orphans_;
+  *orphan = std::move(from.front());
+  from.pop_front();
+  if (&from == &waiting_) waiting_requests_ -= orphan->batch->size();
+  return true;
+}
+
+void Endpoint::GiveUpOrphans() {
+  std::vector<Orphan> late;
+  {
+    std::lock_guard<std::mutex> lock(lost_mutex_);
+    const uint64_t now_ns = NowNs();
+    for (auto* from : {&orphans_, &waiting_}) {
+      while (!from->empty() && now_ns - from->front().since_ns >= settings_.attach_timeout_ms * kMillisecond) {
+        if (from == &waiting_) waiting_requests_ -= from->front().batch->size();
+        late.push_back(std::move(from->front()));
+        from->pop_front();
+      }
+    }
+    has_orphans_ = !orphans_.empty() || !waiting_.empty();
+  }
+  for (auto& orphan : late) {
+    if (orphan.batch->loss.empty()) {
+      NoWorker(orphan.batch.get());
+    } else {
+      Refuse(
+          orphan.batch.get(), TRITONSERVER_ERROR_UNAVAILABLE,
+          orphan.batch->loss + ". No other worker attached within " + std::to_string(settings_.attach_timeout_ms) +
+              " ms to take it over");
+    }
+  }
 }
 
 void Endpoint::Refuse(Batch* batch, TRITONSERVER_Error_Code code, const std::string& text) const {
   batch->Fail(code, "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + text);
 }
 
-void Endpoint::NoWorker(Batch* batch, bool waited) {
+void Endpoint::NoWorker(Batch* batch) {
   std::string loss;
   {
     std::lock_guard<std::mutex> lock(lost_mutex_);
@@ -134,23 +193,15 @@ void Endpoint::NoWorker(Batch* batch, bool waited) {
   }
   Refuse(
       batch, TRITONSERVER_ERROR_UNAVAILABLE,
-      std::string("no worker is attached. ") + (waited ? "Waited " : "The request before this one has waited ") +
-          std::to_string(settings_.attach_timeout_ms) + " ms for one at '" + settings_.endpoint +
-          "'; is the process that serves this model alive?" + loss);
-  gave_up_ns_ = NowNs();
+      "no worker is attached. Waited " + std::to_string(settings_.attach_timeout_ms) + " ms for one at '" +
+          settings_.endpoint + "'; is the process that serves this model alive?" + loss);
 }
 
 bool Endpoint::Redeliver() {
   thread_local BatchSource scratch;
   for (;;) {
     Orphan orphan;
-    {
-      std::lock_guard<std::mutex> lock(lost_mutex_);
-      has_orphans_ = !orphans_.empty();
-      if (!has_orphans_) return true;
-      orphan = std::move(orphans_.front());
-      orphans_.pop_front();
-    }
+    if (!TakeOrphan(&orphan)) return true;
     std::shared_ptr<Connection> worker;
     bool any_attached = false;
     {
@@ -159,15 +210,9 @@ bool Endpoint::Redeliver() {
       worker = ClaimIdleLocked();
     }
     if (!worker) {
-      if (any_attached || NowNs() - orphan.since_ns < settings_.attach_timeout_ms * kMillisecond) {
-        PutBack(std::move(orphan));
-        return true;
-      }
-      Refuse(
-          orphan.batch.get(), TRITONSERVER_ERROR_UNAVAILABLE,
-          orphan.batch->loss + ". No other worker attached within " + std::to_string(settings_.attach_timeout_ms) +
-              " ms to take it over");
-      continue;
+      PutBack(std::move(orphan));
+      if (!any_attached) GiveUpOrphans();
+      return true;
     }
     std::string error;
     switch (worker->Send(&orphan.batch, &scratch, &error)) {
@@ -191,18 +236,19 @@ bool Endpoint::Redeliver() {
 
 void Endpoint::Execute(std::unique_ptr<Batch> batch) {
   thread_local BatchSource scratch;
-  // Requests that wait behind each other must not add up their times: they come one by one, and the first has used up
-  // the time of all.
-  const uint64_t gave_up_ns = gave_up_ns_;
-  const bool waits = gave_up_ns == 0 || NowNs() - gave_up_ns >= kBacklogNs;
-  const uint64_t deadline_ns = NowNs() + (waits ? settings_.attach_timeout_ms * kMillisecond : 0);
+  // Each request may wait for a worker for a time of its own, which begins when it comes. Nobody tells when it came to
+  // Triton's queue; so what finds no worker is taken out of that, and waits here.
+  const uint64_t came_ns = batch->started_ns();
+  const bool drains = came_ns < drain_until_ns_;
+  const uint64_t limit_ns = came_ns + settings_.attach_timeout_ms * kMillisecond;
+  uint64_t deadline_ns = drains ? came_ns : std::min(limit_ns, came_ns + kCollectNs);
   std::string error;
   while (batch) {
     std::shared_ptr<Connection> worker;
     bool any_attached = false;
     const auto claim = [&] {
       any_attached = AnyAttachedLocked();
-      // What lost workers have left waits longer already.
+      // What was set aside waits longer already.
       if (has_orphans_) return AnyIdleLocked();
       worker = ClaimIdleLocked();
       return worker != nullptr;
@@ -212,10 +258,17 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
       const bool found = WaitFor(claim, any_attached ? NowNs() + 100 * kMillisecond : deadline_ns);
       if (worker) break;
       if (has_orphans_ && !Redeliver()) WaitFor([] { return false; }, NowNs() + kNoRoomNs);
-      if (!found && !any_attached && NowNs() >= deadline_ns) {
-        NoWorker(batch.get(), waits);
+      if (found || any_attached || NowNs() < deadline_ns) continue;
+      if (NowNs() >= limit_ns) {
+        NoWorker(batch.get());
         return;
       }
+      if (SetAside(&batch)) {
+        if (!drains) drain_until_ns_ = NowNs() + kDrainNs;
+        return;
+      }
+      // As many wait as Triton's queue may have: from now on it shall fill, and refuse what is too much.
+      deadline_ns = std::min(limit_ns, NowNs() + kCollectNs);
     }
     switch (worker->Send(&batch, &scratch, &error)) {
       case Connection::SendResult::kSent:

@@ -66,6 +66,8 @@ bool ParseSettings(const std::string& text, Settings* settings, std::string* err
       good = !value.empty() && value.find_first_not_of("0123456789abcdef") == std::string::npos;
     } else if (key == "attach_timeout_ms") {
       good = ParseNumber(value, &settings->attach_timeout_ms);
+    } else if (key == "max_waiting") {
+      good = ParseNumber(value, &settings->max_waiting);
     } else if (key == "arena_budget_bytes") {
       good = ParseNumber(value, &settings->arena_budget_bytes) && settings->arena_budget_bytes != 0;
       expected = "a whole number above 0";

@@ -13,6 +13,7 @@ struct Settings {
   bool batching = true;
   bool decoupled = false;
   uint64_t attach_timeout_ms = 10000;
+  uint64_t max_waiting = 0;  // how many requests may wait for a worker outside of Triton's queue; 0: any number
   uint64_t arena_budget_bytes = uint64_t{4} << 30;
   uint64_t arena_idle_ms = 10000;
   uint64_t execution_timeout_ms = 0;  // how long a worker may take for a batch; 0: as long as it likes

@@ -164,10 +164,11 @@ void SettingsText() {
   std::string error;
   CHECK(ParseSettings(
       "# comment\n\n format = 1\r\nendpoint=/a = b\nbatching = false\n\tdecoupled = true\nattach_timeout_ms = 0\n"
-      "arena_budget_bytes = 18446744073709551615\narena_idle_ms = 7",
+      "arena_budget_bytes = 18446744073709551615\narena_idle_ms = 7\nmax_waiting = 3",
       &settings, &error));
   CHECK(settings.endpoint == "/a = b" && !settings.batching && settings.decoupled && settings.attach_timeout_ms == 0);
   CHECK(settings.arena_budget_bytes == UINT64_MAX && settings.arena_idle_ms == 7);
+  CHECK(settings.max_waiting == 3);
   const std::string good = "format = 1\nendpoint = /a\n";
   CHECK(Has(Refused(""), "expected 'format = 1'"));
   CHECK(Has(Refused("format = 2\nendpoint = /a\n"), "got '2'"));

@@ -89,6 +89,8 @@ class ProxySettings:
         batching: Whether tensors have a batch axis in front (Triton's `max_batch_size` is above 0).
         decoupled: Whether a request may get any number of responses.
         attach_timeout_s: How long a request waits for a worker where none is attached, in seconds.
+        max_waiting: How many requests wait so outside of Triton's queue, which fills when there are more; 0 is any
+            number. It is for a queue that has a limit itself.
         arena_budget_bytes: Shared memory per direction and worker, in bytes.
         arena_idle_s: Memory beyond the first MiB that nobody used for so long goes back, in seconds.
         execution_timeout_s: How long a worker may take for a batch, or for the next response of a stream, in seconds;
@@ -102,6 +104,7 @@ class ProxySettings:
     batching: bool
     decoupled: bool = False
     attach_timeout_s: float = 10.0
+    max_waiting: int = 0
     arena_budget_bytes: int = 4 << 30
     arena_idle_s: float = 10.0
     execution_timeout_s: float | None = None
@@ -110,7 +113,7 @@ class ProxySettings:
 
     def __post_init__(self) -> None:
         check_endpoint(self.endpoint)
-        for name in ("attach_timeout_s", "arena_budget_bytes", "arena_idle_s"):
+        for name in ("attach_timeout_s", "max_waiting", "arena_budget_bytes", "arena_idle_s"):
             value = getattr(self, name)
             if not math.isfinite(value):
                 raise ValueError(f"{name} must be a finite number, got {value}")
@@ -134,6 +137,8 @@ class ProxySettings:
             "execution_timeout_ms": round((self.execution_timeout_s or 0) * 1000),
             "repeatable": str(self.repeatable).lower(),
         }
+        if self.max_waiting:
+            values["max_waiting"] = int(self.max_waiting)
         if self.tensors_digest:
             values["tensors_digest"] = self.tensors_digest
         lines = [f"{key} = {value}" for key, value in values.items()]

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pytriton.decorators import TritonContext
 from pytriton.decorators.serving import set_served_model
-from pytriton.model_config import DeviceKind, ModelConfig, Tensor
+from pytriton.model_config import DeviceKind, DynamicBatcher, ModelConfig, Tensor
 from pytriton.model_config.triton_model_config import ResponseCache, TritonModelConfig
 from pytriton.proxy_backend import (
     SIDE_FILE_NAME,
@@ -297,6 +297,7 @@ class BoundModel:
             batching=self._spec.batching,
             decoupled=self._spec.decoupled,
             attach_timeout_s=self._config.attach_timeout_s,
+            max_waiting=_max_queue_size(self._config.batcher),
             arena_budget_bytes=self._config.arena_budget_bytes,
             execution_timeout_s=self._config.execution_timeout_s,
             repeatable=bool(self._config.repeatable),
@@ -360,3 +361,12 @@ class BoundModel:
         tracer, self._tracer = self._tracer, None
         if tracer is not None:
             tracer.release()
+
+
+def _max_queue_size(batcher: DynamicBatcher | None) -> int:
+    """Gives how many requests a queue of Triton's may hold for a model; 0 is any number."""
+    if batcher is None:
+        return 0
+    policies = [batcher.default_queue_policy, *(batcher.priority_queue_policy or {}).values()]
+    sizes = [0 if policy is None else policy.max_queue_size for policy in policies]
+    return max(sizes) if all(sizes) else 0

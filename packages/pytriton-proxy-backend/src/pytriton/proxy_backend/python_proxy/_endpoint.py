@@ -31,8 +31,10 @@ _STOP_TIMEOUT_S = 10.0
 _SILENCE_S = 1.0
 # A block of a worker up to this size may wait for the next batch before it goes back.
 _SMALL_BYTES = 64 << 10
-# What comes so soon after a request that waited in vain has waited behind it, and does not wait as long again.
-_BACKLOG_S = 0.05
+# Without a worker: how long a batch stays before it is set aside, while Triton collects the requests that come for the
+# next one, and for how long batches are set aside as they come then, which empties Triton's queue.
+_COLLECT_S = 0.02
+_DRAIN_S = 0.005
 
 
 class ProxyEndpoint:
@@ -55,9 +57,9 @@ class ProxyEndpoint:
         self._outgoing: collections.deque[tuple[AttachedWorker, BatchInFlight]] = collections.deque()
         # Batches that no worker has any more, or that never reached the one that they were for.
         self._waiting: collections.deque[BatchInFlight] = collections.deque()
+        self._drain_until = 0.0  # until when batches are set aside as they come
         self._dismissed: dict[bytes, int] = {}  # the connections of workers that were let go, as long as they last
         self._last_loss = ""
-        self._gave_up_at: float | None = None
         self._next_number = 1
         self._place = 0
         self._stopping = False
@@ -90,13 +92,8 @@ class ProxyEndpoint:
         Every caller is answered, now or later, from this thread or another one.
         """
         batch = BatchInFlight(requests, callers)
-        worker = self._claim()
+        worker = self._claim(batch)
         if worker is None:
-            batch.fail(
-                ErrorCode.UNAVAILABLE,
-                f"{self._where}: no worker is attached. Waited {self._settings.attach_timeout_s:g} s for one at "
-                f"'{self.address}'; is the process that serves this model alive?{self._last_loss}",
-            )
             return
         if not self._write(worker, batch):
             return
@@ -111,10 +108,14 @@ class ProxyEndpoint:
                 )
             )
 
-    def _claim(self) -> AttachedWorker | None:
-        now = time.monotonic()
-        waits = self._gave_up_at is None or now - self._gave_up_at > _BACKLOG_S
-        deadline = now + (self._settings.attach_timeout_s if waits else 0.0)
+    def _claim(self, batch: BatchInFlight) -> AttachedWorker | None:
+        """Gives a worker for a batch; sets the batch aside where none is attached.
+
+        Each request may wait for a worker for a time of its own, which begins when it comes. Nobody tells when it came
+        to Triton's queue; so what finds no worker is taken out of that, and waits here.
+        """
+        drains = batch.waiting_since < self._drain_until
+        deadline = batch.waiting_since + (0.0 if drains else min(_COLLECT_S, self._settings.attach_timeout_s))
         with self._changed:
             while not self._stopping:
                 worker = self._idle_worker()
@@ -124,10 +125,15 @@ class ProxyEndpoint:
                 # As long as one is attached it answers sooner or later, or dies: only its absence has a limit.
                 if self._has_worker():
                     self._changed.wait(_TICK_S)
-                    deadline = max(deadline, time.monotonic() + _TICK_S)
-                elif not self._changed.wait(max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
-                    self._gave_up_at = time.monotonic()
+                elif (left := deadline - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                else:
+                    self._waiting.append(batch)
+                    self._socket.wake()
+                    if not drains:
+                        self._drain_until = time.monotonic() + _DRAIN_S
                     return None
+        batch.fail(ErrorCode.UNAVAILABLE, f"{self._where}: the model is unloaded")
         return None
 
     def _idle_worker(self) -> AttachedWorker | None:
@@ -199,7 +205,8 @@ class ProxyEndpoint:
         self._started.set()
         try:
             while not self._stopping:
-                self._socket.wait(_CANCEL_TICK_S if any(w.in_flight for w in self._workers.values()) else _TICK_S)
+                is_busy = self._waiting or any(worker.in_flight for worker in self._workers.values())
+                self._socket.wait(_CANCEL_TICK_S if is_busy else _TICK_S)
                 self._turn()
         except BaseException as error:
             logger.exception("%s: the thread of the endpoint failed: %s", self._where, error)
@@ -298,7 +305,6 @@ class ProxyEndpoint:
         if worker is not None:
             how = "through messages" if worker.memory is None else "through shared memory"
             logger.info("%s: %s attached, %s", self._where, worker.label, how)
-            self._gave_up_at = None
             with self._changed:
                 self._workers[worker.peer] = worker
                 self._hand_out()
@@ -400,7 +406,9 @@ class ProxyEndpoint:
         batch.cancelled.clear()
         batch.waiting_since = time.monotonic()
         with self._changed:
-            self._waiting.append(batch)
+            # In front of what no worker has had: the first of that came later.
+            place = next((at for at, other in enumerate(self._waiting) if not other.number), None)
+            self._waiting.insert(len(self._waiting) if place is None else place, batch)
             self._hand_out()
 
     def _give_up(self, now: float) -> None:
@@ -408,15 +416,21 @@ class ProxyEndpoint:
         with self._changed:
             if not self._waiting or self._has_worker():
                 return
-            late = [batch for batch in self._waiting if now - batch.waiting_since >= self._settings.attach_timeout_s]
-            for batch in late:
-                self._waiting.remove(batch)
+            oldest = now - self._settings.attach_timeout_s
+            late = [batch for batch in self._waiting if batch.waiting_since <= oldest]
+            if late:
+                self._waiting = collections.deque(batch for batch in self._waiting if batch.waiting_since > oldest)
         for batch in late:
-            batch.fail(
-                ErrorCode.UNAVAILABLE,
-                f"{batch.loss or self._where + ': the worker was lost before it had this request'}. No other worker "
-                f"attached within {self._settings.attach_timeout_s:g} s to take it over",
-            )
+            limit = f"{self._settings.attach_timeout_s:g} s"
+            if batch.number:
+                lost = batch.loss or f"{self._where}: the worker was lost before it had this request"
+                text = f"{lost}. No other worker attached within {limit} to take it over"
+            else:
+                text = (
+                    f"{self._where}: no worker is attached. Waited {limit} for one at '{self.address}'; is the process "
+                    f"that serves this model alive?{self._last_loss}"
+                )
+            batch.fail(ErrorCode.UNAVAILABLE, text)
 
     def _expire(self, now: float) -> None:
         """Ends batches that have taken too long, and lets their workers go unless they work on several."""

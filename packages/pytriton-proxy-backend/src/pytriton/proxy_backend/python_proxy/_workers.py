@@ -79,7 +79,7 @@ class BatchInFlight:
     """Requests that go to a worker together, from Triton's call to the last answer.
 
     Attributes:
-        number: What it is called at its worker; another one at each.
+        number: What it is called at its worker; another one at each. 0 before it was for any.
         callers: Who waits, by the request's place.
         requests: What they ask for, as long as it may have to be sent.
         open: The places of those that have no last answer yet.
@@ -89,7 +89,7 @@ class BatchInFlight:
         is_answered: Whether any of it was answered.
         is_expired: Whether its time was over.
         loss: What became of a worker that had it, which happens once; empty before.
-        waiting_since: Since when it waits for another worker.
+        waiting_since: Since when it waits for a worker, or for another one.
     """
 
     def __init__(self, requests: Sequence[RequestData], callers: Sequence[Caller]) -> None:
@@ -104,7 +104,7 @@ class BatchInFlight:
         self.is_answered = False
         self.is_expired = False
         self.loss = ""
-        self.waiting_since = 0.0
+        self.waiting_since = time.monotonic()
         self._received_ns = time.monotonic_ns()
 
     def write(self, number: int, memory: SharedMemory | None, settings: EndpointSettings) -> None:
