@@ -7,11 +7,13 @@ import gc
 import http.client
 import json
 import os
+import shutil
 import signal
 import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +36,8 @@ from pytriton.client.exceptions import (
 )
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError, PyTritonUnrecoverableError
 from pytriton.model_config import ModelConfig, Tensor
+from pytriton.proxy_backend import Worker, endpoint_path, read_description
+from pytriton.proxy_backend.cli._app import run as run_command
 from pytriton.server import remote as remote_module
 from pytriton.server.binary import find_tritonserver
 from pytriton.server.sharing import ServerProcessWatch
@@ -309,6 +313,66 @@ def test_a_model_of_the_server_is_not_replaced_unless_allowed(protected: tuple[T
     with RemoteTriton(server.http_url, None, server.token, replace_models=True) as triton:
         triton.bind("own", times(2), X, Y)
         assert server.ask("own") == 2
+    # Its own one is there again.
+    assert server.ask("own") == 100
+
+
+def put_into_repository(folder: Path, sockets: Path, name: str) -> Path:
+    """Lets an operator have a model of their own; gives the file that describes it to workers."""
+    (folder / "models").mkdir(exist_ok=True)
+    with pytest.raises(SystemExit) as ended:
+        run_command(
+            f"add --model-repository={folder}/models --name={name} --endpoint={sockets} "
+            "--input=x:float32:-1 --output=y:float32:-1".split()
+        )
+    assert not ended.value.code
+    return folder / "models" / name / "1" / "pytriton.json"
+
+
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_operators_model_is_put_back_by_the_last_who_serves_in_its_place(tmp_path: Path, protocol: str) -> None:
+    with contextlib.ExitStack() as stack:
+        sockets = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="pt")))
+        description = read_description(put_into_repository(tmp_path, sockets, "m"))
+        put_into_repository(tmp_path, sockets, "idle")
+        server = stack.enter_context(foreign_server(tmp_path, "--model-control-mode=explicit", "--load-model=m"))
+        worker = Worker(times(100), description, endpoint_path(sockets, "m", 1))
+        worker.start()
+        stack.callback(worker.stop, DEADLINE_S)
+        assert server.ask("m") == 100
+        url = server.http_url if protocol == "http" else server.grpc_url
+        with RemoteTriton(url, replace_models=True) as second:
+            with RemoteTriton(url, replace_models=True) as first:
+                first.bind("m", times(2), X, Y)
+                first.bind("idle", times(2), X, Y)
+                assert server.ask("m") == 2
+                # It serves the same, and did not see what was there before.
+                second.bind("m", times(2), X, Y)
+                # With other tensors Triton loads it again, which changes nothing about whose name it is.
+                first.bind("n", times(3), X, Y)
+            assert server.ask("m") == 2
+            # The operator has not loaded it.
+            assert not server.is_ready("idle")
+            second.rebind("m", times(5), config=ModelConfig(max_batch_size=7))
+            assert server.ask("m") == 5
+        assert server.ask("m") == 100
+        # With unbind as well; and one that cannot be put back is told.
+        with RemoteTriton(url, replace_models=True) as third:
+            third.bind("m", times(2), X, Y)
+            third.unbind("m")
+            assert server.ask("m") == 100
+
+
+def test_an_operators_model_that_cannot_be_put_back_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with tempfile.TemporaryDirectory(prefix="pt") as sockets:
+        put_into_repository(tmp_path, Path(sockets), "m")
+        with foreign_server(tmp_path, "--model-control-mode=explicit", "--load-model=m") as server:
+            with RemoteTriton(server.http_url, replace_models=True) as triton:
+                triton.bind("m", times(2), X, Y)
+                shutil.rmtree(tmp_path / "models" / "m")
+            assert not server.is_ready("m")
+    assert "'m' of the server" in caplog.text
+    assert "cannot be put back" in caplog.text
 
 
 ORPHAN = """
@@ -642,11 +706,13 @@ def test_encrypted_connections(protected: tuple[Triton, Server], tmp_path: Path,
         RemoteTriton(plain_url, tls=TlsSettings())
 
 
-def test_a_server_whose_models_are_fixed(tmp_path: Path) -> None:
-    with foreign_server(tmp_path, "--model-control-mode=none") as server, RemoteTriton(server.http_url) as triton:
-        with pytest.raises(TritonModelLoadError, match="explicit model load / unload is not allowed"):
+@pytest.mark.parametrize("mode", ["none", "poll"])
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_a_server_whose_models_are_fixed(tmp_path: Path, mode: str, protocol: str) -> None:
+    with foreign_server(tmp_path, f"--model-control-mode={mode}") as server:
+        triton = RemoteTriton(server.http_url if protocol == "http" else server.grpc_url)
+        with triton, pytest.raises(TritonModelLoadError, match=r"is not allowed.*--model-control-mode=explicit"):
             triton.bind("m", times(1), X, Y)
-        assert triton.is_alive()
 
 
 def test_a_failed_bind_leaves_nothing(server: Server, tmp_path: Path) -> None:

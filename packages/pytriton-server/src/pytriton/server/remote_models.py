@@ -16,6 +16,7 @@ from pytriton.server.hosting import ModelHost
 from pytriton.server.sharing import (
     DIGEST_PARAMETER,
     ENDPOINT_PARAMETER,
+    REPLACED_PARAMETER,
     Membership,
     ServedModel,
     ServerProcessWatch,
@@ -33,6 +34,8 @@ LOAD_DEADLINE_S = 60.0
 _POLL_S = 0.1
 # How long somebody who was the last to serve a model may take to unload it.
 _LEAVING_DEADLINE_S = 10.0
+# What a server says that was started with another --model-control-mode.
+_NOT_EXPLICIT = "explicit model load / unload is not allowed"
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +63,8 @@ class RemoteModels:
         self._servers: dict[str, ServerProcessWatch] = {}
         # What the server tells of them as long as nobody replaces them.
         self._placed: dict[str, ServedModel] = {}
+        # Those that have taken the place of a model from the server's repository, which is put back in the end.
+        self._replaced: set[str] = set()
 
     @property
     def _host(self) -> ModelHost:
@@ -86,7 +91,13 @@ class RemoteModels:
                     "Bind under another name, or make RemoteTriton with replace_models=True if that one may be "
                     "replaced, for example because the process that served it has died."
                 )
+            if there is not None and (there.has_replaced or self._is_in_repository(name, there)):
+                self._replaced.add(name)
             self._revisions[name] = (secrets.token_hex(4), 0)
+
+    def _is_in_repository(self, name: str, there: ServedModel) -> bool:
+        """Whether the server can load again what it serves under a name; what came with the call to load it cannot."""
+        return there.digest is None and any(state.name == name and state.is_loaded for state in self._control.index())
 
     def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
         """Makes the server serve these versions under a name, and no others; see `hosting.Placement`."""
@@ -209,6 +220,8 @@ class RemoteModels:
         if old is not None:
             old.close()
         self._memberships[name] = membership
+        if there.has_replaced:
+            self._replaced.add(name)
         self._revisions.setdefault(name, (secrets.token_hex(4), 0))
         self._placed[name] = there
         model.shared_endpoint = there.endpoint
@@ -226,7 +239,7 @@ class RemoteModels:
             return False
         try:
             # Not what somebody else has put there in the meantime.
-            if self._served(name) == self._placed.get(name):
+            if self._served(name) == self._placed.get(name) and not self._put_back(name, timeout_s):
                 self._control.unload(name, timeout_s)
         except BaseException:
             with contextlib.suppress(BlockingIOError):
@@ -235,11 +248,28 @@ class RemoteModels:
         self._forget(name)
         return True
 
+    def _put_back(self, name: str, timeout_s: float) -> bool:
+        """Gives a name back to the model of the server's own that had it; tells whether that could be done."""
+        if name not in self._replaced:
+            return False
+        try:
+            # Beside ours, which answers what it has got and is unloaded then: no request finds nobody.
+            self._control.load(name, timeout_s)
+        except ControlError as error:
+            logger.warning(
+                "The model %r of the server at %s, which was replaced by one from here, cannot be put back: %s",
+                name, self._url, error,
+            )  # fmt: skip
+            return False
+        logger.info("The server at %s serves its own model %s again.", self._url, name)
+        return True
+
     def _endpoints_of(self, name: str) -> list[Path]:
         return [model.endpoint(self._host.endpoints) for model in self._host.models if model.name == name]
 
     def _forget(self, name: str) -> None:
         self._revisions.pop(name, None)
+        self._replaced.discard(name)
         membership = self._memberships.pop(name, None)
         self._placed.pop(name, None)
         if membership is not None:
@@ -260,8 +290,14 @@ class RemoteModels:
 
     def _load(self, name: str, models: Sequence[BoundModel], revision: str, timeout_s: float) -> None:
         endpoint = models[0].endpoint(self._host.endpoints) if len(models) == 1 else None
-        self._placed[name] = ServedModel(endpoint, digest_of(models))
-        self._control.load(name, timeout_s, self._upload(models, revision))
+        self._placed[name] = ServedModel(endpoint, digest_of(models), name in self._replaced)
+        try:
+            self._control.load(name, timeout_s, self._upload(models, revision))
+        except ControlError as error:
+            if error.reason is None or _NOT_EXPLICIT not in error.reason:
+                raise
+            advice = f"{error.reason}. Start the server with --model-control-mode=explicit: it runs with none or poll"
+            raise ControlError(advice, reason=advice, status=error.status) from error
         self._look_at_server(models[0])
 
     def _look_at_server(self, model: BoundModel) -> None:
@@ -277,6 +313,8 @@ class RemoteModels:
                 files[f"{model.version}/{name}"] = text.encode()
         # Triton looks at the configuration alone to see whether it has to load a version again.
         parameters = {"pytriton_revision": revision, DIGEST_PARAMETER: digest_of(models)}
+        if models[0].name in self._replaced:
+            parameters[REPLACED_PARAMETER] = "true"
         if len(models) == 1:
             parameters[ENDPOINT_PARAMETER] = str(models[0].endpoint(self._host.endpoints))
         return ModelUpload(models[0].config_json(parameters), files)

@@ -27,6 +27,7 @@ from pytriton.server.workspace import USERS_SUFFIX
 __all__ = [
     "DIGEST_PARAMETER",
     "ENDPOINT_PARAMETER",
+    "REPLACED_PARAMETER",
     "Membership",
     "ServedModel",
     "ServerProcessWatch",
@@ -38,6 +39,8 @@ ENDPOINT_PARAMETER = "pytriton_endpoint"
 """Parameter of the configuration that has the path of the model's socket."""
 DIGEST_PARAMETER = "pytriton_digest"
 """Parameter of the configuration that has `digest_of` the model."""
+REPLACED_PARAMETER = "pytriton_replaced"
+"""Parameter of the configuration of a model that has taken the place of one from the server's own repository."""
 
 _LOAD_SUFFIX = ".load"
 _POLL_S = 0.02
@@ -62,6 +65,8 @@ class ServedModel:
     """Where its workers meet it; None where it is none of ours, or has several versions."""
     digest: str | None
     """See `digest_of`; None where it is none of ours."""
+    has_replaced: bool = False
+    """Whether it is one of ours, and has taken the place of one from the server's own repository."""
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ServedModel":
@@ -69,7 +74,11 @@ class ServedModel:
         parameters = config.get("parameters") or {}
         texts = {name: str(value.get("string_value", "")) for name, value in parameters.items()}
         endpoint = texts.get(ENDPOINT_PARAMETER)
-        return cls(endpoint=Path(endpoint) if endpoint else None, digest=texts.get(DIGEST_PARAMETER))
+        return cls(
+            endpoint=Path(endpoint) if endpoint else None,
+            digest=texts.get(DIGEST_PARAMETER),
+            has_replaced=REPLACED_PARAMETER in texts,
+        )
 
     @property
     def is_within_reach(self) -> bool:

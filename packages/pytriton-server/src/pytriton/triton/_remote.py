@@ -42,7 +42,8 @@ class RemoteTriton(TritonBase):
         workspace: A path for the sockets, which must not exist yet and is removed at the end. None takes a new folder
             under `PYTRITON_HOME`, `XDG_CACHE_HOME/pytriton` or `~/.cache/pytriton`.
         access_token: The token that the server's protected endpoints ask for, if they do.
-        replace_models: Whether a model of the same name that somebody else has put on the server may be replaced.
+        replace_models: Whether a model of the same name that somebody else has put on the server may be replaced. One
+            from the server's own repository is put back in the end.
         tls: Certificates for `https://` and `grpcs://`; None trusts the usual authorities.
         connect_timeout_s: How long to wait for the server, in seconds.
 
