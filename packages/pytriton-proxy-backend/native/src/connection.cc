@@ -1,6 +1,8 @@
 #include "connection.h"
 
+#include <poll.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -26,10 +28,31 @@ std::string VersionText(uint16_t major, uint16_t minor) {
   return std::to_string(major) + "." + std::to_string(minor);
 }
 
+// Of Linux 6.5 and 5.3; the headers that this is built with may be older.
+#ifndef SO_PEERPIDFD
+constexpr int SO_PEERPIDFD = 77;
+#endif
+#ifndef SYS_pidfd_open
+constexpr long SYS_pidfd_open = 434;
+#endif
+
+// A descriptor of the process that has connected a socket; -1 where there is none to be had.
+int ProcessOf(int fd) {
+  int process_fd = -1;
+  socklen_t length = sizeof(process_fd);
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &process_fd, &length) == 0) return process_fd;
+  ucred peer{};
+  length = sizeof(peer);
+  // The number is 0 where the process is in a container that this one does not see into.
+  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.pid <= 0) return -1;
+  return static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0));
+}
+
 }  // namespace
 
 Connection::Connection(int fd, const ModelIdentity& model, const Settings& settings, ConnectionOwner* owner)
     : fd_(fd),
+      process_fd_(ProcessOf(fd)),
       model_(model),
       settings_(settings),
       owner_(owner),
@@ -41,6 +64,7 @@ Connection::Connection(int fd, const ModelIdentity& model, const Settings& setti
 Connection::~Connection() {
   Close("the model is unloaded", true);
   close(fd_);
+  if (process_fd_ >= 0) close(process_fd_);
 }
 
 bool Connection::SendGreetingLocked(MessageType type, const std::string& text) {
@@ -314,6 +338,12 @@ bool Connection::HandleLocked(
       *error = "it sent message " + std::to_string(message.type) + ", which a worker does not send";
       return false;
   }
+}
+
+void Connection::ProcessEnded() {
+  pollfd more{fd_, POLLIN, 0};
+  while (state() != ConnectionState::kClosed && poll(&more, 1, 0) > 0) Process();
+  Close("its process has ended", false);
 }
 
 void Connection::Process() {

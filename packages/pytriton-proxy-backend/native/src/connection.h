@@ -51,13 +51,16 @@ class ConnectionOwner {
 
 class Connection {
  public:
-  // Takes over `fd`, a connected SOCK_SEQPACKET socket, non-blocking.
+  // Takes over `fd`, a connected SOCK_SEQPACKET socket, non-blocking. The process that has connected it must last as
+  // long as the connection: others may hold the socket, as a child that it has forked.
   Connection(int fd, const ModelIdentity& model, const Settings& settings, ConnectionOwner* owner);
   ~Connection();
   Connection(const Connection&) = delete;
   Connection& operator=(const Connection&) = delete;
 
   int fd() const { return fd_; }
+  // Readable from the end of the worker's process on; -1 where the system cannot watch it.
+  int process_fd() const { return process_fd_; }
   uint64_t accepted_ns() const { return accepted_ns_; }
   ConnectionState state() const { return state_.load(std::memory_order_acquire); }
   // Batches claimed for this worker and not finished.
@@ -71,6 +74,9 @@ class Connection {
   // Reads and handles the messages that are there, as far as its turn goes: what is left makes the socket readable
   // again. Anything wrong closes the connection with a logged reason.
   void Process();
+
+  // Closes the connection, since the worker's process has ended. What that has sent comes first.
+  void ProcessEnded();
 
   enum class SendResult { kSent, kRefused, kFailed, kBusy, kClosed };
   // Hands a batch to the worker, which has been claimed before. kSent: the connection owns it now. kRefused: it can
@@ -110,6 +116,7 @@ class Connection {
   bool AcknowledgeLocked(std::string* error);
 
   const int fd_;
+  const int process_fd_;
   const ModelIdentity& model_;
   const Settings& settings_;
   ConnectionOwner* const owner_;

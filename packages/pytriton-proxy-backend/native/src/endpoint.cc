@@ -198,6 +198,11 @@ void Endpoint::Accept() {
       continue;
     }
     connections_.push_back(std::make_shared<Connection>(fd, model_, settings_, static_cast<ConnectionOwner*>(this)));
+    event.events = EPOLLIN;
+    event.data.fd = connections_.back()->process_fd();
+    if (event.data.fd >= 0 && epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, event.data.fd, &event) != 0) {
+      PYTRITON_LOG(ERROR, "model '" + model_.name + "': " + Errno("watching the process of a worker"));
+    }
   }
 }
 
@@ -253,11 +258,15 @@ void Endpoint::Run() {
       {
         std::lock_guard<std::mutex> lock(mutex_);
         for (auto& candidate : connections_) {
-          if (candidate->fd() == fd) connection = candidate;
+          if (candidate->fd() == fd || candidate->process_fd() == fd) connection = candidate;
         }
       }
       if (!connection) continue;
-      connection->Process();
+      if (connection->fd() == fd) {
+        connection->Process();
+      } else {
+        connection->ProcessEnded();
+      }
     }
     const uint64_t now_ns = NowNs();
     if (accept_again_ns_ <= now_ns) {
@@ -274,6 +283,7 @@ void Endpoint::Run() {
       for (auto it = connections_.begin(); it != connections_.end();) {
         if ((*it)->state() == ConnectionState::kClosed) {
           epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, (*it)->fd(), nullptr);
+          if ((*it)->process_fd() >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, (*it)->process_fd(), nullptr);
           it = connections_.erase(it);
           continue;
         }

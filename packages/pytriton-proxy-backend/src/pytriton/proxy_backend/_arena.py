@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import bisect
 import collections
+import ctypes
 import fcntl
+import functools
 import mmap
 import os
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -27,6 +29,9 @@ from ._layout import ALIGNMENT, align
 from .errors import ArenaFullError, ProtocolError
 
 _FIRST_SEGMENT = 1 << 20
+# Not named by Python's mmap, or not by that of every version; the same on all platforms that have a tritonserver.
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
 # Names of Linux that Python's fcntl has on every version we support; the seals make a read of a peer's memory safe.
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -199,10 +204,42 @@ def _make_segment(size: int) -> tuple[int, mmap.mmap]:
     try:
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
-        return fd, mmap.mmap(fd, size)
+        return fd, map_shared(fd, size)
     except BaseException:
         os.close(fd)
         raise
+
+
+def map_shared(fd: int, size: int) -> mmap.mmap:
+    """Maps a memfd, and keeps no descriptor of it: a forked child would have it, too.
+
+    An `mmap` of Python duplicates the descriptor that it is given (before 3.13, always), so it gets memory without
+    one, whose pages are then replaced.
+
+    Raises:
+        OSError: The system gives no memory.
+    """
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    anchor = ctypes.c_char.from_buffer(memory)
+    address = ctypes.addressof(anchor)
+    # While it is there, the memory cannot be closed.
+    del anchor
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    if _c_mmap()(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != address:
+        number = ctypes.get_errno()
+        memory.close()
+        raise OSError(number, os.strerror(number))
+    return memory
+
+
+@functools.cache
+def _c_mmap() -> Callable[..., int | None]:
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    # off_t has the width of a long wherever this runs.
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    made: Callable[..., int | None] = function
+    return made
 
 
 class InputBlock(np.ndarray[Any, Any]):
@@ -257,7 +294,7 @@ class PeerArena:
                     f"segment {number} must be sealed against shrinking and hold {size} bytes; its seals are "
                     f"{seals:#x} and it holds {actual} bytes"
                 )
-            self._segments[number] = mmap.mmap(fd, size)
+            self._segments[number] = map_shared(fd, size)
         finally:
             os.close(fd)
 

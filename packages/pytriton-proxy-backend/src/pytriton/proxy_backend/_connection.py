@@ -16,6 +16,7 @@ from pathlib import Path
 
 from . import _layout as layout
 from ._arena import NewSegment, OwnArena, OwnedBlock, PeerArena
+from ._forks import let_go_in_child
 from ._layout import MessageFlag, MessageType
 from ._records import Batch, Plan
 from ._responses import Answer, Array, ResponseWriter, Written, write_whole
@@ -108,6 +109,7 @@ class Connection:
             OSError: If the system is out of descriptors or memory.
         """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        let_go_in_child(self._socket)
         self._buffer = bytearray(layout.MAX_PACKET)
         self._views = [memoryview(self._buffer)]
         self._inputs = PeerArena()
@@ -451,16 +453,15 @@ class Connection:
     def let_go_waiter(self) -> Callable[[], None]:
         """A function that returns when the proxy backend has let this worker go, or the connection is shut down."""
         # A descriptor of its own: the number of one that is closed meanwhile may come to mean something else.
-        fd = os.dup(self.fileno())
+        watched = self._socket.dup()
+        let_go_in_child(watched)
 
         def wait() -> None:
-            try:
+            with watched:
                 poller = select.poll()
-                poller.register(fd, select.POLLRDHUP)
+                poller.register(watched, select.POLLRDHUP)
                 # Without a limit: whichever side shuts the connection down, this returns.
                 poller.poll()
-            finally:
-                os.close(fd)
 
         return wait
 

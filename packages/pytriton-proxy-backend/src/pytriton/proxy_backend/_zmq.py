@@ -11,6 +11,7 @@ import contextlib
 import logging
 import os
 import select
+import stat
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ import zmq.auth
 import zmq.utils.monitor
 from zmq.auth.thread import ThreadAuthenticator
 
+from ._forks import call_in_child, replace_descriptors
 from .zmq_keys import CurveKeys, KeyFileError, check_secret_file
 
 logger = logging.getLogger(__name__)
@@ -113,6 +115,9 @@ class ZmqSocket:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._epoll = select.epoll()
         self._listens = listen
+        # The descriptors of its connections with their inodes: ZeroMQ may close one before it is told here.
+        self._links: dict[int, int] = {}
+        call_in_child(self, ZmqSocket._let_go)
         self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER if listen else zmq.DEALER)
         self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(_GONE | _REFUSED | _CONNECTED)
         try:
@@ -237,7 +242,11 @@ class ZmqSocket:
                 "connected" if kind & _CONNECTED else "refused" if kind & _REFUSED else "gone" if kind & _GONE else ""
             )
             if name:
-                found.append(Event(name, int(event["value"])))
+                link = int(event["value"])
+                self._links.pop(link, None)
+                if name == "connected":
+                    self._links[link] = _socket_inode(link)
+                found.append(Event(name, link))
 
     # ---- what goes -------------------------------------------------------------------------------------------------
 
@@ -286,6 +295,21 @@ class ZmqSocket:
         self._epoll.close()
         os.close(self._wake_read)
         os.close(self._wake_write)
+
+    def _let_go(self) -> None:
+        """In a forked child: what is behind its descriptors is the parent's alone."""
+        links = [link for link, inode in self._links.items() if inode and _socket_inode(link) == inode]
+        own = [] if self._closed else [self._epoll.fileno(), self._wake_read, self._wake_write]
+        replace_descriptors([*links, *own])
+
+
+def _socket_inode(descriptor: int) -> int:
+    """The number of the socket behind a descriptor; 0 where there is none."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return 0
+    return status.st_ino if stat.S_ISSOCK(status.st_mode) else 0
 
 
 class _KeyFolder:

@@ -21,6 +21,7 @@ from typing import Any
 
 from . import _layout as layout
 from ._arena import InputBlock, OwnArena, OwnedBlock, PeerArena
+from ._forks import let_go_in_child
 from ._layout import MessageType
 from .errors import ArenaFullError, ProtocolError
 from .model import MAX_ENDPOINT_BYTES
@@ -93,6 +94,7 @@ class MemoryListener:
         self._path = path
         self._unclaimed: dict[bytes, tuple[socket.socket, float]] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        let_go_in_child(self._socket)
         self._inode = 0
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -131,6 +133,7 @@ class MemoryListener:
                 channel, _ = self._socket.accept()
             except OSError:  # nobody is there, or there are no descriptors
                 return
+            let_go_in_child(channel)
             channel.setblocking(False)
             # A worker sends its token before it greets.
             token = b""
@@ -167,6 +170,7 @@ class MemoryCaller:
         if path is None:
             return
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        let_go_in_child(channel)
         token = secrets.token_bytes(TOKEN_BYTES)
         try:
             channel.connect(os.fspath(path))

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ._forks import call_in_child
 from .description import description_path, read_description
 from .errors import AttachError, DescriptionError, ProxyBackendError, TargetError
 from .loading import load_target
@@ -266,6 +267,8 @@ class _StopSignals:
     def __enter__(self) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             self._before[number] = signal.signal(number, self._note)
+        # A process that the callable forks shall end by them, as others do.
+        call_in_child(self, _StopSignals._restore)
 
     def __exit__(self, *_: object) -> None:
         self._restore()
@@ -275,7 +278,8 @@ class _StopSignals:
         self.wanted.set()
 
     def _restore(self) -> None:
-        for number, handler in self._before.items():
+        while self._before:
+            number, handler = self._before.popitem()
             signal.signal(number, handler)
 
 

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ._forks import call_in_child, let_go_in_child, replace_descriptors
 from .process_messages import LineReader, WorkerJob, encode_message
 
 TAIL_LINES = 50
@@ -74,6 +75,7 @@ class ChildProcess:
         self._output = _Output(logger)
         self._reader = LineReader()
         self._channel, theirs = socket.socketpair()
+        let_go_in_child(self._channel)
         job_fd = -1
         try:
             job_fd = os.memfd_create("pytriton-job", os.MFD_CLOEXEC)
@@ -104,6 +106,7 @@ class ChildProcess:
         assert self._stdout is not None  # Popen was asked for a pipe
         os.set_blocking(self._stdout.fileno(), False)
         self._pidfd = _open_pidfd(self._popen.pid)
+        call_in_child(self, ChildProcess._let_go)
         self._poller = select.poll()
         for fd in (self._channel.fileno(), self._stdout.fileno(), self._pidfd):
             if fd is not None:
@@ -164,6 +167,12 @@ class ChildProcess:
             self._reap()
         self._channel.close()
 
+    def _let_go(self) -> None:
+        """In a forked child: the process is one of the parent's."""
+        stdout = self._stdout
+        output = None if stdout is None or stdout.closed else stdout.fileno()
+        replace_descriptors([output, self._pidfd])
+
     def _receive(self) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
         while True:
@@ -186,9 +195,9 @@ class ChildProcess:
         self._popen.wait()
         self._output.finish(self._stdout.fileno())
         self._stdout.close()
-        if self._pidfd is not None:
-            os.close(self._pidfd)
-            self._pidfd = None
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            os.close(pidfd)
         self.exit_code = self._popen.returncode
 
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ._connection import Connection, GreetingTimeoutError
+from ._forks import call_in_child
 from ._service import InferenceCallable, Service, is_async
 from ._serving import LazyLoop, serve, serve_async
 from ._statistics import Counters, WorkerStatistics
@@ -105,6 +106,7 @@ class Worker:
         self._trouble = ""  # why the last attempt to attach failed, where that is worth telling
         self._stuck: str | None = None
         self._error: BaseException | None = None
+        call_in_child(self, Worker._end_in_child)
 
     # ---- life -------------------------------------------------------------------------------------------------------
 
@@ -426,6 +428,14 @@ class Worker:
             f"timeout of {limit_s:g} s and has not returned; its worker gets no more batches until it does"
         )
         logger.error("%s. What it does right now:\n%s", self._stuck, stack_of(self._thread))
+
+    def _end_in_child(self) -> None:
+        """In a forked child: a callable that returns there, too, must not become a second worker."""
+        # Made anew: another thread may have held the locks of the old ones.
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._stopping.set()
+        self._attached = threading.Event()
 
     def _give_up(self, failure: BaseException) -> None:
         if self._on_unrecoverable is not None:

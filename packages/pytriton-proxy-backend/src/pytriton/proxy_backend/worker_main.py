@@ -21,6 +21,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ._forks import call_in_child, let_go_in_child
 from .description import parse_description
 from .errors import ProxyBackendError, TargetError
 from .loading import load_target
@@ -42,6 +43,7 @@ _POLLRDHUP = 0x2000
 def main(arguments: list[str]) -> int:
     """Runs the worker to its end; returns the exit code."""
     channel = socket.socket(fileno=int(arguments[0]))
+    let_go_in_child(channel)
     channel.settimeout(_SEND_TIMEOUT_S)
     _die_with_parent(channel)
     with open(int(arguments[1]), encoding="utf-8") as file:
@@ -98,6 +100,8 @@ class _Child:
             worker._name = job.name
             stage = "warm-up"
             signal.signal(signal.SIGTERM, self._on_term)
+            # A process that the callable forks shall end by it, as others do.
+            call_in_child(self, lambda _: signal.signal(signal.SIGTERM, signal.SIG_DFL))
             self._worker = worker
             worker.start()
             return self._look_after(worker)

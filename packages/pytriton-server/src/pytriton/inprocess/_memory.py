@@ -43,6 +43,14 @@ class MemoryBuffer:
     _keep: Any = field(default=None, repr=False, compare=False)
     _read_only: bool = field(default=False, repr=False, compare=False)
 
+    def __eq__(self, other: object) -> bool:
+        # Of the owners it is to be the same one: whether two arrays are equal is an array.
+        return isinstance(other, MemoryBuffer) and self.owner is other.owner and self._place == other._place
+
+    @property
+    def _place(self) -> tuple[int, MemoryType, int, int]:
+        return self.data_ptr, self.memory_type, self.memory_type_id, self.size
+
     @classmethod
     def from_dlpack(cls, owner: Any) -> MemoryBuffer:
         """Refer to the memory of an array or tensor, without copying it.

@@ -11,7 +11,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from pytriton.inprocess import _process
@@ -51,9 +51,27 @@ class InFlight(Protocol):
 
 
 class _Call:
-    """Stands for a call of the C API that is not over."""
+    """A call of the C API that is not over; a context manager, which gives the handle of the server.
 
-    __slots__ = ("__weakref__",)
+    No generator: an exception that ends one may keep it in a cycle, where a signal comes at the wrong moment.
+    """
+
+    __slots__ = ("__weakref__", "_session")
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __enter__(self) -> ServerHandle:
+        session = self._session
+        session._calls.add(self)
+        # Looked at after the call was noted: `stop` sets it before it looks at the calls.
+        if session._stopping:
+            session._calls.discard(self)
+            raise session._refusal()
+        return session.handle
+
+    def __exit__(self, *_: object) -> None:
+        self._session._calls.discard(self)
 
 
 class Session:
@@ -170,24 +188,15 @@ class Session:
         """Note that Triton is done with a request. Does nothing for one that is not known."""
         self.in_flight.discard(request)
 
-    @contextlib.contextmanager
-    def use(self) -> Iterator[ServerHandle]:
-        """Give the handle for a call, and keep the server from being deleted during it.
+    def use(self) -> _Call:
+        """Give the handle for a call, in a `with` block, and keep the server from being deleted during it.
 
         Raises:
             UnavailableError: If the server is being stopped.
             InvalidArgumentError: If the server was stopped, or belongs to the process that this one was forked from.
         """
-        # Gone with the call, also where a signal ends that before or after what is tried here.
-        call = _Call()
-        try:
-            self._calls.add(call)
-            # Looked at after the call was noted: `stop` sets it before it looks at the calls.
-            if self._stopping:
-                raise self._refusal()
-            yield self.handle
-        finally:
-            self._calls.discard(call)
+        # Gone with the call, also where a signal ends that before or after the block.
+        return _Call(self)
 
     def index(self, *, ready_only: bool = False) -> list[dict[str, Any]]:
         """List the models of the repositories, as Triton's model index does."""
@@ -337,7 +346,8 @@ class Session:
 
     def _users_left(self) -> str:
         """Say who keeps the server from being stopped, in words; empty if nobody does."""
-        calls, requests = len(self._calls), len(self.in_flight)
+        # Counted one by one: a signal in the wrong moment leaves the set with places of calls that are gone.
+        calls, requests = sum(1 for _ in self._calls), len(self.in_flight)
         parts = [f"{requests} requests in flight"] if requests else []
         parts += [f"{calls} calls of other threads"] if calls else []
         return " and ".join(parts)

@@ -7,6 +7,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from pytriton.proxy_backend._forks import let_go_in_child
+
 __all__ = ["CONTENT_TYPE", "MetricsPage"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -74,6 +76,7 @@ class MetricsPage:
         while True:
             try:
                 connection, _ = self._listener.accept()
+                let_go_in_child(connection)
             except OSError as error:
                 if self._is_closed:
                     return

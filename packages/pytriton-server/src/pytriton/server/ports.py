@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytriton.exceptions import PyTritonValidationError
+from pytriton.proxy_backend._forks import let_go_in_child
 from pytriton.server.errors import PortInUseError
 from pytriton.server.front_ends import vertex_ai_is_on
 from pytriton.server.settings import TritonConfig
@@ -321,6 +322,7 @@ def _hold(setting: str, address: str, port: int) -> socket.socket:
     try:
         family, _, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         holder = socket.socket(family, socket.SOCK_STREAM)
+        let_go_in_child(holder)
         try:
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             holder.bind(target)

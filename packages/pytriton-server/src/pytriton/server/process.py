@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from pytriton.proxy_backend._forks import call_in_child, let_go_in_child, replace_descriptors
 from pytriton.server import exec_shim
 from pytriton.server.argument_memory import wipe_arguments
 from pytriton.server.errors import TritonServerStartError, describe_exit
@@ -105,6 +106,8 @@ class ServerProcess:
         self._ended = threading.Event()
         self._stopping = False
         self._thread = threading.Thread(target=self._watch, name="pytriton-tritonserver", daemon=True)
+        self._pidfd: int | None = None
+        call_in_child(self, lambda process: replace_descriptors([process._pidfd]))
 
     def start(self) -> None:
         """Starts the process. It has not opened a port yet when this returns.
@@ -220,6 +223,7 @@ class ServerProcess:
         self._spawned.set()
         try:
             assert popen.stdout is not None  # Popen was asked for a pipe
+            let_go_in_child(popen.stdout)
             with popen.stdout as output:
                 self._read_until_end(popen, output)
         finally:
@@ -250,7 +254,7 @@ class ServerProcess:
         os.set_blocking(output.fileno(), False)
         poller = select.poll()
         poller.register(output.fileno(), select.POLLIN)
-        pidfd = _open_pidfd(popen.pid)
+        self._pidfd = pidfd = _open_pidfd(popen.pid)
         if pidfd is not None:
             poller.register(pidfd, select.POLLIN)
         rest = b""
@@ -271,6 +275,7 @@ class ServerProcess:
                     self._take_lines(rest + _read_rest(output.fileno()) + b"\n")
                     return
         finally:
+            self._pidfd = None
             if pidfd is not None:
                 os.close(pidfd)
 

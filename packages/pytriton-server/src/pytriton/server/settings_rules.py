@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.server.security import VALID_TRITON_ENDPOINTS
 
@@ -175,7 +177,7 @@ def is_colliding(restriction: Restriction | None, header: str, value: str) -> bo
 
 
 def _as_int(value: Any) -> int | None:
-    if isinstance(value, bool):
+    if isinstance(value, (bool, np.bool_)):
         return None
     try:
         return int(value) if isinstance(value, str) else operator.index(value)

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pytriton.proxy_backend._forks import call_in_child, let_go_in_child, replace_descriptors
 from pytriton.server.bound_model import BoundModel
 from pytriton.server.ports import process_with_sockets
 from pytriton.server.worker_watch import sockets_at
@@ -113,6 +114,7 @@ class Membership:
         except BaseException:
             os.close(self._fd)
             raise
+        call_in_child(self, Membership._let_go)
 
     def is_shared(self) -> bool:
         """Tells whether there are others."""
@@ -147,8 +149,13 @@ class Membership:
             if self.leave_as_last():
                 for suffix in (USERS_SUFFIX, _LOAD_SUFFIX):
                     self._path.with_suffix(suffix).unlink(missing_ok=True)
-            os.close(self._fd)
-            self._fd = -1
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def _let_go(self) -> None:
+        """In a forked child: the share is the parent's."""
+        replace_descriptors([self._fd])
+        self._fd = -1
 
 
 @contextlib.contextmanager
@@ -161,7 +168,8 @@ def exclusively(folder: Path, name: str, timeout_s: float) -> Iterator[bool]:
         timeout_s: How long to wait for our turn, in seconds.
     """
     fd = os.open(folder / f"{name}{_LOAD_SUFFIX}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    try:
+    with os.fdopen(fd, "r+b", buffering=0) as file:
+        let_go_in_child(file)
         deadline = time.monotonic() + timeout_s
         is_ours = False
         while not is_ours:
@@ -173,8 +181,6 @@ def exclusively(folder: Path, name: str, timeout_s: float) -> Iterator[bool]:
                     break
                 time.sleep(_POLL_S)
         yield is_ours
-    finally:
-        os.close(fd)
 
 
 class ServerProcessWatch:
@@ -190,6 +196,7 @@ class ServerProcessWatch:
         pid = process_with_sockets({inode for _, inode in sockets_at(endpoint)})
         with contextlib.suppress(OSError, AttributeError):
             self._pidfd = None if pid is None else os.pidfd_open(pid)
+        call_in_child(self, lambda watch: replace_descriptors([watch._pidfd]))
 
     @property
     def has_ended(self) -> bool:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from pytriton.proxy_backend._forks import call_in_child
+
 __all__ = ["StopSignals"]
 
 
@@ -29,10 +31,15 @@ class StopSignals:
             for number, unhandled in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
                 if signal.getsignal(number) == unhandled:
                     self._replaced[number] = signal.signal(number, self._handle)
+            # A process that a callable forks shall end by them, as others do.
+            call_in_child(self, StopSignals._restore)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         """Puts the old handlers back."""
+        self._restore()
+
+    def _restore(self) -> None:
         while self._replaced:
             number, handler = self._replaced.popitem()
             signal.signal(number, handler)

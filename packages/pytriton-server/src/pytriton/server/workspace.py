@@ -19,6 +19,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
+from pytriton.proxy_backend._forks import call_in_child, replace_descriptors
 from pytriton.server.errors import WorkspaceError
 
 __all__ = ["USERS_SUFFIX", "Workspace", "default_home", "remove_abandoned"]
@@ -60,6 +61,7 @@ class Workspace:
         self._automatic = workspace_path is None
         self._lock_fd: int | None = None
         self._created = False
+        call_in_child(self, Workspace._let_go)
         if workspace_path is None:
             self._path = self._new_path()
         else:
@@ -135,12 +137,17 @@ class Workspace:
                 logger.info("%s stays as long as others serve models at the sockets in it.", self._path)
             else:
                 _remove(self._path)
-        if self._lock_fd is not None:
-            os.close(self._lock_fd)
-            self._lock_fd = None
+        lock_fd, self._lock_fd = self._lock_fd, None
+        if lock_fd is not None:
+            os.close(lock_fd)
         if self._automatic:
             # A second start gets a name of its own: files of the first may have stayed behind.
             self._path = self._new_path()
+
+    def _let_go(self) -> None:
+        """In a forked child: the folder is the parent's, and so is the lock, which lasts as long as any descriptor."""
+        self._created = False
+        replace_descriptors([self._lock_fd])
 
     @staticmethod
     def _new_path() -> Path:

@@ -1,0 +1,84 @@
+"""What a forked child lets go of.
+
+A child that Python forks, by `os.fork` or `multiprocessing`, has copies of all descriptors of its parent, and what they
+stand for lasts as long as the child: a worker whose parent was killed would count as attached, a port as taken, a lock
+as held. So in the child each of our descriptors is made one of `/dev/null`. The numbers stay taken: what still knows
+them there may use them, in vain, and close them, once, without harm to what the child has opened since.
+
+A library that forks by itself does not come by here: the proxy backends watch the process of each worker for that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import weakref
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeVar
+
+__all__ = ["call_in_child", "let_go_in_child", "replace_descriptors"]
+
+_Owner = TypeVar("_Owner")
+
+# What is to be called in a child, with the object that it is about.
+_calls: weakref.WeakKeyDictionary[Any, Callable[[Any], object]] = weakref.WeakKeyDictionary()
+
+
+class HasDescriptor(Protocol):
+    """As a socket."""
+
+    def fileno(self) -> int:
+        """The descriptor; negative where it is closed."""
+
+
+def let_go_in_child(owner: HasDescriptor) -> None:
+    """Takes the descriptor of an object, as long as there is that object, away from forked children."""
+    call_in_child(owner, _replace_descriptor)
+
+
+def call_in_child(owner: _Owner, function: Callable[[_Owner], object]) -> None:
+    """Has a function called in forked children, as long as there is an object.
+
+    The child has no other thread, and a lock may be held by one that is not there: the function must take none.
+
+    Args:
+        owner: The object, which is passed to the function. It has one function at most.
+        function: A plain function: a bound method of the object would keep it.
+    """
+    _watch_forks()
+    _calls[owner] = function
+
+
+def replace_descriptors(descriptors: Iterable[int | None]) -> None:
+    """Makes descriptors of this process ones of `/dev/null`; those that are `None` or negative are passed over."""
+    wanted = [descriptor for descriptor in descriptors if descriptor is not None and descriptor >= 0]
+    if not wanted:
+        return
+    try:
+        null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        # None is left to be had: what is behind them matters more than their numbers.
+        for descriptor in wanted:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+        return
+    for descriptor in wanted:
+        os.dup2(null, descriptor, inheritable=False)
+    os.close(null)
+
+
+def _replace_descriptor(owner: HasDescriptor) -> None:
+    # A closed file has none to tell.
+    with contextlib.suppress(ValueError):
+        replace_descriptors([owner.fileno()])
+
+
+@functools.cache
+def _watch_forks() -> None:
+    os.register_at_fork(after_in_child=_in_child)
+
+
+def _in_child() -> None:
+    for owner, function in list(_calls.items()):
+        function(owner)

@@ -1,0 +1,121 @@
+"""Callables that fork, for tests that kill their process while the child goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing
+import os
+import signal
+import subprocess
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from support.waiting import eventually
+
+DOUBLE = 3.0
+FORK = 1.0
+MULTIPROCESSING = 2.0
+RAW_FORK = 4.0
+BUSY = -1.0
+FORK_AND_RETURN = -2.0
+DIES_BY_SIGTERM = -3.0
+"""What a request says with its first number: the way to fork, or what else to do."""
+
+
+def sleep() -> None:
+    """Does nothing until somebody kills this process, whatever becomes of those that it is a child of."""
+    os.setsid()
+    while True:
+        time.sleep(3600)
+
+
+def fork(kind: float = FORK) -> int:
+    """Forks a child that sleeps.
+
+    Returns:
+        Its process id.
+    """
+    # From Python 3.12 on, a fork of a process with threads is warned of.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    if kind == MULTIPROCESSING:
+        process = multiprocessing.get_context("fork").Process(target=sleep)
+        process.start()
+        assert process.pid is not None
+        return process.pid
+    # As a library does it: nothing of Python is told. The interpreter's lock is kept, or the child never had it again.
+    pid = int(ctypes.PyDLL(None).fork()) if kind == RAW_FORK else os.fork()
+    if pid == 0:
+        sleep()
+    return pid
+
+
+def say(*words: object) -> None:
+    """Prints a line, and writes it to the file that the test has named, with the number of this process."""
+    print(*words, flush=True)
+    report = os.environ.get("PYTRITON_TEST_REPORT")
+    if report is not None:
+        with open(report, "a") as file:
+            print(*words, os.getpid(), file=file)
+
+
+def infer(requests: Any) -> Any:
+    """Doubles, and says what it was told to do."""
+    x = requests[0]["x"]
+    number = float(x.flat[0])
+    if number in (FORK, MULTIPROCESSING, RAW_FORK):
+        say("child", fork(number))
+    elif number == BUSY:
+        say("busy")
+        time.sleep(3600)
+    elif number == FORK_AND_RETURN:
+        say("child", os.fork() or os.getpid())
+    elif number == DIES_BY_SIGTERM:
+        pid = fork()
+        # Before, it has the handlers of this process.
+        eventually(lambda: os.getsid(pid) == pid)
+        os.kill(pid, signal.SIGTERM)
+        return [{"y": np.full_like(x, os.waitpid(pid, 0)[1])}]
+    return [{"y": request["x"] * np.float32(2)} for request in requests]
+
+
+def make() -> Callable[[Any], Any]:
+    """Makes the callable of a worker process."""
+    return infer
+
+
+def is_there(pid: int) -> bool:
+    """Whether a process runs."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] not in "ZX"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@contextlib.contextmanager
+def killed_in_the_end(pid: int) -> Iterator[int]:
+    """A child that must be there until the end of the block, and is killed then."""
+    try:
+        yield pid
+        assert is_there(pid)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        eventually(lambda: not is_there(pid))
+
+
+def read_word(process: subprocess.Popen[str], word: str) -> str:
+    """Reads lines up to one that begins with a word; gives what follows it."""
+    assert process.stdout is not None
+    lines = []
+    for line in process.stdout:
+        lines.append(line)
+        first, _, rest = line.rstrip("\n").partition(" ")
+        if first == word:
+            return rest
+    raise AssertionError(f"expected a line {word!r}, got: {''.join(lines)}")
