@@ -16,10 +16,12 @@ from pytriton.triton import (
     PortInUseError,
     Triton,
     TritonConfig,
+    TritonSecurityConfig,
     TritonServerError,
     VertextAILifecyclePolicy,
 )
 from support.http import call, infer, tensor
+from support.servers import before, since
 from support.serving import local_config, server_pid, short_home
 
 TENSORS: dict[str, Any] = {
@@ -252,9 +254,12 @@ def test_two_servers_with_both() -> None:
                 triton.stop()
 
 
+# ---- the access token ----------------------------------------------------------------------------------------------
+
+
+@before(2, 67)
 @pytest.mark.usefixtures("vertex_ai")
-def test_front_ends_do_not_ask_for_the_token() -> None:
-    """The pages on security say so. A newer tritonserver may, which would be a reason to change them."""
+def test_front_ends_of_older_servers_do_not_ask_for_the_token() -> None:
     with short_home():
         triton = Triton(
             config=local_config(allow_vertex_ai=True, vertex_ai_port=0),
@@ -266,3 +271,39 @@ def test_front_ends_do_not_ask_for_the_token() -> None:
             redirect = {"X-Vertex-Ai-Triton-Redirect": "v2/repository/index"}
             assert call(triton.http_url, "POST", "/v2/repository/index", {})[0] == 403
             assert call(triton.vertex_ai_url, "POST", "/v1/endpoints/1:predict", {}, redirect)[0] == 200
+
+
+@since(2, 67)
+@pytest.mark.usefixtures("vertex_ai", "sagemaker")
+def test_front_ends_ask_for_the_token_where_their_group_is_protected() -> None:
+    config = local_config(allow_vertex_ai=True, vertex_ai_port=0, allow_sagemaker=True, sagemaker_port=0)
+    security = TritonSecurityConfig(access_token="open-sesame", restricted_endpoints=["inference", "health"])
+    triton = Triton(config=config, triton_lifecycle_policy=VertextAILifecyclePolicy, security_config=security)
+    triton.bind("double", double, **TENSORS)
+    token = {"triton-access-token": "open-sesame"}
+    with short_home(), triton:
+        triton.run()
+        for url, health, predict in (
+            (triton.vertex_ai_url, "/healthy", "/v1/endpoints/1:predict"),
+            (triton.sagemaker_url, "/ping", "/invocations"),
+        ):
+            assert call(url, "GET", health)[0] == 403
+            assert call(url, "GET", health, headers=token)[0] == 200
+            status, answer = call(url, "POST", predict, REQUEST)
+            assert status == 403
+            assert "restricted, expecting header 'triton-access-token'" in answer["error"]
+            assert values(call(url, "POST", predict, REQUEST, token)) == [2, 4]
+
+
+@since(2, 67)
+@pytest.mark.usefixtures("vertex_ai", "sagemaker")
+def test_front_ends_of_newer_servers_predict_without_the_token_by_default() -> None:
+    config = local_config(allow_vertex_ai=True, vertex_ai_port=0, allow_sagemaker=True, sagemaker_port=0)
+    triton = Triton(config=config, triton_lifecycle_policy=VertextAILifecyclePolicy)
+    triton.bind("double", double, **TENSORS)
+    with short_home(), triton:
+        triton.run()
+        assert values(call(triton.vertex_ai_url, "POST", "/v1/endpoints/1:predict", REQUEST)) == [2, 4]
+        assert values(call(triton.sagemaker_url, "POST", "/invocations", REQUEST)) == [2, 4]
+        redirect = {"X-Vertex-Ai-Triton-Redirect": "v2/repository/index"}
+        assert call(triton.vertex_ai_url, "POST", "/v1/endpoints/1:predict", {}, redirect)[0] != 200

@@ -24,6 +24,9 @@ MINIMUM_PYTHON = (3, 10)
 MATRIX_PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MATRIX_NUMPYS = ("1", "2")
 LONE_DISTS = ("client", "decorators", "proxy-backend")
+# Folders laid out as /opt/tritonserver, as in PATH: the tests that start a server run once more for each.
+TEST_SERVERS_VARIABLE = "PYTRITON_TEST_TRITONSERVERS"
+SERVER_VARIABLE = "PYTRITON_TRITONSERVER_DIR"
 
 # Options of pip that decide where packages come from, and what uv calls them. hatch installs with uv, which reads no
 # pip configuration, so a machine that reaches its packages through a mirror would otherwise be left without them.
@@ -166,15 +169,24 @@ def prepare(runner: Runner) -> int:
 
 def test(runner: Runner, arguments: Sequence[str]) -> int:
     """Run every check there is; with arguments, only pytest with these arguments."""
+    servers = test_servers()
     code = prepare(runner)
-    if code != 0 or arguments:
-        return code or runner.hatch("run", "--", "pytest", *arguments)
+    if code != 0:
+        return code
+    if arguments:
+        codes = [runner.run("pytest", *arguments)]
+        for server in servers:
+            say(f"The same with {server}")
+            codes.append(runner.hatch("run", "--", "pytest", *arguments, extra={SERVER_VARIABLE: str(server)}))
+        return max(codes)
     check_sources(runner)
     for dist in LONE_DISTS:
         runner.step(f"pytriton-{dist} with no sibling", "run", f"+dist={dist}", "alone:test")
     # The client's and the proxy backend's have run by now, and take a while; the matrix runs them with their siblings.
     tests = ("packages/pytriton-decorators/tests", "packages/pytriton-server/tests", "tests")
     runner.step("All other tests", "run", "test", *tests)
+    for server in servers:
+        runner.step(f"Tests with {server}", "run", "test", *tests[1:], extra={SERVER_VARIABLE: str(server)})
     return runner.finish()
 
 
@@ -276,6 +288,22 @@ COMMANDS: dict[str, Callable[[Runner, Sequence[str]], int]] = {
 
 
 # --- interpreters --------------------------------------------------------------------------------------------------
+
+
+def test_servers() -> list[Path]:
+    """Give the further servers to run the tests with.
+
+    Raises:
+        DevError: If a folder that the variable names holds none.
+    """
+    servers = [Path(name).absolute() for name in os.environ.get(TEST_SERVERS_VARIABLE, "").split(os.pathsep) if name]
+    for server in servers:
+        if not os.access(server / "bin" / "tritonserver", os.X_OK):
+            raise DevError(
+                f"Expected folders laid out as /opt/tritonserver in {TEST_SERVERS_VARIABLE}, parted by {os.pathsep!r}; "
+                f"{server} holds no bin/tritonserver that can be run."
+            )
+    return servers
 
 
 def find_python(version: str) -> Path | None:

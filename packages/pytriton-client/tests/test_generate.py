@@ -171,6 +171,16 @@ def test_errors() -> None:
         assert (error.status, error.server_message) == ("502", text)
 
 
+def test_json_that_a_newer_server_finds_too_large_says_what_helps() -> None:
+    text = "request JSON size of 70 bytes exceeds the maximum. Use --http-max-input-size to increase the limit."
+    error = GenerateReader.error_of(400, b'{"error":"%s"}' % text.encode(), OPERATION)
+    assert isinstance(error, PyTritonClientInferenceServerError)
+    assert (error.status, error.server_message) == ("400", text)
+    assert str(error).endswith(
+        f"{text} Use a grpc:// address, or TritonConfig(http_max_input_size=...) for the server."
+    )
+
+
 @pytest.mark.parametrize(
     "event",
     [

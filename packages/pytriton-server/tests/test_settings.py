@@ -23,7 +23,7 @@ def test_positional_arguments_are_refused() -> None:
 
 def test_fields_of_the_reference_are_there() -> None:
     names = {field.name for field in dataclasses.fields(TritonConfig)}
-    assert len(names) == 50
+    assert len(names) == 54
     assert {
         "model_repository",
         "grpc_keepalive_permit_without_calls",
@@ -49,6 +49,9 @@ def test_one_of_the_two_protocols_has_to_be_allowed() -> None:
         ({"http_port": b"80"}, "http_port must be an integer"),
         ({"http_port": None, "grpc_port": "1e3"}, "grpc_port must be an integer"),
         ({"http_thread_count": 0}, r"http_thread_count must be between 1 and 2147483647; got 0"),
+        ({"http_max_input_size": 2**63}, "http_max_input_size must be between 1 and 9223372036854775807"),
+        ({"grpc_infer_thread_count": 1}, "grpc_infer_thread_count must be between 2 and 128; got 1"),
+        ({"grpc_max_response_pool_size": 0}, "grpc_max_response_pool_size must be between 1 and 2147483647"),
         ({"exit_timeout_secs": -1}, "exit_timeout_secs must be between 0 and"),
         ({"grpc_keepalive_time": 2**31}, "grpc_keepalive_time must be between 1 and"),
         ({"grpc_infer_response_compression_level": "best"}, "must be one of none, low, medium, high; got 'best'"),
@@ -219,6 +222,7 @@ def test_every_field_can_come_from_the_environment(monkeypatch: pytest.MonkeyPat
         "sagemaker_safe_port_range": "1-2",
         "metrics_config": "a=1",
         "trace_config": "rate=1",
+        "grpc_infer_thread_count": "64",
     }
     for field in dataclasses.fields(TritonConfig):
         kind = next(kind for kind in texts if kind in str(field.type))

@@ -52,6 +52,7 @@ _CONNECT_TIMEOUT_TEXTS = ("connection attempt timed out", "failed to connect bef
 _UNTRUSTED_TEXTS = ("certificate_verify_failed", "hostname verification check failed")
 _UNENCRYPTED_TEXT = "wrong_version_number"
 _RESTRICTED_TEXT = "restricted, expecting header"
+_TOO_LARGE_TEXT = "--http-max-input-size"
 _DENIED_STATUSES = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
@@ -131,6 +132,9 @@ def server_error(operation: Operation, status: str | None, text: str) -> PyTrito
     advice = ""
     if _RESTRICTED_TEXT in text:
         advice = ". Give the client the server's access token: access_token=..."
+    elif _TOO_LARGE_TEXT in text:
+        # Of ours only streams over HTTP are JSON, which newer servers limit.
+        advice = " Use a grpc:// address, or TritonConfig(http_max_input_size=...) for the server."
     return PyTritonClientInferenceServerError(
         f"Error occurred during {operation.doing}. Message: {text}{advice}",
         url=operation.url,

@@ -38,7 +38,7 @@ class TritonSecurityConfig:
 
     tritonserver takes the token on its command line and in no other way. It is wiped out there as soon as the server
     has read it; in the moment before, whoever may list the processes of this machine can see it. The port of the
-    metrics and the ports of SageMaker and Vertex AI are never protected.
+    metrics is never protected; the ports of SageMaker and Vertex AI are from tritonserver 2.67 on.
 
     Raises:
         PyTritonValidationError: A group is unknown, or the token is not made of visible ASCII characters.

@@ -38,6 +38,7 @@ from pytriton.server.readiness_gate import GATE_NAMES
 from pytriton.server.readiness_keeper import ReadinessKeeper
 from pytriton.server.repository import ModelRepository
 from pytriton.server.security import TritonSecurityConfig
+from pytriton.server.server_options import check_options
 from pytriton.server.settings import TritonConfig
 from pytriton.server.stranded import has_others
 from pytriton.server.tracing import export_environment
@@ -144,6 +145,7 @@ class ServerSession:
         """
         check_settings(self._config, self._security)
         binary = find_tritonserver()
+        check_options(self._config, binary)
         self._workspace.create()
         make_backends(self._workspace.backends_path, binary, {BACKEND_NAME: library_path()})
         self._folders = ServerFolders(

@@ -85,6 +85,10 @@ class TritonConfig:
     """Regular expression (RE2): headers whose name it matches, in part and case aside, become parameters."""
     http_thread_count: int | None = None
     """Threads that handle HTTP (8 when unset)."""
+    http_max_input_size: int | None = None
+    """How large the JSON of a request over HTTP may be, a raw request, and what a compressed one unpacks to, in bytes
+    (64 MiB when unset); others get 400. Binary tensors do not count. Needs tritonserver 2.59 or later: 2.51 has no such
+    limit."""
     http_restricted_api: str | None = None
     """`<groups>:<header>=<value>`: groups of endpoints that answer only to callers with this header. Groups named here
     are left out of what `TritonSecurityConfig` protects."""
@@ -96,8 +100,13 @@ class TritonConfig:
     """Port to listen on (8001 when unset); 0 takes a free one."""
     grpc_header_forward_pattern: str | None = None
     """Regular expression (RE2): metadata whose name it matches, in part and case aside, become parameters."""
+    grpc_infer_thread_count: int | None = None
+    """Threads that take requests for inference over gRPC, 2 to 128 (2 when unset). Needs tritonserver 2.57 or later."""
     grpc_infer_allocation_pool_size: int | None = None
     """How many requests' memory is kept for reuse (8 when unset)."""
+    grpc_max_response_pool_size: int | None = None
+    """How many responses may be in the queue of a gRPC stream (any number when unset). Needs tritonserver 2.56 or
+    later."""
     grpc_use_ssl: bool | None = None
     """Whether gRPC is encrypted. Needs `grpc_server_cert` and `grpc_server_key`."""
     grpc_use_ssl_mutual: bool | None = None
@@ -125,6 +134,9 @@ class TritonConfig:
     grpc_restricted_protocol: str | None = None
     """`<groups>:<header>=<value>`, as `http_restricted_api`. As metadata the header's name gets the prefix
     `triton-grpc-protocol-`."""
+    allow_client_shm: bool | None = None
+    """Whether clients may register shared memory with the server (False when unset). Needs tritonserver 2.68 or later:
+    2.51 always allows it, to those who may use the group `shared-memory`."""
     allow_metrics: bool | None = None
     """Whether metrics are served (True when unset)."""
     allow_gpu_metrics: bool | None = None
@@ -138,8 +150,8 @@ class TritonConfig:
     metrics_address: str | None = None
     """Address to listen on (that of HTTP when unset)."""
     allow_sagemaker: bool | None = None
-    """Whether SageMaker's endpoints `/ping` and `/invocations` are served, on every interface and without the access
-    token."""
+    """Whether SageMaker's endpoints `/ping` and `/invocations` are served, on every interface and, before tritonserver
+    2.67, without the access token."""
     sagemaker_port: int | None = None
     """Port to listen on (8080 when unset); 0 takes a free one."""
     sagemaker_safe_port_range: str | None = None
@@ -148,9 +160,9 @@ class TritonConfig:
     sagemaker_thread_count: int | None = None
     """Threads that handle SageMaker's calls (8 when unset)."""
     allow_vertex_ai: bool | None = None
-    """Whether Vertex AI's endpoints are served, on every interface and without the access token, at the paths in the
-    environment variables `AIP_PREDICT_ROUTE` and `AIP_HEALTH_ROUTE` (True when unset where `AIP_MODE` is
-    `PREDICTION`)."""
+    """Whether Vertex AI's endpoints are served, on every interface and, before tritonserver 2.67, without the access
+    token, at the paths in the environment variables `AIP_PREDICT_ROUTE` and `AIP_HEALTH_ROUTE` (True when unset where
+    `AIP_MODE` is `PREDICTION`)."""
     vertex_ai_port: int | None = None
     """Port to listen on (when unset the one in `AIP_HTTP_PORT`, else 8080); 0 takes a free one."""
     vertex_ai_thread_count: int | None = None

@@ -17,12 +17,16 @@ __all__ = ["Restriction", "checked", "converted", "is_colliding", "parse_port_ra
 _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 _FALSE = frozenset({"0", "false", "no", "off", "n", "f"})
 
-# tritonserver keeps its numbers in a C int.
+# tritonserver keeps its numbers in a C int, but for these.
 _LARGEST_INT = 2**31 - 1
+_LARGEST = {"http_max_input_size": 2**63 - 1, "grpc_infer_thread_count": 128}
 _LARGEST_PORT = 65535
 # Everything else starts at 0.
 _SMALLEST = {
     "http_thread_count": 1,
+    "http_max_input_size": 1,
+    "grpc_infer_thread_count": 2,
+    "grpc_max_response_pool_size": 1,
     "sagemaker_thread_count": 1,
     "vertex_ai_thread_count": 1,
     "metrics_interval_ms": 1,
@@ -194,11 +198,11 @@ def _check_range(name: str, value: int, where: str) -> None:
                 received=value,
             )
         return
-    smallest = _SMALLEST.get(name, 0)
-    if not smallest <= value <= _LARGEST_INT:
+    smallest, largest = _SMALLEST.get(name, 0), _LARGEST.get(name, _LARGEST_INT)
+    if not smallest <= value <= largest:
         raise PyTritonValidationError(
-            f"{where} must be between {smallest} and {_LARGEST_INT}; got {value}.",
-            expected=f"{smallest} to {_LARGEST_INT}",
+            f"{where} must be between {smallest} and {largest}; got {value}.",
+            expected=f"{smallest} to {largest}",
             received=value,
         )
 

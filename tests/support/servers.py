@@ -1,0 +1,45 @@
+"""Which tritonserver the tests run with, and which tests hold for some servers alone.
+
+It is the one that `PYTRITON_TRITONSERVER_DIR` names, or the bundled one. `dev.py test` runs the tests once more for
+each folder that `PYTRITON_TEST_TRITONSERVERS` names.
+"""
+
+import functools
+
+import pytest
+
+from pytriton.server.binary import find_tritonserver
+from pytriton.server.server_options import known_options
+from pytriton.server.server_version import parse_server_version, read_server_version
+
+__all__ = ["before", "needs_tracing", "server_version", "since"]
+
+
+@functools.cache
+def server_version() -> tuple[int, int, int]:
+    """Version of the server that the tests run with."""
+    text = read_server_version(find_tritonserver())
+    version = parse_server_version(text)
+    assert version is not None, f"no version: {text!r}"
+    return version
+
+
+def since(major: int, minor: int) -> pytest.MarkDecorator:
+    """Leaves a test to servers of this version and later ones."""
+    return pytest.mark.skipif(
+        server_version() < (major, minor), reason=f"tritonserver {major}.{minor} and later do this"
+    )
+
+
+def before(major: int, minor: int) -> pytest.MarkDecorator:
+    """Leaves a test to servers before this version."""
+    return pytest.mark.skipif(
+        server_version() >= (major, minor), reason=f"tritonserver before {major}.{minor} does this"
+    )
+
+
+def needs_tracing() -> pytest.MarkDecorator:
+    """Leaves a test to servers that were built with tracing."""
+    return pytest.mark.skipif(
+        "trace-config" not in known_options(find_tritonserver()), reason="this tritonserver was built without tracing"
+    )
