@@ -256,7 +256,7 @@ def test_access_token(server: Any) -> None:
 def test_wrong_calls(server: Any) -> None:
     async def main() -> None:
         async with Client(server.url, "add") as client:
-            with pytest.raises(PyTritonClientInferenceServerError, match=r"coupled. Use ModelClient instead\."):
+            with pytest.raises(PyTritonClientInferenceServerError, match=r"coupled\. Use AsyncioModelClient instead\."):
                 await first_of(client.infer_sample([1.0]))
         async with Client(server.url, "count") as client:
             with pytest.raises(PyTritonClientValueError, match="Provide input data"):
@@ -283,7 +283,7 @@ def test_from_existing_client(server: Any) -> None:
             async with Client.from_existing_client(first) as second:
                 assert await numbers(second.infer_sample([1])) == [0]
                 coupled = AsyncioModelClient.from_existing_client(second)
-                with pytest.raises(PyTritonClientInferenceServerError, match="Use DecoupledModelClient instead"):
+                with pytest.raises(PyTritonClientInferenceServerError, match="Use AsyncioDecoupledModelClient instead"):
                     await coupled.infer_sample(np.array([1]))
                 await coupled.close()
         assert server.asked["model-config"] == 1

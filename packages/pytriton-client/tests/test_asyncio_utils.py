@@ -70,7 +70,10 @@ def test_missing_model(server: Any) -> None:
                 asyncio_wait_for_model_status_loaded(client, "nowhere", 0.05, timeout_s=0.2),
                 asyncio_get_model_config(client, "nowhere", timeout_s=0.2),
             ):
-                with pytest.raises(PyTritonClientModelUnavailableError, match=r"nowhere/<latest> .* Waited 0\.2 s"):
+                with pytest.raises(
+                    PyTritonClientModelUnavailableError,
+                    match=r"nowhere/<latest> .* for model nowhere to be ready: 0\.2 s",
+                ):
                     await wait
             server.is_ready = False
             with pytest.raises(PyTritonClientTimeoutError, match="server to be ready"):

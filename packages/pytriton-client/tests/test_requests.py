@@ -71,9 +71,9 @@ def test_parameters_are_divided() -> None:
     ("parameters", "text"),
     [
         ([1], "Parameters and headers must be a dictionary"),
-        ({1: 1}, "Parameter key must be a string"),
-        ({"a": None}, "Parameter value must be a string, integer, float or boolean"),
-        ({"a": [1]}, "Parameter value must be a string, integer, float or boolean"),
+        ({1: 1}, "Parameter/header key must be a string"),
+        ({"a": None}, "Parameter/header value must be a string, integer or boolean, or a float"),
+        ({"a": [1]}, "Parameter/header value must be a string, integer or boolean, or a float"),
         ({"a": 2**63}, "integer of 64 bits"),
         ({"a": float("inf")}, "finite"),
         ({"triton_x": 1}, "keeps this name for itself"),
@@ -92,8 +92,8 @@ def test_parameters_that_cannot_be_sent(parameters: Any, text: str) -> None:
     ("headers", "text"),
     [
         ("a: b", "Parameters and headers must be a dictionary"),
-        ({b"a": "b"}, "Header key must be a string"),
-        ({"a": 1.5}, "Header value must be a string, integer or boolean"),
+        ({b"a": "b"}, "Parameter/header key must be a string"),
+        ({"a": 1.5}, "Parameter/header value must be a string, integer or boolean"),
         ({"a": "b\r\nc: d"}, "printable ASCII"),
         ({"a": "ü"}, "printable ASCII"),
         ({"a b": "c"}, "a name of letters"),

@@ -19,7 +19,7 @@ def test_no_token_where_nothing_is_protected() -> None:
 
 def test_unknown_groups_are_refused() -> None:
     with pytest.raises(
-        PyTritonValidationError, match=r"Invalid endpoint names: \['a', 'b'\]\. Valid endpoints are: \['health'"
+        PyTritonValidationError, match=r"Invalid endpoint names: a, b\. Valid endpoints are: health, inference"
     ):
         TritonSecurityConfig(restricted_endpoints=["b", "health", "a"])
 

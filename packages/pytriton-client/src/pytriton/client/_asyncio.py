@@ -47,6 +47,8 @@ class AsyncioModelClient(BaseModelClient):
     """
 
     _library_suffix = ".aio"
+    _coupled_class = "AsyncioModelClient"
+    _decoupled_class = "AsyncioDecoupledModelClient"
 
     def __init__(
         self,

@@ -72,6 +72,9 @@ class BaseModelClient:
     """
 
     _library_suffix = ""
+    # The classes for the models of either kind, for errors.
+    _coupled_class = "ModelClient"
+    _decoupled_class = "DecoupledModelClient"
 
     def __init__(
         self,
@@ -209,8 +212,8 @@ class BaseModelClient:
     def _check_is_coupled(self, spec: ModelSpec) -> None:
         if spec.decoupled:
             raise PyTritonClientInferenceServerError(
-                f"Model config is decoupled. Use DecoupledModelClient instead. Model {self._target.model} may send any "
-                "number of responses to a request, and this client reads exactly one.",
+                f"Model config is decoupled. Use {self._decoupled_class} instead. Model {self._target.model} may send "
+                "any number of responses to a request, and this client reads exactly one.",
                 url=self._target.url,
                 model_name=self._target.model_name,
                 model_version=self._target.model_version,
@@ -219,8 +222,8 @@ class BaseModelClient:
     def _check_is_decoupled(self, spec: ModelSpec) -> None:
         if not spec.decoupled:
             raise PyTritonClientInferenceServerError(
-                f"Model config is coupled. Use ModelClient instead. Model {self._target.model} sends exactly one "
-                "response to a request, and this client reads streams of them.",
+                f"Model config is coupled. Use {self._coupled_class} instead. Model {self._target.model} sends exactly "
+                "one response to a request, and this client reads streams of them.",
                 url=self._target.url,
                 model_name=self._target.model_name,
                 model_version=self._target.model_version,

@@ -312,4 +312,4 @@ class _Holder:
 def _check_size(size: int | None, name: str) -> None:
     # ValueError and no error of ours, as PyTriton raises it.
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size <= 0):
-        raise ValueError(f"Expected {name} to be a whole number above zero, or None; received {size!r}.")
+        raise ValueError(f"{name} must be greater than 0: expected a whole number or None, received {size!r}.")

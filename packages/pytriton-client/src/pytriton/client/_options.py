@@ -161,7 +161,7 @@ def check_headers(headers: object) -> dict[str, str]:
 
 def _check_value(name: str, value: object) -> None:
     if not isinstance(value, (str, int, float)):
-        _refuse_value("Parameter", name, "a string, integer, float or boolean", value)
+        _refuse_value("Parameter", name, "a string, integer or boolean, or a float", value)
     if isinstance(value, int) and not -(2**63) <= value < 2**63:
         _refuse_value("Parameter", name, "an integer of 64 bits", value)
     if isinstance(value, float) and not math.isfinite(value):
@@ -179,7 +179,10 @@ def _check_names(mapping: object, kind: str) -> Mapping[str, Any]:
         )
     for name in mapping:
         if not isinstance(name, str):
-            raise PyTritonClientValueError(f"{kind} key must be a string: received {type(name).__name__} {name!r}.")
+            raise PyTritonClientValueError(
+                f"Parameter/header key must be a string: received {type(name).__name__} {name!r} as one of a "
+                f"{kind.lower()}."
+            )
         if not _is_unicode(name):
             _refuse_value(kind, name, "text that UTF-8 can encode under a key that it can encode too", mapping[name])
     return mapping
@@ -207,7 +210,8 @@ def _is_unicode(text: str) -> bool:
 
 def _refuse_value(kind: str, name: str, expected: str, value: object) -> NoReturn:
     raise PyTritonClientValueError(
-        f"{kind} value must be {expected}: received {type(value).__name__} {value!r} for {name!r}.",
+        f"Parameter/header value must be {expected}: received {type(value).__name__} {value!r} for the {kind.lower()} "
+        f"{name!r}.",
         input_name=name,
         expected=expected,
         received=repr(value),

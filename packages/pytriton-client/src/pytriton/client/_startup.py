@@ -162,7 +162,9 @@ def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, An
         if deadline.is_over:
             break
     raise PyTritonClientModelNotReadyError(
-        f"Waiting for model {target.model} to be ready timed out. Waited {deadline.timeout_s:g} s at {target.url}; "
+        # In PyTriton one of these is the text of one client, the other of another one, and scripts look for them.
+        f"Waiting for model {target.model} to be ready timed out. Timeout while waiting for model "
+        f"{target.model_name} to be ready: {deadline.timeout_s:g} s at {target.url}; "
         + {
             "server": f"the server is missing: {_why_no_answer(reason)}",
             "model": "the server answers, but the model is missing or not ready: check its name and the server's log.",

@@ -82,7 +82,7 @@ class Operation:
 def timeout_error(operation: Operation) -> PyTritonClientTimeoutError:
     """The answer was not there in time."""
     return PyTritonClientTimeoutError(
-        f"Timeout occurred during {operation.doing}. Waited up to {operation.timeout_s:.3g} s for {operation.url}; the "
+        f"Timeout occurred during {operation.doing}. Timeout: {operation.timeout_s:.3g} s at {operation.url}; the "
         "server may be stopped or busy. If the request is just slow, raise inference_timeout_s or init_timeout_s.",
         url=operation.url,
         model_name=operation.model_name,
@@ -117,7 +117,7 @@ def is_hopeless(error: PyTritonClientConnectionError) -> bool:
 def closed_error(model_name: str | None, url: str) -> PyTritonClientClosedError:
     """The client has been closed."""
     return PyTritonClientClosedError(
-        f"The client for the model {model_name!r} at {url} is closed. Make a new one.", url=url, model_name=model_name
+        f"ModelClient is closed: make a new one for the model {model_name!r} at {url}.", url=url, model_name=model_name
     )
 
 

@@ -184,8 +184,8 @@ async def _wait_for_model(
 
 def _not_ready(model_name: str, version: str, deadline: Deadline) -> PyTritonClientModelNotReadyError:
     return PyTritonClientModelNotReadyError(
-        f"Waiting for model {model_name}/{version or LATEST_MODEL_VERSION} to be ready timed out. Waited "
-        f"{deadline.timeout_s:g} s.",
+        f"Waiting for model {model_name}/{version or LATEST_MODEL_VERSION} to be ready timed out. Timeout "
+        f"while waiting for model {model_name} to be ready: {deadline.timeout_s:g} s.",
         model_name=model_name,
         model_version=version or None,
         timeout_s=deadline.timeout_s,

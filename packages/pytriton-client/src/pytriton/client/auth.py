@@ -25,11 +25,11 @@ def create_auth_headers(access_token: str, protocol: str) -> dict[str, str]:
     """
     if not access_token:
         raise ValueError(
-            "Expected a non-empty access token; received none. Leave access_token out where none is needed."
+            f"access_token cannot be None or empty; received {access_token!r}. Leave it out where none is needed."
         )
     name = _HEADER_OF_PROTOCOL.get(str(protocol).lower())
     if name is None:
-        raise ValueError(f"Expected the protocol 'http' or 'grpc'; received {protocol!r}.")
+        raise ValueError(f"Invalid protocol {protocol!r}. Must be 'http' or 'grpc'.")
     return {name: access_token}
 
 
@@ -46,5 +46,7 @@ def extract_access_token_from_headers(headers: Mapping[str, str] | None) -> str 
     tokens = {lower[name] for name in _HEADER_OF_PROTOCOL.values() if lower.get(name)}
     if len(tokens) > 1:
         names = " and ".join(repr(name) for name in _HEADER_OF_PROTOCOL.values())
-        raise ValueError(f"Conflicting authentication headers: {names} hold different tokens. Send one of them.")
+        raise ValueError(
+            f"Conflicting authentication headers found: {names} contain different tokens. Send one of them."
+        )
     return tokens.pop() if tokens else None

@@ -64,7 +64,8 @@ class TritonSecurityConfig:
         unknown = sorted(set(self.restricted_endpoints) - VALID_TRITON_ENDPOINTS)
         if unknown:
             raise PyTritonValidationError(
-                f"Invalid endpoint names: {unknown}. Valid endpoints are: {sorted(VALID_TRITON_ENDPOINTS)}.",
+                f"Invalid endpoint names: {', '.join(unknown)}. Valid endpoints are: "
+                f"{', '.join(sorted(VALID_TRITON_ENDPOINTS))}.",
                 expected=sorted(VALID_TRITON_ENDPOINTS),
                 received=unknown,
             )
