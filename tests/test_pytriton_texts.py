@@ -100,7 +100,7 @@ def check(call: Callable[[], object], kind: type[Exception], text: str) -> None:
     ("call", "kind", "text"),
     [
         (
-            lambda: TritonConfig(1),  # type: ignore[call-arg] # which is the point
+            lambda: TritonConfig(1),  # type: ignore[arg-type, call-arg] # which is the point
             TypeError,
             "TritonConfig initialization can't be used with positional arguments",
         ),

@@ -22,7 +22,7 @@ def test_header_of_each_protocol(protocol: str, name: str) -> None:
 
 @pytest.mark.parametrize(("token", "protocol"), [("", "http"), (None, "http"), ("secret", "ftp"), ("secret", None)])
 def test_refused(token: str, protocol: str) -> None:
-    with pytest.raises(ValueError, match="cannot be None or empty|Invalid protocol") as caught:
+    with pytest.raises(ValueError, match=r"cannot be None or empty|Invalid protocol") as caught:
         create_auth_headers(token, protocol)
     assert "secret" not in str(caught.value)
 
