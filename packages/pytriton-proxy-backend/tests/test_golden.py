@@ -199,7 +199,7 @@ def test_response_record_of_numbers() -> None:
     for _ in range(2):
         assert written(*writer.write(7, [Answer(i, piece) for i, piece in enumerate(pieces)], blocks)) == expected
         # The short way for what looks as it did before; the second time from what was laid out then.
-        plain = writer.write_plain(7, pieces, ("y", "n"), lambda array, name: True, blocks, blocks)
+        plain = writer.write_plain(7, pieces, ("y", "n"), lambda results, names: True, blocks, blocks)
         assert plain is not None
         assert written(*plain) == expected
 

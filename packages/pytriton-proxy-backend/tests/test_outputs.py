@@ -13,7 +13,7 @@ from pytriton.proxy_backend._outputs import OutputChecker
 F4 = np.dtype("float32")
 
 
-def checker(*, strict: bool = False, batching: bool = True) -> OutputChecker:
+def checker(*, strict: bool = False, batching: bool = True, decoupled: bool = False) -> OutputChecker:
     return OutputChecker(
         ModelSpec(
             name="m",
@@ -26,6 +26,7 @@ def checker(*, strict: bool = False, batching: bool = True) -> OutputChecker:
             batching=batching,
             max_batch_size=8,
             strict=strict,
+            decoupled=decoupled,
         )
     )
 
@@ -172,6 +173,92 @@ def test_response_parameters() -> None:
             checker().one(Response({"y": Y}, {"bad": bad}), 0, None)
     with pytest.raises(OutputError, match="response parameter 7"):
         checker().one(Response({"y": Y}, {7: "x"}), 0, None)  # type: ignore[dict-item]
+
+
+# ---- what is sent, and is likely not what was meant ------------------------------------------------------------------
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    caplog.clear()
+    return found
+
+
+@pytest.mark.parametrize(
+    ("given", "requested", "expected", "received"),
+    [
+        ({"Y": Y, "LABEL": LABEL}, None, "y, label", "Y, LABEL"),
+        ({}, ["y", "label"], "y, label", "none"),
+        ({"y": Y}, ["label"], "label", "y"),
+        (Response({}, {"score": 1}), None, "y, label", "none"),
+    ],
+)
+def test_none_of_the_wanted_outputs_is_an_error(given: Any, requested: Any, expected: str, received: str) -> None:
+    with pytest.raises(OutputError, match="none of the outputs that are asked for") as caught:
+        checker().one(given, 0, requested)
+    assert (caught.value.expected, caught.value.received) == (expected, received)
+
+
+def test_one_missing_output_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    made = checker()
+    for _ in range(3):
+        assert made.one({"y": Y}, 0, None)[0].keys() == {"y"}
+    [text] = warnings(caplog)
+    assert text.startswith("model 'm': the callable left out what its callers ask for (label), ")
+    assert "expected y, label, got y. This is said once" in text
+    made.one({"y": Y}, 0, ["y"])
+    assert not warnings(caplog)
+
+
+def test_superfluous_outputs_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    made = checker()
+    extra = {"y": Y, "label": LABEL, "z": Y, "a": Y}
+    for _ in range(3):
+        assert made.one(extra, 0, None)[0].keys() == {"y", "label"}
+    [text] = warnings(caplog)
+    assert text.startswith("model 'm': the callable returned outputs that the model has not (z, a), which are dropped")
+    assert "expected y, label, got y, label, z, a." in text
+
+
+def test_another_shape_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    made = checker()
+    for _ in range(3):
+        assert made.one({"y": np.zeros((1, 3), F4), "label": LABEL}, 0, None)[0]["y"].shape == (1, 3)
+    [text] = warnings(caplog)
+    assert text.startswith("model 'm': output 'y' has not the declared shape, and is sent as it is: ")
+    assert "expected shape (batch, 2), got shape (1, 3)." in text
+
+
+def test_each_kind_is_told_of_and_the_workers_of_a_model_tell_once(caplog: pytest.LogCaptureFixture) -> None:
+    first = checker()
+    second = OutputChecker(first._model)
+    for made in (first, second):
+        made.one({"y": np.zeros((1, 3), F4), "z": Y}, 0, None)
+    assert len(warnings(caplog)) == 3
+    # Another model, or the same bound anew, is another matter.
+    checker().one({"y": np.zeros((1, 3), F4), "z": Y}, 0, None)
+    assert len(warnings(caplog)) == 3
+
+
+def test_a_response_of_a_stream_may_leave_out_what_comes_later(caplog: pytest.LogCaptureFixture) -> None:
+    made = checker(decoupled=True)
+    assert made.one({"y": Y}, 0, None)[0].keys() == {"y"}
+    assert made.one({"y": Y}, 0, ["label"])[0] == {}
+    assert made.one(Response({}, {"progress": 0.5}), 0, None) == ({}, {"progress": 0.5})
+    assert not warnings(caplog)
+    with pytest.raises(OutputError, match="none of the outputs"):
+        made.one({"Y": Y}, 0, None)
+    made.one({"y": np.zeros((1, 3), F4), "z": Y}, 0, None)
+    assert len(warnings(caplog)) == 2
+
+
+def test_where_it_is_strict_there_are_errors_and_no_warnings(caplog: pytest.LogCaptureFixture) -> None:
+    made = checker(strict=True)
+    for result in ({"y": Y}, {"y": Y, "label": LABEL, "z": Y}, {"y": np.zeros((1, 3), F4), "label": LABEL}):
+        with pytest.raises(OutputError):
+            made.one(result, 0, None)
+    assert not made.fits(np.zeros((1, 3), F4), "y")
+    assert not warnings(caplog)
 
 
 # ---- what needs no further look ------------------------------------------------------------------------------------

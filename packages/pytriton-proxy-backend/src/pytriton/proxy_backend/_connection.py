@@ -10,7 +10,7 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -292,9 +292,9 @@ class Connection:
     def write_plain(
         self,
         number: int,
-        results: Sequence[Mapping[str, Array]],
+        results: Sequence[dict[str, Array]],
         names: tuple[str, ...],
-        fits: Callable[[Array, str], bool],
+        fits: Callable[[Sequence[dict[str, Array]], tuple[str, ...]], bool],
     ) -> Written | None:
         """Writes the last answers to a batch in one go, see `ResponseWriter.write_plain`; `send` sends them.
 

@@ -315,7 +315,7 @@ class Execution:
             return False
         if service.model.strict and not service.checker.has_exactly(result, names):
             return False
-        written = service.answers.write_plain(self._number, result, names, service.checker.fits)
+        written = service.answers.write_plain(self._number, result, names, service.checker.fit_each)
         if written is None:
             return False
         # Nothing may refer to the inputs any more when the answer is sent.

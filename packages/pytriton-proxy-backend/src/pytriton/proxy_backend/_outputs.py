@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from ..proxy.types import ParameterValue, Request, Response
-from ._texts import shown
+from ._texts import shortened, shown
 from .errors import OutputError
 from .model import ModelSpec, TensorSpec
 
 Array = np.ndarray[Any, Any]
 Outputs = dict[str, Array]
+
+logger = logging.getLogger(__name__)
+
+# By the identity of a model: what was warned of. The workers of a model in one process share it.
+_TOLD: dict[int, set[str]] = {}
 
 
 def _fits(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
@@ -31,17 +38,28 @@ def _is_text(value: str) -> bool:
     return True
 
 
+def _listed(names: Iterable[object]) -> str:
+    return shortened(", ".join(map(str, names))) or "none"
+
+
 class OutputChecker:
     """Checks what the callable of one model returns.
 
     Without `strict`, an array is cast to its declared dtype where that is possible, outputs that are not declared are
-    dropped and shapes are taken as they come. With `strict`, names, dtypes and shapes must be those of the model.
+    dropped, those that are missing are left out and shapes are taken as they come; each of the three is warned of
+    once. With `strict`, names, dtypes and shapes must be those of the model. An answer without any of the outputs that
+    are wanted is an error in any case, unless it is one of a stream, which may leave out what comes later.
     """
 
     def __init__(self, model: ModelSpec) -> None:
         self._model = model
         self._specs = {spec.name: spec for spec in model.outputs}
         self._names = [spec.name for spec in model.outputs]
+        told = _TOLD.get(id(model))
+        if told is None:
+            told = _TOLD[id(model)] = set()
+            weakref.finalize(model, _TOLD.pop, id(model), None)
+        self._told = told
 
     def results(self, results: object, count: int) -> Sequence[object]:
         """Checks the whole result of a callable: one element per request.
@@ -74,14 +92,26 @@ class OutputChecker:
         """Whether numeric arrays over the whole batch can be sent as they are."""
         if self._model.strict and not (len(names) == len(self._names) == len(outputs)):
             return False
+        if len(outputs) != len(names):
+            self._tell_superfluous(outputs)
         return all(self.fits(outputs[name], name) for name in names)
+
+    def fit_each(self, results: Sequence[Outputs], names: tuple[str, ...]) -> bool:
+        """Whether the numeric arrays of each request can be sent as they are."""
+        for result in results:
+            if len(result) != len(names):
+                self._tell_superfluous(result)
+        return all(self.fits(result[name], name) for name in names for result in results)
 
     def fits(self, array: Array, name: str) -> bool:
         """Whether a numeric array can be sent for an output as it is."""
         spec = self._specs[name]
         if array.dtype != spec.dtype or not array.dtype.isnative or spec.dtype.kind == "O":
             return False
-        return not self._model.strict or _fits(spec.shape, array.shape[1:] if self._model.batching else array.shape)
+        if self._has_shape(array, spec):
+            return True
+        self._tell_shape(array, spec)
+        return not self._model.strict
 
     def one(
         self, result: object, index: int, requested: Sequence[str] | None
@@ -150,23 +180,21 @@ class OutputChecker:
                     f"shape (batch, {', '.join(map(str, spec.shape))})",
                     "shape ()",
                 )
-            if self._model.strict:
-                self._check_shape(value, spec, index)
+            if not self._has_shape(value, spec):
+                if self._model.strict:
+                    raise self._error("the shape is not the declared one", name, index, *self._shapes(value, spec))
+                self._tell_shape(value, spec)
             outputs[name] = value
         return outputs, parameters
 
     def _check_names(self, values: Mapping[str, object], index: int, requested: Sequence[str] | None) -> None:
         unknown = [name for name in values if name not in self._specs]
-        if not self._model.strict:
-            for name in unknown:
-                if not isinstance(name, str):
-                    raise self._error(
-                        "the name of an output must be a string", index=index, expected="str", received=shown(name)
-                    )
-            return
         # A callable may leave out what its caller does not want.
-        missing = [name for name in self._names if name not in values and (requested is None or name in requested)]
-        if unknown or missing:
+        wanted = self._names if requested is None else [name for name in self._names if name in requested]
+        missing = [name for name in wanted if name not in values]
+        if not unknown and not missing:
+            return
+        if self._model.strict:
             raise self._error(
                 "the outputs must be the declared ones"
                 + (f"; not declared: {', '.join(map(str, unknown))}" if unknown else "")
@@ -175,6 +203,64 @@ class OutputChecker:
                 expected=", ".join(self._names),
                 received=", ".join(map(str, values)),
             )
+        for name in unknown:
+            if not isinstance(name, str):
+                raise self._error(
+                    "the name of an output must be a string", index=index, expected="str", received=shown(name)
+                )
+        if self._model.decoupled:
+            # A response of a stream may leave out what comes later, also everything: then it has no other names either.
+            missing = []
+            has_none = len(unknown) == len(values) > 0
+        else:
+            has_none = missing == wanted != []
+        if has_none:
+            raise self._error(
+                "the callable returned none of the outputs that are asked for",
+                index=index,
+                expected=", ".join(wanted),
+                received=_listed(values),
+            )
+        if unknown:
+            self._tell_superfluous(values)
+        if missing:
+            self._tell(
+                "missing",
+                f"the callable left out what its callers ask for ({', '.join(missing)}), who get a response without it",
+                ", ".join(wanted),
+                _listed(values),
+            )
+
+    def _tell_superfluous(self, values: Iterable[str]) -> None:
+        unknown = [name for name in values if name not in self._specs]
+        if unknown:
+            self._tell(
+                "superfluous",
+                f"the callable returned outputs that the model has not ({_listed(unknown)}), which are dropped",
+                ", ".join(self._names),
+                _listed(values),
+            )
+
+    def _tell_shape(self, value: Array, spec: TensorSpec) -> None:
+        if "shape" not in self._told:
+            self._tell(
+                "shape",
+                f"output '{spec.name}' has not the declared shape, and is sent as it is",
+                *self._shapes(value, spec),
+            )
+
+    def _tell(self, kind: str, what: str, expected: str, received: str) -> None:
+        """Warns of something that goes on all the same, once for each kind."""
+        if self._model.strict or kind in self._told:
+            return
+        self._told.add(kind)
+        logger.warning(
+            "model '%s': %s: expected %s, got %s. This is said once; with strict=True it is an error.",
+            self._model.name,
+            what,
+            expected,
+            received,
+        )
 
     def _convert(self, value: object, spec: TensorSpec, index: int) -> Array:
         if not isinstance(value, (np.ndarray, np.generic)):
@@ -224,13 +310,13 @@ class OutputChecker:
             if isinstance(element, str) and not _is_text(element):
                 raise self._error(f"element {place} has no form in UTF-8", name, index, "text", shown(element))
 
-    def _check_shape(self, value: Array, spec: TensorSpec, index: int) -> None:
-        if _fits(spec.shape, value.shape[1:] if self._model.batching else value.shape):
-            return
+    def _has_shape(self, value: Array, spec: TensorSpec) -> bool:
+        return _fits(spec.shape, value.shape[1:] if self._model.batching else value.shape)
+
+    def _shapes(self, value: Array, spec: TensorSpec) -> tuple[str, str]:
+        """The declared shape and the one that came, for people."""
         wanted = ", ".join(["batch"] * self._model.batching + [str(dim) for dim in spec.shape])
-        raise self._error(
-            "the shape is not the declared one", spec.name, index, f"shape ({wanted})", f"shape {value.shape}"
-        )
+        return f"shape ({wanted})", f"shape {value.shape}"
 
     def _parameters(self, parameters: Mapping[str, object], index: int) -> Mapping[str, ParameterValue]:
         if any(isinstance(value, np.generic) for value in parameters.values()):

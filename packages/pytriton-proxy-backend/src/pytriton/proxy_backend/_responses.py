@@ -173,9 +173,9 @@ class ResponseWriter:
     def write_plain(
         self,
         number: int,
-        results: Sequence[Mapping[str, Array]],
+        results: Sequence[dict[str, Array]],
         names: tuple[str, ...],
-        fits: Callable[[Array, str], bool],
+        fits: Callable[[Sequence[dict[str, Array]], tuple[str, ...]], bool],
         allocate: Callable[[int], OwnedBlock | None],
         make_room: Callable[[int], OwnedBlock | None],
     ) -> Written | None:
@@ -188,7 +188,7 @@ class ResponseWriter:
             number: The batch that is answered.
             results: The outputs of each request.
             names: The outputs that are wanted.
-            fits: Whether an array is what the model declares for an output; asked once for arrays that look alike.
+            fits: Whether the arrays are what the model declares; asked once for results that look alike.
             allocate: Gives a block of so many bytes of the arena, or `None`.
             make_room: Gives it where `allocate` could not, or raises; or `None`, where nothing is to be written.
 
@@ -203,6 +203,9 @@ class ResponseWriter:
                 if array.__class__ is not np.ndarray:
                     return None
                 look.append((array.dtype, array.shape))
+        if not names:
+            return None
+        look.extend(map(len, results))
         key = tuple(look)
         form = self._forms.get(key)
         if form is None:
@@ -291,7 +294,7 @@ def write_whole(
         batch: The batch that is answered.
         outputs: Its outputs, each of shape `(rows of all requests, *tensor.shape)`.
         names: The outputs that are wanted.
-        fits: Whether the arrays are what the model declares; asked once for arrays that look alike.
+        fits: Whether the arrays are what the model declares; asked once for outputs that look alike.
         allocate: Gives a block of so many bytes of the arena, or `None`.
         make_room: Gives it where `allocate` could not, or raises; or `None`, where nothing is to be written.
 
@@ -299,7 +302,7 @@ def write_whole(
         The block, the length of the record in it, and the bytes of its payloads; `None` where the outputs have to be
         looked at one by one.
     """
-    look: list[object] = [names]
+    look: list[object] = [names, len(outputs)]
     arrays: list[Array] = []
     for name in names:
         array = outputs.get(name)
@@ -347,9 +350,11 @@ def _placed(tensors: Sequence[Tensor], offsets: Sequence[int]) -> list[_Place]:
 
 
 def _form(
-    names: Sequence[str], results: Sequence[Mapping[str, Array]], fits: Callable[[Array, str], bool]
+    names: tuple[str, ...],
+    results: Sequence[dict[str, Array]],
+    fits: Callable[[Sequence[dict[str, Array]], tuple[str, ...]], bool],
 ) -> _Form | None:
-    if not all(fits(result[name], name) for name in names for result in results):
+    if not fits(results, names):
         return None
     joined = join(names, results)
     if joined is None or any(tensor.strings is not None for tensor in joined[0]):

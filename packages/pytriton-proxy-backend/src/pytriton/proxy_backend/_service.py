@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from . import _layout as layout
@@ -43,9 +43,9 @@ class AnswerWay(Protocol):
     def write_plain(
         self,
         number: int,
-        results: Sequence[Mapping[str, Array]],
+        results: Sequence[dict[str, Array]],
         names: tuple[str, ...],
-        fits: Callable[[Array, str], bool],
+        fits: Callable[[Sequence[dict[str, Array]], tuple[str, ...]], bool],
     ) -> Written | None: ...
 
     def send(self, number: int, written: Written, *, done: bool) -> None: ...

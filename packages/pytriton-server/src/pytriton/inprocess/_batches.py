@@ -297,9 +297,9 @@ class DirectAnswers:
     def write_plain(
         self,
         number: int,
-        results: Sequence[Mapping[str, Array]],
+        results: Sequence[dict[str, Array]],
         names: tuple[str, ...],
-        fits: Callable[[Array, str], bool],
+        fits: Callable[[Sequence[dict[str, Array]], tuple[str, ...]], bool],
     ) -> Written | None:
         return self._writer.write_plain(number, results, names, fits, self._allocate_little, _none)
 
