@@ -14,7 +14,7 @@ from .zmq_keys import check_keys_given
 # The copy has a name of its own: another version of this distribution may be installed in the server's Python.
 _PACKAGE = "pytriton_python_proxy"
 _MODULES = (
-    "_arena", "_dtypes", "_greetings", "_layout", "_strings", "_zmq", "_zmq_memory", "description",
+    "_arena", "_dtypes", "_forks", "_greetings", "_layout", "_strings", "_zmq", "_zmq_memory", "description",
     "errors", "model", "zmq_keys",
     "python_proxy/__init__", "python_proxy/_dlpack", "python_proxy/_endpoint", "python_proxy/_model",
     "python_proxy/_records", "python_proxy/_settings", "python_proxy/_workers",
