@@ -260,7 +260,7 @@ def test_wrong_calls(server: Any) -> None:
                 await first_of(client.infer_sample([1.0]))
         async with Client(server.url, "count") as client:
             with pytest.raises(PyTritonClientValueError, match="Provide input data"):
-                client.infer_sample()
+                await first_of(client.infer_sample())
             with pytest.raises(PyTritonClientValueError, match="must be a dictionary"):
                 client.infer_sample([1], parameters=7)  # type: ignore[arg-type] # what is tested
             with pytest.raises(PyTritonClientValueError, match="expected the input 'n'"):

@@ -55,9 +55,22 @@ def test_batch_without_batch_axis() -> None:
 
 def test_nothing_or_two_conventions() -> None:
     with pytest.raises(PyTritonClientValueError, match="Provide input data"):
-        check_call((), {}, None, None)
+        build()
     with pytest.raises(PyTritonClientValueError, match="Use either positional either keyword method arguments"):
         check_call((1,), {"a": 1}, None, None)
+
+
+def test_a_model_without_inputs_is_asked_without_any() -> None:
+    spec = ModelSpec("clock", max_batch_size=4, batching=True)
+    for is_batch in (False, True):
+        call = check_call((), {}, None, None)
+        request = build_request(spec, call, model_name="clock", model_version=None, request_id="1", is_batch=is_batch)
+        assert request.inputs == ()
+    with pytest.raises(PyTritonClientValueError, match="expected no inputs; received 1 by position"):
+        build_request(
+            spec, check_call((1,), {}, None, None), model_name="clock", model_version=None, request_id="1",
+            is_batch=False,
+        )  # fmt: skip
 
 
 def test_parameters_are_divided() -> None:

@@ -30,7 +30,7 @@ PUBLIC = {
         "sample",
         "triton_context",
     },
-    "pytriton.decorators.serving": {"set_served_model"},
+    "pytriton.decorators.serving": {"check_callable", "set_served_model"},
     "pytriton.decorators.testing": {"Harness", "HarnessRequest", "Result", "make_request"},
     "pytriton.exceptions": {
         "PyTritonBadParameterError",

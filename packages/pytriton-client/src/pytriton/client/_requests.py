@@ -116,8 +116,7 @@ def check_call(
         options: What goes with every call through this view of the client; the call itself has the last word.
 
     Raises:
-        PyTritonClientValueError: No inputs, inputs by position and by name, or parameters or headers that cannot be
-            sent.
+        PyTritonClientValueError: Inputs by position and by name, or parameters or headers that cannot be sent.
     """
     if hasattr(parameters, "__array__"):
         named, parameters = {**named, "parameters": parameters}, None
@@ -128,8 +127,6 @@ def check_call(
             "Use either positional either keyword method arguments convention: expected all inputs by position or all "
             f"by name, received {len(args)} by position and {', '.join(map(repr, named))} by name."
         )
-    if not args and not named:
-        raise PyTritonClientValueError("Provide input data: expected at least one input, received none.")
     custom, special = check_parameters(parameters)
     sent_headers = check_headers(headers)
     if options is not NO_OPTIONS:
@@ -153,13 +150,21 @@ def build_request(
 
     Raises:
         PyTritonClientModelDoesntSupportBatchingError: A batch for a model that takes one sample at a time.
-        PyTritonClientValueError: The inputs are not those of the model, or differ in their batch size.
+        PyTritonClientValueError: There are no inputs and the model has some, they are not those of the model, or they
+            differ in their batch size.
     """
     if is_batch and not spec.batching:
         raise PyTritonClientModelDoesntSupportBatchingError(
             f"Model {spec.model_name} doesn't support batching - use infer_sample method instead.",
             model_name=spec.model_name,
             model_version=model_version,
+        )
+    if not call.inputs and spec.inputs:
+        # Of a model without inputs this is the only way to ask it.
+        raise PyTritonClientValueError(
+            f"Provide input data: model {spec.model_name} expected at least one of its inputs "
+            f"{', '.join(repr(tensor.name) for tensor in spec.inputs)}, received none.",
+            model_name=spec.model_name,
         )
     inputs = [(tensor, to_wire_array(value, tensor)) for tensor, value in _pair(spec, call.inputs)]
     if is_batch:
@@ -215,8 +220,9 @@ def _pair(spec: ModelSpec, inputs: Sequence[object] | Mapping[str, object]) -> l
 
 
 def _refuse_inputs(spec: ModelSpec, received: str) -> NoReturn:
-    names = (repr(tensor.name) + (" (optional)" if tensor.optional else "") for tensor in spec.inputs)
-    expected = f"{len(spec.inputs)} inputs {', '.join(names)}" if len(spec.inputs) != 1 else f"the input {next(names)}"
+    names = ", ".join(repr(tensor.name) + (" (optional)" if tensor.optional else "") for tensor in spec.inputs)
+    count = {0: "no inputs", 1: "the input"}.get(len(spec.inputs), f"{len(spec.inputs)} inputs")
+    expected = f"{count} {names}".rstrip()
     raise PyTritonClientValueError(
         f"Model {spec.model_name}: expected {expected}; received {received}.",
         model_name=spec.model_name,

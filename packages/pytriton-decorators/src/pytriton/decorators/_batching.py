@@ -164,8 +164,8 @@ def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dic
     return leading, {**kwargs, **inputs} if kwargs else inputs, Scope(requests, [1]), finish
 
 
-_batch = decorator(_plan_batch, name="batch", again=batch, outward=takes_requests, whole=_batch_whole)
-_sample = decorator(_plan_sample, name="sample", again=sample, outward=takes_requests)
+_batch = decorator(_plan_batch, name="batch", again=batch, outward=takes_requests, whole=_batch_whole, opens=True)
+_sample = decorator(_plan_sample, name="sample", again=sample, outward=takes_requests, opens=True)
 
 
 def _gather(arrays: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:

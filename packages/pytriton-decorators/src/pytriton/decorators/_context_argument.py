@@ -76,5 +76,10 @@ def _without_context(inner: inspect.Signature) -> inspect.Signature:
 
 
 _with_context = decorator(
-    _plan_context, name="triton_context", again=triton_context, outward=_without_context, relay=_relay_context
+    _plan_context,
+    name="triton_context",
+    again=triton_context,
+    outward=_without_context,
+    relay=_relay_context,
+    adds=(_ARGUMENT,),
 )

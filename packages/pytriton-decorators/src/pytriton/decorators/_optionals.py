@@ -100,7 +100,8 @@ def fill_optionals(**defaults: np.ndarray[Any, Any]) -> Callable[[CallableT], Ca
         filled = {**inputs, **{name: _repeated(values[name], rows) for name in missing}}
         return below(filled, sizes, lambda: _fill_requests(requests(), values, batching=True))
 
-    return decorator(prepare, name="fill_optionals", again=made_again(fill_optionals, **defaults), relay=relay)
+    again = made_again(fill_optionals, **defaults)
+    return decorator(prepare, name="fill_optionals", again=again, relay=relay, fills=tuple(defaults))
 
 
 class _Filler:

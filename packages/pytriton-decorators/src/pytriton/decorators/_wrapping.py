@@ -15,6 +15,7 @@ import importlib
 import inspect
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import wrapt  # type: ignore[import-untyped, unused-ignore]
@@ -22,7 +23,17 @@ import wrapt  # type: ignore[import-untyped, unused-ignore]
 from pytriton.decorators._calls import Prepare, carry_out, carry_out_awaiting
 from pytriton.exceptions import PyTritonBadParameterError
 
-__all__ = ["WholeCall", "decorator", "is_decorated", "made_again", "takes_requests", "undecorated"]
+__all__ = [
+    "Handover",
+    "Layer",
+    "WholeCall",
+    "decorator",
+    "is_decorated",
+    "layer_of",
+    "made_again",
+    "takes_requests",
+    "undecorated",
+]
 
 # wrapt 2 put a base below ObjectProxy.
 _PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)
@@ -43,6 +54,36 @@ Relay = Callable[[Callable[..., Any], Any, Any, Mapping[str, Any], list[int], Ca
 `below(inputs, sizes, requests)`."""
 
 
+@dataclass(frozen=True)
+class Handover:
+    """What a decorator hands to the callable below in place of, or beside, what it was called with.
+
+    Attributes:
+        name: Name of the decorator.
+        opens: Whether it was called with requests, and the callable below gets their inputs by name.
+        adds: Names of keyword arguments that the callable below gets besides.
+        fills: Names of inputs that are there afterwards, whatever the caller has sent.
+    """
+
+    name: str
+    opens: bool = False
+    adds: tuple[str, ...] = ()
+    fills: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A decorator on a callable.
+
+    Attributes:
+        handover: What it hands to the callable below.
+        below: That callable, bound to its object where it is a method; `None` where it is not known to which object.
+    """
+
+    handover: Handover
+    below: Any
+
+
 def decorator(
     prepare: Prepare,
     *,
@@ -51,6 +92,9 @@ def decorator(
     outward: Outward | None = None,
     whole: WholeCall | None = None,
     relay: Relay | None = None,
+    opens: bool = False,
+    adds: tuple[str, ...] = (),
+    fills: tuple[str, ...] = (),
 ) -> Callable[[Any], Any]:
     """Makes a decorator.
 
@@ -62,10 +106,14 @@ def decorator(
         whole: Makes calls for whole batches, with nothing made and taken apart for each request. The decorated callable
             offers it as `__pytriton_whole__(inputs, sizes, requests)`, unless it is a coroutine function.
         relay: Hands such calls on, where the callable below offers them.
+        opens: See `Handover`.
+        adds: See `Handover`.
+        fills: See `Handover`.
 
     Returns:
         A function that takes a callable of any kind and returns it decorated.
     """
+    handover = Handover(name, opens, adds, fills)
 
     def invoke(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plan = prepare(wrapped, instance, args, kwargs)
@@ -81,10 +129,12 @@ def decorator(
                 f"@{name} decorates a callable, not {func!r}.", parameter=name, value=func, rule="a callable"
             )
         kind = _Decorated if _code_of_object(func) is None else _DecoratedObject
-        decorated = kind(func, invoke, outward, again=again, whole=whole, relay=relay)
+        decorated = kind(func, invoke, outward, handover=handover, again=again, whole=whole, relay=relay)
         function = func.__func__ if isinstance(func, (classmethod, staticmethod)) else decorated
         return (
-            kind(func, invoke_coroutine, outward, again=again) if inspect.iscoroutinefunction(function) else decorated
+            kind(func, invoke_coroutine, outward, handover=handover, again=again)
+            if inspect.iscoroutinefunction(function)
+            else decorated
         )
 
     return apply
@@ -110,6 +160,18 @@ def takes_requests(inner: inspect.Signature) -> inspect.Signature:
 def is_decorated(func: Any) -> bool:
     """Whether there is a decorator directly on `func`."""
     return isinstance(func, _PROXY)
+
+
+def layer_of(func: Any) -> Layer | None:
+    """The uppermost decorator of ours on a callable; `None` where what is uppermost is none of ours."""
+    if isinstance(func, _Bound):
+        # Model.infer of an ordinary method: the object is still to be given.
+        misses_object = func._self_instance is None and func._self_binding in ("function", "instancemethod")
+        return Layer(func._self_parent._self_handover, None if misses_object else func.__wrapped__)
+    if isinstance(func, _Decorated):
+        is_descriptor = isinstance(func.__wrapped__, (classmethod, staticmethod))
+        return Layer(func._self_handover, None if is_descriptor else func.__wrapped__)
+    return None
 
 
 def undecorated(func: Any) -> Any:
@@ -143,7 +205,14 @@ class _Bound(_BoundFunctionWrapper):  # type: ignore[misc]
     @property
     def __func__(self) -> "_Decorated":
         # inspect asks a bound method for its function, and takes the signature of that less its first parameter.
-        return _Decorated(self.__wrapped__.__func__, self._self_wrapper, self._self_parent._self_outward, leading=True)
+        parent = self._self_parent
+        return _Decorated(
+            self.__wrapped__.__func__,
+            self._self_wrapper,
+            parent._self_outward,
+            handover=parent._self_handover,
+            leading=True,
+        )
 
     def __copy__(self) -> "_Bound":
         return self
@@ -170,12 +239,14 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
         invoke: Callable[..., Any],
         outward: Outward | None,
         *,
+        handover: Handover,
         leading: bool | None = None,
         again: Callable[[Any], Any] | None = None,
         whole: WholeCall | None = None,
         relay: Relay | None = None,
     ) -> None:
         super().__init__(wrapped, invoke)
+        self._self_handover = handover
         self._self_again = again
         self._self_outward = outward
         self._self_whole = whole
@@ -205,7 +276,13 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
     @property
     def __func__(self) -> "_Decorated":
         # For a bound method that was decorated afterwards; anything else has none.
-        return _Decorated(self.__wrapped__.__func__, self._self_wrapper, self._self_outward, leading=True)
+        return _Decorated(
+            self.__wrapped__.__func__,
+            self._self_wrapper,
+            self._self_outward,
+            handover=self._self_handover,
+            leading=True,
+        )
 
     def __copy__(self) -> "_Decorated":
         return self
@@ -220,6 +297,7 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
             below,
             self._self_wrapper,
             self._self_outward,
+            handover=self._self_handover,
             leading=self._self_leading,
             again=self._self_again,
             whole=self._self_whole,

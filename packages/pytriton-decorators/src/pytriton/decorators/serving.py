@@ -8,15 +8,18 @@ context = contextvars.copy_context()
 context.run(set_served_model, infer_func, model_config, triton_context)
 context.run(infer_func, requests)
 ```
+
+Before that, `check_callable` says whether the callable can take what the decorators on it would hand to it.
 """
 
 from collections.abc import Callable
 from typing import Any
 
 from pytriton.decorators._context import SERVED_MODEL, ModelConfigDict, ServedModel, TritonContext
+from pytriton.decorators._signatures import check_callable
 from pytriton.model_config.triton_model_config import TritonModelConfig
 
-__all__ = ["set_served_model"]
+__all__ = ["check_callable", "set_served_model"]
 
 
 def set_served_model(

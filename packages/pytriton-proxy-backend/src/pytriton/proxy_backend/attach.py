@@ -20,7 +20,7 @@ from .description import description_path, read_description
 from .errors import AttachError, DescriptionError, ProxyBackendError, TargetError
 from .loading import load_target
 from .model import SOCKET_SUFFIX, ZMQ_SUFFIX, ModelSpec
-from .process_context import make_context, unrecoverable_errors
+from .process_context import check_callable, make_context, unrecoverable_errors
 from .worker import Worker
 from .zmq_keys import CurveKeys
 
@@ -144,7 +144,7 @@ def serve_endpoint(wanted: Attachment) -> int:
         The exit code: 0 after a signal, 1 when the worker ended by itself; the log says why.
 
     Raises:
-        TargetError: There is no such callable.
+        TargetError: There is no such callable, or it cannot take the inputs of the model.
         AttachError: The worker is not attached in time, or was refused.
         DescriptionError: The description of the model cannot be read.
     """
@@ -206,6 +206,7 @@ class _Attached:
         return 0
 
     def _start(self, endpoint: Path | str, spec: ModelSpec) -> Worker:
+        check_callable(self._infer_func, spec, self._wanted.target)
         worker = Worker(
             self._infer_func,
             spec,

@@ -13,7 +13,7 @@ from typing import Any, overload
 
 from ..proxy.types import Request
 from ._tracers import find_tracer, use_worker_tracer
-from .errors import ProxyBackendError
+from .errors import ProxyBackendError, TargetError
 from .model import ModelSpec, TensorSpec
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,22 @@ def make_context(infer_func: Callable[..., Any], model: ModelSpec, tracer: Any =
     if serving is not None:
         context.run(serving.set_served_model, infer_func, _served_config(model))
     return context
+
+
+def check_callable(infer_func: Callable[..., Any], model: ModelSpec, target: str) -> None:
+    """Checks that a callable can take what the decorators on it would hand to it.
+
+    Raises:
+        TargetError: It cannot.
+    """
+    serving = _optional("pytriton.decorators.serving")
+    if serving is None:
+        # Then there are no decorators on it.
+        return
+    try:
+        serving.check_callable(infer_func, _served_config(model))
+    except importlib.import_module("pytriton.exceptions").PyTritonValidationError as error:
+        raise TargetError(str(error), target=target) from error
 
 
 def _served_config(model: ModelSpec) -> Any:

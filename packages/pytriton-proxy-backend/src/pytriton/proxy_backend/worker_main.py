@@ -25,7 +25,7 @@ from ._forks import call_in_child, let_go_in_child
 from .description import parse_description
 from .errors import ProxyBackendError, TargetError
 from .loading import load_target
-from .process_context import Warmup, make_context, open_tracer, unrecoverable_errors
+from .process_context import Warmup, check_callable, make_context, open_tracer, unrecoverable_errors
 from .process_messages import FORMAT, LineReader, WorkerJob, encode_message, encode_statistics
 from .worker import Worker
 
@@ -85,6 +85,7 @@ class _Child:
             sys.path += [path for path in job.sys_path if path not in sys.path]
             model = parse_description(job.model)
             infer_func = _make_callable(job)
+            check_callable(infer_func, model, job.target)
             tracer, close_tracer = open_tracer(job.trace_config)
             worker = Worker(
                 infer_func,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from pytriton.decorators import TritonContext
-from pytriton.decorators.serving import set_served_model
+from pytriton.decorators.serving import check_callable, set_served_model
 from pytriton.model_config import DeviceKind, DynamicBatcher, ModelConfig, Tensor
 from pytriton.model_config.triton_model_config import ResponseCache, TritonModelConfig
 from pytriton.proxy_backend import (
@@ -62,7 +62,8 @@ class BoundModel:
         tracing: Which tracer the callables get.
 
     Raises:
-        PyTritonValidationError: A name, a version, a tensor or a callable is not acceptable.
+        PyTritonValidationError: A name, a version, a tensor or a callable is not acceptable, or a callable under a
+            decorator has not the parameters for the inputs.
         PyTritonBadParameterError: `config` breaks one of its own rules.
     """
 
@@ -104,6 +105,8 @@ class BoundModel:
             response_cache=ResponseCache(enable=True) if config.response_cache else None,
             model_warmup=self._config.model_warmup,
         )
+        for infer in self._own_callables():
+            check_callable(infer, self.triton_config)
         self._triton_context = triton_context
         self.generation = generation
         self.shared_endpoint: Path | None = None

@@ -130,7 +130,8 @@ class TritonBase(abc.ABC):
                 where this is None.
 
         Raises:
-            PyTritonValidationError: A name, version, tensor or callable is not acceptable.
+            PyTritonValidationError: A name, version, tensor or callable is not acceptable, or a callable under a
+                decorator such as `@batch` has not the parameters for the inputs.
             PyTritonBadParameterError: `config` breaks one of its rules.
             PyTritonInvalidOperationError: There is a model of this name and version already, or another version of it
                 with other tensors or another configuration; or this is a fork of the process that made this object.
