@@ -219,6 +219,20 @@ def test_some_of_the_inputs_are_passed_on(triton: Triton, name: str, given: list
     assert seen == [given, given]
 
 
+def test_of_some_of_the_inputs_there_may_be_some_of_the_outputs(triton: Triton, name: str) -> None:
+    @batch
+    def echo(**inputs: Array) -> dict[str, Array]:
+        return {f"out_{tensor}": value for tensor, value in inputs.items()}
+
+    z, out = Tensor((2,), np.float32, "z"), [Tensor((2,), np.float32, f"out_{tensor}") for tensor in "xz"]
+    triton.bind(name, echo, [*X, z], out, config=configured(), strict=True)
+    # With all of its inputs it is held to them.
+    triton.unbind(name)
+    optional = Tensor((2,), np.float32, "z", optional=True)
+    with pytest.raises(TritonModelLoadError, match="missing: out_z"):
+        triton.bind(name, echo, [*X, optional], out, config=configured(), strict=True)
+
+
 def test_every_callable_of_a_model_is_warmed_up_in_its_own_thread(triton: Triton, name: str) -> None:
     threads: dict[int, list[int]] = {1: [], 2: []}
     both = threading.Barrier(2)

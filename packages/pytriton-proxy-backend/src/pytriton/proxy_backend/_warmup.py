@@ -10,6 +10,7 @@ from ._execution import Execution
 from ._records import Batch
 from ._responses import Answer
 from ._service import Service
+from .model import ModelSpec
 
 WarmupBatches = Sequence[Sequence[Request]]
 
@@ -33,12 +34,13 @@ async def warm_up_async(service: Service, batches: WarmupBatches) -> None:
 class _WarmUpBatch(Batch):
     """Requests that came from no proxy backend: what an execution asks of a batch, for these."""
 
-    __slots__ = ("_made", "_names")
+    __slots__ = ("_made", "_names", "_required")
 
-    def __init__(self, requests: Sequence[Request], names: list[str]) -> None:
+    def __init__(self, requests: Sequence[Request], model: ModelSpec) -> None:
         # Nothing of a record is there: what is not overridden here is not to be asked for.
         self._made = list(requests)
-        self._names = names
+        self._names = [spec.name for spec in model.outputs]
+        self._required = {spec.name for spec in model.inputs if not spec.optional}
         self.number = 0
         self.rows = [1] * len(self._made)
         self.columns = {}
@@ -55,6 +57,9 @@ class _WarmUpBatch(Batch):
         return False
 
     def load_requested_outputs(self, index: int) -> list[str]:
+        if not self._required.issubset(self._made[index]):
+            # Of some of the inputs a callable makes some of the outputs, or others: nobody says which.
+            return []
         requested = self._made[index].requested_output_names
         return self._names if requested is None else requested
 
@@ -65,8 +70,7 @@ class _WarmUp(Execution):
     __slots__ = ()
 
     def __init__(self, service: Service, requests: Sequence[Request]) -> None:
-        names = [spec.name for spec in service.model.outputs]
-        super().__init__(service, _WarmUpBatch(requests, names))
+        super().__init__(service, _WarmUpBatch(requests, service.model))
 
     def _answer_plain(self) -> bool:
         return False
