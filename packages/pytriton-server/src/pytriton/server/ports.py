@@ -25,6 +25,7 @@ __all__ = [
     "Endpoint",
     "ReservedPorts",
     "find_listener",
+    "fixed_places",
     "port_setting_of_bind_failure",
     "process_with_sockets",
     "reserve_ports",
@@ -117,6 +118,11 @@ class ReservedPorts:
         for setting, endpoint in self._endpoints.items():
             yield self._triton_metrics if setting == _METRICS and self._triton_metrics is not None else endpoint
 
+    def has(self, address: str, port: int) -> bool:
+        """Tells whether nobody else can listen at this address and port as long as the server does."""
+        places = [*self, *filter(None, [self.metrics])]
+        return any(each.port == port and _overlap(each.address, address) for each in places)
+
     def hold_again(self) -> None:
         """Holds tritonserver's ports once more, for another start of it.
 
@@ -187,6 +193,18 @@ def reserve_ports(config: TritonConfig) -> ReservedPorts:
         reserved.release()
         raise
     return reserved
+
+
+def fixed_places(config: TritonConfig) -> list[tuple[str, int]]:
+    """Gives the addresses and ports that a server is to listen at, apart from those that are picked for it.
+
+    Args:
+        config: The settings.
+
+    Raises:
+        PyTritonValidationError: An address is none.
+    """
+    return [(_resolved(setting, named), port) for setting, named, port in _wanted(config) if port]
 
 
 def port_setting_of_bind_failure(lines: list[str], ports: ReservedPorts) -> Endpoint | None:

@@ -40,6 +40,7 @@ from pytriton.triton._constants import (
     TRITONSERVER_DIST_DIR,
 )
 from pytriton.triton._remote import RemoteTriton
+from pytriton.triton._running import running
 from pytriton.triton._triton import Triton
 
 if TYPE_CHECKING:
@@ -82,6 +83,7 @@ __all__ = [
     "VertextAILifecyclePolicy",
     "Workspace",
     "WorkspaceError",
+    "running",
 ]
 
 

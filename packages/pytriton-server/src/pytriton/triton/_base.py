@@ -28,6 +28,7 @@ from pytriton.server.sessions import Session
 from pytriton.server.stop_signals import StopSignals
 from pytriton.server.tracing import ModelTracing
 from pytriton.server.workspace import Workspace
+from pytriton.triton._running import make_keeper
 
 __all__ = ["MONITORING_PERIOD_S", "STARTUP_TIMEOUT_S", "WAIT_FORM_MODEL_TIMEOUT_S", "TritonBase", "check_timeout"]
 
@@ -87,6 +88,8 @@ class TritonBase(abc.ABC):
         self._signals: list[int] = []
         # Wakes `serve`. A SimpleQueue, because a signal handler may put into it whatever the main thread is at.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # Whatever lasts as long as the server refers to this one: see `_running`.
+        self._keeper = make_keeper(self)
 
     def __enter__(self) -> Self:
         """Connects, unless the lifecycle policy says otherwise."""
@@ -323,7 +326,7 @@ class TritonBase(abc.ABC):
                 # A server that ended since it was run is told of, not silently replaced.
                 self._await_notice()
                 if self._failure is None:
-                    self._start()
+                    self._keeper._start()
                     self._block(period)
             except StartCancelled:
                 logger.info("The start was stopped.")
@@ -393,7 +396,7 @@ class TritonBase(abc.ABC):
 
     def _connect(self) -> None:
         try:
-            self._start()
+            self._keeper._start()
         except StartCancelled:
             raise TritonServerStartError(self._CANCELLED) from None
 
@@ -410,7 +413,7 @@ class TritonBase(abc.ABC):
                 self._close()
             self._failure = None
             session = self._session = self._open()
-            atexit.register(self.stop)
+            atexit.register(self._keeper.stop)
             try:
                 session.start(
                     list(self._models.values()),
@@ -428,7 +431,7 @@ class TritonBase(abc.ABC):
         if session is None:
             return False
         self._stopped = set(self._models.values())
-        atexit.unregister(self.stop)
+        atexit.unregister(self._keeper.stop)
         # Ctrl+C comes from somebody who looks at the screen, SIGTERM from what starts servers and sends them requests.
         linger_s = self._linger_s() if self._signals[:1] == [signal.SIGTERM] else 0.0
         try:

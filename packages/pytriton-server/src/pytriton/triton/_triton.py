@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 
 from pytriton.exceptions import PyTritonError, PyTritonValidationError
-from pytriton.server.errors import TritonServerExitedError, describe_exit, quote_log
+from pytriton.server.errors import PortInUseError, TritonServerExitedError, describe_exit, quote_log
 from pytriton.server.front_ends import vertex_ai_is_on
 from pytriton.server.lifecycle import TritonLifecyclePolicy, VertextAILifecyclePolicy
 from pytriton.server.ports import Endpoint, ReservedPorts
@@ -19,6 +19,7 @@ from pytriton.server.session import ServerSession
 from pytriton.server.settings import TritonConfig
 from pytriton.server.workspace import Workspace
 from pytriton.triton._base import STARTUP_TIMEOUT_S, TritonBase, check_timeout
+from pytriton.triton._running import make_way, note, owned_here
 
 __all__ = ["Triton"]
 
@@ -58,6 +59,8 @@ class Triton(TritonBase):
         PyTritonValidationError: A setting is not acceptable, or an argument is of another type.
     """
 
+    _keeper: "Triton"
+
     def __init__(
         self,
         *,
@@ -93,6 +96,7 @@ class Triton(TritonBase):
             triton_lifecycle_policy = VertextAILifecyclePolicy
         super().__init__(workspace, triton_lifecycle_policy)
         self._trace_config = self._config.trace_config
+        note(self, self._keeper)
 
     @property
     def http_url(self) -> str | None:
@@ -153,6 +157,17 @@ class Triton(TritonBase):
     def connect(self) -> None:
         """Kept for old scripts: the same as `run`."""
         self.run()
+
+    def _start(self) -> None:
+        if self._session is None:
+            make_way(self._config)
+        try:
+            super()._start()
+        except PortInUseError as error:
+            explained = owned_here(error)
+            if explained is error:
+                raise
+            raise explained from error
 
     def _open(self) -> ServerSession:
         if self._config.log_verbose:
