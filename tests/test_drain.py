@@ -6,6 +6,7 @@ import contextlib
 import functools
 import http.client
 import json
+import logging
 import select
 import signal
 import socket
@@ -16,6 +17,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,8 +29,10 @@ from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.proxy_backend import Worker
 from pytriton.server.control import activity_of
 from pytriton.server.worker_watch import WATCH_PERIOD_S, connected_workers
-from pytriton.triton import Triton
+from pytriton.triton import Triton, TritonSecurityConfig
 from support import waiting
+from support.bare_server import BareServer, serving
+from support.servers import before, since
 from support.serving import local_config, running, short_home
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
@@ -321,6 +325,58 @@ def test_a_model_without_workers_makes_the_server_not_ready() -> None:
         eventually(lambda: status(url) == 400)
         # It ends as usual.
     assert triton.http_url is None
+
+
+def _index(url: str) -> set[str]:
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=DEADLINE_S)
+    with contextlib.closing(connection):
+        connection.request("POST", "/v2/repository/index", "{}")
+        return {model["name"] for model in json.loads(connection.getresponse().read())}
+
+
+@before(2, 68)
+def test_an_older_server_says_in_the_list_of_models_why_it_is_not_ready() -> None:
+    triton = Triton(config=local_config(), security_config=TritonSecurityConfig(restricted_endpoints=[]))
+    triton.bind("m", identity, X, Y)
+    with running(triton):
+        url = str(triton.http_url)
+        triton._models["m", 1].stop_workers(DEADLINE_S)
+        eventually(lambda: status(url) == 400)
+        assert _index(url) == {"m", "pytriton-no-workers"}
+
+
+@since(2, 68)
+def test_a_newer_server_says_which_model_is_not_ready(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "pytriton")
+    triton = Triton(config=local_config(), security_config=TritonSecurityConfig(restricted_endpoints=[]))
+    triton.bind("m", identity, X, Y)
+    triton.bind("other", identity, X, Y)
+    with running(triton):
+        url = str(triton.http_url)
+        assert status(url, "/v2/models/m/ready") == 200
+        triton._models["m", 1].stop_workers(DEADLINE_S)
+        eventually(lambda: status(url, "/v2/models/m/ready") == 400)
+        assert status(url, "/v2/models/other/ready") == 200
+        eventually(lambda: status(url) == 400)
+        eventually(lambda: any("No worker is attached to model 'm'" in text for text in caplog.messages))
+        time.sleep(2 * WATCH_PERIOD_S)
+        assert _index(url) == {"m", "other"}
+        triton._models["m", 1].start_workers(triton._workspace.endpoints_path, print)
+        eventually(lambda: status(url) == 200)
+        eventually(lambda: any("Every model has a worker again" in text for text in caplog.messages))
+        assert status(url, "/v2/models/m/ready") == 200
+
+
+@since(2, 64)
+def test_a_model_that_no_worker_has_attached_to_yet_is_not_ready(tmp_path: Path) -> None:
+    server = BareServer(tmp_path)
+    server.add("m")
+    with serving(server):
+        url = f"http://{server.url}"
+        eventually(lambda: status(url, "/v2/models/m/ready") == 400)
+        with server.worker("m", identity):
+            eventually(lambda: status(url, "/v2/models/m/ready") == 200)
+        eventually(lambda: status(url, "/v2/models/m/ready") == 400)
 
 
 def test_changes_of_models_leave_the_server_ready() -> None:

@@ -19,6 +19,8 @@ from pytriton.proxy_backend.cli._app import run as run_command
 from support.plain_server import PlainServer, plain_server
 from support.python_backend import why_no_python_backend
 from support.python_proxy import PATIENCE_S, wait_line, worker_process
+from support.servers import since
+from support.waiting import eventually
 
 DTYPES = ("bool", "uint8", "int16", "int64", "uint64", "float16", "float32", "float64")
 
@@ -133,6 +135,20 @@ def test_streams_reach_the_client_response_by_response(served: Served) -> None:
         for length in (5, 0, 50):
             found = [int(part["i"][0]) for part in client.infer_sample(np.array([length], np.int32))]
             assert found == list(range(length))
+
+
+@since(2, 67)
+def test_a_model_is_ready_while_it_has_a_worker(served: Served) -> None:
+    def ready() -> int:
+        return served.server.call("GET", "/v2/models/model/ready")[0]
+
+    def infer(requests: Any) -> Any:
+        return [{"y": request["x"]} for request in requests]
+
+    eventually(lambda: ready() == 400)
+    with served.worker("model", infer):
+        eventually(lambda: ready() == 200)
+    eventually(lambda: ready() == 400)
 
 
 def test_strings_are_served_or_refused_when_the_model_is_loaded(served: Served) -> None:

@@ -54,6 +54,7 @@ from pytriton.triton import (
 )
 from support.load import under_load
 from support.relay import Relay
+from support.servers import server_version
 from support.serving import arena_mappings, local_config, running, server_pid, short_home
 from support.waiting import eventually
 
@@ -298,6 +299,19 @@ def test_two_on_one_server(server: Server) -> None:
         assert server.ask("b") == 3
         second.bind("a", times(4), X, Y)
         assert server.ask("a") == 4
+
+
+def test_a_model_without_workers_stays_that_of_whoever_bound_it(server: Server) -> None:
+    """A newer server says that it is not ready, and one that came with an upload is in no list of models."""
+    with RemoteTriton(server.http_url) as first:
+        first.bind("lonely", times(2), X, Y)
+        first._models["lonely", 1].stop_workers(DEADLINE_S)
+        if server_version() >= (2, 64):
+            eventually(lambda: server.call("GET", "/v2/models/lonely/ready")[0] == 400)
+        for url in (server.http_url, server.grpc_url):
+            refused = pytest.raises(PyTritonInvalidOperationError, match="has a model 'lonely' that was not bound here")
+            with RemoteTriton(url) as second, refused:
+                second.bind("lonely", times(3), X, Y, config=ModelConfig(max_batch_size=2))
 
 
 def test_a_model_of_the_server_is_not_replaced_unless_allowed(protected: tuple[Triton, Server]) -> None:

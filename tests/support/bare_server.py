@@ -104,13 +104,13 @@ class BareServer:
         return endpoint_path(self.folder, name, 1)
 
     def start(self) -> None:
-        """Starts it and waits until all models are loaded."""
+        """Starts it and waits until all models are loaded; a newer server is ready when they have workers, too."""
         self.process.start()
         deadline = time.monotonic() + PATIENCE_S
         while True:
             assert self.process.is_running, self.process.log_tail
             assert time.monotonic() < deadline, self.process.log_tail
-            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self.url}/v2/health/ready", timeout=1):
+            with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{self.url}/v2/health/live", timeout=1):
                 return
             time.sleep(0.05)
 

@@ -170,6 +170,18 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Mo
   });
 }
 
+// Asked for the readiness of a model by tritonserver 2.64 and later, and from 2.68 on for that of the server, too.
+PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReady(TRITONBACKEND_ModelInstance* instance) {
+  return Guarded("asking for readiness", [&]() -> TRITONSERVER_Error* {
+    TRITONBACKEND_Model* model = nullptr;
+    void* state = nullptr;
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceModel(instance, &model));
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelState(model, &state));
+    if (static_cast<pytriton::Endpoint*>(state)->IsReady()) return nullptr;
+    return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "no worker is attached");
+  });
+}
+
 PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, const uint32_t request_count) {
   // An error returned here leaves the requests with Triton, so it may come only before the batch takes them over.

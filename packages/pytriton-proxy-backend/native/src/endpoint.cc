@@ -26,6 +26,9 @@ constexpr size_t kMaxConnections = 1024;
 // How long to wait before accepting is tried again, and how long a failure of it is logged no second time.
 constexpr uint64_t kAcceptPauseNs = 100 * kMillisecond;
 constexpr uint64_t kAcceptLogNs = 10000 * kMillisecond;
+// A model that has just been loaded gets its workers within this time, and so does one whose worker attaches anew: it
+// does not say that it is not ready meanwhile, as requests wait for them.
+constexpr uint64_t kReadyGraceNs = 500 * kMillisecond;
 
 std::string Errno(const char* call) { return std::string(call) + ": " + std::strerror(errno); }
 
@@ -140,8 +143,14 @@ bool Endpoint::Listen(std::string* error) {
     *error = Errno("epoll");
     return false;
   }
+  last_end_ns_ = NowNs();
   thread_ = std::thread([this] { Run(); });
   return true;
+}
+
+bool Endpoint::IsReady() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return AnyAttachedLocked() || NowNs() - last_end_ns_ < kReadyGraceNs;
 }
 
 void Endpoint::ArmLocked(Connection* connection, bool armed) {
@@ -285,6 +294,7 @@ void Endpoint::Run() {
           epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, (*it)->fd(), nullptr);
           if ((*it)->process_fd() >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, (*it)->process_fd(), nullptr);
           it = connections_.erase(it);
+          last_end_ns_ = now_ns;
           continue;
         }
         busy = busy || ((*it)->load() != 0 && (*it)->armed) || (*it)->state() == ConnectionState::kGreeting;

@@ -33,6 +33,8 @@ class Endpoint : private ConnectionOwner {
   // Binds the socket and starts to accept workers. False with the reason.
   bool Listen(std::string* error);
   const Settings& settings() const { return settings_; }
+  // Whether a worker takes batches, or did so a moment ago.
+  bool IsReady();
 
   // One call of Triton: hands the batch to an idle worker, and returns when another batch could be handed over, so
   // that Triton's batcher goes on collecting until then. Answers the batch with an error where no worker takes it.
@@ -113,6 +115,7 @@ class Endpoint : private ConnectionOwner {
   std::condition_variable changed_;
   bool polling_ = false;
   Connections connections_;
+  uint64_t last_end_ns_ = 0;  // when the last connection ended, or the first could be made
   size_t next_ = 0;  // where the search for an idle worker begins
 };
 

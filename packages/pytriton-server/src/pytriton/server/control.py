@@ -92,6 +92,9 @@ class Control(Protocol):
     def has_failed(self) -> bool:
         """Tells whether the server answers that it could not be set up, and serves nothing."""
 
+    def server_version(self) -> str:
+        """Gives the version of the server, `"2.51.0"` for example."""
+
     def load(self, model_name: str, timeout_s: float, upload: ModelUpload | None = None) -> None:
         """Loads all versions of a model, from the repository or from `upload`, and waits until they are loaded."""
 
@@ -102,7 +105,7 @@ class Control(Protocol):
         """Lists the models of the repository, which those that came with an upload are not part of."""
 
     def is_model_ready(self, model_name: str) -> bool:
-        """Tells whether any version of a model is served."""
+        """Tells whether any version of a model is served, and ready."""
 
     def model_config(self, model_name: str) -> dict[str, Any]:
         """Gives the configuration that a model has on the server."""
@@ -158,6 +161,10 @@ class HttpControl:
         # Anything else, such as a refusal, comes from a server that was set up.
         return status in (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.SERVICE_UNAVAILABLE)
 
+    def server_version(self) -> str:
+        """Gives the version of the server, `"2.51.0"` for example."""
+        return str(self._checked("GET", "/v2")["version"])
+
     def load(self, model_name: str, timeout_s: float, upload: ModelUpload | None = None) -> None:
         """Loads all versions of a model, from the repository or from `upload`, and waits until they are loaded."""
         body: dict[str, Any] = {}
@@ -183,7 +190,7 @@ class HttpControl:
         ]
 
     def is_model_ready(self, model_name: str) -> bool:
-        """Tells whether any version of a model is served."""
+        """Tells whether any version of a model is served, and ready."""
         path = f"/v2/models/{model_name}/ready"
         try:
             return self._call("GET", path)[0] == http.HTTPStatus.OK

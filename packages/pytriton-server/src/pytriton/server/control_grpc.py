@@ -87,6 +87,10 @@ class GrpcControl:
         except (InferenceServerException, ControlError):
             return False
 
+    def server_version(self) -> str:
+        """Gives the version of the server, `"2.51.0"` for example."""
+        return str(self._call("get_server_metadata").version)
+
     def load(self, model_name: str, timeout_s: float, upload: ModelUpload | None = None) -> None:
         """Loads all versions of a model, from the repository or from `upload`, and waits until they are loaded."""
         if upload is None:
@@ -107,8 +111,14 @@ class GrpcControl:
         ]
 
     def is_model_ready(self, model_name: str) -> bool:
-        """Tells whether any version of a model is served."""
-        return bool(self._call("is_model_ready", model_name))
+        """Tells whether any version of a model is served, and ready."""
+        try:
+            return bool(self._call("is_model_ready", model_name))
+        except ControlError as error:
+            # Newer servers answer so for a model that they do not have.
+            if error.status == "NOT_FOUND":
+                return False
+            raise
 
     def model_config(self, model_name: str) -> dict[str, Any]:
         """Gives the configuration that a model has on the server."""

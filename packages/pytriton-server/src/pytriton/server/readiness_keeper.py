@@ -11,10 +11,14 @@ from pytriton.server.drain import linger
 from pytriton.server.errors import TritonServerError
 from pytriton.server.process import ServerProcess
 from pytriton.server.readiness_gate import DRAINING, NO_WORKERS, ReadinessGate
+from pytriton.server.server_version import parse_server_version
 from pytriton.server.worker_watch import WorkerWatch
 from pytriton.server.workspace import Workspace
 
 __all__ = ["ReadinessKeeper"]
+
+# From this version on a server that is asked whether it is ready asks the proxy backend of each model.
+_ASKS_MODELS_SINCE = (2, 68)
 
 logger = logging.getLogger(__name__)
 
@@ -80,10 +84,16 @@ class ReadinessKeeper:
             return False
         try:
             if not are_complete:
-                return self._gate.shut(NO_WORKERS, control)
+                return _asks_models(control) or self._gate.shut(NO_WORKERS, control)
             self._gate.open(NO_WORKERS, control)
         except (TritonServerError, OSError) as error:
             logger.warning("The server cannot be made to say whether it is ready: %s", error)
             return False
         logger.info("Every model has a worker again: the server says that it is ready.")
         return True
+
+
+def _asks_models(control: Control) -> bool:
+    """Tells whether the server says by itself that it is not ready while a model has no worker."""
+    version = parse_server_version(control.server_version())
+    return version is not None and version >= _ASKS_MODELS_SINCE

@@ -172,15 +172,16 @@ class RemoteModels:
 
     def _served(self, name: str) -> ServedModel | None:
         """Gives what the server has under a name, if anything."""
-        if not self._control.is_model_ready(name):
-            return ServedModel(None, None) if any(state.name == name for state in self._control.index()) else None
+        is_ready = self._control.is_model_ready(name)
         try:
+            # Asked for one that is not ready, too: newer servers say so of a model whose workers are gone.
             return ServedModel.from_config(self._control.model_config(name))
         except ControlError as error:
             if error.reason is None:
                 raise
             logger.debug("The server does not tell the configuration of %r: %s", name, error)
-            return ServedModel(None, None)
+        is_there = is_ready or any(state.name == name for state in self._control.index())
+        return ServedModel(None, None) if is_there else None
 
     def _find(self, model: BoundModel) -> ServedModel | None:
         """Gives what is in the way of a model. Where it is the same, bound by a process that lives, joins that."""

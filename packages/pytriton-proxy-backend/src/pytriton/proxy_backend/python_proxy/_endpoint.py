@@ -35,6 +35,8 @@ _SMALL_BYTES = 64 << 10
 # next one, and for how long batches are set aside as they come then, which empties Triton's queue.
 _COLLECT_S = 0.02
 _DRAIN_S = 0.005
+# So long a model may be without a worker before it says that it is not ready; see kReadyGraceNs in endpoint.cc.
+_READY_GRACE_S = 0.5
 
 
 class ProxyEndpoint:
@@ -60,6 +62,7 @@ class ProxyEndpoint:
         self._drain_until = 0.0  # until when batches are set aside as they come
         self._dismissed: dict[bytes, int] = {}  # the connections of workers that were let go, as long as they last
         self._last_loss = ""
+        self._last_end = 0.0  # when the last worker went, or the first could come
         self._next_number = 1
         self._place = 0
         self._stopping = False
@@ -85,6 +88,12 @@ class ProxyEndpoint:
         self._started.wait()
         if self._error is not None:
             raise self._error
+        self._last_end = time.monotonic()
+
+    def is_ready(self) -> bool:
+        """Tells whether a worker takes batches, or did so a moment ago."""
+        with self._changed:
+            return self._has_worker() or time.monotonic() - self._last_end < _READY_GRACE_S
 
     def execute(self, requests: Sequence[RequestData], callers: Sequence[Caller]) -> None:
         """Hands a batch to a worker; returns as soon as another one is idle, or none has anything to do.
@@ -510,6 +519,7 @@ class ProxyEndpoint:
             worker.load -= len(batches)
             worker.in_flight.clear()
             self._workers.pop(worker.peer, None)
+            self._last_end = time.monotonic()
             self._changed.notify_all()
         if worker.memory is not None:
             worker.memory.close()

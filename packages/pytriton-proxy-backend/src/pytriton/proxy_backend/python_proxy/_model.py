@@ -109,6 +109,10 @@ class TritonPythonModel:
             parameters=json.loads(parameters) if parameters else {},
         )
 
+    def is_ready(self) -> bool:
+        """Tells whether the model is ready. The Python backend of tritonserver 2.67 and later asks."""
+        return self._endpoint.is_ready()
+
     def finalize(self) -> None:
         """Ends the connections to all workers."""
         self._endpoint.stop()
