@@ -63,6 +63,7 @@ class AsyncioModelClient(BaseModelClient):
         ensure_model_is_ready: bool = True,
         access_token: str | None = None,
         tls: TlsSettings | None = None,
+        max_response_bytes: int | None = None,
     ) -> None:
         super().__init__(
             url,
@@ -75,8 +76,9 @@ class AsyncioModelClient(BaseModelClient):
             ensure_model_is_ready=ensure_model_is_ready,
             access_token=access_token,
             tls=tls,
+            max_response_bytes=max_response_bytes,
         )
-        self._transport = make_async_transport(self._url, self._access_token, self._tls)
+        self._transport = make_async_transport(self._url, self._access_token, self._tls, self._max_response_bytes)
         from ._asyncio_holder import Holder  # which imports asyncio, and most programs do without
 
         # One object in all views of a client.

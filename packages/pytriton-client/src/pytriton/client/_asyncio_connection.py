@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from ._asyncio_wire import AnswerReader, Filling, Head
 from ._deadline import Deadline
 from ._http_wire import Answer, HttpWireError
+from ._untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from ._url import TritonUrl
 
 __all__ = ["Connection", "connect"]
@@ -21,19 +22,22 @@ _PIECE_BYTES = 1 << 18
 Result = TypeVar("Result")
 
 
-async def connect(url: TritonUrl, tls: ssl.SSLContext | None, deadline: Deadline) -> Connection:
+async def connect(
+    url: TritonUrl, tls: ssl.SSLContext | None, deadline: Deadline, most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES
+) -> Connection:
     """Open a connection.
 
     Args:
         url: The server.
         tls: For encrypted connections; ``None`` for others.
         deadline: For the look-up of the name, connecting and the handshake together.
+        most_bytes: The largest body of a response that is taken as a whole.
 
     Raises:
         TimeoutError: The deadline is over.
         OSError: There is no connection to be had; ``ssl.SSLError`` is one of them.
     """
-    task = asyncio.ensure_future(_connect(url, tls))
+    task = asyncio.ensure_future(_connect(url, tls, most_bytes))
     try:
         done, _ = await asyncio.wait({task}, timeout=deadline.remaining_s())
     except asyncio.CancelledError:
@@ -53,12 +57,12 @@ def _abandon(task: asyncio.Task[Connection]) -> None:
         task.result().abort()
 
 
-async def _connect(url: TritonUrl, tls: ssl.SSLContext | None) -> Connection:
+async def _connect(url: TritonUrl, tls: ssl.SSLContext | None, most_bytes: int) -> Connection:
     loop = asyncio.get_running_loop()
     connecting = await _open_socket(url)
     # From here on the transport owns the socket, and closes it where the handshake fails.
     _, connection = await loop.create_connection(
-        lambda: Connection(url.without_scheme, connecting),
+        lambda: Connection(url.without_scheme, connecting, most_bytes),
         sock=connecting,
         ssl=tls,
         server_hostname=url.hostname if tls is not None else None,
@@ -107,18 +111,19 @@ class Connection(asyncio.BufferedProtocol):
     Args:
         host: For the ``Host`` header.
         connected: The socket below the transport; the transport owns it.
+        most_bytes: The largest body of a response that is taken as a whole.
 
     Attributes:
         has_sent: Whether the server may have the whole of the last request.
         lost: Done when the connection is closed.
     """
 
-    def __init__(self, host: str, connected: socket.socket) -> None:
+    def __init__(self, host: str, connected: socket.socket, most_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._host = host
         self._socket = connected
         self._transport: Any = None
-        self._reader = AnswerReader()
+        self._reader = AnswerReader(most_bytes)
         # What is being read, where its next bytes go, and who waits for it.
         self._steps: Filling[Any] | None = None
         self._buffer = memoryview(b"")
@@ -261,6 +266,11 @@ class Connection(asyncio.BufferedProtocol):
     async def _read(
         self, steps: Filling[Result], deadline: Deadline, sending: Coroutine[Any, Any, None] | None = None
     ) -> Result:
+        if deadline.is_over:
+            # Where all that is read next has come already, no timer would ever have its turn.
+            if sending is not None:
+                sending.close()
+            raise TimeoutError("the deadline is over")
         reading: asyncio.Future[Result] = self._loop.create_future()
         self._reading, self._steps = reading, steps
         timer = self._loop.call_later(deadline.remaining_s(), self._fail, TimeoutError("the deadline is over"))
@@ -298,7 +308,7 @@ class Connection(asyncio.BufferedProtocol):
         except StopIteration as end:
             self._steps = None
             reading.set_result(end.value)
-        except HttpWireError as error:
+        except (HttpWireError, MemoryError) as error:
             self._fail(error)
 
     def _fail(self, error: Exception) -> None:

@@ -12,6 +12,7 @@ from ._asyncio_loops import LoopsClosedError, PerLoop
 from ._asyncio_wire import Head
 from ._deadline import Deadline
 from ._http_wire import Answer, HttpWireError
+from ._untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from ._url import TritonUrl
 
 __all__ = ["AsyncConnectionPool", "AsyncHttpStream"]
@@ -28,10 +29,13 @@ class AsyncConnectionPool:
     Args:
         url: The server.
         tls: For encrypted connections; ``None`` for others.
+        most_bytes: The largest body of a response that is taken as a whole.
     """
 
-    def __init__(self, url: TritonUrl, tls: ssl.SSLContext | None) -> None:
-        self._per_loop = PerLoop(lambda: _Connections(url, tls), _Connections.close)
+    def __init__(
+        self, url: TritonUrl, tls: ssl.SSLContext | None, most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES
+    ) -> None:
+        self._per_loop = PerLoop(lambda: _Connections(url, tls, most_bytes), _Connections.close)
 
     async def exchange(
         self, method: str, path: str, headers: Mapping[str, str], body: bytes, deadline: Deadline
@@ -153,8 +157,9 @@ class AsyncHttpStream:
 class _Connections:
     """The connections of one event loop, used by nothing else than tasks of it."""
 
-    def __init__(self, url: TritonUrl, tls: ssl.SSLContext | None) -> None:
+    def __init__(self, url: TritonUrl, tls: ssl.SSLContext | None, most_bytes: int) -> None:
         self._url = url
+        self._most_bytes = most_bytes
         self._tls = tls
         self._idle: list[Connection] = []
         self._used: set[Connection] = set()
@@ -215,7 +220,7 @@ class _Connections:
     async def _open(self, deadline: Deadline) -> Connection:
         self._opening += 1
         try:
-            connection = await connect(self._url, self._tls, deadline)
+            connection = await connect(self._url, self._tls, deadline, self._most_bytes)
         except BaseException:
             self._wake_next()
             raise

@@ -11,13 +11,23 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ._http_wire import Answer, HttpWireError, parse_head, parse_number
+from ._http_wire import (
+    MOST_HEAD_BYTES,
+    MOST_INTERIM,
+    NO_BODY,
+    Answer,
+    HttpWireError,
+    can_be_kept,
+    check_size,
+    enlarge,
+    parse_head,
+    parse_number,
+)
+from ._untrusted import DEFAULT_MAX_RESPONSE_BYTES
 
 __all__ = ["AnswerReader", "Filling", "Head"]
 
 _SPACE_BYTES = 1 << 16
-_MOST_HEAD_BYTES = 1 << 16
-_NO_BODY = (204, 304)
 
 Result = TypeVar("Result")
 
@@ -54,9 +64,14 @@ class Head:
 
 
 class AnswerReader:
-    """Reads the responses of one connection, one after the other."""
+    """Reads the responses of one connection, one after the other.
 
-    def __init__(self) -> None:
+    Args:
+        most_bytes: The largest body that is taken as a whole; one that is read in pieces may have any size.
+    """
+
+    def __init__(self, most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES) -> None:
+        self._most_bytes = most_bytes
         self._space = bytearray(_SPACE_BYTES)
         # The bytes that have come and were not looked at yet are self._space[self._start : self._end].
         self._start = 0
@@ -106,21 +121,22 @@ class AnswerReader:
         Raises:
             HttpWireError: It cannot be understood or ends early.
         """
-        while True:
+        for _ in range(MOST_INTERIM):
             version, status, headers = parse_head((yield from self._read_until(b"\r\n\r\n")))
             if status >= 200:
                 break
+        else:
+            raise HttpWireError(f"expected a response, received {MOST_INTERIM} interim ones")
         self._left = 0
-        self._is_body_read = status in _NO_BODY
-        connection = headers.get("connection", "").lower()
-        can_be_kept = "close" not in connection and (version == "HTTP/1.1" or "keep-alive" in connection)
-        if status in _NO_BODY:
-            return Head(status, headers, _Framing.NONE, 0, can_be_kept)
+        self._is_body_read = status in NO_BODY
+        may_be_kept = can_be_kept(version, headers)
+        if status in NO_BODY:
+            return Head(status, headers, _Framing.NONE, 0, may_be_kept)
         if "chunked" in headers.get("transfer-encoding", "").lower():
-            return Head(status, headers, _Framing.CHUNKS, 0, can_be_kept)
+            return Head(status, headers, _Framing.CHUNKS, 0, may_be_kept)
         if "content-length" in headers:
             self._left = parse_number(headers["content-length"], 10)
-            return Head(status, headers, _Framing.LENGTH, self._left, can_be_kept)
+            return Head(status, headers, _Framing.LENGTH, self._left, may_be_kept)
         return Head(status, headers, _Framing.TO_END, 0, False)
 
     def body(self, head: Head) -> Filling[bytearray]:
@@ -128,16 +144,20 @@ class AnswerReader:
 
         Raises:
             HttpWireError: It ends early.
+            ResponseTooLargeError: It is larger than what is taken.
         """
         if head.framing is _Framing.NONE:
             return bytearray()
         if head.framing is _Framing.LENGTH:
+            check_size(head.length, self._most_bytes)
             whole = yield from self._read_exactly(head.length)
             self._is_body_read = True
             return whole
         body = bytearray()
         while piece := (yield from self.piece(head)):
             body += piece
+            # What is left of a chunk is known before it comes.
+            check_size(len(body) + self._left, self._most_bytes)
         return body
 
     def piece(self, head: Head) -> Filling[bytes]:
@@ -168,8 +188,12 @@ class AnswerReader:
         size = (yield from self._read_until(b"\r\n")).partition(b";")[0].strip()
         self._left = parse_number(size.decode("latin-1"), 16)
         if not self._left:
-            while (yield from self._read_until(b"\r\n")):
-                pass  # trailers, which nobody asked for
+            trailers = 0
+            while trailer := (yield from self._read_until(b"\r\n")):
+                # Nobody asked for trailers: they are dropped.
+                trailers += len(trailer)
+                if trailers > MOST_HEAD_BYTES:
+                    raise HttpWireError(f"expected at most {MOST_HEAD_BYTES} bytes of trailers, received more")
 
     def _take(self, size: int) -> bytes:
         taken = bytes(memoryview(self._space)[self._start : self._start + size])
@@ -185,8 +209,8 @@ class AnswerReader:
         """Return the bytes before ``end``, and drop ``end``."""
         searched = self._start
         while (position := self._space.find(end, searched, self._end)) < 0:
-            if self._end - self._start > _MOST_HEAD_BYTES:
-                raise HttpWireError(f"expected at most {_MOST_HEAD_BYTES} bytes of headers, received more")
+            if self._end - self._start > MOST_HEAD_BYTES:
+                raise HttpWireError(f"expected at most {MOST_HEAD_BYTES} bytes of headers, received more")
             looked_at = self._end - self._start
             yield from self._receive()
             searched = self._start + max(0, looked_at - len(end) + 1)
@@ -200,13 +224,13 @@ class AnswerReader:
             self._skip(size)
             return body
         # What is not there yet goes straight to its place.
-        body = bytearray(size)
+        body = enlarge(self._space[self._start : self._end], size)
         count = self._end - self._start
-        body[:count] = self._space[self._start : self._end]
         self._start = self._end = 0
-        view = memoryview(body)
         while count < size:
-            received = yield view[count:]
+            if count == len(body):
+                body = enlarge(body, size)
+            received = yield memoryview(body)[count:]
             if not received:
                 raise HttpWireError(
                     f"expected a response of {size} bytes, received {count} before the connection ended"

@@ -15,6 +15,7 @@ from ._results import ParameterValue
 from ._spec import ModelSpec, to_model_spec
 from ._startup import Target
 from ._tls import TlsSettings, check_tls
+from ._untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from ._url import TritonUrl
 from .exceptions import PyTritonClientInferenceServerError, PyTritonClientValueError
 
@@ -65,6 +66,9 @@ class BaseModelClient:
         ensure_model_is_ready: Whether to ask, before the first inference, if the model is ready, and to wait for it.
         access_token: Sent with every request; ``None`` for a server that asks for none.
         tls: Certificates for an ``https`` or ``grpcs`` address; ``None`` trusts the usual authorities.
+        max_response_bytes: The largest response that is taken, in bytes, and of a stream the largest one of its
+            responses; ``None`` is 4 GiB. A larger one is an error, and no memory is taken for it. Over gRPC none can be
+            larger than 2 GiB.
 
     Raises:
         PyTritonClientInvalidUrlError: The address cannot be understood.
@@ -89,9 +93,11 @@ class BaseModelClient:
         ensure_model_is_ready: bool = True,
         access_token: str | None = None,
         tls: TlsSettings | None = None,
+        max_response_bytes: int | None = None,
     ) -> None:
         self._url = TritonUrl.from_url(url)
         self._tls = check_tls(tls, self._url)
+        self._max_response_bytes = _check_max_response_bytes(max_response_bytes)
         self._target = Target(self._url.with_scheme, _check_name(model_name), _check_version(model_version))
         self._lazy_init = lazy_init
         self._init_timeout_s = check_timeout(
@@ -128,6 +134,7 @@ class BaseModelClient:
             ensure_model_is_ready=existing_client._ensure_model_is_ready and not existing_client._knowledge.was_ready,
             access_token=existing_client._access_token,
             tls=existing_client._tls,
+            max_response_bytes=existing_client._max_response_bytes,
         )
         client._options = existing_client._options
         return client
@@ -253,6 +260,19 @@ def _check_version(model_version: str | int | None) -> str | None:
             received=repr(model_version),
         )
     return text
+
+
+def _check_max_response_bytes(max_response_bytes: int | None) -> int:
+    if max_response_bytes is None:
+        return DEFAULT_MAX_RESPONSE_BYTES
+    if isinstance(max_response_bytes, bool) or not isinstance(max_response_bytes, int) or max_response_bytes < 1:
+        raise PyTritonClientValueError(
+            f"Expected max_response_bytes to be a whole number of bytes above zero, or None for "
+            f"{DEFAULT_MAX_RESPONSE_BYTES}; received {max_response_bytes!r}.",
+            input_name="max_response_bytes",
+            received=repr(max_response_bytes),
+        )
+    return max_response_bytes
 
 
 def _check_token(access_token: str | None) -> str | None:

@@ -54,7 +54,7 @@ def dtype_of(datatype: str) -> type[np.generic]:
         return _DTYPES[name]
     except KeyError as error:
         known = ", ".join([*_DTYPES, "BF16"])
-        raise PyTritonClientError(f"Expected one of the data types {known}; received {datatype!r}.") from error
+        raise PyTritonClientError(f"Expected one of the data types {known}; received {datatype[:80]!r}.") from error
 
 
 def datatype_of(dtype: Any) -> str | None:

@@ -62,6 +62,7 @@ class FuturesModelClient(BaseModelClient):
         ensure_model_is_ready: Whether to wait for the model before the first inference.
         access_token: Sent with every request.
         tls: Certificates for an ``https`` or ``grpcs`` address.
+        max_response_bytes: The largest response that is taken, in bytes; ``None`` is 4 GiB.
 
     Raises:
         ValueError: ``max_workers`` or ``max_queue_size`` is not above zero.
@@ -85,6 +86,7 @@ class FuturesModelClient(BaseModelClient):
         ensure_model_is_ready: bool = True,
         access_token: str | None = None,
         tls: TlsSettings | None = None,
+        max_response_bytes: int | None = None,
     ) -> None:
         _check_size(max_workers, "max_workers")
         _check_size(max_queue_size, "max_queue_size")
@@ -100,6 +102,7 @@ class FuturesModelClient(BaseModelClient):
             ensure_model_is_ready=ensure_model_is_ready,
             access_token=access_token,
             tls=tls,
+            max_response_bytes=max_response_bytes,
         )
         self._room_timeout_s = self._inference_timeout_s
         if inference_timeout_s is None:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import math
 from collections import deque
-from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -21,6 +20,14 @@ import numpy.typing as npt
 from ._requests import InferRequest, InferResponse
 from ._spec import ModelSpec, TensorSpec
 from ._translate import Operation, server_error
+from ._untrusted import (
+    DEFAULT_MAX_RESPONSE_BYTES,
+    UNREADABLE,
+    array_from_json,
+    describe,
+    find_error_text,
+    parse_json,
+)
 from .exceptions import PyTritonClientError, PyTritonClientValueError
 
 __all__ = ["GenerateReader", "encode_generate_request"]
@@ -39,18 +46,23 @@ class GenerateReader:
     Args:
         spec: The model.
         request: What the responses answer.
+        most_bytes: The largest response that is taken.
     """
 
-    def __init__(self, spec: ModelSpec, request: InferRequest) -> None:
+    def __init__(self, spec: ModelSpec, request: InferRequest, most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES) -> None:
         self._spec = spec
         self._request = request
+        self._most_bytes = most_bytes
+        # What has come of the next event, and how much of that was searched for its end.
         self._data = bytearray()
+        self._searched = 0
         self._events: deque[bytes] = deque()
 
     def feed(self, piece: bytes) -> None:
         """Take the next piece of the body."""
         self._data += piece
-        self._events.extend(_split_events(self._data))
+        self._events.extend(_split_events(self._data, self._searched))
+        self._searched = max(0, len(self._data) - len(_EVENT_END) + 1)
 
     def next_response(self, operation: Operation) -> InferResponse | None:
         """Return the next response; ``None`` where a piece is missing.
@@ -62,15 +74,22 @@ class GenerateReader:
             PyTritonClientInferenceServerError: The response is an error, or cannot be read.
         """
         if not self._events:
+            if len(self._data) > self._most_bytes:
+                text = (
+                    f"expected a response of at most {self._most_bytes} bytes, received more. Give the client a larger "
+                    "max_response_bytes if such responses are right."
+                )
+                raise server_error(operation, None, text)
             return None
         try:
             content = _parse_event(self._events.popleft())
             # A response always names its model; an output may be called "error".
             if "error" in content and "model_name" not in content:
                 # The status of the answer was sent before, when nothing had failed.
-                raise server_error(operation, None, str(content["error"]))
+                said = content["error"]
+                raise server_error(operation, None, said if isinstance(said, str) else describe(said))
             return _decode_response(self._spec, self._request, content)
-        except (AttributeError, TypeError, ValueError) as error:
+        except UNREADABLE as error:
             text = f"a response of the stream cannot be read ({type(error).__name__}: {error})."
             raise server_error(operation, "200", text) from error
 
@@ -85,12 +104,8 @@ class GenerateReader:
         """
         # An error of the model comes as an event, one of the server as plain JSON.
         data = bytearray(body)
-        text = next(iter(_split_events(data)), bytes(data)).decode("utf-8", errors="replace")
-        try:
-            text = str(json.loads(text)["error"])
-        except (KeyError, TypeError, ValueError):
-            text = text or f"(HTTP status {status} without a text)"
-        return server_error(operation, str(status), text)
+        text = find_error_text(next(iter(_split_events(data)), bytes(data)))
+        return server_error(operation, str(status), text or f"(HTTP status {status} without a text)")
 
 
 def encode_generate_request(spec: ModelSpec, request: InferRequest) -> bytes:
@@ -115,12 +130,18 @@ def encode_generate_request(spec: ModelSpec, request: InferRequest) -> bytes:
     return json.dumps({**body, "parameters": dict(request.call.parameters)}).encode()
 
 
-def _split_events(data: bytearray) -> list[bytes]:
-    """Take the whole events from the front of a buffer and return what each one carries."""
+def _split_events(data: bytearray, searched: int = 0) -> list[bytes]:
+    """Take the whole events from the front of a buffer and return what each one carries.
+
+    Args:
+        data: The buffer.
+        searched: How many bytes at its front no event ends in.
+    """
     events = []
-    while (end := data.find(_EVENT_END)) >= 0:
+    while (end := data.find(_EVENT_END, searched)) >= 0:
         event = bytes(data[:end])
         del data[: end + len(_EVENT_END)]
+        searched = 0
         # Triton writes events of one line, without names or numbers.
         if event.startswith(_EVENT_PREFIX):
             events.append(event[len(_EVENT_PREFIX) :])
@@ -129,9 +150,9 @@ def _split_events(data: bytearray) -> list[bytes]:
 
 def _parse_event(event: bytes) -> dict[str, Any]:
     # Triton writes strings as they are; bytes that are no UTF-8 come back as surrogates, and become bytes again later.
-    content = json.loads(event.decode("utf-8", errors="surrogateescape"))
+    content = parse_json(event.decode("utf-8", errors="surrogateescape"))
     if not isinstance(content, dict):
-        raise ValueError(f"expected a JSON object, received {str(content)[:80]}")
+        raise ValueError(f"expected a JSON object, received {describe(content)}")
     return content
 
 
@@ -146,7 +167,7 @@ def _decode_response(spec: ModelSpec, request: InferRequest, content: dict[str, 
         outputs,
         request_id=str(content.pop("id", request.request_id)),
         model_name=str(content.pop("model_name", "")),
-        model_version=content.pop("model_version", None),
+        model_version=None if (version := content.pop("model_version", None)) is None else str(version),
         is_final=bool(content.pop("triton_final_response", False)),
         parameters=content,  # what is left
     )
@@ -206,14 +227,9 @@ def _shape_of(declared: tuple[int, ...], size: int) -> tuple[int, ...]:
 
 
 def _decode_output(tensor: TensorSpec, value: Any, batch_size: int | None) -> npt.NDArray[Any]:
-    elements: Sequence[Any] = value if isinstance(value, list) else [value]
-    if tensor.datatype == "BYTES":
-        flat = np.empty(len(elements), dtype=object)
-        flat[:] = [element.encode("utf-8", errors="surrogateescape") for element in elements]
-    else:
-        flat = np.array(elements, dtype=tensor.dtype)
+    elements: list[Any] = value if isinstance(value, list) else [value]
     declared = tensor.shape if batch_size is None else (batch_size, *tensor.shape)
-    return flat.reshape(_shape_of(declared, len(elements)))
+    return array_from_json(elements, tensor.datatype, _shape_of(declared, len(elements)))
 
 
 def _refuse(spec: ModelSpec, expected: str, reason: str, cause: Exception | None = None) -> NoReturn:

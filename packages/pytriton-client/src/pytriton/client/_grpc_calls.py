@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from ._grpc_messages import decode_infer_response, encode_infer_request, encode_load_request, service_pb2
 from ._requests import InferRequest, InferResponse
 from ._translate import Operation, is_denial, server_error
+from ._untrusted import UNREADABLE
 from .exceptions import PyTritonClientInferenceServerError
 
 __all__ = [
@@ -101,6 +102,6 @@ def read_infer_response(operation: Operation, message: Any) -> InferResponse:
     """
     try:
         return decode_infer_response(message)
-    except (AttributeError, TypeError, ValueError) as error:
+    except UNREADABLE as error:
         text = f"the answer cannot be read ({type(error).__name__}: {error})."
         raise server_error(operation, "OK", text) from error

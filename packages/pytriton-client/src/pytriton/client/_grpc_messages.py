@@ -15,11 +15,12 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from ._requests import InferRequest, InferResponse
 from ._results import ParameterValue
 from ._tensors import decode_tensor, encode_tensor
+from ._untrusted import check_shape, describe
 from .exceptions import PyTritonClientValueError
 
 __all__ = [
-    "CHANNEL_OPTIONS",
     "STREAM_METHOD",
+    "channel_options",
     "decode_infer_response",
     "decode_model_config",
     "encode_infer_request",
@@ -30,17 +31,22 @@ __all__ = [
 ]
 
 _MOST_BYTES = 2**31 - 1
-CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_send_message_length", _MOST_BYTES),
-    ("grpc.max_receive_message_length", _MOST_BYTES),
     # A channel that could not connect refuses to try again for 1 s and up to 2 minutes by default: too long for a
     # client that waits for its server to start.
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
 )
+
 STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 # What a message holds besides the tensors: names, shapes, parameters.
 _LONGEST_TENSORS_BYTES = _MOST_BYTES - (1 << 20)
+
+
+def channel_options(most_bytes: int) -> list[tuple[str, int]]:
+    """Return the options of a channel that takes messages up to a size."""
+    return [*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", min(most_bytes, _MOST_BYTES))]
 
 
 def encode_infer_request(request: InferRequest) -> Any:
@@ -78,6 +84,8 @@ def decode_infer_response(message: Any) -> InferResponse:
         raise ValueError(
             f"expected the bytes of {len(message.outputs)} outputs, received {len(message.raw_output_contents)}"
         )
+    if len({output.name for output in message.outputs}) != len(message.outputs):
+        raise ValueError(f"expected each output once, received {describe([output.name for output in message.outputs])}")
     parameters = {
         name: getattr(value, value.WhichOneof("parameter_choice"))
         for name, value in message.parameters.items()
@@ -85,7 +93,7 @@ def decode_infer_response(message: Any) -> InferResponse:
     }
     return InferResponse(
         {
-            output.name: decode_tensor(data, output.datatype, output.shape)
+            output.name: decode_tensor(data, output.datatype, check_shape(output.shape))
             for output, data in zip(message.outputs, message.raw_output_contents, strict=True)
         },
         parameters=parameters,

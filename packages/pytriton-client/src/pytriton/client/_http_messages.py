@@ -9,21 +9,29 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
-import numpy as np
 import numpy.typing as npt
 
-from ._dtypes import dtype_of
-from ._http_wire import Answer
+from ._http_wire import Answer, HttpWireError, ResponseTooLargeError, parse_number
 from ._requests import InferRequest, InferResponse
 from ._tensors import decode_tensor, encode_tensor
-from ._translate import Operation, is_denial, server_error
-from .exceptions import PyTritonClientInferenceServerError
+from ._translate import Operation, connection_error, is_denial, server_error, timeout_error
+from ._untrusted import (
+    UNREADABLE,
+    array_from_json,
+    check_parameters,
+    check_shape,
+    describe,
+    find_error_text,
+    parse_json,
+)
+from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 
 __all__ = [
     "SERVER_READY",
     "HttpRequest",
     "check_answer",
     "check_status",
+    "failed_exchange",
     "infer_request",
     "load_request",
     "model_config_request",
@@ -127,7 +135,18 @@ def check_status(status: int, body: bytes | bytearray, operation: Operation) -> 
         PyTritonClientInferenceServerError: It is one.
     """
     if status != 200:
-        raise server_error(operation, str(status), _error_text(status, body))
+        raise server_error(operation, str(status), find_error_text(body) or f"(HTTP status {status} without a text)")
+
+
+def failed_exchange(operation: Operation, error: Exception) -> PyTritonClientError:
+    """Return the error of ours for what ended an exchange before its response was complete."""
+    if isinstance(error, TimeoutError):
+        return timeout_error(operation)
+    if isinstance(error, ResponseTooLargeError):
+        return server_error(operation, None, str(error))
+    if isinstance(error, MemoryError):
+        return server_error(operation, None, "the response does not fit into the memory of this process.")
+    return connection_error(operation, f"{type(error).__name__}: {error}")
 
 
 def read_readiness(answer: Answer, operation: Operation) -> bool:
@@ -154,9 +173,11 @@ def read_model_config(answer: Answer, operation: Operation) -> Mapping[str, Any]
     """
     check_answer(answer, operation)
     try:
-        config: Mapping[str, Any] = json.loads(answer.body)
-    except ValueError as error:
-        raise _not_understood(operation, error) from error
+        config = parse_json(answer.body)
+        if not isinstance(config, dict):
+            raise ValueError(f"expected a JSON object, received {describe(config)}")
+    except UNREADABLE as error:
+        raise _not_understood(operation, answer, error) from error
     return config
 
 
@@ -168,49 +189,49 @@ def read_infer_response(answer: Answer, operation: Operation) -> InferResponse:
     """
     check_answer(answer, operation)
     try:
-        head_length = int(answer.headers.get(_HEADER_LENGTH.lower(), len(answer.body)))
+        length = answer.headers.get(_HEADER_LENGTH.lower())
+        head_length = len(answer.body) if length is None else parse_number(length, 10)
+        if head_length > len(answer.body):
+            raise ValueError(f"expected {describe(head_length)} bytes of JSON, received {len(answer.body)} bytes")
         with memoryview(answer.body) as body:
-            head = json.loads(bytes(body[:head_length]))
-            outputs = {}
-            start = head_length
-            for output in head.get("outputs", ()):
-                size = output.get("parameters", {}).get("binary_data_size")
-                if size is None:
-                    outputs[output["name"]] = _read_json_output(output)
-                    continue
-                data = body[start : start + size]
-                outputs[output["name"]] = decode_tensor(data, output["datatype"], output["shape"])
-                start += size
+            head = parse_json(bytes(body[:head_length]))
+            outputs = _read_outputs(head.get("outputs", ()), body[head_length:])
+        version = head.get("model_version")
         return InferResponse(
             outputs,
-            parameters=head.get("parameters") or {},
+            parameters=check_parameters(head.get("parameters")),
             request_id=str(head.get("id", "")),
             model_name=str(head.get("model_name", "")),
-            model_version=head.get("model_version"),
+            model_version=None if version is None else str(version),
         )
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise _not_understood(operation, error) from error
+    except (*UNREADABLE, HttpWireError) as error:
+        raise _not_understood(operation, answer, error) from error
 
 
-def _read_json_output(output: Mapping[str, Any]) -> npt.NDArray[Any]:
-    """Read a tensor from the JSON itself, as servers other than Triton may send it."""
-    datatype, shape = output["datatype"], output["shape"]
-    if datatype == "BYTES":
-        flat = np.empty(len(output["data"]), dtype=object)
-        flat[:] = [text.encode() for text in output["data"]]
-    else:
-        flat = np.array(output["data"], dtype=dtype_of(datatype))
-    array: npt.NDArray[Any] = flat.reshape(shape)
-    return array
+def _read_outputs(described: Any, data: memoryview) -> dict[str, npt.NDArray[Any]]:
+    outputs: dict[str, npt.NDArray[Any]] = {}
+    start = 0
+    for output in described:
+        name, datatype, shape = output["name"], output["datatype"], check_shape(output["shape"])
+        if not isinstance(name, str) or name in outputs:
+            raise ValueError(f"expected each output once and by its name, received {describe(name)}")
+        size = output.get("parameters", {}).get("binary_data_size")
+        if size is None:
+            # In the JSON itself, as servers other than Triton may send it.
+            outputs[name] = array_from_json(output["data"], datatype, shape)
+            continue
+        if type(size) is not int or not 0 <= size <= len(data) - start:
+            raise ValueError(
+                f"expected {describe(size)} bytes of the output {describe(name)}, received {len(data) - start}"
+            )
+        outputs[name] = decode_tensor(data[start : start + size], datatype, shape)
+        start += size
+    if start != len(data):
+        raise ValueError(f"expected {start} bytes of outputs, received {len(data)}")
+    return outputs
 
 
-def _error_text(status: int, body: bytes | bytearray) -> str:
-    text = body.decode("utf-8", errors="replace")
-    try:
-        return str(json.loads(text)["error"])
-    except (KeyError, TypeError, ValueError):
-        return text or f"(HTTP status {status} without a text)"
-
-
-def _not_understood(operation: Operation, error: Exception) -> PyTritonClientInferenceServerError:
-    return server_error(operation, "200", f"the answer cannot be read ({type(error).__name__}: {error}).")
+def _not_understood(operation: Operation, answer: Answer, error: Exception) -> PyTritonClientInferenceServerError:
+    coding = answer.headers.get("content-encoding", "identity")
+    hint = "" if coding == "identity" else f" It came with the content encoding {describe(coding)}, unasked for."
+    return server_error(operation, "200", f"the answer cannot be read ({type(error).__name__}: {error}).{hint}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from ._deadline import Deadline
 from ._http_connection import Connection
 from ._http_wire import Answer, HttpWireError, StreamedAnswer, read_answer
+from ._untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from ._url import TritonUrl
 
 if TYPE_CHECKING:
@@ -37,13 +38,17 @@ class ConnectionPool:
     Args:
         url: The server.
         tls: How to encrypt; ``None`` for a connection in the clear.
+        most_bytes: The largest body of a response that is taken as a whole.
 
     Attributes:
         is_closed: Whether ``close`` was called.
     """
 
-    def __init__(self, url: TritonUrl, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, url: TritonUrl, tls: ssl.SSLContext | None = None, most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES
+    ) -> None:
         self._url = url
+        self._most_bytes = most_bytes
         self._tls = tls
         self._lock = threading.Lock()
         self._idle: list[Connection] = []
@@ -126,7 +131,7 @@ class ConnectionPool:
     ) -> Answer:
         try:
             connection.send(method, path, headers, body, deadline)
-            answer = read_answer(connection.source_until(deadline))
+            answer = read_answer(connection.source_until(deadline), self._most_bytes)
         except BaseException as error:
             self.discard(connection, error)
             raise

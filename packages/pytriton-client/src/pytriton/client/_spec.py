@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ._dtypes import datatype_of, dtype_of
+from ._untrusted import UNREADABLE, describe
 from .exceptions import PyTritonClientError, PyTritonClientValueError
 
 __all__ = ["ModelSpec", "TensorSpec", "parse_model_config", "to_model_spec"]
@@ -89,20 +90,27 @@ def parse_model_config(config: Mapping[str, Any], version: str | None) -> ModelS
             inputs=tuple(_parse_tensor(tensor) for tensor in config.get("input", ())),
             outputs=tuple(_parse_tensor(tensor) for tensor in config.get("output", ())),
         )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except UNREADABLE as error:
         raise PyTritonClientError(
             f"Expected a model configuration of Triton's model configuration extension; could not read "
-            f"{str(config)[:500]} ({type(error).__name__}: {error}). Is the server a Triton?"
+            f"{describe(config)} ({type(error).__name__}: {error}). Is the server a Triton?"
         ) from error
 
 
 def _parse_tensor(tensor: Mapping[str, Any]) -> TensorSpec:
     return TensorSpec(
         name=str(tensor["name"]),
-        shape=tuple(int(length) for length in tensor["dims"]),
+        shape=tuple(_parse_length(length) for length in tensor["dims"]),
         dtype=dtype_of(tensor["data_type"]),
         optional=bool(tensor.get("optional", False)),
     )
+
+
+def _parse_length(length: Any) -> int:
+    number = int(length)
+    if not -1 <= number < 2**63:
+        raise ValueError(f"expected a length of at least 0, or -1 for any, received {describe(length)}")
+    return number
 
 
 def to_model_spec(model_config: object) -> ModelSpec:

@@ -57,6 +57,7 @@ class ModelClient(BaseModelClient):
         ensure_model_is_ready: bool = True,
         access_token: str | None = None,
         tls: TlsSettings | None = None,
+        max_response_bytes: int | None = None,
     ) -> None:
         super().__init__(
             url,
@@ -69,10 +70,11 @@ class ModelClient(BaseModelClient):
             ensure_model_is_ready=ensure_model_is_ready,
             access_token=access_token,
             tls=tls,
+            max_response_bytes=max_response_bytes,
         )
         self._closed = threading.Event()
         self._prepare_lock = threading.Lock()
-        self._transport = make_transport(self._url, self._access_token, self._tls)
+        self._transport = make_transport(self._url, self._access_token, self._tls, self._max_response_bytes)
         if not lazy_init:
             try:
                 self._get_spec()

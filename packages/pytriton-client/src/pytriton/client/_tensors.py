@@ -41,12 +41,21 @@ def decode_tensor(data: bytes | memoryview, datatype: str, shape: Sequence[int])
         shape: The length of each axis.
 
     Raises:
-        ValueError: The bytes are too many or too few for the shape.
+        ValueError: The bytes are too many or too few for the shape, which no memory is taken for then.
     """
+    count = math.prod(shape)
     if datatype == "BYTES":
-        return _decode_strings(bytes(data), math.prod(shape)).reshape(shape)
+        # Each takes a length at least, so that the room for them is in proportion to what has come.
+        if count > len(data) // _LENGTH.size:
+            raise ValueError(f"expected {count} strings, received {len(data)} bytes")
+        return _decode_strings(bytes(data), count).reshape(shape)
+    dtype = np.dtype(dtype_of(datatype))
+    if count * dtype.itemsize != len(data):
+        raise ValueError(
+            f"expected {count * dtype.itemsize} bytes of {datatype} for the shape {list(shape)}, received {len(data)}"
+        )
     # A bytearray, because an array on bytes could not be written to.
-    return np.frombuffer(bytearray(data), dtype_of(datatype)).reshape(shape)
+    return np.frombuffer(bytearray(data), dtype).reshape(shape)
 
 
 def _decode_strings(data: bytes, count: int) -> npt.NDArray[Any]:

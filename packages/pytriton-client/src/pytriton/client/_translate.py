@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from ._untrusted import cut_text
 from .exceptions import (
     PyTritonClientClosedError,
     PyTritonClientConnectionError,
@@ -94,6 +95,7 @@ def timeout_error(operation: Operation) -> PyTritonClientTimeoutError:
 
 def connection_error(operation: Operation, reason: str) -> PyTritonClientConnectionError:
     """There is no connection, or it broke."""
+    reason = cut_text(reason)
     advice = "Check that it runs and that the address, the protocol and the port are right."
     if any(known in reason.lower() for known in _UNTRUSTED_TEXTS):
         advice = (
@@ -130,6 +132,7 @@ def server_error(operation: Operation, status: str | None, text: str) -> PyTrito
         text: What the server says.
     """
     advice = ""
+    text = cut_text(text)
     if _RESTRICTED_TEXT in text:
         advice = ". Give the client the server's access token: access_token=..."
     elif _TOO_LARGE_TEXT in text:

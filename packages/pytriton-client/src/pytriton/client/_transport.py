@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from ._requests import InferRequest, InferResponse
 from ._spec import ModelSpec
 from ._tls import TlsSettings
+from ._untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from ._url import TritonUrl
 from .auth import create_auth_headers
 
@@ -80,13 +81,19 @@ class Transport(Protocol):
         ...
 
 
-def make_transport(url: TritonUrl, access_token: str | None, tls: TlsSettings | None = None) -> Transport:
+def make_transport(
+    url: TritonUrl,
+    access_token: str | None,
+    tls: TlsSettings | None = None,
+    most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+) -> Transport:
     """Return the transport for an address. Nothing is sent yet.
 
     Args:
         url: The server.
         access_token: Sent with every request; ``None`` for a server that asks for none.
         tls: Certificates for an encrypted connection.
+        most_bytes: The largest response that is taken.
 
     Raises:
         PyTritonClientValueError: The certificates cannot be read.
@@ -95,7 +102,7 @@ def make_transport(url: TritonUrl, access_token: str | None, tls: TlsSettings | 
     if url.protocol == "grpc":
         from ._transport_grpc import GrpcTransport
 
-        return GrpcTransport(url, headers, tls)
+        return GrpcTransport(url, headers, tls, most_bytes)
     from ._transport_http import HttpTransport
 
-    return HttpTransport(url, headers, tls)
+    return HttpTransport(url, headers, tls, most_bytes)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ._requests import InferRequest, InferResponse
 from ._spec import ModelSpec
 from ._tls import TlsSettings
+from ._untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from ._url import TritonUrl
 from .auth import create_auth_headers
 
@@ -83,13 +84,19 @@ class AsyncTransport(Protocol):
         ...
 
 
-def make_async_transport(url: TritonUrl, access_token: str | None, tls: TlsSettings | None) -> AsyncTransport:
+def make_async_transport(
+    url: TritonUrl,
+    access_token: str | None,
+    tls: TlsSettings | None,
+    most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+) -> AsyncTransport:
     """Return the transport for an address. Nothing is sent yet.
 
     Args:
         url: The server.
         access_token: Sent with every request; ``None`` for a server that asks for none.
         tls: Certificates for an encrypted connection.
+        most_bytes: The largest response that is taken.
 
     Raises:
         PyTritonClientValueError: The certificates cannot be read.
@@ -98,7 +105,7 @@ def make_async_transport(url: TritonUrl, access_token: str | None, tls: TlsSetti
     if url.protocol == "grpc":
         from ._transport_aio_grpc import AsyncGrpcTransport
 
-        return AsyncGrpcTransport(url, headers, tls)
+        return AsyncGrpcTransport(url, headers, tls, most_bytes)
     from ._transport_aio_http import AsyncHttpTransport
 
-    return AsyncHttpTransport(url, headers, tls)
+    return AsyncHttpTransport(url, headers, tls, most_bytes)

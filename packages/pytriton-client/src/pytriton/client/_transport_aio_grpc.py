@@ -13,8 +13,8 @@ from . import _grpc_calls
 from ._asyncio_loops import LoopsClosedError, PerLoop
 from ._grpc_calls import GrpcCall, is_not_there, read_infer_response
 from ._grpc_messages import (
-    CHANNEL_OPTIONS,
     STREAM_METHOD,
+    channel_options,
     decode_model_config,
     encode_infer_request,
     make_metadata,
@@ -26,6 +26,7 @@ from ._spec import ModelSpec
 from ._tls import TlsSettings
 from ._translate import Operation, closed_error, grpc_error, server_error, timeout_error
 from ._transport_grpc import LEAVE_S, LONGEST_QUICK_WRITE_BYTES, STREAM_END_S, make_credentials
+from ._untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from ._url import TritonUrl
 from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 
@@ -39,7 +40,7 @@ def make_tritonclient(url: TritonUrl, tls: TlsSettings | None) -> Any:
     from tritonclient.grpc.aio import InferenceServerClient
 
     return InferenceServerClient(
-        url.without_scheme, creds=make_credentials(url, tls), channel_args=list(CHANNEL_OPTIONS)
+        url.without_scheme, creds=make_credentials(url, tls), channel_args=channel_options(DEFAULT_MAX_RESPONSE_BYTES)
     )
 
 
@@ -50,16 +51,23 @@ class AsyncGrpcTransport:
         url: The server.
         headers: Sent with every request as metadata.
         tls: Certificates for an encrypted connection.
+        most_bytes: The largest response that is taken.
 
     Raises:
         PyTritonClientValueError: The certificates cannot be read.
     """
 
-    def __init__(self, url: TritonUrl, headers: Mapping[str, str], tls: TlsSettings | None) -> None:
+    def __init__(
+        self,
+        url: TritonUrl,
+        headers: Mapping[str, str],
+        tls: TlsSettings | None,
+        most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+    ) -> None:
         self._url = url.with_scheme
         self._headers = dict(headers)
         credentials = make_credentials(url, tls)
-        self._channels = PerLoop(lambda: _Channel(url.without_scheme, credentials), _Channel.close)
+        self._channels = PerLoop(lambda: _Channel(url.without_scheme, credentials, most_bytes), _Channel.close)
 
     @property
     def has_connections(self) -> bool:
@@ -240,11 +248,12 @@ class AsyncGrpcStream:
 class _Channel:
     """A channel of one event loop."""
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None) -> None:
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None, most_bytes: int) -> None:
+        options = channel_options(most_bytes)
         if credentials is None:
-            self._channel = grpc.aio.insecure_channel(address, CHANNEL_OPTIONS)
+            self._channel = grpc.aio.insecure_channel(address, options)
         else:
-            self._channel = grpc.aio.secure_channel(address, credentials, CHANNEL_OPTIONS)
+            self._channel = grpc.aio.secure_channel(address, credentials, options)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         # One request and the end of the stream of requests look the same on the wire, and need no task that sends them.
         self.open_stream = self._channel.unary_stream(

@@ -18,7 +18,8 @@ from ._http_wire import Answer, HttpWireError
 from ._requests import InferRequest, InferResponse
 from ._spec import ModelSpec
 from ._tls import TlsSettings, make_ssl_context
-from ._translate import Operation, closed_error, connection_error, timeout_error
+from ._translate import Operation, closed_error
+from ._untrusted import DEFAULT_MAX_RESPONSE_BYTES, MOST_ERROR_BYTES
 from ._url import TritonUrl
 from .exceptions import PyTritonClientError
 
@@ -44,15 +45,23 @@ class AsyncHttpTransport:
         url: The server.
         headers: Sent with every request.
         tls: Certificates for an encrypted connection.
+        most_bytes: The largest response that is taken.
 
     Raises:
         PyTritonClientValueError: The certificates cannot be read.
     """
 
-    def __init__(self, url: TritonUrl, headers: Mapping[str, str], tls: TlsSettings | None) -> None:
+    def __init__(
+        self,
+        url: TritonUrl,
+        headers: Mapping[str, str],
+        tls: TlsSettings | None,
+        most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+    ) -> None:
         self._url = url.with_scheme
+        self._most_bytes = most_bytes
         self._headers = dict(headers)
-        self._pool = AsyncConnectionPool(url, make_ssl_context(tls) if url.is_encrypted else None)
+        self._pool = AsyncConnectionPool(url, make_ssl_context(tls) if url.is_encrypted else None, most_bytes)
 
     async def is_server_ready(self, timeout_s: float) -> bool:
         """Ask whether the server is ready."""
@@ -82,7 +91,9 @@ class AsyncHttpTransport:
         path = f"{messages.model_path(request.model_name, request.model_version)}/generate_stream"
         headers = {**self._headers, **request.call.headers}
         stream = self._pool.stream(path, headers, encode_generate_request(spec, request))
-        return AsyncHttpResponseStream(stream, operation, GenerateReader(spec, request), self._translate)
+        return AsyncHttpResponseStream(
+            stream, operation, GenerateReader(spec, request, self._most_bytes), self._translate
+        )
 
     async def load_model(
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
@@ -116,15 +127,13 @@ class AsyncHttpTransport:
             return await self._pool.exchange(
                 request.method, request.path, headers, request.body, Deadline(operation.timeout_s)
             )
-        except (LoopsClosedError, OSError, HttpWireError) as error:
+        except (LoopsClosedError, OSError, HttpWireError, MemoryError) as error:
             raise self._translate(operation, error) from error
 
     def _translate(self, operation: Operation, error: Exception) -> PyTritonClientError:
         if self._pool.is_closed:
             return closed_error(operation.model_name, self._url)
-        if isinstance(error, TimeoutError):
-            return timeout_error(operation)
-        return connection_error(operation, f"{type(error).__name__}: {error}")
+        return messages.failed_exchange(operation, error)
 
 
 class AsyncHttpResponseStream:
@@ -165,7 +174,7 @@ class AsyncHttpResponseStream:
                 if not piece:
                     return None
                 self._reader.feed(piece)
-        except (LoopsClosedError, OSError, HttpWireError) as error:
+        except (LoopsClosedError, OSError, HttpWireError, MemoryError) as error:
             raise self._translate(operation, error) from error
         return response
 
@@ -174,7 +183,8 @@ class AsyncHttpResponseStream:
         self._stream.close()
 
     async def _read_rest(self, deadline: Deadline) -> bytes:
-        pieces = []
-        while piece := await self._stream.read_piece(deadline):
-            pieces.append(piece)
-        return b"".join(pieces)
+        """Read the body of an error, as much of it as is of use."""
+        body = bytearray()
+        while len(body) < MOST_ERROR_BYTES and (piece := await self._stream.read_piece(deadline)):
+            body += piece
+        return bytes(body)

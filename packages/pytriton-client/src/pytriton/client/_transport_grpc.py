@@ -13,8 +13,8 @@ from tritonclient.grpc import InferenceServerClient
 from . import _grpc_calls
 from ._grpc_calls import GrpcCall, is_not_there, read_infer_response
 from ._grpc_messages import (
-    CHANNEL_OPTIONS,
     STREAM_METHOD,
+    channel_options,
     decode_model_config,
     encode_infer_request,
     make_metadata,
@@ -25,6 +25,7 @@ from ._requests import InferRequest, InferResponse
 from ._spec import ModelSpec
 from ._tls import TlsSettings, read_certificates
 from ._translate import Operation, closed_error, grpc_error, server_error, timeout_error
+from ._untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from ._url import TritonUrl
 from ._watchdog import Watchdog
 from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
@@ -57,7 +58,7 @@ def make_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCre
 def make_tritonclient(url: TritonUrl, tls: TlsSettings | None) -> InferenceServerClient:
     """Return a client of tritonclient itself, for code that wants one."""
     return InferenceServerClient(
-        url.without_scheme, creds=make_credentials(url, tls), channel_args=list(CHANNEL_OPTIONS)
+        url.without_scheme, creds=make_credentials(url, tls), channel_args=channel_options(DEFAULT_MAX_RESPONSE_BYTES)
     )
 
 
@@ -68,16 +69,24 @@ class GrpcTransport:
         url: The server.
         headers: Sent with every request as metadata.
         tls: Certificates for an encrypted connection.
+        most_bytes: The largest response that is taken.
     """
 
-    def __init__(self, url: TritonUrl, headers: Mapping[str, str], tls: TlsSettings | None = None) -> None:
+    def __init__(
+        self,
+        url: TritonUrl,
+        headers: Mapping[str, str],
+        tls: TlsSettings | None = None,
+        most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+    ) -> None:
         self._url = url.with_scheme
         self._headers = dict(headers)
         credentials = make_credentials(url, tls)
+        options = channel_options(most_bytes)
         if credentials is None:
-            self._channel = grpc.insecure_channel(url.without_scheme, CHANNEL_OPTIONS)
+            self._channel = grpc.insecure_channel(url.without_scheme, options)
         else:
-            self._channel = grpc.secure_channel(url.without_scheme, credentials, CHANNEL_OPTIONS)
+            self._channel = grpc.secure_channel(url.without_scheme, credentials, options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         # The method takes a stream of requests. One request and the end of the stream look the same on the wire, and
         # need no thread that sends them.

@@ -13,7 +13,8 @@ from ._http_wire import Answer, HttpWireError
 from ._requests import InferRequest, InferResponse
 from ._spec import ModelSpec
 from ._tls import TlsSettings, make_ssl_context
-from ._translate import Operation, closed_error, connection_error, timeout_error
+from ._translate import Operation, closed_error
+from ._untrusted import DEFAULT_MAX_RESPONSE_BYTES, MOST_ERROR_BYTES
 from ._url import TritonUrl
 from .exceptions import PyTritonClientError
 
@@ -40,12 +41,20 @@ class HttpTransport:
         url: The server.
         headers: Sent with every request.
         tls: Certificates for an encrypted connection.
+        most_bytes: The largest response that is taken.
     """
 
-    def __init__(self, url: TritonUrl, headers: Mapping[str, str], tls: TlsSettings | None = None) -> None:
+    def __init__(
+        self,
+        url: TritonUrl,
+        headers: Mapping[str, str],
+        tls: TlsSettings | None = None,
+        most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+    ) -> None:
         self._url = url.with_scheme
+        self._most_bytes = most_bytes
         self._headers = dict(headers)
-        self._pool = ConnectionPool(url, make_ssl_context(tls) if url.is_encrypted else None)
+        self._pool = ConnectionPool(url, make_ssl_context(tls) if url.is_encrypted else None, most_bytes)
 
     def is_server_ready(self, timeout_s: float) -> bool:
         """Ask whether the server is ready."""
@@ -78,7 +87,7 @@ class HttpTransport:
         def send(deadline: Deadline) -> HttpStream:
             return self._pool.stream(path, headers, body, deadline)
 
-        return HttpResponseStream(send, self._url, request, GenerateReader(spec, request))
+        return HttpResponseStream(send, self._url, request, GenerateReader(spec, request, self._most_bytes))
 
     def load_model(
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
@@ -103,7 +112,7 @@ class HttpTransport:
             return self._pool.exchange(
                 request.method, request.path, headers, request.body, Deadline(operation.timeout_s)
             )
-        except (PoolClosedError, OSError, HttpWireError) as error:
+        except (PoolClosedError, OSError, HttpWireError, MemoryError) as error:
             raise _translate(operation, error) from error
 
 
@@ -142,7 +151,7 @@ class HttpResponseStream:
                 if not piece:
                     return None
                 self._reader.feed(piece)
-        except (PoolClosedError, OSError, HttpWireError) as error:
+        except (PoolClosedError, OSError, HttpWireError, MemoryError) as error:
             raise _translate(operation, error) from error
         return response
 
@@ -153,15 +162,14 @@ class HttpResponseStream:
 
 
 def _read_rest(stream: HttpStream, deadline: Deadline) -> bytes:
-    pieces = []
-    while piece := stream.read_piece(deadline):
-        pieces.append(piece)
-    return b"".join(pieces)
+    """Read the body of an error, as much of it as is of use."""
+    body = bytearray()
+    while len(body) < MOST_ERROR_BYTES and (piece := stream.read_piece(deadline)):
+        body += piece
+    return bytes(body)
 
 
 def _translate(operation: Operation, error: Exception) -> PyTritonClientError:
     if isinstance(error, PoolClosedError):
         return closed_error(operation.model_name, operation.url)
-    if isinstance(error, TimeoutError):
-        return timeout_error(operation)
-    return connection_error(operation, f"{type(error).__name__}: {error}")
+    return messages.failed_exchange(operation, error)
