@@ -20,6 +20,7 @@ import tritonclient.grpc
 import tritonclient.http
 
 from pytriton.client import ModelClient
+from pytriton.client.exceptions import PyTritonClientInferenceServerError
 from pytriton.decorators import batch
 from pytriton.model_config import Tensor
 from pytriton.server.backends import make_backends
@@ -165,3 +166,36 @@ def test_an_environment_that_was_packed_for_a_model_keeps_its_python(tmp_path: P
     assert path == f"{Path(sys.executable).parent}:/bin"
     assert libraries.endswith(":/more")
     assert arguments == "a b c"
+
+
+CRASHING = """
+import os
+
+class TritonPythonModel:
+    def execute(self, requests):
+        os._exit(1)
+"""
+
+
+def test_a_model_whose_process_has_died_does_not_hold_up_a_stop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "crashing" / "1").mkdir(parents=True)
+    (tmp_path / "crashing" / "1" / "model.py").write_text(CRASHING)
+    (tmp_path / "crashing" / "config.pbtxt").write_text(
+        'backend: "python" max_batch_size: 8 '
+        'input { name: "x" data_type: TYPE_FP32 dims: -1 } output { name: "y" data_type: TYPE_FP32 dims: -1 }'
+    )
+    # Longer than this test may take.
+    triton = Triton(config=local_config(model_repository=tmp_path, exit_timeout_secs=3600))
+    with short_home(), triton:
+        regions = shared_memory(triton)
+        assert regions
+        assert triton.http_url is not None
+        with (
+            ModelClient(triton.http_url, "crashing") as client,
+            pytest.raises(PyTritonClientInferenceServerError, match="not healthy"),
+        ):
+            client.infer_sample(np.ones(1, np.float32))
+    assert "The process of model 'crashing' has died" in caplog.text
+    assert not [region for region in regions if region.exists()]

@@ -11,6 +11,7 @@ from pytriton.server.hosting import ModelHost
 from pytriton.server.ports import ReservedPorts
 from pytriton.server.process import ServerProcess
 from pytriton.server.stranded import STRANDED, StrandedRequests
+from pytriton.server.stubs import LOST, LostStubs
 
 __all__ = ["CUT_DEADLINE_S", "LONGEST_LINGER_S", "QUIET_S", "Finish", "finish_requests", "linger"]
 
@@ -103,7 +104,9 @@ def finish_requests(
     grpc = {ports.grpc.port} if ports.grpc is not None else set()
     stranded = StrandedRequests()
     try:
-        for name in {state.name for state in control.index(_CALL_TIMEOUT_S) if state.state == "READY"}:
+        ready = {state.name for state in control.index(_CALL_TIMEOUT_S) if state.state == "READY"}
+        lost = LostStubs(process.pid, control, ready.difference(model.name for model in host.models))
+        for name in ready:
             control.unload(name, _CALL_TIMEOUT_S)
         while process.is_running and not hurried():
             # What is not in the repository any more is not in the index either.
@@ -117,6 +120,9 @@ def finish_requests(
             # A caller that reads a stream slowly lets the server keep answers, of which only the server knows.
             if not has_connections(grpc) and not has_unsent(fronts) and host.has_only_stranded(stranded):
                 logger.warning(STRANDED, names)
+                return Finish.CUT
+            if lost.look(pending):
+                logger.warning(LOST, names)
                 return Finish.CUT
             if time.monotonic() >= deadline:
                 if was_cut:

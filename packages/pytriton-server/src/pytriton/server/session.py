@@ -41,6 +41,7 @@ from pytriton.server.security import TritonSecurityConfig
 from pytriton.server.server_options import check_options
 from pytriton.server.settings import TritonConfig
 from pytriton.server.stranded import has_others
+from pytriton.server.stubs import remove_shared_memory, shared_memory_of
 from pytriton.server.tracing import export_environment
 from pytriton.server.workspace import Workspace
 
@@ -261,7 +262,10 @@ class ServerSession:
             if self._metrics_page is not None:
                 self._metrics_page.close()
             if self._process is not None:
+                regions = shared_memory_of(self._process.pid)
                 self._process.stop(patience_s, hurried=hurried)
+                if not self._process.is_running:
+                    remove_shared_memory(regions)
         finally:
             self._is_up = False
             # With the server gone, what a callable still computes is for nobody.
