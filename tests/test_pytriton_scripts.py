@@ -30,6 +30,7 @@ PRINTED = {
         128 True
         True
         False
+        [3. 8.]
         {'product': array([3., 8.], dtype=float32)}
     """,
     "several_instances.py": """

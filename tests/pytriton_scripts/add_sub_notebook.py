@@ -44,6 +44,13 @@ print(triton.is_alive())
 triton.stop()
 print(triton.is_alive())
 
+# The cells again, with another function.
+triton.bind("Arithmetic", multiply, tensors, [Tensor(name="product", dtype=np.float32, shape=(-1,))])
+triton.run()
+with ModelClient(f"localhost:{PORT}", "Arithmetic") as client:
+    print(client.infer_sample(a[0], a[1])["product"])
+triton.stop()
+
 triton = Triton(config=TritonConfig(http_port=PORT))
 triton.bind("Arithmetic", multiply, tensors, [Tensor(name="product", dtype=np.float32, shape=(-1,))])
 triton.run()

@@ -1,3 +1,4 @@
+import math
 from typing import Any
 
 import numpy as np
@@ -72,6 +73,22 @@ POLICY = QueuePolicy(max_queue_size=1)
 def test_values_that_do_not_fit_together_are_refused_by_validate(batcher: DynamicBatcher, message: str) -> None:
     with pytest.raises(PyTritonBadParameterError, match=message):
         batcher.validate(8)
+
+
+def test_times_that_were_calculated_are_taken() -> None:
+    given: Any = 0.057 * 1e6
+    batcher = DynamicBatcher(
+        max_queue_delay_microseconds=given,
+        default_queue_policy=QueuePolicy(default_timeout_microseconds=np.float32(2500)),  # type: ignore[arg-type]
+    )
+    batcher.validate()
+    assert batcher.max_queue_delay_microseconds == int(given)
+    assert type(batcher.max_queue_delay_microseconds) is int
+    assert batcher.default_queue_policy is not None
+    assert batcher.default_queue_policy.default_timeout_microseconds == 2500
+    for wrong in (math.nan, math.inf, "5", -1.5):
+        with pytest.raises(PyTritonBadParameterError, match="max_queue_delay_microseconds"):
+            DynamicBatcher(max_queue_delay_microseconds=wrong)  # type: ignore[arg-type] # wrong on purpose
 
 
 @pytest.mark.parametrize("policy", [{0: POLICY}, {"1": POLICY}, {1: "REJECT"}, {True: POLICY}])

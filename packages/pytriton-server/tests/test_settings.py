@@ -97,7 +97,8 @@ def test_a_restriction_that_is_refused_does_not_show_its_value() -> None:
 
 
 def test_what_the_server_understands_is_let_through() -> None:
-    scalars: dict[str, Any] = {"http_port": np.int64(8000), "allow_http": np.True_}
+    scalars: dict[str, Any] = {"http_port": np.int64(8000), "allow_http": np.True_, "exit_timeout_secs": 10.0}
+    assert TritonConfig(log_verbose=True).log_verbose == 1
     TritonConfig(
         **scalars,
         grpc_infer_response_compression_level="HIGH",

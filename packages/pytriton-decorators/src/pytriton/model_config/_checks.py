@@ -17,6 +17,7 @@ __all__ = [
     "boolean",
     "integer",
     "is_list",
+    "microseconds",
     "rejected",
     "seconds",
     "sizes",
@@ -47,6 +48,11 @@ def integer(parameter: str, value: Any, minimum: int, maximum: int | None = None
     tell_maximum = maximum is not None and (maximum < INT32_MAX or (fits and value > maximum))
     rule = f"an integer from {minimum} to {maximum}" if tell_maximum else f"an integer of at least {minimum}"
     raise rejected(parameter, value, rule, why)
+
+
+def microseconds(value: Any) -> Any:
+    """Gives a time that came out of a calculation, such as `0.05 * 1e6`, as an integer; leaves anything else alone."""
+    return int(value) if isinstance(value, (float, np.floating)) and np.isfinite(value) else value
 
 
 def boolean(parameter: str, value: Any) -> None:

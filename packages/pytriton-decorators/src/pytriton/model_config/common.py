@@ -12,6 +12,7 @@ from pytriton.model_config._checks import (
     boolean,
     integer,
     is_list,
+    microseconds,
     rejected,
 )
 from pytriton.model_config._warmup import (
@@ -72,6 +73,7 @@ class QueuePolicy:
     """How many requests may wait; further ones are rejected. 0 is without limit."""
 
     def __post_init__(self) -> None:
+        self.default_timeout_microseconds = microseconds(self.default_timeout_microseconds)
         self.validate()
 
     def validate(self, where: str = "QueuePolicy") -> None:
@@ -131,6 +133,7 @@ class DynamicBatcher:
     """Policies by priority."""
 
     def __post_init__(self) -> None:
+        self.max_queue_delay_microseconds = microseconds(self.max_queue_delay_microseconds)
         self._validate_single()
 
     def _validate_single(self) -> None:

@@ -255,6 +255,8 @@ def _set_fields(config: TritonConfig) -> dict[str, Any]:
 
 
 def _accepted(name: str, kind: type, value: Any, where: str) -> Any:
+    if name == "log_verbose" and isinstance(value, bool):
+        value = int(value)  # tritonserver takes True and False there, and there alone
     result = converted(kind, value, where)
     checked(name, result, where)
     return result

@@ -183,6 +183,8 @@ def is_colliding(restriction: Restriction | None, header: str, value: str) -> bo
 def _as_int(value: Any) -> int | None:
     if isinstance(value, (bool, np.bool_)):
         return None
+    if isinstance(value, float) and value.is_integer():
+        return int(value)  # tritonserver reads "10.0" as 10, too
     try:
         return int(value) if isinstance(value, str) else operator.index(value)
     except (TypeError, ValueError):
