@@ -37,10 +37,13 @@ from pytriton.inprocess import (
     TritonError,
     UnavailableError,
     UnsupportedError,
+    _tracing,
 )
+from pytriton.inprocess._api import load_api
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
 from support import waiting
+from support.servers import has_tracing, needs_tracing
 
 PATIENCE_S = 60.0
 MIB = 1 << 20
@@ -343,6 +346,7 @@ def test_a_queue_gets_all_responses_also_when_the_iterator_is_dropped(server: Se
     assert [responses.get(timeout=PATIENCE_S) for _ in iterated] == iterated
 
 
+@needs_tracing()
 def test_traces(server: Server) -> None:
     trace = Trace(TraceLevel.TIMESTAMPS | TraceLevel.TENSORS)
     before = time.monotonic_ns()
@@ -364,12 +368,46 @@ def test_traces(server: Server) -> None:
         server.model("double").infer(inputs={"x": [[1]]}, trace=trace)
 
 
+@needs_tracing()
 def test_a_refused_request_leaves_its_trace_unused(server: Server) -> None:
     trace = Trace()
     with pytest.raises(InvalidArgumentError):
         server.model("double").infer(inputs={"x": np.ones((1, 1))}, trace=trace)
     next(server.model("double").infer(inputs={"x": [[1]]}, trace=trace))
     assert trace.wait(PATIENCE_S)
+
+
+@pytest.mark.skipif(has_tracing(), reason="this tritonserver was built with tracing")
+def test_a_server_without_tracing_says_so(server: Server) -> None:
+    trace = Trace()
+    for _ in range(2):
+        with pytest.raises(
+            UnsupportedError, match=r"built with tracing; .* is version .* says: .*not supported\. Leave"
+        ):
+            server.model("double").infer(inputs={"x": [[1]]}, trace=trace)
+    (response,) = server.model("double").infer(inputs={"x": [[1]]})
+    assert response.error is None
+
+
+@pytest.mark.parametrize("what", ["TensorNew", "New", "SetContext"])
+def test_a_trace_that_cannot_be_made_leaves_nothing(server: Server, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As above, with a library that says so at each of the places where it may."""
+    level = TraceLevel.TENSORS if what == "TensorNew" else TraceLevel.TIMESTAMPS
+    trace = Trace(level, context='{"a": 1}')
+
+    def refuse(*arguments: Any) -> None:
+        raise UnsupportedError("inference tracing not supported")
+
+    monkeypatch.setattr(load_api(), f"TRITONSERVER_InferenceTrace{what}", refuse)
+    expected = "inference tracing not supported" if what == "SetContext" else "built with tracing; .* is version"
+    for _ in range(2):
+        with pytest.raises(UnsupportedError, match=expected):
+            server.model("double").infer(inputs={"x": [[1]]}, trace=trace)
+    monkeypatch.undo()
+    assert not _tracing._started
+    if has_tracing():
+        next(server.model("double").infer(inputs={"x": [[1]]}, trace=trace))
+        assert trace.wait(PATIENCE_S)
 
 
 # ---- errors ---------------------------------------------------------------------------------------------------------

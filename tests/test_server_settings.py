@@ -15,6 +15,7 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.server.binary import find_tritonserver
 from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig
 from support.http import call, infer
+from support.servers import has_tracing, needs_tracing
 from support.serving import running, server_pid, short_home
 
 TENSORS: dict[str, Any] = {
@@ -136,7 +137,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def config(folder: Path) -> TritonConfig:
     return TritonConfig(
         **PLAIN,
-        **SEEN,
+        **{name: value for name, value in SEEN.items() if name != "trace_config" or has_tracing()},
         model_repository=folder / "models",
         log_file=folder / "server.log",
         cache_directory=str(find_tritonserver().caches_dir),
@@ -230,6 +231,7 @@ def test_foreign_models_use_bound_ones(server: Triton) -> None:
     assert infer(server.http_url, "chain", 1, 2.5) == [4, 10]
 
 
+@needs_tracing()
 def test_trace_settings(server: Triton) -> None:
     token = {"triton-access-token": "the-token"}
     status, settings = call(server.http_url, "GET", "/v2/trace/setting", headers=token)

@@ -28,7 +28,10 @@ from pytriton.proxy.telemetry import get_telemetry_tracer, traced_span
 from pytriton.triton import ProcessWorker, Triton
 from support import process_models
 from support.otlp import Collector, ReceivedSpan, running_collector
+from support.servers import needs_tracing
 from support.serving import local_config, running
+
+pytestmark = needs_tracing()
 
 NUMBERS = Tensor(name="numbers", dtype=np.float32, shape=(1,))
 TENSORS = ([NUMBERS], [NUMBERS])

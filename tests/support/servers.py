@@ -12,7 +12,7 @@ from pytriton.server.binary import find_tritonserver
 from pytriton.server.server_options import known_options
 from pytriton.server.server_version import parse_server_version, read_server_version
 
-__all__ = ["before", "needs_tracing", "server_version", "since"]
+__all__ = ["before", "has_tracing", "needs_tracing", "server_version", "since"]
 
 
 @functools.cache
@@ -38,8 +38,12 @@ def before(major: int, minor: int) -> pytest.MarkDecorator:
     )
 
 
+@functools.cache
+def has_tracing() -> bool:
+    """Whether the server was built with tracing."""
+    return "trace-config" in known_options(find_tritonserver())
+
+
 def needs_tracing() -> pytest.MarkDecorator:
     """Leaves a test to servers that were built with tracing."""
-    return pytest.mark.skipif(
-        "trace-config" not in known_options(find_tritonserver()), reason="this tritonserver was built without tracing"
-    )
+    return pytest.mark.skipif(not has_tracing(), reason="this tritonserver was built without tracing")

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from pytriton.inprocess import _functions
 from pytriton.inprocess._errors import TritonError, UnsupportedError, code_of, error_class
 from pytriton.inprocess._library import Library, load_library
+from pytriton.server.server_version import describe_server_version
 
 __all__ = ["Api", "load_api"]
 
@@ -28,34 +29,23 @@ class Api:
     return `None`. The two exceptions return the pointer: `TRITONSERVER_ErrorNew`, and
     `TRITONSERVER_InferenceResponseError`, whose error belongs to the response.
 
+    A function that the library lacks raises an `UnsupportedError` where it is called: most programs do without.
+
     Args:
         library: The loaded library.
-
-    Raises:
-        UnsupportedError: If the library lacks functions. `received` holds their names.
     """
 
     def __init__(self, library: Library) -> None:
         self.library = library
         # The same library once more, but called with the GIL kept.
         keeping_gil = ctypes.PyDLL(str(library.path), handle=library.handle._handle)
-        missing: list[str] = []
-        self._declare(library.handle, _functions.CALLS, missing)
-        self._declare(keeping_gil, _functions.SHORT_CALLS, missing)
+        self._declare(library.handle, _functions.CALLS)
+        self._declare(keeping_gil, _functions.SHORT_CALLS)
         for name, (restype, *argtypes) in _functions.VALUES.items():
-            function = _function(keeping_gil, name, argtypes, missing)
+            function = _function(keeping_gil, name, argtypes)
             if function is not None:
                 function.restype = restype
-                setattr(self, name, function)
-        if missing:
-            raise UnsupportedError(
-                f"Expected API 1.34 or later of Triton (release 2.51) in {library.path}, which is of API "
-                f"{library.api_version[0]}.{library.api_version[1]} and lacks {', '.join(missing)}. Use the server "
-                "that comes with pytriton-server.",
-                expected="API 1.34",
-                received=tuple(missing),
-                where=str(library.path),
-            )
+            setattr(self, name, function or self._missing(name))
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         # Reached for unknown names only: the functions are in the instance's dictionary.
@@ -90,25 +80,39 @@ class Api:
         pointer = self.TRITONSERVER_ErrorNew(int(code_of(error)), encoded)
         return int(pointer.value or 0)
 
-    def _declare(self, library: ctypes.CDLL, table: dict[str, tuple[Any, ...]], missing: list[str]) -> None:
+    def _declare(self, library: ctypes.CDLL, table: dict[str, tuple[Any, ...]]) -> None:
         for name, argtypes in table.items():
-            function = _function(library, name, argtypes, missing)
+            function = _function(library, name, argtypes)
             if function is not None:
                 function.restype = ctypes.c_void_p
                 function.errcheck = self._raise
-                setattr(self, name, function)
+            setattr(self, name, function or self._missing(name))
+
+    def _missing(self, name: str) -> Callable[..., NoReturn]:
+        def missing(*_arguments: Any) -> NoReturn:
+            library = self.library
+            raise UnsupportedError(
+                f"Expected the function {name} in {library.path}, which has none: its tritonserver is "
+                f"{describe_server_version(library.binary)}, with API {library.api_version[0]}."
+                f"{library.api_version[1]}. Do without what calls it, or use the server that comes with "
+                "pytriton-server.",
+                expected=name,
+                received=library.api_version,
+                where=str(library.path),
+            )
+
+        return missing
 
     def _raise(self, result: int | None, function: Any, arguments: tuple[Any, ...]) -> None:
         if result is not None:
             raise self.error_from(result, owned=True)
 
 
-def _function(library: ctypes.CDLL, name: str, argtypes: Any, missing: list[str]) -> Any:
+def _function(library: ctypes.CDLL, name: str, argtypes: Any) -> Any:
     try:
         # Not as an attribute: that object would be shared by all who declare functions of this library.
         function = library[name]
     except AttributeError:
-        missing.append(name)
         return None
     function.argtypes = list(argtypes)
     return function

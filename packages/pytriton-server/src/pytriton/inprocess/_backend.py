@@ -26,6 +26,7 @@ from pytriton.inprocess._batches import Handle
 from pytriton.inprocess._errors import UnsupportedError
 from pytriton.inprocess._library import load_library
 from pytriton.proxy_backend import inprocess_library_path
+from pytriton.server.server_version import describe_server_version
 
 __all__ = ["MODEL_FILE", "Backend", "Instance", "InstanceRunner", "ServedModel", "load_backend"]
 
@@ -168,8 +169,9 @@ class Backend:
         missing = connect(triton.handle._handle, ctypes.addressof(self._hooks), ctypes.addressof(states))
         if missing:
             raise UnsupportedError(
-                f"Expected a Triton of release 2.51 or later in {triton.path}; it lacks {missing.decode()}. Use the "
-                "server that comes with pytriton-server.",
+                f"Expected a Triton of release 2.51 or later in {triton.path}, which is "
+                f"{describe_server_version(triton.binary)}; it lacks {missing.decode()}, which bound models need. Use "
+                "the server that comes with pytriton-server.",
                 expected=missing.decode(),
                 received=None,
                 where=str(triton.path),

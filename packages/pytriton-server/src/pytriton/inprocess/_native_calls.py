@@ -20,6 +20,7 @@ from pytriton.inprocess import _process
 from pytriton.inprocess._api import load_api
 from pytriton.inprocess._errors import UnsupportedError
 from pytriton.proxy_backend import inprocess_library_path
+from pytriton.server.server_version import describe_server_version
 
 __all__ = ["Event", "NativeCalls", "Taken", "Told", "Wish", "load_native_calls"]
 
@@ -105,8 +106,9 @@ class NativeCalls:
         missing = open_calls(api.library.handle._handle, self._tell)
         if missing:
             raise UnsupportedError(
-                f"Expected a Triton of release 2.51 or later in {api.library.path}; it lacks {missing.decode()}. Use "
-                "the server that comes with pytriton-server.",
+                f"Expected a Triton of release 2.51 or later in {api.library.path}, which is "
+                f"{describe_server_version(api.library.binary)}; it lacks {missing.decode()}, which every inference "
+                "calls. Use the server that comes with pytriton-server.",
                 expected=missing.decode(),
                 received=None,
                 where=str(api.library.path),

@@ -14,9 +14,10 @@ import numpy as np
 from pytriton.inprocess import _c_types
 from pytriton.inprocess._api import Api
 from pytriton.inprocess._enums import DataType, MemoryType, TraceActivity, TraceLevel
-from pytriton.inprocess._errors import InvalidArgumentError, TimedOutError, wrong_argument
+from pytriton.inprocess._errors import InvalidArgumentError, TimedOutError, UnsupportedError, wrong_argument
 from pytriton.inprocess._memory import MemoryBuffer
 from pytriton.inprocess._tensor import Tensor
+from pytriton.server.server_version import describe_server_version
 
 __all__ = ["StartedTrace", "Trace", "TraceEvent"]
 
@@ -111,7 +112,11 @@ class Trace:
                 where="Trace",
             )
         self._started = True
-        return StartedTrace(api, self)
+        try:
+            return StartedTrace(api, self)
+        except BaseException:
+            self._started = False
+            raise
 
 
 class StartedTrace:
@@ -130,18 +135,33 @@ class StartedTrace:
         self._open: set[int] = set()
         callbacks = _callbacks or _make_callbacks(api)
         handle = _c_types.InferenceTraceHandle()
+        try:
+            if trace.level & TraceLevel.TENSORS:
+                api.TRITONSERVER_InferenceTraceTensorNew(
+                    handle, int(trace.level), 0, callbacks.activity, callbacks.tensor, callbacks.release, self._number
+                )
+            else:
+                api.TRITONSERVER_InferenceTraceNew(
+                    handle, int(trace.level), 0, callbacks.activity, callbacks.release, self._number
+                )
+        except UnsupportedError as error:
+            library = api.library
+            raise UnsupportedError(
+                f"Expected a tritonserver that was built with tracing; {library.path}, which is "
+                f"{describe_server_version(library.binary)}, says: {error}. Leave out trace=, or use the server that "
+                "comes with pytriton-server.",
+                expected="a tritonserver with tracing",
+                received=str(error),
+                where=str(library.path),
+            ) from error
         _started[self._number] = self
-        if trace.level & TraceLevel.TENSORS:
-            api.TRITONSERVER_InferenceTraceTensorNew(
-                handle, int(trace.level), 0, callbacks.activity, callbacks.tensor, callbacks.release, self._number
-            )
-        else:
-            api.TRITONSERVER_InferenceTraceNew(
-                handle, int(trace.level), 0, callbacks.activity, callbacks.release, self._number
-            )
         self.handle: int | None = handle.value
         if trace.context is not None:
-            api.TRITONSERVER_InferenceTraceSetContext(handle, trace.context.encode())
+            try:
+                api.TRITONSERVER_InferenceTraceSetContext(handle, trace.context.encode())
+            except BaseException:
+                self.withdraw()
+                raise
 
     def withdraw(self) -> None:
         """Delete it, if Triton did not take it."""

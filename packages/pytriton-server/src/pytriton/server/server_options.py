@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.server.binary import TritonServerBinary
-from pytriton.server.server_version import ServerVersionUnknownError, read_server_version
+from pytriton.server.server_version import describe_server_version
 from pytriton.server.settings import TritonConfig
 
 __all__ = ["NEEDED_SERVER", "check_options", "known_options"]
@@ -53,8 +53,9 @@ def check_options(config: TritonConfig, binary: TritonServerBinary) -> None:
         option = name.replace("_", "-")
         if option not in known:
             raise PyTritonValidationError(
-                f"TritonConfig.{name} needs {NEEDED_SERVER[name]}; {binary.executable} is {_described(binary)} and has "
-                f"no option --{option}. Leave it unset, or name another server with PYTRITON_TRITONSERVER_DIR.",
+                f"TritonConfig.{name} needs {NEEDED_SERVER[name]}; {binary.executable} is "
+                f"{describe_server_version(binary)} and has no option --{option}. Leave it unset, or name "
+                "another server with PYTRITON_TRITONSERVER_DIR.",
                 expected=NEEDED_SERVER[name],
                 received=str(binary.executable),
             )
@@ -88,11 +89,3 @@ def _listed_options(executable: Path, *_identity: int) -> frozenset[str]:
         return frozenset()
     # Its exit code is 1 although nothing went wrong.
     return frozenset(_OPTION.findall(done.stdout))
-
-
-def _described(binary: TritonServerBinary) -> str:
-    try:
-        return f"version {read_server_version(binary)}"
-    except ServerVersionUnknownError as error:
-        logger.debug("%s", error)
-        return "of a version that it does not tell"

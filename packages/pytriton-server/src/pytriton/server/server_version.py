@@ -7,6 +7,7 @@ repository that does not exist that is all it does: no port is opened, no GPU is
 
 from __future__ import annotations
 
+import logging
 import re
 import subprocess
 import tempfile
@@ -16,12 +17,14 @@ from pathlib import Path
 from pytriton.exceptions import PyTritonError
 from pytriton.server.binary import TritonServerBinary
 
-__all__ = ["ServerVersionUnknownError", "parse_server_version", "read_server_version"]
+__all__ = ["ServerVersionUnknownError", "describe_server_version", "parse_server_version", "read_server_version"]
 
 DEADLINE_S = 60.0
 _ROW = re.compile(r"^\|\s*server_version\s*\|\s*(\S+)\s*\|")
 _VERSION = re.compile(r"(\d+)\.(\d+)(?:\.(\d+))?")
 _SHOWN_LINES = 5
+
+logger = logging.getLogger(__name__)
 
 
 class ServerVersionUnknownError(PyTritonError):
@@ -78,6 +81,15 @@ def read_server_version(binary: TritonServerBinary) -> str:
         f"{binary.executable} was started for its version. Expected the row 'server_version' of the table that every "
         f"tritonserver logs first, but it ended with {process.returncode} and these last lines:\n{ending}"
     )
+
+
+def describe_server_version(binary: TritonServerBinary) -> str:
+    """Say what `read_server_version` learns, for errors: `"version 2.51.0"`, or that it tells none."""
+    try:
+        return f"version {read_server_version(binary)}"
+    except ServerVersionUnknownError as error:
+        logger.debug("%s", error)
+        return "of a version that it does not tell"
 
 
 def parse_server_version(version: str) -> tuple[int, int, int] | None:
