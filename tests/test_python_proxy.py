@@ -268,6 +268,16 @@ def test_without_a_worker_a_request_waits_a_bounded_time(address: str) -> None:
         assert served.send([1])[0].wait()[0] == UNAVAILABLE
 
 
+def test_none_of_the_outputs_is_an_error(either_address: str) -> None:
+    with (
+        proxy(either_address) as served,
+        worker(lambda requests: [{"Y": request["x"]} for request in requests], either_address),
+    ):
+        code, text = served.send([1])[0].wait()
+        assert code == ErrorCode.INTERNAL
+        assert "none of the outputs that are asked for: expected y, got Y" in text
+
+
 def test_each_request_waits_for_a_worker_as_long_as_promised(address: str) -> None:
     """Also those that come while others wait, and those that come when others have just waited in vain."""
     with proxy(address, attach_timeout_s=1.0) as served:

@@ -195,6 +195,23 @@ class TestResults:
         with pytest.raises(PyTritonValidationError, match=message):
             self.result(returned, strict=True)
 
+    @pytest.mark.parametrize("returned", [{"Y": np.zeros((1, 1), np.float32)}, {}])
+    def test_none_of_the_outputs(self, returned: Any) -> None:
+        with pytest.raises(
+            PyTritonValidationError, match=r"has the outputs \[.*\], expected those of the model, \['y'\]"
+        ):
+            self.result(returned)
+
+    def test_a_response_of_a_stream_may_leave_outputs_out(self) -> None:
+        def give(requests: Any) -> Any:
+            yield [{}]
+            yield [{"Y": np.zeros((1, 1), np.float32)}]
+
+        responses = Harness(give, None, Y, config=ModelConfig(decoupled=True)).stream(ONE)
+        assert dict(next(responses)) == {}
+        with pytest.raises(PyTritonValidationError, match="expected those of the model"):
+            next(responses)
+
     def test_strict_callables_may_leave_out_what_is_not_asked_for(self) -> None:
         outputs = [*Y, Tensor((1,), np.float32, "z")]
         returned = {"y": np.zeros((1, 1), np.float32)}

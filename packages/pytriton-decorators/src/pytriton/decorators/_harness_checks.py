@@ -163,7 +163,9 @@ class Checker:
         declared_names = outputs.keys() if self._outputs is None else self._outputs.keys()
         # A callable may leave out what its caller does not want.
         wanted = {name for name in declared_names if requested is None or name in requested}
-        if self._strict and not wanted <= outputs.keys() <= declared_names:
+        # A response of a stream may leave out what comes later.
+        has_none = bool(outputs) and outputs.keys().isdisjoint(declared_names) if stream else wanted.isdisjoint(outputs)
+        if (self._strict and not wanted <= outputs.keys() <= declared_names) or (has_none and wanted):
             raise PyTritonValidationError(
                 f"The result of request {index} has the outputs {sorted(outputs)}, expected those of the model, "
                 f"{sorted(declared_names)}.",
