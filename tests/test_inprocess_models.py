@@ -531,3 +531,44 @@ def test_stop_with_results_held_ends_a_python_model_in_order(tmp_path: Path) -> 
     assert time.monotonic() - began < PATIENCE_S
     assert marker.read_text() == "finalized"
     assert np.from_dlpack(held[0].outputs["x_out"]).tolist() == [[1, 2, 3]]
+
+
+CRASHING = """
+import os
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def execute(self, requests):
+        x = pb_utils.get_input_tensor_by_name(requests[0], "x").as_numpy()
+        if x.flat[0] < 0:
+            os._exit(1)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", x)]) for _ in requests]
+"""
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_stop_after_a_crash_of_a_python_model(count: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Triton never unloads such a model; `stop` used to wait for it, and to raise."""
+    prefix = f"pt{os.getpid()}crash{count}"
+    options = inprocess.Options(
+        model_control_mode=inprocess.ModelControlMode.EXPLICIT,
+        exit_timeout=600,
+        backend_configuration={"python": {"shm-region-prefix-name": prefix}},
+    )
+    config = python_config(tensors(("x", "FP32")), tensors(("y", "FP32")), instance_group=[{"count": count}])
+    server = inprocess.Server(options).start()
+    try:
+        for _ in range(2):
+            model = server.load("crashing", config=config, files={"1/model.py": CRASHING})
+            (response,) = model.infer(inputs={"x": np.ones((1, 1), np.float32)})
+            assert np.from_dlpack(response.outputs["y"]).tolist() == [[1]]
+            with pytest.raises(inprocess.TritonError, match="not healthy"):
+                list(model.infer(inputs={"x": -np.ones((1, 1), np.float32)}))
+            server.stop()
+            assert "Triton holds on to models that are not unloaded: crashing version 1" in caplog.text
+            caplog.clear()
+            assert not [name for name in os.listdir("/dev/shm") if name.startswith(prefix)]
+            # It may be started again, with the same model.
+            server.start()
+    finally:
+        server.stop()

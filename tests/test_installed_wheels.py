@@ -197,7 +197,7 @@ def test_the_command_runs_from_wheels(user_python: Path, tmp_path: Path) -> None
 def test_the_native_proxy_builds_from_its_sdist(built: Path, tmp_path: Path) -> None:
     with tarfile.open(next(built.glob("pytriton_proxy_backend-*.tar.gz"))) as archive:
         folder = archive.getnames()[0].split("/")[0]
-        archive.extractall(tmp_path)
+        archive.extractall(tmp_path, filter="data")
     done = run([sys.executable, "-m", "pip", "wheel", "--no-deps", "--wheel-dir", ".", f"./{folder}"], cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     wheel = next(tmp_path.glob("*.whl"))

@@ -20,7 +20,8 @@ from pytriton.inprocess._model import Model
 from pytriton.model_config import DeviceKind, ModelConfig, Tensor
 from pytriton.model_config.generator import ModelConfigGenerator
 from pytriton.proxy_backend import INPROCESS_BACKEND_NAME
-from pytriton.server.bound_model import BoundModel, InferFunc
+from pytriton.server.background import begin
+from pytriton.server.bound_model import BoundModel, InferFunc, calling_model
 from pytriton.server.process_workers import ProcessWorker
 from pytriton.server.tracing import ModelTracing
 
@@ -105,6 +106,10 @@ class Bindings:
 
     def unbind(self, model_name: str, model_version: int | None = None, *, timeout_s: float = 30.0) -> None:
         """See `Server.unbind`."""
+        caller = calling_model(self._context)
+        if caller is not None and caller.name == model_name and model_version in (None, caller.version):
+            begin("unbind", lambda: self.unbind(model_name, model_version, timeout_s=timeout_s), daemon=False)
+            return
         with self._lock:
             gone = [
                 model
@@ -147,6 +152,10 @@ class Bindings:
                 self._refuse_listed(name)
             for name in names:
                 self._load(name)
+
+    def are_calling(self) -> bool:
+        """Tells whether a bound callable runs in this thread or task."""
+        return calling_model(self._context) is not None
 
     def busy(self) -> list[str]:
         """Says which bound callables are at a batch, and where in their code. From any thread."""

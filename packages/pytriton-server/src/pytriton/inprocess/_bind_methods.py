@@ -78,6 +78,8 @@ class BindMethods:
     def unbind(self, model_name: str, model_version: int | None = None, *, timeout_s: float = 30.0) -> None:
         """Take a bound model away. When this returns, its requests are answered and its callables not called any more.
 
+        Called by a callable of the model, it begins all that and returns.
+
         Args:
             model_name: Name of the model.
             model_version: Which version; `None` for all of them.

@@ -231,7 +231,8 @@ class AsyncRunner(Runner):
         if loop is None:
             handle.fail(f"model '{self._service.model.name}' is being unloaded", ErrorCode.UNAVAILABLE)
             return
-        loop.call_soon_threadsafe(self._start, execution, handle, slab)
+        # A copy: the thread of the loop has entered the callable's own.
+        loop.call_soon_threadsafe(self._start, execution, handle, slab, context=self._context.copy())
         del execution, slab
         self._places.acquire()
 

@@ -28,6 +28,7 @@ from pytriton.inprocess._model import Model, ModelDictionary
 from pytriton.inprocess._options import Options
 from pytriton.inprocess._session import Session, read_message
 from pytriton.inprocess._waiting import check_wait, wait_until
+from pytriton.server.background import begin
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -118,8 +119,9 @@ class Server(BindMethods):
     def stop(self) -> None:
         """Stop the server: cancel the requests in flight, unload all models and free what it holds.
 
-        Responses that were received stay valid, held or not. Does nothing if the server was stopped before. Not to be
-        called by a bound callable, which is part of what it waits for.
+        Responses that were received stay valid, held or not. Does nothing if the server was stopped before. Called by a
+        bound callable, which is part of what it waits for, it begins the stop and returns; what it would raise is
+        logged.
 
         Raises:
             TimedOutError: If requests or models were not done within `Options.exit_timeout`, because a model does not
@@ -130,6 +132,10 @@ class Server(BindMethods):
         if self._session is not None and self._session.is_foreign:
             # Not with the lock, which a thread may hold that this process does not have.
             self._session.stop()
+        if self._session is not None and self._bindings is not None and self._bindings.are_calling():
+            # The interpreter must not go while Triton may still call into it.
+            begin("stop", self.stop, daemon=False)
+            return
         with self._lock:
             session = self._session
             if session is None:

@@ -11,10 +11,10 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-from pytriton.inprocess import _process
+from pytriton.inprocess import _process, _stubs
 from pytriton.inprocess._api import Api, load_api
 from pytriton.inprocess._c_types import MessageHandle, ServerHandle
 from pytriton.inprocess._enums import ModelControlMode
@@ -97,6 +97,8 @@ class Session:
         self.describe_busy: Callable[[], list[str]] = list
         self.control_mode = ModelControlMode(values["model_control_mode"])
         self._exit_timeout_s = float(values["exit_timeout"])
+        python = values["backend_configuration"].get(b"python", {})
+        self._shm_prefix = python.get(b"shm-region-prefix-name", b"").decode()
         self._stop_lock = threading.Lock()
         self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
         self._stopping = False
@@ -339,10 +341,32 @@ class Session:
             # The folder of a repository has gone, which Triton wants to read for its list, but not for its stop.
             logger.debug("Server %r leaves the unloading of its models to Triton: %s", self.name, error)
             return
-        for name in {model["name"] for model in listed if model.get("state") not in _GONE_STATES}:
+        loaded = [model for model in listed if model.get("state") not in _GONE_STATES]
+        crashed = _stubs.crashed(self._configs(loaded))
+        regions = _stubs.idle_regions(self._shm_prefix) if crashed else set()
+        for name in {model["name"] for model in loaded}:
             self.api.TRITONSERVER_ServerUnloadModel(self.handle, name.encode())
-        self._wait(self._models_left, deadline)
+        given_up_at = time.monotonic() + _stubs.GRACE_S
+        self._wait(lambda: self._models_left(crashed if time.monotonic() >= given_up_at else ()), deadline)
+        if left := self._models_left():
+            _stubs.clear_away(crashed, regions & _stubs.idle_regions(self._shm_prefix))
+            logger.warning(
+                "Server %r: a process of Triton's Python backend has crashed, and Triton holds on to %s. Nothing "
+                "can be asked of it; its memory is given back at the end of the process.",
+                self.name,
+                left,
+            )
         self._is_empty = True
+
+    def _configs(self, models: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+        for model in models:
+            message = MessageHandle()
+            # It may be about to be unloaded just now.
+            with contextlib.suppress(TritonError):
+                self.api.TRITONSERVER_ServerModelConfig(
+                    self.handle, model["name"].encode(), int(model["version"]), 1, ctypes.byref(message)
+                )
+                yield model["name"], model["version"], read_message(self.api, message)
 
     def _users_left(self) -> str:
         """Say who keeps the server from being stopped, in words; empty if nobody does."""
@@ -352,8 +376,12 @@ class Session:
         parts += [f"{calls} calls of other threads"] if calls else []
         return " and ".join(parts)
 
-    def _models_left(self) -> str:
-        left = [model for model in self._index(self.handle) if model.get("state") not in _GONE_STATES]
+    def _models_left(self, given_up: Collection[tuple[str, str]] = ()) -> str:
+        left = [
+            model
+            for model in self._index(self.handle)
+            if model.get("state") not in _GONE_STATES and (model["name"], model.get("version")) not in given_up
+        ]
         named = ", ".join(f"{model['name']} version {model.get('version')} ({model.get('state')})" for model in left)
         return f"models that are not unloaded: {named}" if left else ""
 

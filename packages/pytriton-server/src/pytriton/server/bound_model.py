@@ -4,8 +4,10 @@ import contextvars
 import copy
 import dataclasses
 import hashlib
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Final
 
 from pytriton.decorators import TritonContext
 from pytriton.decorators.serving import check_callable, set_served_model
@@ -39,9 +41,12 @@ from pytriton.server.process_workers import ProcessWorker
 from pytriton.server.tracing import ModelTracing, TracerLease
 from pytriton.server.warmup import WarmupBatches
 
-__all__ = ["BoundModel", "InferFunc"]
+__all__ = ["BoundModel", "InferFunc", "calling_model"]
 
 _SHORT_NAME_LENGTH = 12
+_CALLING: Final[contextvars.ContextVar["weakref.ref[BoundModel] | None"]] = contextvars.ContextVar(
+    "pytriton_calling_model", default=None
+)
 
 
 class BoundModel:
@@ -202,6 +207,7 @@ class BoundModel:
         """
         context = contextvars.copy_context()
         context.run(use_worker_tracer, tracer)
+        context.run(_CALLING.set, weakref.ref(self))
         context.run(set_served_model, infer, self.triton_config, self._triton_context)
         return context
 
@@ -373,3 +379,17 @@ def _max_queue_size(batcher: DynamicBatcher | None) -> int:
     policies = [batcher.default_queue_policy, *(batcher.priority_queue_policy or {}).values()]
     sizes = [0 if policy is None else policy.max_queue_size for policy in policies]
     return max(sizes) if all(sizes) else 0
+
+
+def calling_model(triton_context: TritonContext) -> BoundModel | None:
+    """Gives the model whose callable runs in this thread or task; None where that is none of a certain server.
+
+    What a callable hands to `asyncio.to_thread`, or to a thread with `contextvars.copy_context`, counts as well: all of
+    these may be waited for by it.
+
+    Args:
+        triton_context: What all models of the server have in common.
+    """
+    reference = _CALLING.get()
+    model = None if reference is None else reference()
+    return model if model is not None and model._triton_context is triton_context else None

@@ -2,6 +2,7 @@
 
 import abc
 import atexit
+import contextlib
 import logging
 import math
 import os
@@ -9,7 +10,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -18,14 +19,15 @@ from typing_extensions import Self
 from pytriton.decorators import TritonContext
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError
 from pytriton.model_config import ModelConfig, Tensor
-from pytriton.server.bound_model import BoundModel, InferFunc
+from pytriton.server.background import begin
+from pytriton.server.bound_model import BoundModel, InferFunc, calling_model
 from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
 from pytriton.server.lifecycle import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy
 from pytriton.server.process_workers import ProcessWorker
 from pytriton.server.readiness import StartCancelled
 from pytriton.server.session import DRAIN_DEADLINE_S
 from pytriton.server.sessions import Session
-from pytriton.server.stop_signals import StopSignals
+from pytriton.server.stop_signals import StopSignals, end_on_sigterm_as_init
 from pytriton.server.tracing import ModelTracing
 from pytriton.server.workspace import Workspace
 from pytriton.triton._running import make_keeper
@@ -41,6 +43,7 @@ WAIT_FORM_MODEL_TIMEOUT_S = 60.0
 
 _NOTICE_S = 1.0
 _POLL_S = 0.005
+_LOOK_S = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -69,6 +72,7 @@ class TritonBase(abc.ABC):
         workspace: "Workspace | str | os.PathLike[str] | None" = None,
         triton_lifecycle_policy: TritonLifecyclePolicy | None = None,
     ) -> None:
+        end_on_sigterm_as_init()
         self._policy = triton_lifecycle_policy or DefaultTritonLifecyclePolicy
         self._workspace = workspace if isinstance(workspace, Workspace) else Workspace(workspace)
         self._context = TritonContext()
@@ -157,7 +161,7 @@ class TritonBase(abc.ABC):
             tracing=ModelTracing(trace_config, self._trace_config),
         )
         self._refuse_fork()
-        with self._lock:
+        with self._changing():
             session = self._running()
             old = self._models.get(model.key)
             if old is not None and (session is not None or old not in self._stopped):
@@ -197,7 +201,7 @@ class TritonBase(abc.ABC):
 
         Requests that the old callable has got are answered by it, later ones by the new one; when this returns, the
         old one is done. For a moment both are called. With other tensors or another configuration Triton loads the
-        model anew beside the old one.
+        model anew beside the old one. Called by a callable of the model, it begins all that and returns.
 
         Args:
             model_name: Name of the model.
@@ -221,7 +225,18 @@ class TritonBase(abc.ABC):
         """
         check_timeout("timeout_s", timeout_s)
         self._refuse_fork()
-        with self._lock:
+        caller = calling_model(self._context)
+        if caller is not None and self._bound(model_name, model_version) == [caller]:
+            changes: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "config": config, "strict": strict}
+            # What is wrong with the arguments is told at once.
+            caller.successor(infer_func, **changes)
+            version = caller.version
+            begin(
+                "rebind",
+                lambda: self.rebind(model_name, infer_func, **changes, model_version=version, timeout_s=timeout_s),
+            )
+            return
+        with self._changing():
             candidates = self._bound(model_name, model_version)
             if len(candidates) > 1:
                 versions = sorted(model.version for model in candidates)
@@ -254,7 +269,8 @@ class TritonBase(abc.ABC):
         """Takes a model away, on a running server after its requests in flight are answered.
 
         New requests are refused from the beginning on. When this returns, the callables are not called any more, and
-        their sockets and shared memory are given back. Other versions of the name stay.
+        their sockets and shared memory are given back. Other versions of the name stay. Called by a callable of the
+        model, it begins all that and returns.
 
         Args:
             model_name: Name of the model.
@@ -269,7 +285,10 @@ class TritonBase(abc.ABC):
         """
         check_timeout("timeout_s", timeout_s)
         self._refuse_fork()
-        with self._lock:
+        if calling_model(self._context) in self._bound(model_name, model_version):
+            begin("unbind", lambda: self.unbind(model_name, model_version, timeout_s=timeout_s))
+            return
+        with self._changing():
             models = self._bound(model_name, model_version)
             session = self._running()
             try:
@@ -344,13 +363,17 @@ class TritonBase(abc.ABC):
         """Takes the models out of service after their requests are answered, and lets go of the server.
 
         May be called from any thread and again and again. It always returns: what does not end in time is cut off.
+        Called by an inference callable of the server, it begins the stop and returns: its request is one of those that
+        are answered first.
 
         Returns:
-            True if it stopped something, False if there was nothing to stop.
+            True if it stopped something, or has begun to; False if there was nothing to stop.
         """
         if os.getpid() != self._owner:
             # A fork of the owner: the server is not its child.
             return False
+        if calling_model(self._context) is not None:
+            return self._begin_stop()
         return self._stop(None)
 
     def is_alive(self) -> bool:
@@ -402,7 +425,7 @@ class TritonBase(abc.ABC):
 
     def _start(self) -> None:
         self._refuse_fork()
-        with self._lock:
+        with self._changing():
             if self._session is not None:
                 self._repair()
                 if self._is_stop_wanted():
@@ -490,15 +513,36 @@ class TritonBase(abc.ABC):
             self._failure = error
         self._wake.put(None)
         # Not in the thread that reports: stopping waits for it.
+        self._begin_stop()
+
+    def _begin_stop(self) -> bool:
         session = self._session
         if session is None:
+            return False
+        # At the end of the interpreter, its atexit hook stops the server.
+        return session in self._stop_requests or begin("stop", lambda: self._stop(session))
+
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Holds the lock. A callable does not wait for a stop, which waits for the callable.
+
+        Raises:
+            PyTritonInvalidOperationError: A callable asks, and the server is being stopped.
+        """
+        if calling_model(self._context) is None:
+            with self._lock:
+                yield
             return
-        stopper = threading.Thread(target=self._stop, args=(session,), name="pytriton-stop", daemon=True)
+        while not self._lock.acquire(timeout=_LOOK_S):
+            if self._stop_requests or self._signals:
+                raise PyTritonInvalidOperationError(
+                    "The server is being stopped, and waits for the inference callable that asks for this. Let it "
+                    "return."
+                )
         try:
-            stopper.start()
-        except RuntimeError:
-            # The interpreter is ending; its atexit hook stops the server.
-            logger.debug("No thread can be started any more.")
+            yield
+        finally:
+            self._lock.release()
 
     def _bound(self, name: str, version: int | None) -> list[BoundModel]:
         """Gives the bound versions of a name, or the one that is asked for.
@@ -508,7 +552,7 @@ class TritonBase(abc.ABC):
         """
         models = [
             model
-            for model in self._models.values()
+            for model in list(self._models.values())
             if model.name.lower() == str(name).lower() and version in (None, model.version)
         ]
         if not models:

@@ -1,0 +1,91 @@
+"""A program that is the first process of a container, which the system spares signals that nobody handles."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.forks import is_there, read_word
+from support.waiting import eventually
+
+DEADLINE_S = 60.0
+UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+
+PROGRAM = """
+import os, sys, time
+from pytriton.triton import Triton, TritonConfig
+addresses = dict(http_address="127.0.0.1", grpc_address="127.0.0.1", http_port=0, grpc_port=0, allow_metrics=False)
+triton = Triton(config=TritonConfig(**addresses))
+if sys.argv[1] == "forked":
+    if os.fork() == 0:
+        print("made", os.getpid(), flush=True)
+        time.sleep(3600)
+    print("child", os.wait()[1], flush=True)
+    os._exit(0)
+if sys.argv[1] == "run":
+    triton.run()
+print("made", os.getpid(), flush=True)
+if sys.argv[1] == "serve":
+    triton.serve()
+else:
+    time.sleep(3600)
+"""
+
+
+@functools.cache
+def may_unshare() -> bool:
+    try:
+        return subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=DEADLINE_S, check=False).returncode == 0
+    except FileNotFoundError:
+        return False
+
+
+@contextlib.contextmanager
+def first_process(how: str, home: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """Runs the program in a container; gives the process that waits for it, and its own number out here."""
+    if not may_unshare():
+        pytest.skip("this user or machine does not allow a PID namespace of its own")
+    command = [*UNSHARE, sys.executable, "-c", PROGRAM, how]
+    environment = {**os.environ, "PYTRITON_HOME": str(home)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as outside:
+        try:
+            inside = int(eventually(Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text, DEADLINE_S))
+            yield outside, inside
+        finally:
+            outside.kill()
+
+
+@pytest.mark.parametrize("how", ["wait", "run"])
+def test_sigterm_before_serve_ends_it(how: str, tmp_path: Path) -> None:
+    with first_process(how, tmp_path) as (outside, inside):
+        assert read_word(outside, "made") == "1"
+        os.kill(inside, signal.SIGTERM)
+        # As a shell tells it of a process that SIGTERM has ended.
+        assert outside.wait(DEADLINE_S) == 128 + signal.SIGTERM
+        assert not is_there(inside)
+        assert os.listdir(tmp_path) == []
+
+
+def test_sigterm_is_answered_by_serve(tmp_path: Path) -> None:
+    with first_process("serve", tmp_path) as (outside, inside):
+        assert read_word(outside, "made") == "1"
+        os.kill(inside, signal.SIGTERM)
+        # 0, or where it came before serve() was reached, as above.
+        assert outside.wait(DEADLINE_S) in (0, 128 + signal.SIGTERM)
+        assert os.listdir(tmp_path) == []
+
+
+def test_a_forked_child_ends_as_ever(tmp_path: Path) -> None:
+    with first_process("forked", tmp_path) as (outside, inside):
+        assert read_word(outside, "made") != "1"
+        child = int(Path(f"/proc/{inside}/task/{inside}/children").read_text())
+        os.kill(child, signal.SIGTERM)
+        assert read_word(outside, "child") == str(int(signal.SIGTERM))
