@@ -108,8 +108,8 @@ class Endpoint : private ConnectionOwner {
   std::string last_loss_;
   uint64_t last_loss_ns_ = 0;
   std::atomic<bool> has_orphans_{false};  // of either kind
-  // Of the thread that executes: until when batches are set aside as they come.
-  uint64_t drain_until_ns_ = 0;
+  // Until when batches are set aside as they come.
+  std::atomic<uint64_t> drain_until_ns_{0};
 
   std::mutex mutex_;
   std::condition_variable changed_;
