@@ -185,8 +185,8 @@ class Caller:
         # A stream has a strict limit for each response only where a view of the client says so.
         self._client = client.with_options(timeout_s=options["inference_timeout_s"]) if kind in DECOUPLED else client
 
-    def infer(self) -> list[list[float]]:
-        """Infer one sample; gives the values of `y` in each response."""
+    def infer(self) -> list[list[float] | None]:
+        """Infer one sample; gives the values of `y` in each response, `None` where it is not among the outputs."""
         given = np.ones(2, np.float32)
         if self.kind == "decoupled":
             results = list(self._client.infer_sample(given))
@@ -197,7 +197,7 @@ class Caller:
         else:
             assert self._loop is not None
             results = self._loop.run_until_complete(self._infer_async(given))
-        return [result["y"].tolist() for result in results]
+        return [result["y"].tolist() if "y" in result else None for result in results]
 
     async def _infer_async(self, given: Any) -> list[Any]:
         if self.kind == "asyncio":

@@ -5,7 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ._grpc_messages import decode_infer_response, encode_infer_request, encode_load_request, service_pb2
+from ._grpc_messages import (
+    decode_infer_response,
+    decode_model_config,
+    encode_infer_request,
+    encode_load_request,
+    service_pb2,
+)
 from ._requests import InferRequest, InferResponse
 from ._translate import Operation, is_denial, server_error
 from ._untrusted import UNREADABLE
@@ -13,12 +19,14 @@ from .exceptions import PyTritonClientInferenceServerError
 
 __all__ = [
     "GrpcCall",
+    "check_message",
     "infer",
     "is_not_there",
     "load_model",
     "model_config",
     "model_ready",
     "read_infer_response",
+    "read_model_config",
     "server_ready",
     "stream_operation",
     "unload_model",
@@ -103,5 +111,31 @@ def read_infer_response(operation: Operation, message: Any) -> InferResponse:
     try:
         return decode_infer_response(message)
     except UNREADABLE as error:
-        text = f"the answer cannot be read ({type(error).__name__}: {error})."
-        raise server_error(operation, "OK", text) from error
+        raise _not_understood(operation, error) from error
+
+
+def read_model_config(operation: Operation, message: Any) -> Mapping[str, Any]:
+    """Returns the configuration in the form of its JSON.
+
+    Raises:
+        PyTritonClientInferenceServerError: It cannot be read.
+    """
+    try:
+        return decode_model_config(message)
+    except UNREADABLE as error:
+        raise _not_understood(operation, error) from error
+
+
+def check_message(operation: Operation, message: Any) -> Any:
+    """Returns a message as it is, unless there is none: what grpc.aio gives where it cannot be parsed.
+
+    Raises:
+        PyTritonClientInferenceServerError: There is none.
+    """
+    if message is None:
+        raise server_error(operation, "INTERNAL", "the answer cannot be read: it is no message of the protocol.")
+    return message
+
+
+def _not_understood(operation: Operation, error: Exception) -> PyTritonClientInferenceServerError:
+    return server_error(operation, "OK", f"the answer cannot be read ({type(error).__name__}: {error}).")

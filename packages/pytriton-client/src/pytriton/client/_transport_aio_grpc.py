@@ -11,11 +11,10 @@ import grpc.aio
 
 from . import _grpc_calls
 from ._asyncio_loops import LoopsClosedError, PerLoop
-from ._grpc_calls import GrpcCall, is_not_there, read_infer_response
+from ._grpc_calls import GrpcCall, check_message, is_not_there, read_infer_response, read_model_config
 from ._grpc_messages import (
     STREAM_METHOD,
     channel_options,
-    decode_model_config,
     encode_infer_request,
     make_metadata,
     service_pb2,
@@ -85,7 +84,7 @@ class AsyncGrpcTransport:
     async def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
         """Return the model configuration."""
         call = _grpc_calls.model_config(self._url, model_name, model_version, timeout_s)
-        return decode_model_config(await self._call(call))
+        return read_model_config(call.operation, await self._call(call))
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
@@ -138,8 +137,8 @@ class AsyncGrpcTransport:
             call = getattr(channel.stub, request.method)(message, metadata=metadata, timeout=operation.timeout_s)
             if message.ByteSize() > LONGEST_QUICK_WRITE_BYTES:
                 # gRPC does not keep the time limit of a call that is in the midst of a write.
-                return await asyncio.wait_for(call, operation.timeout_s)
-            return await call
+                return check_message(operation, await asyncio.wait_for(call, operation.timeout_s))
+            return check_message(operation, await call)
         except asyncio.TimeoutError as error:
             raise timeout_error(operation) from error
         except grpc.RpcError as error:
@@ -159,7 +158,7 @@ class AsyncGrpcTransport:
     def _translate(self, operation: Operation, error: Any) -> PyTritonClientError:
         if self._channels.is_closed:
             return closed_error(operation.model_name, self._url)
-        return grpc_error(operation, error.code().name, error.details() or "")
+        return grpc_error(operation, getattr(error.code(), "name", "UNKNOWN"), error.details() or "")
 
 
 class AsyncGrpcStream:
@@ -215,7 +214,7 @@ class AsyncGrpcStream:
         if message is grpc.aio.EOF:
             self._is_over = True
             return None
-        if message.error_message:
+        if check_message(operation, message).error_message:
             await self._see_off()
             # Without a status: Triton would tell it with triton_grpc_error, but 2.51 crashes when such a stream fails.
             raise server_error(operation, None, message.error_message)

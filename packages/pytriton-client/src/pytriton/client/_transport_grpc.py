@@ -11,11 +11,10 @@ import grpc
 from tritonclient.grpc import InferenceServerClient
 
 from . import _grpc_calls
-from ._grpc_calls import GrpcCall, is_not_there, read_infer_response
+from ._grpc_calls import GrpcCall, is_not_there, read_infer_response, read_model_config
 from ._grpc_messages import (
     STREAM_METHOD,
     channel_options,
-    decode_model_config,
     encode_infer_request,
     make_metadata,
     service_pb2,
@@ -112,7 +111,7 @@ class GrpcTransport:
     def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
         """Return the model configuration."""
         call = _grpc_calls.model_config(self._url, model_name, model_version, timeout_s)
-        return decode_model_config(self._call(call))
+        return read_model_config(call.operation, self._call(call))
 
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
@@ -222,7 +221,7 @@ class GrpcTransport:
     def _translate(self, operation: Operation, error: Any) -> PyTritonClientError:
         if self._is_closed:
             return closed_error(operation.model_name, self._url)
-        return grpc_error(operation, error.code().name, error.details() or "")
+        return grpc_error(operation, getattr(error.code(), "name", "UNKNOWN"), error.details() or "")
 
 
 class GrpcStream:
