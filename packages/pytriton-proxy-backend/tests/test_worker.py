@@ -7,6 +7,7 @@ import gc
 import logging
 import os
 import re
+import socket
 import string
 import struct
 import threading
@@ -260,6 +261,18 @@ def test_every_attach_loss_and_detach_is_logged_when_it_happens(
     stopping.join()
     told = [record.getMessage().partition(" (version 1)")[0] for record in caplog.records]
     assert told == ["Serving model model", "Lost model model", "Serving model model", "Detached from model model"]
+
+
+def test_a_socket_of_a_python_proxy_is_told_from_one_of_the_native_proxy(
+    proxy: Any, make_worker: Callable[..., Worker]
+) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as other:
+        other.bind(str(proxy.endpoint))
+        other.listen()
+        worker = make_worker()
+        worker.start()
+        with pytest.raises(AttachError, match=rf"no native proxy listens.*: ipc://{proxy.endpoint}"):
+            worker.wait_attached(PATIENCE_S)
 
 
 def test_a_silent_peer_is_tried_again_and_named(

@@ -101,3 +101,15 @@ def test_only_what_dead_owners_left_is_swept(tmp_path: Path) -> None:
     assert unlocked.exists()
     living.clean()
     newest.clean()
+
+
+def test_an_error_names_the_folder_that_could_not_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("PYTRITON_HOME", str(tmp_path / "file" / "home"))
+    workspace = Workspace()
+    tried = workspace.path
+    with pytest.raises(WorkspaceError) as caught:
+        workspace.create()
+    assert caught.value.path == str(tried)
+    assert str(tried) in str(caught.value)
+    assert f"{tmp_path / 'file' / 'home'}: Not a directory." in str(caught.value)

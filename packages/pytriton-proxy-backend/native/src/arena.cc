@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "errno_text.h"
 #include "protocol.h"
 
 // glibc got these later than the 2.17 that release wheels are built for.
@@ -32,8 +33,6 @@ namespace {
 constexpr uint64_t kFirstSegment = 1u << 20;
 
 uint64_t AlignUp(uint64_t value, uint64_t alignment) { return (value + alignment - 1) & ~(alignment - 1); }
-
-std::string Errno(const char* call) { return std::string(call) + ": " + std::strerror(errno); }
 
 }  // namespace
 

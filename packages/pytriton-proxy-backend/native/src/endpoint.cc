@@ -13,6 +13,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "errno_text.h"
 #include "triton_util.h"
 
 namespace pytriton {
@@ -29,8 +30,6 @@ constexpr uint64_t kAcceptLogNs = 10000 * kMillisecond;
 // A model that has just been loaded gets its workers within this time, and so does one whose worker attaches anew: it
 // does not say that it is not ready meanwhile, as requests wait for them.
 constexpr uint64_t kReadyGraceNs = 500 * kMillisecond;
-
-std::string Errno(const char* call) { return std::string(call) + ": " + std::strerror(errno); }
 
 sockaddr_un Address(const std::string& path) {
   sockaddr_un address{};

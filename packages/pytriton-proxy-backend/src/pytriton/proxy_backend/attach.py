@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 from ._forks import call_in_child
+from ._shortage import explain
 from .description import description_path, read_description
 from .errors import AttachError, DescriptionError, ProxyBackendError, TargetError
 from .loading import load_target
@@ -105,8 +106,8 @@ def _find_in(folder: Path, wanted: Attachment) -> tuple[Path | str, ModelSpec]:
         files = sorted(file for file in folder.iterdir() if file.name.endswith(endings))
     except OSError as error:
         raise AttachError(
-            f"the endpoints in {folder} cannot be listed: {error.strerror or error}. They are for the user of the "
-            "server: run the worker as that user"
+            f"the endpoints in {folder} cannot be listed: "
+            + explain(error, "They are for the user of the server: run the worker as that user")
         ) from error
     for file in files:
         socket = file.with_suffix("")

@@ -22,6 +22,7 @@ from typing import Literal
 
 from ._dropin_config import CONFIG_NAME
 from ._dropin_files import MANIFEST_NAME, Manifest, difference, read_manifest, render_manifest
+from ._shortage import explain
 from .description import description_path, read_description, write_description
 from .errors import DescriptionError, DropInError
 from .model import ModelSpec
@@ -259,8 +260,8 @@ def _write_folder(
                 _swap(staged, target, staging)
     except OSError as error:
         raise DropInError(
-            f"{target} cannot be written: {error.strerror or error}. Nothing was changed. Is the disk full, or the "
-            f"repository read-only for this user?",
+            f"{target} cannot be written, and nothing was changed: "
+            + explain(error, "Is the disk full, or the repository read-only for this user?"),
             path=str(target),
         ) from error
 

@@ -18,6 +18,7 @@ from ._connection import Connection, GreetingTimeoutError
 from ._forks import call_in_child
 from ._service import InferenceCallable, Service, is_async
 from ._serving import LazyLoop, serve, serve_async
+from ._shortage import explain
 from ._statistics import Counters, WorkerStatistics
 from ._texts import error_text
 from ._warmup import WarmupBatches, warm_up, warm_up_async
@@ -252,7 +253,7 @@ class Worker:
             except OSError as error:
                 if error.errno not in _SHORTAGE:
                     raise
-                self._note_trouble(f"no event loop can be made for its coroutines: {error}")
+                self._note_trouble(f"no event loop can be made for its coroutines: {explain(error)}")
                 self._stopping.wait(_LAST_RETRY_S)
             else:
                 return True
@@ -317,9 +318,14 @@ class Worker:
             except PermissionError as error:
                 raise _not_allowed(self.endpoint) from error
             except (GreetingTimeoutError, OSError) as error:
+                if isinstance(error, OSError) and error.errno == errno.EPROTOTYPE:
+                    raise AttachError(
+                        f"{self.endpoint} is a socket at which no native proxy listens. One of a Python proxy is given "
+                        f"as an address: ipc://{self.endpoint}"
+                    ) from error
                 if isinstance(error, OSError) and error.errno not in _SHORTAGE:
                     raise
-                self._note_trouble(str(error))
+                self._note_trouble(_trouble_text(error))
                 yield _LAST_RETRY_S
                 continue
             self._trouble = ""
@@ -398,7 +404,7 @@ class Worker:
         except OSError as error:
             if error.errno not in _SHORTAGE:
                 raise
-            self._note_trouble(str(error))
+            self._note_trouble(_trouble_text(error))
             self._stopping.wait(_LAST_RETRY_S)
         finally:
             self._trying_since = time.monotonic()
@@ -441,6 +447,10 @@ class Worker:
         if self._on_unrecoverable is not None:
             self._on_unrecoverable(failure)
         raise failure
+
+
+def _trouble_text(error: Exception) -> str:
+    return explain(error) if isinstance(error, OSError) else str(error)
 
 
 def _not_allowed(endpoint: Path | str) -> AttachError:

@@ -28,6 +28,7 @@ from typing import Any
 
 from pytriton.exceptions import PyTritonError
 from pytriton.proxy_backend._layout import ErrorCode
+from pytriton.proxy_backend._shortage import advise
 
 __all__ = [
     "AlreadyExistsError",
@@ -65,6 +66,9 @@ class TritonError(PyTritonError):
     def __init__(
         self, message: str = "", *details: object, expected: Any = None, received: Any = None, where: str | None = None
     ) -> None:
+        advice = advise(message)
+        if advice not in message:
+            message = f"{message.rstrip(' .')}. {advice}"
         super().__init__(message)
         self.args = (message, *details)
         self.expected = expected

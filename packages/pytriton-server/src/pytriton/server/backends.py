@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytriton import proxy_backend
+from pytriton.proxy_backend._shortage import explain
 from pytriton.server.binary import TritonServerBinary
 from pytriton.server.errors import WorkspaceError
 
@@ -60,8 +61,10 @@ def make_backends(folder: Path, binary: TritonServerBinary, own: Mapping[str, Pa
                     target.symlink_to(backend.resolve(), target_is_directory=True)
     except OSError as error:
         raise WorkspaceError(
-            f"The backends cannot be linked into {folder}: {error.strerror or error}. Is it on a file system without "
-            "symbolic links? Set PYTRITON_HOME to a folder on another one.",
+            f"The backends cannot be linked into {folder}: "
+            + explain(
+                error, "Is it on a file system without symbolic links? Set PYTRITON_HOME to a folder on another one."
+            ),
             path=str(folder),
         ) from error
 

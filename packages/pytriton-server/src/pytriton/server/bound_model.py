@@ -22,6 +22,7 @@ from pytriton.proxy_backend import (
     endpoint_path,
     write_description,
 )
+from pytriton.proxy_backend._shortage import explain
 from pytriton.proxy_backend._tracers import use_worker_tracer
 from pytriton.server.bind_arguments import (
     InferFunc,
@@ -347,8 +348,8 @@ class BoundModel:
             write_description(path, self._spec)
         except OSError as error:
             raise WorkspaceError(
-                f"The description of model {self.name!r} cannot be written to {path}: {error.strerror or error}. Is "
-                "the disk full, or the workspace removed?",
+                f"The description of model {self.name!r} cannot be written to {path}: "
+                + explain(error, "Is the disk full, or the workspace removed?"),
                 path=str(path),
             ) from error
         self._description = path

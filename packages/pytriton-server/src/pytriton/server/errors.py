@@ -16,6 +16,7 @@ import signal
 from collections.abc import Sequence
 
 from pytriton.exceptions import PyTritonRuntimeError
+from pytriton.proxy_backend._shortage import advise
 
 __all__ = [
     "PortInUseError",
@@ -63,12 +64,17 @@ class TritonServerError(PyTritonRuntimeError):
     """tritonserver cannot do what was asked.
 
     Args:
-        message: The text of the error.
+        message: The text of the error. Where it, or the log, is about file descriptors, it goes on with what to do.
         exit_code: How the process ended, negative for a signal; None while it runs or when it never ran.
         log_lines: The last lines that it wrote, oldest first.
     """
 
     def __init__(self, message: str, *, exit_code: int | None = None, log_lines: Sequence[str] = ()) -> None:
+        advice = advise(message) or advise("\n".join(log_lines))
+        if advice not in message:
+            # After the lines of a log, on a line of its own.
+            separator = "\n" if "\n" in message else ". " if message[-1:].isalnum() else " "
+            message = f"{message}{separator}{advice}"
         super().__init__(message)
         self.exit_code = exit_code
         self.log_lines = tuple(log_lines)

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.proxy_backend._forks import let_go_in_child
+from pytriton.proxy_backend._shortage import explain
 from pytriton.server.errors import PortInUseError
 from pytriton.server.front_ends import vertex_ai_is_on
 from pytriton.server.settings import TritonConfig
@@ -359,7 +360,7 @@ def _hold(setting: str, address: str, port: int) -> socket.socket:
             ) from error
         raise PyTritonValidationError(
             f"The address {address!r} of TritonConfig.{_address_field(setting)} cannot be bound: "
-            f"{error.strerror or error}. Set an address of this machine, such as 127.0.0.1 or 0.0.0.0.",
+            + explain(error, "Set an address of this machine, such as 127.0.0.1 or 0.0.0.0."),
             received=address,
         ) from error
 

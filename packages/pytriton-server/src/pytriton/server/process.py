@@ -6,9 +6,11 @@ be one thread, because the kernel sends the child its death signal when the thre
 
 import collections
 import contextlib
+import errno
 import logging
 import os
 import re
+import resource
 import select
 import shutil
 import signal
@@ -38,6 +40,8 @@ not."""
 _SPAWN_DEADLINE_S = 30.0
 _READ_BYTES = 65536
 _LINE_BYTES = 16384
+# What a server may have closed since it failed to open something: a connection, an event loop.
+_SPARE_DESCRIPTORS = 4
 _POLL_WITHOUT_PIDFD_MS = 200
 # A process that inherited the pipe may hold it open after the server's end.
 _LAST_OUTPUT_DEADLINE_S = 0.5
@@ -153,6 +157,23 @@ class ServerProcess:
     def log_tail(self) -> list[str]:
         """The last lines that the process wrote, oldest first."""
         return [*_last_lines(self._log_file), *self._tail][-LOG_TAIL_LINES:]
+
+    @property
+    def last_line(self) -> str:
+        """The last line that the process wrote; cheap."""
+        return self._tail[-1] if self._tail else ""
+
+    @property
+    def shortage(self) -> str:
+        """Says so where it has nearly as many files open as it may, as far as that can be seen; else empty."""
+        pid = self.pid
+        try:
+            count = 0 if pid is None else len(os.listdir(f"/proc/{pid}/fd"))
+            limit = resource.prlimit(pid or 0, resource.RLIMIT_NOFILE)[0]
+        except OSError:
+            return ""
+        is_short = limit != resource.RLIM_INFINITY and count + _SPARE_DESCRIPTORS >= limit
+        return f"It has {count} files open and may have {limit}: {os.strerror(errno.EMFILE)}." if is_short else ""
 
     def wipe_secrets(self) -> None:
         """Wipes the secrets out of the command line that the system shows; the process must have read it."""

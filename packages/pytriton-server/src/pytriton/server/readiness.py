@@ -1,5 +1,7 @@
 """Waiting for a server that is coming up."""
 
+import errno
+import os
 import re
 import socket
 import time
@@ -17,6 +19,7 @@ POLL_S = 0.01
 
 # How long what the server has written may take to get here, in seconds.
 _LOG_DEADLINE_S = 2.0
+_NONE_TO_ACCEPT = f"accept() call: {os.strerror(errno.EMFILE)}"
 _ERROR_LINE = re.compile(r"E\d{4} ")
 
 
@@ -43,7 +46,7 @@ def wait_until_up(
 
     Raises:
         StartCancelled: `cancelled` said so.
-        TritonServerStartError: The process ended, or says that it cannot serve.
+        TritonServerStartError: The process ended, says that it cannot serve, or no file descriptor is left.
         TritonServerTimeoutError: The time is over.
     """
     deadline = time.monotonic() + timeout_s
@@ -62,6 +65,7 @@ def wait_until_up(
                 exit_code=process.exit_code,
                 log_lines=lines,
             )
+        _refuse_without_descriptors(process)
         if time.monotonic() >= deadline:
             lines = process.log_tail
             raise TritonServerTimeoutError(
@@ -80,6 +84,22 @@ def wait_until_up(
             "tritonserver runs and says that it cannot serve anything: one of its settings is most likely wrong."
             f"{quote_log(lines)}",
             log_lines=lines,
+        )
+
+
+def _refuse_without_descriptors(process: ServerProcess) -> None:
+    """Ends the wait where one side cannot open the connections that it is for."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        raise TritonServerStartError(
+            f"tritonserver cannot be asked whether it is there: {error.strerror}.", log_lines=process.log_tail
+        ) from error
+    if process.last_line.endswith(_NONE_TO_ACCEPT):
+        # It goes on to say so, and takes a whole processor for that.
+        lines = process.log_tail
+        raise TritonServerStartError(
+            f"tritonserver (pid {process.pid}) cannot accept connections.{quote_log(lines)}", log_lines=lines
         )
 
 

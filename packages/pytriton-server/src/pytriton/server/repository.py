@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from pytriton.proxy_backend._shortage import explain
 from pytriton.server.errors import WorkspaceError
 
 __all__ = ["CONFIG_FILE", "ModelRepository"]
@@ -73,8 +74,8 @@ class ModelRepository:
                 self._apply(change, model, config, {version: dict(files) for version, files in versions.items()})
             except OSError as error:
                 raise WorkspaceError(
-                    f"The files of model {name!r} cannot be written to {model}: {error.strerror or error}. Is the disk "
-                    "full, or the workspace removed?",
+                    f"The files of model {name!r} cannot be written to {model}: "
+                    + explain(error, "Is the disk full, or the workspace removed?"),
                     path=str(model),
                 ) from error
             yield

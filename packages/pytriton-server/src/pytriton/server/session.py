@@ -311,6 +311,10 @@ class ServerSession:
             if self._process is not None and isinstance(error, ControlError) and error.reason is None:
                 # No answer, most likely because it just ended, which takes a moment to be known.
                 self._process.wait(_END_NOTICE_S)
+            # Some of what Triton cannot open, it calls otherwise: "failed to open directory".
+            shortage = "" if self._process is None else self._process.shortage
+            if shortage and isinstance(error, ControlError):
+                error = TritonServerStartError(f"{error}. {shortage}", log_lines=error.log_lines)
             raise self._ended_in_start() or error from error
         # From here on `on_exit` tells of the end; what happened before that has to be told here.
         self._is_up = True

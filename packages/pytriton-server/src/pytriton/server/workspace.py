@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytriton.proxy_backend._forks import call_in_child, replace_descriptors
+from pytriton.proxy_backend._shortage import explain
 from pytriton.server.errors import WorkspaceError
 
 __all__ = ["USERS_SUFFIX", "Workspace", "default_home", "remove_abandoned"]
@@ -114,7 +115,7 @@ class Workspace:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._refuse_existing()
                 self._path.mkdir(mode=0o700)
-                self._lock_fd = _take(self._path)
+                self._lock_fd = _take_new(self._path)
             self._created = True
             for folder in (self.model_store_path, self.backends_path, self.endpoints_path):
                 folder.mkdir(mode=0o700)
@@ -123,8 +124,10 @@ class Workspace:
                 raise self._unusable(error) from error
             raise
         except OSError as error:
+            # Before it is cleaned: the next attempt has another folder.
+            unusable = self._unusable(error)
             self.clean()
-            raise self._unusable(error) from error
+            raise unusable from error
 
     def clean(self) -> None:
         """Removes the folder with everything in it. Does nothing where `create` did not make it.
@@ -133,10 +136,13 @@ class Workspace:
         """
         if self._created:
             self._created = False
-            if _is_in_use(self._path):
-                logger.info("%s stays as long as others serve models at the sockets in it.", self._path)
-            else:
-                _remove(self._path)
+            try:
+                if _is_in_use(self._path):
+                    logger.info("%s stays as long as others serve models at the sockets in it.", self._path)
+                else:
+                    _remove(self._path)
+            except OSError as error:
+                logger.warning("The workspace %s is left: %s Remove it by hand.", self._path, explain(error))
         lock_fd, self._lock_fd = self._lock_fd, None
         if lock_fd is not None:
             os.close(lock_fd)
@@ -160,7 +166,7 @@ class Workspace:
             except FileExistsError:
                 self._path = self._new_path()
                 continue
-            self._lock_fd = _take(self._path)
+            self._lock_fd = _take_new(self._path)
             if self._lock_fd is not None:
                 return
             self._path = self._new_path()
@@ -184,10 +190,19 @@ class Workspace:
             else "Pass Triton(workspace=...) a path inside a folder that you may write to, or none at all."
         )
         return WorkspaceError(
-            f"The workspace {self._path} cannot be made: {error.strerror or error} ({error.filename or self._path}). "
-            f"{advice}",
+            f"The workspace {self._path} cannot be made: {error.filename or self._path}: {explain(error, advice)}",
             path=str(self._path),
         )
+
+
+def _take_new(path: Path) -> int | None:
+    """Does what `_take` does with a folder that was made just now, and leaves nothing where that fails."""
+    try:
+        return _take(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            path.rmdir()
+        raise
 
 
 def _take(path: Path) -> int | None:
@@ -272,9 +287,11 @@ def _automatic_workspaces(home: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    failed: list[str] = []
-    shutil.rmtree(path, onerror=lambda _function, name, _info: failed.append(name))
+    failed: list[tuple[str, BaseException]] = []
+    shutil.rmtree(path, onerror=lambda _function, name, info: failed.append((name, info[1])))
     if path.exists():
+        name, error = failed[0] if failed else (str(path), None)
+        reason = explain(error) if isinstance(error, OSError) else "."
         logger.warning(
-            "The workspace %s could not be removed completely: %s is left. Remove it by hand.", path, failed[:3]
+            "The workspace %s could not be removed completely, because of %s: %s Remove it by hand.", path, name, reason
         )

@@ -1,0 +1,151 @@
+"""Where file descriptors run out, errors say so, and what to do, whoever has run out of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytriton.proxy_backend._shortage import advise, explain
+from pytriton.server.errors import TritonServerError
+from support.serving import short_home
+
+DEADLINE_S = 300.0
+CAUSE = "File descriptors have run out: a process may have {}. Raise the limit (ulimit -n)"
+
+# Everything is imported before the limit is lowered to what is open then and a few more.
+COMMON = """
+import os, resource, sys
+from pathlib import Path
+import numpy as np
+from pytriton.model_config import Tensor
+
+X, Y = [Tensor((-1,), np.float32, "x")], [Tensor((-1,), np.float32, "y")]
+
+def double(requests):
+    return [{"y": request["x"] * 2} for request in requests]
+
+def lower_limit(left):
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    # One of them is that of the folder.
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) - 1 + left, hard))
+
+def attempt(function):
+    try:
+        function()
+    except Exception as error:
+        hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        print(type(error).__name__, error, flush=True)
+    else:
+        print("done", flush=True)
+"""
+START = (
+    COMMON
+    + """
+from pytriton.triton import Triton, TritonConfig
+import pytriton.server.session, pytriton.server.process, pytriton.server.exec_shim
+
+config = TritonConfig(
+    http_address="127.0.0.1", grpc_address="127.0.0.1", metrics_address="127.0.0.1",
+    http_port=0, grpc_port=0, metrics_port=0, allow_gpu_metrics=False,
+)
+
+def serve():
+    with Triton(config=config) as triton:
+        for number in range(int(sys.argv[1])):
+            triton.bind(f"model{number}", double, X, Y)
+
+if len(sys.argv) > 2:
+    lower_limit(int(sys.argv[2]))
+attempt(serve)
+"""
+)
+IN_PROCESS = (
+    COMMON
+    + """
+from pytriton import inprocess
+
+def serve():
+    with inprocess.Server() as server:
+        server.bind("double", double, X, Y).infer(inputs={"x": np.ones((1, 2), np.float32)})
+
+serve()
+lower_limit(int(sys.argv[1]))
+attempt(serve)
+"""
+)
+WORKER = (
+    COMMON
+    + """
+from pytriton.proxy_backend import Worker, ModelSpec
+
+spec = ModelSpec(name="model", version=1, inputs=(), outputs=(), batching=True, max_batch_size=4)
+worker = Worker(double, spec, Path(sys.argv[1]))
+lower_limit(0)
+worker.start()
+attempt(lambda: worker.wait_attached(0.5))
+worker.stop(10)
+"""
+)
+
+
+def run(script: str, *arguments: object, limit: int | None = None) -> str:
+    """Runs a script with a limit of its own; gives what it has printed."""
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    if limit is not None:
+        command = ["sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh", *command]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    assert done.stdout, done.stderr
+    return done.stdout
+
+
+def test_only_what_is_about_descriptors_gets_that_advice() -> None:
+    assert advise("No such file or directory") == ""
+    assert explain(OSError(errno.ENOSPC, "No space left on device"), "Is the disk full?") == (
+        "No space left on device. Is the disk full?"
+    )
+    told = explain(OSError(errno.EMFILE, os.strerror(errno.EMFILE)), "Is the disk full?")
+    assert told.startswith("Too many open files. File descriptors have run out")
+    assert "disk" not in told
+    assert "whole machine" in explain(OSError(errno.ENFILE, os.strerror(errno.ENFILE)))
+    assert str(TritonServerError("it ended.")) == "it ended."
+    # Whoever catches it and raises it again says it once.
+    error = TritonServerError("it ended.", log_lines=["[err] pipe: Too many open files"])
+    assert str(error).startswith("it ended. File descriptors have run out")
+    assert str(TritonServerError(str(error), log_lines=error.log_lines)) == str(error)
+
+
+@pytest.mark.parametrize(("limit", "models"), [(16, 1), (28, 1), (64, 60)])
+def test_a_server_under_a_low_limit_names_it(limit: int, models: int) -> None:
+    """tritonserver has the same limit: it ends, does not accept, or does not load a model, by how much is left."""
+    with short_home():
+        said = run(START, models, limit=limit)
+    assert CAUSE.format(limit) in said, said
+
+
+@pytest.mark.parametrize("left", range(6))
+def test_a_process_without_descriptors_names_them_when_it_starts_a_server(
+    left: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without descriptors no folder can be removed, so the home of this test may be left with some.
+    monkeypatch.setenv("PYTRITON_HOME", str(tmp_path))
+    said = run(START, 1, left)
+    assert "File descriptors have run out" in said, said
+
+
+def test_a_server_in_process_names_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTRITON_HOME", str(tmp_path))
+    said = run(IN_PROCESS, 0)
+    assert "File descriptors have run out" in said, said
+    # Of the attempt nothing is left, though it could not even be locked.
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_names_them(tmp_path: Path) -> None:
+    said = run(WORKER, tmp_path / "model.1.sock")
+    assert "The last attempt: Too many open files. File descriptors have run out" in said, said
