@@ -323,7 +323,8 @@ def test_what_waits_for_a_worker_counts_for_a_queue_with_a_limit(server: BareSer
             for call in calls:
                 call.result(PATIENCE_S)
     assert all("maximum queue size" in text for text in refused), refused
-    assert len(calls) - len(refused) >= 8
+    # As many as Triton's queue takes at least, however the requests came to it.
+    assert len(calls) - len(refused) >= 4
 
 
 def test_what_is_repeatable_fails_where_no_other_worker_comes(server: BareServer) -> None:
