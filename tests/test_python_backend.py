@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from pytriton.server.binary import find_tritonserver
 from pytriton.triton import Triton
 from support.python_backend import why_no_python_backend
 from support.serving import local_config, running, server_pid, short_home
+from support.waiting import eventually
 
 Array = np.ndarray[Any, Any]
 
@@ -199,3 +201,44 @@ def test_a_model_whose_process_has_died_does_not_hold_up_a_stop(
             client.infer_sample(np.ones(1, np.float32))
     assert "The process of model 'crashing' has died" in caplog.text
     assert not [region for region in regions if region.exists()]
+
+
+SLOW = """
+import os, time
+import triton_python_backend_utils as pb_utils
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = args["model_repository"]
+
+    def execute(self, requests):
+        open(self.folder + "/begun", "w").close()
+        while not os.path.exists(self.folder + "/go on"):
+            time.sleep(0.01)
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(r, "x").as_numpy())])
+            for r in requests
+        ]
+"""
+
+
+def test_a_model_whose_process_is_at_a_request_is_waited_for(tmp_path: Path) -> None:
+    folder = tmp_path / "slow"
+    (folder / "1").mkdir(parents=True)
+    (folder / "1" / "model.py").write_text(SLOW)
+    (folder / "config.pbtxt").write_text(
+        'backend: "python" max_batch_size: 8 instance_group { name: "worker" kind: KIND_CPU } '
+        'input { name: "x" data_type: TYPE_FP32 dims: -1 } output { name: "y" data_type: TYPE_FP32 dims: -1 }'
+    )
+    with short_home(), Triton(config=local_config(model_repository=tmp_path)) as triton, ThreadPoolExecutor(2) as pool:
+        assert triton.http_url is not None
+        with ModelClient(triton.http_url, "slow") as client:
+            answer = pool.submit(client.infer_sample, np.ones(1, np.float32))
+            eventually((folder / "begun").exists, PATIENCE_S)
+            stopped = pool.submit(triton.stop)
+            # Longer than a model without a process is waited for.
+            time.sleep(3.0)
+            assert not stopped.done()
+            (folder / "go on").touch()
+            assert answer.result(PATIENCE_S)["y"].tolist() == [1]
+            assert stopped.result(PATIENCE_S)

@@ -41,8 +41,12 @@ class LostStubs:
         self._since: float | None = None
 
     def look(self, pending: Collection[str]) -> bool:
-        """Tells whether all models that are still waited for have been without a stub for long enough."""
-        if not set(pending) <= self._models or _stubs_of(self._pid, pending):
+        """Tells whether all models that are still waited for are such ones, and have had no stub for long enough.
+
+        A stub does not say which model it is for, at least not by its name. Those of models that are unloaded in order
+        end before long.
+        """
+        if not set(pending) <= self._models or _has_stubs(self._pid):
             self._since = None
             return False
         self._since = self._since or time.monotonic()
@@ -76,19 +80,16 @@ def _is_of_python_backend(control: Control, name: str) -> bool:
         return False
 
 
-def _stubs_of(pid: int | None, names: Collection[str]) -> list[int]:
-    """Gives the stubs of a server that serve some of these models."""
-    # The name of the instance, such as "model_0".
-    of_model = re.compile(rf"({'|'.join(map(re.escape, names))})(_\d+)+")
-    found = []
+def _has_stubs(pid: int | None) -> bool:
+    """Tells whether a server has any stub that lives."""
     for folder in Path("/proc").glob("[0-9]*"):
         # Processes come and go, and those of other users are not to be looked into.
-        with contextlib.suppress(OSError, IndexError):
+        with contextlib.suppress(OSError, ValueError):
             state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
             if state == "Z" or int(parent) != pid:
                 continue
+            # Its start script has the same name, and is run by a shell.
             command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            # Its start script has the same name.
-            if any(part.endswith(_STUB) for part in command) and any(map(of_model.fullmatch, command)):
-                found.append(int(folder.name))
-    return found
+            if any(_STUB in part for part in command):
+                return True
+    return False
