@@ -93,6 +93,23 @@ worker.stop(10)
 """
 )
 
+CLIENT = (
+    COMMON
+    + """
+from pytriton.client import ModelClient
+
+def ask():
+    with ModelClient("http://127.0.0.1:9", "model", init_timeout_s=0.5) as client:
+        client.infer_sample([1.0])
+
+try:
+    ask()  # imports what it needs
+except Exception:
+    lower_limit(0)
+attempt(ask)
+"""
+)
+
 
 def run(script: str, *arguments: object, limit: int | None = None) -> str:
     """Runs a script with a limit of its own; gives what it has printed."""
@@ -149,3 +166,9 @@ def test_a_server_in_process_names_them(tmp_path: Path, monkeypatch: pytest.Monk
 def test_a_worker_names_them(tmp_path: Path) -> None:
     said = run(WORKER, tmp_path / "model.1.sock")
     assert "The last attempt: Too many open files. File descriptors have run out" in said, said
+
+
+def test_a_client_names_them() -> None:
+    said = run(CLIENT)
+    assert "Too many open files. This process has run out of file descriptors: close clients" in said, said
+    assert "Check that it runs" not in said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from dataclasses import dataclass, replace
 
 from ._untrusted import cut_text
@@ -50,6 +52,7 @@ _ANSWER_BEGINS = ("[request id:", "model '")
 _CONNECT_TIMEOUT_TEXTS = ("connection attempt timed out", "failed to connect before the deadline")
 # What does not change while one waits: an authority that is not trusted, a name that is not in the certificate, and a
 # server without encryption.
+_EXHAUSTED_TEXT = os.strerror(errno.EMFILE)
 _UNTRUSTED_TEXTS = ("certificate_verify_failed", "hostname verification check failed")
 _UNENCRYPTED_TEXT = "wrong_version_number"
 _RESTRICTED_TEXT = "restricted, expecting header"
@@ -97,6 +100,11 @@ def connection_error(operation: Operation, reason: str) -> PyTritonClientConnect
     """There is no connection, or it broke."""
     reason = cut_text(reason)
     advice = "Check that it runs and that the address, the protocol and the port are right."
+    if _EXHAUSTED_TEXT in reason:
+        advice = (
+            "This process has run out of file descriptors: close clients that are not used any more, or raise the "
+            "limit (ulimit -n)."
+        )
     if any(known in reason.lower() for known in _UNTRUSTED_TEXTS):
         advice = (
             "Its certificate must be for the host of the address, and signed by an authority that this client trusts: "
