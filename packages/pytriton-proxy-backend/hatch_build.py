@@ -1,7 +1,7 @@
 """Compiles the native libraries: into the wheel, or into a git-ignored folder of an editable install.
 
-There are two, of mostly the same sources: the native proxy, and the backend that serves callables in the process that
-runs Triton.
+There are three: the native proxy; of mostly the same sources the backend that serves callables in the process that runs
+Triton; and the guard, which is loaded into tritonserver before its own libraries.
 
 The compiler is `$CXX`, else the first of `c++`, `g++`, `clang++` on PATH, else the one in the package `ziglang`, which
 is asked for as a build requirement only then. Environment variables:
@@ -34,6 +34,7 @@ except ModuleNotFoundError:  # run as a script, in an environment that builds no
 ROOT = Path(__file__).resolve().parent
 LIBRARY_NAME = "libtriton_pytriton.so"
 INPROCESS_LIBRARY_NAME = "libtriton_pytriton_inprocess.so"
+GUARD_LIBRARY_NAME = "libpytriton_guard.so"
 PACKAGE_PATH = "pytriton/proxy_backend/_lib"
 EDITABLE_FOLDER = ROOT / "src" / PACKAGE_PATH
 
@@ -82,6 +83,13 @@ LIBRARIES = (
         ("-include", str(ROOT / "native" / "inprocess" / "triton_table.h")),
         ("-Wl,--no-undefined", "-ldl"),
         ("TRITONBACKEND_*", "pytriton_inprocess_*"),
+    ),
+    NativeLibrary(
+        GUARD_LIBRARY_NAME,
+        ("guard/*.cc",),
+        (),
+        ("-ldl",),
+        ("accept", "accept4", "close", "readv", "writev", "inflate", "shm_open", "TRITONSERVER_*"),
     ),
 )
 

@@ -13,6 +13,7 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 FUZZ_S = float(os.environ.get("PYTRITON_FUZZ_S", "12"))
 GOLDEN = Path(__file__).parent / "golden"
 LIBRARY_SOURCES = ["arena.cc", "record.cc", "settings.cc"]
+GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "limits", "shape_check")]
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native proxy is for Linux")
 
@@ -24,6 +25,12 @@ def test_unit(name: str, compile_native: Callable[..., Path], run_program: Calla
 
 def test_golden_vectors(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     run_program(compile_native("golden.cc", ["record.cc"], *SANITIZERS), GOLDEN)
+
+
+def test_guard(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    program = compile_native("guard.cc", GUARD_SOURCES, *SANITIZERS)
+    run_program(program)
+    run_program(program, "mutations", os.environ.get("PYTRITON_FUZZ_SEED", "1"))
 
 
 @pytest.mark.slow

@@ -12,9 +12,11 @@ from ._layout import MAJOR as _MAJOR
 from ._layout import MINOR as _MINOR
 from ._native import (
     BACKEND_NAME,
+    GUARD_LIBRARY_NAME,
     INPROCESS_BACKEND_NAME,
     INPROCESS_LIBRARY_NAME,
     LIBRARY_NAME,
+    guard_library_path,
     inprocess_library_path,
     library_path,
 )
@@ -43,6 +45,7 @@ PROTOCOL_VERSION: tuple[int, int] = (_MAJOR, _MINOR)
 
 __all__ = [
     "BACKEND_NAME",
+    "GUARD_LIBRARY_NAME",
     "INPROCESS_BACKEND_NAME",
     "INPROCESS_LIBRARY_NAME",
     "LIBRARY_NAME",
@@ -69,6 +72,7 @@ __all__ = [
     "WorkerStatistics",
     "description_path",
     "endpoint_path",
+    "guard_library_path",
     "inprocess_library_path",
     "library_path",
     "read_description",

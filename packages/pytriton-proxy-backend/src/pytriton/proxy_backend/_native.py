@@ -1,4 +1,4 @@
-"""Where the native library of this installation is."""
+"""Where the native libraries of this installation are."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ INPROCESS_LIBRARY_NAME = "libtriton_pytriton_inprocess.so"
 """Name of the file with the backend for callables of the process that runs Triton."""
 INPROCESS_BACKEND_NAME = "pytriton_inprocess"
 """Name of that backend in the configuration of a model."""
+GUARD_LIBRARY_NAME = "libpytriton_guard.so"
+"""Name of the file with the guard, which is loaded into tritonserver before its own libraries."""
 
 
 def library_path() -> Path:
@@ -32,6 +34,17 @@ def inprocess_library_path() -> Path:
         LibraryNotFoundError: If this installation has none, as on a platform without a wheel.
     """
     return _path(INPROCESS_LIBRARY_NAME, "the backend for callables in process")
+
+
+def guard_library_path() -> Path:
+    """Return the library that keeps hostile requests from ending a tritonserver.
+
+    It is for the variable `LD_PRELOAD` of a tritonserver that starts; `docs/security.md` describes it.
+
+    Raises:
+        LibraryNotFoundError: If this installation has none, as on a platform without a wheel.
+    """
+    return _path(GUARD_LIBRARY_NAME, "the guard")
 
 
 def _path(name: str, what: str) -> Path:

@@ -12,7 +12,7 @@ from ..errors import ProxyBackendError
 PROGRAM = "pytriton-proxy-backend"
 # Each module has `register(commands)`, which adds a parser with `set_defaults(run=function)`; the function takes the
 # parsed arguments and returns the exit code.
-_COMMANDS: tuple[str, ...] = ("_add", "_list", "_remove", "_check", "_keys", "_worker")
+_COMMANDS: tuple[str, ...] = ("_add", "_list", "_remove", "_check", "_keys", "_worker", "_guard")
 _FAILED = 1
 
 

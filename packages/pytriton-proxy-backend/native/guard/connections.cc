@@ -1,0 +1,69 @@
+#include "connections.h"
+
+#include <sys/mman.h>
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <new>
+
+namespace pytriton::guard {
+
+bool InFlight::Take(uint64_t bytes, uint64_t limit) {
+  const uint64_t before = bytes_.fetch_add(bytes, std::memory_order_relaxed);
+  if (bytes <= limit && before <= limit - bytes) return true;
+  Give(bytes);
+  return false;
+}
+
+bool Connections::Reserve() {
+  // Descriptors are numbers from 0, below the limit; the kernel's own is about a million.
+  constexpr uint64_t kMost = 4 << 20;
+  rlimit files{};
+  if (getrlimit(RLIMIT_NOFILE, &files) != 0) files.rlim_max = kMost;
+  const size_t count = static_cast<size_t>(std::min<uint64_t>(files.rlim_max, kMost));
+  // Pages that nobody touches take no memory.
+  void* made = mmap(nullptr, count * sizeof(Slot), PROT_READ | PROT_WRITE,
+                    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (made == MAP_FAILED) return false;
+  slots_ = static_cast<Slot*>(made);
+  count_ = count;
+  return true;
+}
+
+void Connections::Accepted(int fd) {
+  Slot* slot = SlotOf(fd);
+  if (slot != nullptr) slot->mark.store(kFresh, std::memory_order_release);
+}
+
+Connection* Connections::Find(int fd) {
+  Slot* slot = SlotOf(fd);
+  if (slot == nullptr) return nullptr;
+  const uint8_t mark = slot->mark.load(std::memory_order_acquire);
+  if (mark == kNone) return nullptr;
+  Connection* connection = slot->connection.load(std::memory_order_relaxed);
+  if (mark == kKnown) return connection;
+  if (connection == nullptr) {
+    connection = new (std::nothrow) Connection;
+    if (connection == nullptr) return nullptr;
+    slot->connection.store(connection, std::memory_order_relaxed);
+  } else {
+    *connection = Connection();
+  }
+  slot->mark.store(kKnown, std::memory_order_release);
+  return connection;
+}
+
+Connection* Connections::FindKnown(int fd) {
+  Slot* slot = SlotOf(fd);
+  if (slot == nullptr || slot->mark.load(std::memory_order_acquire) != kKnown) return nullptr;
+  return slot->connection.load(std::memory_order_relaxed);
+}
+
+Connection* Connections::Closing(int fd) {
+  Slot* slot = SlotOf(fd);
+  if (slot == nullptr || slot->mark.load(std::memory_order_relaxed) == kNone) return nullptr;
+  const uint8_t mark = slot->mark.exchange(kNone, std::memory_order_acq_rel);
+  return mark == kKnown ? slot->connection.load(std::memory_order_relaxed) : nullptr;
+}
+
+}  // namespace pytriton::guard

@@ -1,0 +1,64 @@
+// The HTTP connections that the server has accepted, by descriptor, and what each of them asks of the server.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <ctime>
+
+#include "http_scan.h"
+
+namespace pytriton::guard {
+
+// Memory that requests take, over all that are being read or served.
+class InFlight {
+ public:
+  // Adds to the sum. False, without adding, if that makes it larger than the limit.
+  bool Take(uint64_t bytes, uint64_t limit);
+  void Give(uint64_t bytes) { bytes_.fetch_sub(bytes, std::memory_order_relaxed); }
+  uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
+
+ private:
+  std::atomic<uint64_t> bytes_{0};
+};
+
+// One connection. All of it belongs to the server's thread that reads it.
+struct Connection {
+  HttpScan scan;
+  uint64_t charged = 0;           // of the memory in flight
+  bool awaits_response = false;   // a request is complete, and nothing was written since
+  bool is_pipelined = false;      // a request began before the one in front of it was answered
+  bool is_refused = false;        // what comes is read and thrown away
+  time_t refused_at = 0;
+  uint64_t thrown_away = 0;
+};
+
+// The connections by descriptor. An entry is made when a socket is accepted and gone when it is closed; the objects are
+// kept for the next connection with the same number, so a pointer to one never dangles.
+class Connections {
+ public:
+  // Reserves room for all descriptors that the process may have; false where the system refuses.
+  bool Reserve();
+  void Accepted(int fd);
+  // The connection of a descriptor that was accepted; null for any other.
+  Connection* Find(int fd);
+  // As Find, only where something was read from it.
+  Connection* FindKnown(int fd);
+  // Forgets a descriptor that is about to be closed, and returns what was known of it.
+  Connection* Closing(int fd);
+
+ private:
+  enum Mark : uint8_t { kNone, kFresh, kKnown };
+  struct Slot {
+    std::atomic<uint8_t> mark;
+    std::atomic<Connection*> connection;
+  };
+  Slot* SlotOf(int fd) {
+    return fd >= 0 && static_cast<size_t>(fd) < count_ ? &slots_[fd] : nullptr;
+  }
+
+  Slot* slots_ = nullptr;
+  size_t count_ = 0;
+};
+
+}  // namespace pytriton::guard

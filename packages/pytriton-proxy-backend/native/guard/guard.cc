@@ -1,0 +1,524 @@
+// A library to be loaded into tritonserver before its own (LD_PRELOAD). It stands in front of a few functions that the
+// server calls through the dynamic linker, and refuses what would end the server or take all its memory:
+//
+//   readv                       requests as they arrive on HTTP connections: see http_scan.h
+//   accept4, accept, close,
+//   writev                      to know which descriptors are such connections, and when a request is answered
+//   inflate                     what compressed requests grow to, and the JSON in it
+//   TRITONSERVER_Inference...   the shapes of inputs, for which the front ends take memory
+//   TRITONSERVER_DataType...    a size by which the front ends divide
+//   shm_open                    names that only Triton's Python backend may use
+//
+// In any other program it does nothing and hands the calls on.
+
+#include <dlfcn.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "connections.h"
+#include "shape_check.h"
+#include "startup.h"
+
+// The part of Triton's C API that is used here; the ABI only grows.
+struct TRITONSERVER_Error;
+struct TRITONSERVER_InferenceRequest;
+struct TRITONSERVER_Server;
+
+// The begin of zlib's z_stream, which has not changed since 1995.
+struct z_stream_s {
+  unsigned char* next_in;
+  unsigned avail_in;
+  unsigned long total_in;
+  unsigned char* next_out;
+  unsigned avail_out;
+  unsigned long total_out;
+};
+
+namespace pytriton::guard {
+namespace {
+
+constexpr int kInvalidArgument = 3;  // TRITONSERVER_ERROR_INVALID_ARG
+constexpr int kUnavailable = 4;      // TRITONSERVER_ERROR_UNAVAILABLE
+constexpr int kStreamError = -2;     // Z_STREAM_ERROR
+
+// Requests below this are not counted in the memory in flight: many of them are little, and most requests are such.
+constexpr uint64_t kSmall = 64 * 1024;
+// A stack holds 16 bytes for each piece of a body, in up to two lists, and all else.
+constexpr uint64_t kStackBytesPerPiece = 64;
+// A JSON element has at least two characters, a digit and a comma, and at most eight bytes as a tensor's element.
+constexpr uint64_t kBytesPerJsonByte = 4;
+// More than a process can address.
+constexpr uint64_t kMostMemory = 1ull << 47;
+// What is still sent after a refusal is read for so long, so that the caller gets to read the answer.
+constexpr time_t kThrowAwaySeconds = 10;
+constexpr uint64_t kThrowAwayBytes = 256ull << 20;
+
+// The function that this library stands in front of.
+template <typename Function>
+Function Next(const char* name) {
+  return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
+}
+
+struct Guard {
+  Limits limits;
+  uint64_t max_pieces = 0;
+  bool has_gpu = false;
+  std::string python_backend_prefix;
+  Connections connections;
+  InFlight bodies;
+  InFlight inputs;
+  std::atomic<uint64_t> leaked{0};  // by compressed requests that failed
+  std::atomic<uint64_t> pipelined{0};
+  std::atomic<bool> has_shared_memory{false};
+};
+
+// Null until the start, and for ever in programs that are no tritonserver. Never freed: threads run until the end.
+std::atomic<Guard*> g_guard{nullptr};
+
+Guard* Active() { return g_guard.load(std::memory_order_acquire); }
+
+// The connection from which this thread read last: the server handles a request in the thread, and in the call, that
+// read its end. Requests that were sent before the one in front of them was answered are the exception.
+thread_local Connection* t_connection = nullptr;
+
+// The request that this thread makes, and the bytes of its inputs so far.
+struct RequestInputs {
+  const TRITONSERVER_InferenceRequest* request = nullptr;
+  uint64_t bytes = 0;
+  uint64_t counted = 0;  // of these, in the memory in flight
+  std::unordered_set<std::string> outputs;  // those that are asked for
+};
+thread_local RequestInputs t_inputs;
+
+// Refusals come in bursts; a line each would be an attack on the log.
+void LogRefusal(const std::string& text) {
+  static std::atomic<time_t> last{0};
+  static std::atomic<uint64_t> left_out{0};
+  const time_t now = time(nullptr);
+  time_t before = last.load();
+  if (before == now || !last.compare_exchange_strong(before, now)) {
+    left_out.fetch_add(1);
+    return;
+  }
+  const uint64_t more = left_out.exchange(0);
+  Log('W', "Refused a request: " + text + (more > 0 ? " (and " + std::to_string(more) + " others before it)" : ""));
+}
+
+// Triton's own kind of error, for its callers.
+TRITONSERVER_Error* Error(int code, const std::string& text) {
+  static const auto make = reinterpret_cast<TRITONSERVER_Error* (*)(int, const char*)>(
+      dlsym(RTLD_DEFAULT, "TRITONSERVER_ErrorNew"));
+  LogRefusal(text);
+  return make(code, text.c_str());
+}
+
+// --- HTTP connections ----------------------------------------------------------------------------------------------
+
+void Release(Guard* guard, Connection* connection) {
+  guard->bodies.Give(connection->charged);
+  connection->charged = 0;
+}
+
+// Counts what the request has come to need. False if all in flight need too much.
+bool Charge(Guard* guard, Connection* connection) {
+  const uint64_t needed = connection->scan.memory();
+  if (needed <= kSmall || needed <= connection->charged) return true;
+  if (!guard->bodies.Take(needed - connection->charged, guard->limits.max_in_flight_bytes)) return false;
+  connection->charged = needed;
+  return true;
+}
+
+const char* ReasonPhrase(int status) {
+  switch (status) {
+    case 413:
+      return "Payload Too Large";
+    case 431:
+      return "Request Header Fields Too Large";
+    case 501:
+      return "Not Implemented";
+    case 503:
+      return "Service Unavailable";
+    default:
+      return "Bad Request";
+  }
+}
+
+// Answers in place of the server, which never sees the request.
+void Answer(int fd, const Refusal& refusal) {
+  const std::string body = "{\"error\":\"" + refusal.text + "\"}";
+  const std::string answer = "HTTP/1.1 " + std::to_string(refusal.status) + " " + ReasonPhrase(refusal.status) +
+                             "\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: " +
+                             std::to_string(body.size()) + "\r\n\r\n" + body;
+  // A caller that reads nothing, or has gone, is not waited for.
+  if (send(fd, answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) shutdown(fd, SHUT_WR);
+}
+
+// Reads and forgets what a refused caller still sends: the answer would be lost if the connection was closed on it.
+ssize_t ThrowAway(Connection* connection, int fd) {
+  char scratch[64 * 1024];
+  for (int i = 0; i < 16; ++i) {
+    if (connection->thrown_away > kThrowAwayBytes || time(nullptr) - connection->refused_at > kThrowAwaySeconds) {
+      return 0;
+    }
+    const ssize_t count = recv(fd, scratch, sizeof(scratch), MSG_DONTWAIT);
+    if (count <= 0) return count;
+    connection->thrown_away += static_cast<uint64_t>(count);
+  }
+  errno = EAGAIN;
+  return -1;
+}
+
+ssize_t Refuse(Guard* guard, Connection* connection, int fd, const Refusal& refusal, size_t before) {
+  LogRefusal(refusal.text);
+  const bool is_behind_another = connection->awaits_response || before > 0;
+  connection->is_refused = true;
+  connection->refused_at = time(nullptr);
+  Release(guard, connection);
+  if (is_behind_another) {
+    // An answer now would be taken for that of the request in front.
+    shutdown(fd, SHUT_RD);
+    if (before > 0) return static_cast<ssize_t>(before);
+  } else {
+    Answer(fd, refusal);
+  }
+  errno = EAGAIN;
+  return -1;
+}
+
+// Looks at what was read. Returns how much of it the server is to see.
+ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts, int count, size_t size) {
+  t_connection = connection;
+  HttpScan& scan = connection->scan;
+  size_t seen = 0;
+  size_t request_begin = 0;  // of the request that is being read, in these bytes
+  for (int i = 0; i < count && seen < size; ++i) {
+    auto* data = static_cast<char*>(parts[i].iov_base);
+    size_t left = std::min(parts[i].iov_len, size - seen);
+    while (left > 0) {
+      if (scan.complete()) {
+        if (connection->awaits_response != connection->is_pipelined) {
+          connection->is_pipelined = connection->awaits_response;
+          guard->pipelined.fetch_add(connection->is_pipelined ? 1 : -1);
+        }
+        if (!connection->awaits_response) Release(guard, connection);
+        scan.Begin();
+        request_begin = seen;
+      }
+      const size_t used = scan.Feed(data, left, guard->limits, guard->max_pieces);
+      Refusal refusal = scan.refusal();
+      if (refusal.status == 0 && !Charge(guard, connection)) {
+        refusal = {503, "the requests in flight need more than " + Bytes(guard->limits.max_in_flight_bytes) +
+                            ", the limit max_in_flight_bytes of the guard; try again later"};
+      }
+      if (refusal.status == 0 && scan.is_compressed() && guard->leaked.load() > guard->limits.max_in_flight_bytes / 4) {
+        refusal = {503, "compressed requests are not taken any more until a restart: those that failed have left " +
+                            Bytes(guard->leaked.load()) + " in the server, which it never gives back"};
+      }
+      if (refusal.status != 0) return Refuse(guard, connection, fd, refusal, request_begin);
+      if (scan.complete()) connection->awaits_response = true;
+      data += used;
+      left -= used;
+      seen += used;
+    }
+  }
+  return static_cast<ssize_t>(size);
+}
+
+void Answered(Guard* guard, Connection* connection, std::string_view begin) {
+  if (!connection->awaits_response) return;
+  connection->awaits_response = false;
+  // Triton up to 2.69 keeps for ever what came out of a compressed request that then fails.
+  constexpr std::string_view kGood = "HTTP/1.1 2";
+  if (connection->scan.is_compressed() && begin.substr(0, kGood.size()) != kGood) {
+    guard->leaked.fetch_add(connection->scan.body_bytes());
+  }
+  if (connection->scan.complete()) Release(guard, connection);
+}
+
+void Closed(Guard* guard, Connection* connection) {
+  Release(guard, connection);
+  if (connection->is_pipelined) guard->pipelined.fetch_sub(1);
+  connection->is_pipelined = false;
+}
+
+// --- the shapes of inputs ------------------------------------------------------------------------------------------
+
+// The bytes of the inputs of large requests, by request, until it is deleted.
+class LargeRequests {
+ public:
+  void Add(const void* request, uint64_t bytes) {
+    Shard& shard = ShardOf(request);
+    const std::lock_guard<std::mutex> lock(shard.mutex);
+    shard.bytes[request] += bytes;
+    count_.fetch_add(1, std::memory_order_relaxed);
+  }
+
+  // Returns the bytes of a request, and forgets it.
+  uint64_t Remove(const void* request) {
+    // Added before the request was handed to anybody who could delete it.
+    if (count_.load(std::memory_order_relaxed) == 0) return 0;
+    Shard& shard = ShardOf(request);
+    const std::lock_guard<std::mutex> lock(shard.mutex);
+    const auto found = shard.bytes.find(request);
+    if (found == shard.bytes.end()) return 0;
+    const uint64_t bytes = found->second;
+    shard.bytes.erase(found);
+    return bytes;
+  }
+
+ private:
+  struct Shard {
+    std::mutex mutex;
+    std::unordered_map<const void*, uint64_t> bytes;
+  };
+  Shard& ShardOf(const void* request) { return shards_[(reinterpret_cast<uintptr_t>(request) >> 6) % shards_.size()]; }
+
+  std::array<Shard, 16> shards_;
+  std::atomic<uint64_t> count_{0};  // of all that were ever added
+};
+
+LargeRequests& Large() {
+  static auto* const large = new LargeRequests;  // never freed: threads run until the end
+  return *large;
+}
+
+// Says what is wrong with one more input of a request; empty if nothing is.
+std::string CheckInput(Guard* guard, const TRITONSERVER_InferenceRequest* request, const char* name, int data_type,
+                       const int64_t* shape, uint64_t dims_count, int* code) {
+  *code = kInvalidArgument;
+  std::string error;
+  uint64_t bytes = 0;
+  if (!BytesOfShape(name, data_type, shape, dims_count, &bytes, &error)) return error;
+  if (t_inputs.request != request) t_inputs = {request, 0, 0, {}};
+  const auto what = [&] {
+    return "input '" + NameText(name) + "' has the shape " + ShapeText(shape, dims_count) + ", with which the request's "
+           "inputs have " + Bytes(t_inputs.bytes);
+  };
+  if (__builtin_add_overflow(t_inputs.bytes, bytes, &t_inputs.bytes)) t_inputs.bytes = UINT64_MAX;
+  if (t_inputs.bytes > guard->limits.max_input_bytes) {
+    return what() + ", more than " + Bytes(guard->limits.max_input_bytes) + ", the limit max_input_bytes of the guard";
+  }
+  if (t_inputs.bytes <= kSmall) return "";
+  // The front end takes the memory for a tensor in JSON before it looks whether the elements are there. Tensors in
+  // shared memory are not in the request.
+  if (t_connection != nullptr && guard->pipelined.load(std::memory_order_relaxed) == 0 && !guard->has_gpu &&
+      !guard->has_shared_memory.load(std::memory_order_relaxed)) {
+    const uint64_t sent = t_connection->scan.body_bytes();
+    if (t_inputs.bytes / kBytesPerJsonByte > sent) {
+      return what() + ", but the whole request has only " + Bytes(sent);
+    }
+  }
+  const uint64_t more = t_inputs.bytes - t_inputs.counted;
+  if (!guard->inputs.Take(more, guard->limits.max_in_flight_bytes)) {
+    *code = kUnavailable;
+    return what() + ", and with all requests in flight more than " + Bytes(guard->limits.max_in_flight_bytes) +
+           ", the limit max_in_flight_bytes of the guard; try again later";
+  }
+  Large().Add(request, more);
+  t_inputs.counted = t_inputs.bytes;
+  return "";
+}
+
+// --- start ---------------------------------------------------------------------------------------------------------
+
+__attribute__((constructor)) void Start(int argc, char** argv, char**) {
+  if (!IsTritonServer()) return;
+  TakeSecrets(argc, argv);
+  static Guard guard;
+  guard.limits = TakeSettings();
+  guard.has_gpu = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
+  guard.python_backend_prefix = PythonBackendPrefix(argc, argv);
+  const uint64_t stack = EnlargeStacks(guard.limits.thread_stack_bytes);
+  guard.max_pieces = std::max<uint64_t>(stack, 1 << 20) / kStackBytesPerPiece;
+  if (!guard.connections.Reserve()) {
+    Log('W', "There is no memory for the table of connections: requests are not guarded.");
+    return;
+  }
+  Large();
+  g_guard.store(&guard, std::memory_order_release);
+  Log('I', "active " + std::to_string(kVersion) + ": requests of up to " + Bytes(guard.limits.max_request_bytes) +
+               ", inputs of up to " + Bytes(guard.limits.max_input_bytes) + ", JSON " +
+               std::to_string(guard.limits.max_json_depth) + " levels deep, " +
+               Bytes(guard.limits.max_in_flight_bytes) + " in flight, stacks of " + Bytes(stack));
+}
+
+}  // namespace
+}  // namespace pytriton::guard
+
+// --- the functions that it stands in front of ----------------------------------------------------------------------
+
+using namespace pytriton::guard;
+
+extern "C" {
+
+#define EXPORT __attribute__((visibility("default")))
+
+EXPORT int accept4(int listener, sockaddr* address, socklen_t* length, int flags) {
+  static const auto next = Next<decltype(&accept4)>("accept4");
+  const int fd = next(listener, address, length, flags);
+  Guard* guard = Active();
+  if (guard != nullptr && fd >= 0) guard->connections.Accepted(fd);
+  return fd;
+}
+
+EXPORT int accept(int listener, sockaddr* address, socklen_t* length) {
+  static const auto next = Next<decltype(&accept)>("accept");
+  const int fd = next(listener, address, length);
+  Guard* guard = Active();
+  if (guard != nullptr && fd >= 0) guard->connections.Accepted(fd);
+  return fd;
+}
+
+EXPORT int close(int fd) {
+  static const auto next = Next<decltype(&close)>("close");
+  Guard* guard = Active();
+  Connection* connection = guard == nullptr ? nullptr : guard->connections.Closing(fd);
+  if (connection != nullptr) Closed(guard, connection);
+  return next(fd);
+}
+
+EXPORT ssize_t readv(int fd, const iovec* parts, int count) {
+  static const auto next = Next<decltype(&readv)>("readv");
+  Guard* guard = Active();
+  Connection* connection = guard == nullptr ? nullptr : guard->connections.Find(fd);
+  if (connection == nullptr) return next(fd, parts, count);
+  if (connection->is_refused) return ThrowAway(connection, fd);
+  const ssize_t size = next(fd, parts, count);
+  return size <= 0 ? size : Inspect(guard, connection, fd, parts, count, static_cast<size_t>(size));
+}
+
+EXPORT ssize_t writev(int fd, const iovec* parts, int count) {
+  static const auto next = Next<decltype(&writev)>("writev");
+  const ssize_t size = next(fd, parts, count);
+  Guard* guard = Active();
+  Connection* connection = guard == nullptr || size <= 0 ? nullptr : guard->connections.FindKnown(fd);
+  if (connection != nullptr) {
+    Answered(guard, connection, {static_cast<const char*>(parts[0].iov_base), parts[0].iov_len});
+  }
+  return size;
+}
+
+EXPORT int inflate(z_stream_s* stream, int flush) {
+  static const auto next = Next<decltype(&inflate)>("inflate");
+  if (next == nullptr) return kStreamError;
+  Guard* guard = Active();
+  if (guard == nullptr || !IsInProgram(__builtin_return_address(0))) return next(stream, flush);
+  const unsigned long before = stream->total_out;
+  const auto* out = reinterpret_cast<const char*>(stream->next_out);
+  const int result = next(stream, flush);
+  if (stream->total_out > guard->limits.max_request_bytes) {
+    LogRefusal("a compressed message has more than " + std::to_string(guard->limits.max_request_bytes) +
+               " bytes, the limit max_request_bytes of the guard");
+    return kStreamError;
+  }
+  Connection* connection = t_connection;
+  if (connection == nullptr || !connection->scan.complete() || !connection->scan.is_compressed()) return result;
+  if (before == 0) connection->scan.BeginDecoded();
+  const auto size = static_cast<size_t>(stream->total_out - before);
+  if (!connection->scan.FeedDecoded(out, size, guard->limits)) {
+    LogRefusal(connection->scan.refusal().text);
+    return kStreamError;
+  }
+  if (!Charge(guard, connection)) {
+    LogRefusal("a compressed request needs more memory than max_in_flight_bytes of the guard leaves");
+    return kStreamError;
+  }
+  return result;
+}
+
+EXPORT int shm_open(const char* name, int flags, mode_t mode) {
+  static const auto next = Next<decltype(&shm_open)>("shm_open");
+  Guard* guard = Active();
+  if (guard != nullptr && IsInProgram(__builtin_return_address(0))) {
+    if (name != nullptr && std::strstr(name, guard->python_backend_prefix.c_str()) != nullptr) {
+      LogRefusal("shared memory of the Python backend, " + NameText(name) + ", is not for callers");
+      errno = EACCES;
+      return -1;
+    }
+    guard->has_shared_memory.store(true, std::memory_order_relaxed);
+  }
+  if (next == nullptr) {
+    errno = ENOSYS;
+    return -1;
+  }
+  return next(name, flags, mode);
+}
+
+EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestNew(TRITONSERVER_InferenceRequest** request,
+                                                            TRITONSERVER_Server* server, const char* model,
+                                                            int64_t version) {
+  static const auto next = Next<decltype(&TRITONSERVER_InferenceRequestNew)>("TRITONSERVER_InferenceRequestNew");
+  TRITONSERVER_Error* const error = next(request, server, model, version);
+  t_inputs = {error == nullptr ? *request : nullptr, 0, 0, {}};
+  return error;
+}
+
+EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestDelete(TRITONSERVER_InferenceRequest* request) {
+  static const auto next = Next<decltype(&TRITONSERVER_InferenceRequestDelete)>("TRITONSERVER_InferenceRequestDelete");
+  Guard* guard = Active();
+  if (guard != nullptr) guard->inputs.Give(Large().Remove(request));
+  if (t_inputs.request == request) t_inputs = {};
+  return next(request);
+}
+
+// A classification of texts divides by it in servers up to 2.58.
+EXPORT uint32_t TRITONSERVER_DataTypeByteSize(int data_type) {
+  static const auto next = Next<decltype(&TRITONSERVER_DataTypeByteSize)>("TRITONSERVER_DataTypeByteSize");
+  const uint32_t size = next(data_type);
+  return size == 0 && data_type == kTypeBytes && Active() != nullptr && IsInProgram(__builtin_return_address(0)) ? 1
+                                                                                                               : size;
+}
+
+// Each name once: the server leaks a little for every further time.
+EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestAddRequestedOutput(TRITONSERVER_InferenceRequest* request,
+                                                                           const char* name) {
+  static const auto next =
+      Next<decltype(&TRITONSERVER_InferenceRequestAddRequestedOutput)>("TRITONSERVER_InferenceRequestAddRequestedOutput");
+  if (Active() != nullptr && name != nullptr) {
+    if (t_inputs.request != request) t_inputs = {request, 0, 0, {}};
+    if (!t_inputs.outputs.insert(name).second) {
+      return Error(kInvalidArgument, "output '" + NameText(name) + "' is asked for more than once");
+    }
+  }
+  return next(request, name);
+}
+
+// The sum of offset and size of a place in shared memory may have overflowed.
+EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestAppendInputData(TRITONSERVER_InferenceRequest* request,
+                                                                        const char* name, const void* base,
+                                                                        size_t size, int memory_type,
+                                                                        int64_t memory_type_id) {
+  static const auto next =
+      Next<decltype(&TRITONSERVER_InferenceRequestAppendInputData)>("TRITONSERVER_InferenceRequestAppendInputData");
+  if (Active() != nullptr && size > kMostMemory) {
+    return Error(kInvalidArgument, "input '" + NameText(name) + "' is said to have " + Bytes(size));
+  }
+  return next(request, name, base, size, memory_type, memory_type_id);
+}
+
+EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestAddInput(TRITONSERVER_InferenceRequest* request,
+                                                                 const char* name, int data_type, const int64_t* shape,
+                                                                 uint64_t dims_count) {
+  static const auto next =
+      Next<decltype(&TRITONSERVER_InferenceRequestAddInput)>("TRITONSERVER_InferenceRequestAddInput");
+  Guard* guard = Active();
+  if (guard != nullptr) {
+    int code = 0;
+    const std::string problem = CheckInput(guard, request, name, data_type, shape, dims_count, &code);
+    if (!problem.empty()) return Error(code, problem);
+  }
+  return next(request, name, data_type, shape, dims_count);
+}
+
+}  // extern "C"

@@ -1,0 +1,98 @@
+// Follows the requests that arrive on one HTTP/1.1 connection, ahead of the server's own parser, and finds those that
+// would end the server or take its memory. No I/O: bytes in, a verdict out.
+//
+// It must not understand a request otherwise than the server does. So it refuses what is ambiguous or rare enough that
+// parsers differ (bare line feeds, folded lines, two lengths, chunk extensions, trailers), and looks at the whole body
+// as JSON unless the path is one whose handler takes binary tensors behind the JSON.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "json_scan.h"
+#include "limits.h"
+
+namespace pytriton::guard {
+
+struct Refusal {
+  int status = 0;  // of HTTP; 0: not refused
+  std::string text;
+};
+
+class HttpScan {
+ public:
+  // Forgets everything: the next byte begins a request.
+  void Begin() { *this = HttpScan(); }
+
+  // Reads on; returns how many of the bytes it took: fewer than `size` where the request ends in them or is refused.
+  // A form's content type is made harmless in place: the server would parse such a body on its stack.
+  size_t Feed(char* data, size_t size, const Limits& limits, uint64_t max_pieces);
+
+  // What came out of the decompression of a complete request.
+  bool FeedDecoded(const char* data, size_t size, const Limits& limits);
+  void BeginDecoded();
+
+  // Whether any byte of a request, line ends in front of it aside, was read.
+  bool started() const { return started_; }
+  bool complete() const { return state_ == State::kComplete; }
+  const Refusal& refusal() const { return refusal_; }
+  bool is_refused() const { return refusal_.status != 0; }
+  bool is_compressed() const { return is_compressed_; }
+
+  // Bytes of the body, or of what came out of it.
+  uint64_t body_bytes() const { return body_bytes_ > decoded_bytes_ ? body_bytes_ : decoded_bytes_; }
+
+  // The memory that the server takes for the request, about: the body, copies of JSON texts and the nodes of its tree.
+  uint64_t memory() const;
+
+ private:
+  enum class State { kRequestLine, kHeaders, kBody, kChunkSize, kChunkData, kChunkEnd, kLastLine, kComplete };
+
+  size_t FeedLine(char* data, size_t size, const Limits& limits);
+  void DefuseForm(char* data, size_t size);
+  void TakeLine(std::string_view line, const Limits& limits);
+  void TakeRequestLine(std::string_view line);
+  void TakeHeader(std::string_view line);
+  void TakeHead(const Limits& limits);
+  void TakeChunkSize(std::string_view line, const Limits& limits);
+  void TakeBody(const char* data, size_t size, const Limits& limits, uint64_t max_pieces);
+  bool IsTritonPath() const;
+  uint64_t JsonLength() const;  // of an inference; UINT64_MAX: all of the body
+  bool TakeJson(const char* data, size_t size, const Limits& limits);
+  void End();
+  void Refuse(int status, std::string text);
+
+  State state_ = State::kRequestLine;
+  bool started_ = false;
+  Refusal refusal_;
+  std::string line_;  // what came of a line that is not complete
+  uint64_t head_bytes_ = 0;
+  uint64_t header_count_ = 0;
+
+  std::string path_;
+  bool is_chunked_ = false;
+  bool is_compressed_ = false;
+  bool has_content_length_ = false;
+  bool has_content_type_ = false;
+  bool has_content_encoding_ = false;
+  bool has_redirect_ = false;
+  bool redirects_to_infer_ = false;
+  bool has_json_length_ = false;       // Inference-Header-Content-Length
+  bool has_type_json_length_ = false;  // json-header-size in the content type, as SageMaker and Vertex AI have it
+  uint64_t content_length_ = 0;
+  uint64_t json_length_ = 0;
+  uint64_t type_json_length_ = 0;
+
+  bool must_hold_json_ = false;  // the body must be at least as long as its JSON part is said to be
+  uint64_t json_left_ = UINT64_MAX;
+  uint64_t json_bytes_ = 0;
+  uint64_t left_ = 0;  // of the body, or of this chunk
+  uint64_t body_bytes_ = 0;
+  uint64_t decoded_bytes_ = 0;
+  uint64_t pieces_ = 0;
+  JsonScan json_;
+};
+
+}  // namespace pytriton::guard
