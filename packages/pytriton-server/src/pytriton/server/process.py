@@ -11,6 +11,7 @@ import logging
 import os
 import re
 import resource
+import secrets as random_texts
 import select
 import shutil
 import signal
@@ -26,6 +27,7 @@ from pytriton.proxy_backend._forks import call_in_child, let_go_in_child, replac
 from pytriton.server import exec_shim
 from pytriton.server.argument_memory import wipe_arguments
 from pytriton.server.errors import TritonServerStartError, describe_exit
+from pytriton.server.guard import GUARD_VARIABLE, Guard
 
 __all__ = ["DEATH_SIGNAL", "KILL_DEADLINE_S", "LOG_TAIL_LINES", "ExitReport", "ServerProcess"]
 
@@ -46,6 +48,7 @@ _POLL_WITHOUT_PIDFD_MS = 200
 # A process that inherited the pipe may hold it open after the server's end.
 _LAST_OUTPUT_DEADLINE_S = 0.5
 _SEVERITY = re.compile(r"([VIWEF])\d{4} ")
+_GUARD_IS_ACTIVE = "pytriton guard] active"
 _LEVELS = {
     "V": logging.DEBUG,
     "I": logging.INFO,
@@ -83,7 +86,9 @@ class ServerProcess:
             object.
         log_file: Where the process was told to log instead of its output. Its end counts as the last output.
         quiet: Lines that contain one of these go to the log at DEBUG, whatever their own severity.
-        secrets: Parts of the command to wipe out of what the system shows of it, once the process has read them.
+        secrets: Parts of the command that must not be seen. The guard puts them in where nobody sees them; without it
+            they are wiped out of what the system shows of the command, once the process has read them.
+        guard: What is loaded into the process.
     """
 
     def __init__(
@@ -95,6 +100,7 @@ class ServerProcess:
         log_file: Path | None = None,
         quiet: Sequence[str] = (),
         secrets: Sequence[str] = (),
+        guard: Guard | None = None,
     ) -> None:
         self._command = list(command)
         self._environment = dict(environment)
@@ -102,6 +108,9 @@ class ServerProcess:
         self._log_file = log_file
         self._quiet = tuple(quiet)
         self._secrets = tuple(secrets)
+        self._guard = Guard() if guard is None else guard
+        self._is_guarded = False
+        self._has_written = False
         self._tail: collections.deque[str] = collections.deque(maxlen=LOG_TAIL_LINES)
         self._level = logging.INFO
         self._popen: subprocess.Popen[bytes] | None = None
@@ -154,6 +163,16 @@ class ServerProcess:
         return self._popen is not None and not self._ended.is_set()
 
     @property
+    def is_guarded(self) -> bool:
+        """Whether the guard has said that it is there, which it does before anything else is written."""
+        return self._is_guarded
+
+    @property
+    def has_written(self) -> bool:
+        """Whether the process has written anything."""
+        return self._has_written
+
+    @property
     def log_tail(self) -> list[str]:
         """The last lines that the process wrote, oldest first."""
         return [*_last_lines(self._log_file), *self._tail][-LOG_TAIL_LINES:]
@@ -178,6 +197,8 @@ class ServerProcess:
     def wipe_secrets(self) -> None:
         """Wipes the secrets out of the command line that the system shows; the process must have read it."""
         secrets, self._secrets = self._secrets, ()
+        if self._guard.library is not None:
+            return
         pid = self.pid
         if secrets and pid is not None and self.is_running and not wipe_arguments(pid, secrets):
             logger.debug("The system does not let the access token be wiped out of the command line of %d.", pid)
@@ -261,15 +282,24 @@ class ServerProcess:
             logger.warning(
                 "No Python interpreter was found to start tritonserver with: it may outlive a killed parent."
             )
+            self._guard = Guard(obstacle="no Python interpreter was found to start tritonserver with")
             return self._command, self._environment
         shim = [interpreter, "-I", "-S", str(Path(exec_shim.__file__)), str(os.getpid()), str(int(DEATH_SIGNAL))]
-        if not self._secrets:
-            return [*shim, *self._command], self._environment
-        command = self._command
-        for number, secret in enumerate(self._secrets):
-            mark = exec_shim.SECRET_MARK.format(number)
-            command = [part.removesuffix(secret) + mark if part.endswith(f"={secret}") else part for part in command]
-        return [*shim, *command], {**self._environment, exec_shim.SECRETS_VARIABLE: "\n".join(self._secrets)}
+        command, environment = self._command, dict(self._environment)
+        if self._guard.library is not None:
+            environment[exec_shim.PRELOAD_VARIABLE] = str(self._guard.library)
+            environment[GUARD_VARIABLE] = self._guard.settings
+        if self._secrets:
+            lines = []
+            for secret in dict.fromkeys(self._secrets):
+                # Not to be guessed: where the guard turns out not to be there, it is what the server takes for a token.
+                mark = f"{{secret-{random_texts.token_urlsafe(32)}}}"
+                command = [
+                    part.removesuffix(secret) + mark if part.endswith(f"={secret}") else part for part in command
+                ]
+                lines += [mark, secret]
+            environment[exec_shim.SECRETS_VARIABLE] = "\n".join(lines)
+        return [*shim, *command], environment
 
     def _read_until_end(self, popen: "subprocess.Popen[bytes]", output: IO[bytes]) -> None:
         os.set_blocking(output.fileno(), False)
@@ -313,6 +343,11 @@ class ServerProcess:
         return rest
 
     def _take_line(self, text: str) -> None:
+        self._has_written = True
+        if _GUARD_IS_ACTIVE in text:
+            self._is_guarded = True
+            output_logger.debug("%s", text)
+            return
         self._tail.append(text)
         found = _SEVERITY.match(text)
         if found:

@@ -12,7 +12,7 @@ from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutEr
 from pytriton.server.ports import Endpoint
 from pytriton.server.process import ServerProcess
 
-__all__ = ["POLL_S", "StartCancelled", "wait_until_up"]
+__all__ = ["POLL_S", "StartCancelled", "wait_guarded", "wait_until_up"]
 
 POLL_S = 0.01
 """Time between two looks at a server that is coming up, in seconds."""
@@ -101,6 +101,30 @@ def _refuse_without_descriptors(process: ServerProcess) -> None:
         raise TritonServerStartError(
             f"tritonserver (pid {process.pid}) cannot accept connections.{quote_log(lines)}", log_lines=lines
         )
+
+
+def wait_guarded(process: ServerProcess, control: Control, *, cancelled: Callable[[], bool]) -> bool:
+    """Wait until it is known whether the guard of a server that was just started is there.
+
+    Args:
+        process: The server.
+        control: How it is asked.
+        cancelled: Asked again and again; True ends the wait.
+
+    Returns:
+        Whether it is there. True, too, where the process ended before it said anything, which is somebody else's
+        business.
+
+    Raises:
+        StartCancelled: `cancelled` said so.
+    """
+    # The guard says so before the server's own code runs; a server that says nothing at all opens a port in the end.
+    while not process.has_written and not control.is_listening():
+        if cancelled():
+            raise StartCancelled
+        if process.wait(POLL_S):
+            return True
+    return process.is_guarded or not process.is_running
 
 
 def _opened(endpoint: Endpoint) -> Callable[[], bool]:

@@ -4,6 +4,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
 
 from pytriton.proxy_backend import BACKEND_NAME, library_path
 from pytriton.server.backends import make_backends
@@ -28,12 +29,13 @@ from pytriton.server.errors import (
     describe_exit,
     quote_log,
 )
+from pytriton.server.guard import Guard, GuardConfig, find_guard
 from pytriton.server.hosting import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, ModelHost
 from pytriton.server.metrics_page import MetricsPage
 from pytriton.server.ports import Endpoint, ReservedPorts, port_setting_of_bind_failure, reserve_ports, taken
 from pytriton.server.preflight import check_settings
 from pytriton.server.process import ExitReport, ServerProcess
-from pytriton.server.readiness import POLL_S, StartCancelled, wait_until_up
+from pytriton.server.readiness import POLL_S, StartCancelled, wait_guarded, wait_until_up
 from pytriton.server.readiness_gate import GATE_NAMES
 from pytriton.server.readiness_keeper import ReadinessKeeper
 from pytriton.server.repository import ModelRepository
@@ -67,6 +69,7 @@ class ServerSession:
         config: The settings.
         security: The token and what it protects.
         workspace: The folder for its files, which is made by `start` and removed by `close`.
+        guard: What requests may ask of the server; None is what the environment says.
         on_exit: Called when the process has ended after a successful start and nobody stopped it.
         on_unrecoverable: Called when a callable raised PyTritonUnrecoverableError.
     """
@@ -77,9 +80,11 @@ class ServerSession:
         security: TritonSecurityConfig,
         workspace: Workspace,
         *,
+        guard: GuardConfig | None,
         on_exit: Callable[[ExitReport], None],
         on_unrecoverable: Callable[[BaseException], None],
     ) -> None:
+        self._guard_config = guard
         self._config = config
         self._security = security
         self._workspace = workspace
@@ -286,6 +291,17 @@ class ServerSession:
         try:
             command = build_command(self._config, self._security, folders, ports)
             logger.debug("Starting %s", redacted(command))
+            self._control = control = self._make_control(ports)
+            process = self._spawn(command, control, cancelled)
+            wait_until_up(process, control, ports, timeout_s=timeout_s, cancelled=cancelled)
+            self._serve_metrics(ports)
+        finally:
+            ports.release()
+
+    def _spawn(self, command: Sequence[str], control: Control, cancelled: Callable[[], bool]) -> ServerProcess:
+        """Start the process with its guard, and without where that turns out not to be there."""
+        guard = find_guard(self._guard_config, Path(command[0]))
+        while True:
             self._process = process = ServerProcess(
                 command,
                 self._environment,
@@ -293,13 +309,21 @@ class ServerSession:
                 log_file=self._config.log_file,
                 quiet=GATE_NAMES if has_gpu() else (*GATE_NAMES, *QUIET_WITHOUT_GPU),
                 secrets=secrets_of(command),
+                guard=guard,
             )
             process.start()
-            self._control = control = self._make_control(ports)
-            wait_until_up(process, control, ports, timeout_s=timeout_s, cancelled=cancelled)
-            self._serve_metrics(ports)
-        finally:
-            ports.release()
+            if guard.library is not None and not wait_guarded(process, control, cancelled=cancelled):
+                # Its token is a random text now, since the guard was to put the real one in.
+                process.stop(0.0)
+                guard = Guard(obstacle=f"the loader did not take {guard.library}")
+                continue
+            if guard.obstacle is not None:
+                logger.warning(
+                    "tritonserver runs without the guard, so a single hostile request may end it: %s. A proxy in "
+                    "front of it can limit requests; GuardConfig(enabled=False) accepts it.",
+                    guard.obstacle,
+                )
+            return process
 
     def _wait_served(self, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         """Waits until a server that answers serves all models."""

@@ -18,6 +18,7 @@ from pytriton.server.errors import (
     TritonServerTimeoutError,
     WorkspaceError,
 )
+from pytriton.server.guard import GuardConfig
 from pytriton.server.lifecycle import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy, VertextAILifecyclePolicy
 from pytriton.server.process_workers import ProcessWorker, TritonWorkerError
 from pytriton.server.restart import RestartPolicy
@@ -60,6 +61,7 @@ __all__ = [
     "VALID_TRITON_ENDPOINTS",
     "WAIT_FORM_MODEL_TIMEOUT_S",
     "DefaultTritonLifecyclePolicy",
+    "GuardConfig",
     "ModelClient",
     "ModelConfig",
     "PortInUseError",

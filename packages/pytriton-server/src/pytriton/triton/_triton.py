@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pytriton.exceptions import PyTritonError, PyTritonValidationError
 from pytriton.server.errors import PortInUseError, TritonServerExitedError, describe_exit, quote_log
 from pytriton.server.front_ends import vertex_ai_is_on
+from pytriton.server.guard import GuardConfig
 from pytriton.server.lifecycle import TritonLifecyclePolicy, VertextAILifecyclePolicy
 from pytriton.server.ports import Endpoint, ReservedPorts
 from pytriton.server.process import ExitReport
@@ -52,6 +53,8 @@ class Triton(TritonBase):
         linger_s: How long `serve` goes on to accept requests after SIGTERM, in seconds, while `/v2/health/ready` says
             "no" already, so that a load balancer has the time to see it. None is as long as requests come, up to 5
             seconds, and not at all where none came in the last second.
+        guard: What one request may ask of the server before it is refused. None takes the defaults, or what
+            `PYTRITON_GUARD` in the environment says.
 
     Raises:
         FileExistsError: `workspace` exists.
@@ -70,6 +73,7 @@ class Triton(TritonBase):
         security_config: TritonSecurityConfig | None = None,
         restart: RestartPolicy | None = None,
         linger_s: float | None = None,
+        guard: GuardConfig | None = None,
     ) -> None:
         if linger_s is not None:
             check_timeout("linger_s", linger_s)
@@ -78,6 +82,7 @@ class Triton(TritonBase):
             ("security_config", security_config, TritonSecurityConfig),
             ("triton_lifecycle_policy", triton_lifecycle_policy, TritonLifecyclePolicy),
             ("restart", restart, RestartPolicy),
+            ("guard", guard, GuardConfig),
         ):
             if value is not None and not isinstance(value, kind):
                 raise PyTritonValidationError(
@@ -89,6 +94,7 @@ class Triton(TritonBase):
         self._security = security_config or TritonSecurityConfig()
         self._server: ServerSession | None = None
         self._restart_policy = restart
+        self._guard = guard
         self._schedule: RestartSchedule | None = None
         self._linger_wanted_s = linger_s
         if triton_lifecycle_policy is None and vertex_ai_is_on(self._config):
@@ -181,6 +187,7 @@ class Triton(TritonBase):
             self._config,
             self._security,
             self._workspace,
+            guard=self._guard,
             on_exit=self._note_exit,
             on_unrecoverable=self._note_unrecoverable,
         )

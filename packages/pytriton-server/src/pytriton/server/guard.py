@@ -1,0 +1,137 @@
+"""The guard: a library in tritonserver that refuses requests which would end it. `GuardConfig`."""
+
+import dataclasses
+import os
+import stat
+import struct
+from pathlib import Path
+
+from pytriton.exceptions import PyTritonValidationError
+from pytriton.proxy_backend import LibraryNotFoundError, guard_library_path
+
+__all__ = ["GUARD_VARIABLE", "Guard", "GuardConfig", "find_guard"]
+
+GUARD_VARIABLE = "PYTRITON_GUARD"
+"""Environment variable with the settings where `Triton` gets none: `name=value` with commas between them, or `off`."""
+
+_OFF = "off"
+_ELF_MAGIC = b"\x7fELF"
+_ELF_64 = 2
+_PT_INTERP = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GuardConfig:
+    """For `Triton(guard=...)`: what one request may ask of tritonserver before it is refused.
+
+    The bundled tritonserver 2.51 can be ended by a single request: a shape that nobody can hold, JSON that nests too
+    deep, a body in too many chunks, and more. The guard is a library of this package that is loaded into tritonserver
+    and answers such requests with an error. The limits are far above what honest callers send.
+
+    Raises:
+        PyTritonValidationError: A number is out of its range.
+    """
+
+    enabled: bool = True
+    """Whether the guard is loaded."""
+    max_request_bytes: int = 2**31 - 1
+    """Largest body of an HTTP request, and largest size that a compressed request may grow to, in bytes. tritonserver
+    2.51 itself takes no more than the default over HTTP."""
+    max_input_bytes: int | None = None
+    """Most bytes that the shapes of one request's inputs may ask for, over HTTP and gRPC, tensors in shared memory
+    included. None: as `max_in_flight_bytes`."""
+    max_in_flight_bytes: int | None = None
+    """Memory for the bodies of all HTTP requests that are being read or served, in bytes, and likewise for all inputs;
+    requests that need more are refused with UNAVAILABLE (503). None: half of what the machine or container has."""
+    max_json_depth: int = 512
+    """How deep the JSON of a request may nest."""
+    thread_stack_bytes: int = 256 << 20
+    """Stack of each of the server's threads, in bytes. It is reserved and not used, except by bodies of very many
+    pieces; 0 leaves it as the system has it, which makes fewer pieces the limit."""
+
+    def __post_init__(self) -> None:
+        """Refuse what is out of range."""
+        if not isinstance(self.enabled, bool):
+            raise _bad("enabled", self.enabled, "True or False")
+        for field in dataclasses.fields(self)[1:]:
+            value = getattr(self, field.name)
+            least = 0 if field.name == "thread_stack_bytes" else 1
+            if value is None and field.default is None:
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+                raise _bad(field.name, value, f"a whole number of at least {least}")
+
+    def to_text(self) -> str:
+        """Return the value of the variable `PYTRITON_GUARD` that says the same."""
+        if not self.enabled:
+            return _OFF
+        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[1:]}
+        return ",".join(f"{name}={value}" for name, value in values.items() if value is not None)
+
+
+@dataclasses.dataclass(frozen=True)
+class Guard:
+    """The guard of one server.
+
+    Attributes:
+        library: The file to load; None where it cannot be loaded, or is not wanted.
+        settings: The value of `PYTRITON_GUARD` for it.
+        obstacle: Why it cannot be loaded; None where nothing is in the way, or it is not wanted.
+    """
+
+    library: Path | None = None
+    settings: str = ""
+    obstacle: str | None = None
+
+
+def find_guard(config: GuardConfig | None, executable: Path) -> Guard:
+    """Find out whether and with what settings a server is guarded.
+
+    Args:
+        config: What the user wants; None is what the environment says.
+        executable: The tritonserver.
+    """
+    settings = os.environ.get(GUARD_VARIABLE, "").strip() if config is None else config.to_text()
+    if settings == _OFF:
+        return Guard()
+    obstacle = _obstacle(executable)
+    if obstacle is not None:
+        return Guard(obstacle=obstacle)
+    try:
+        return Guard(guard_library_path(), settings)
+    except LibraryNotFoundError as error:
+        return Guard(obstacle=str(error))
+
+
+def _obstacle(executable: Path) -> str | None:
+    """Say why the loader would not load a library into a program that the environment names."""
+    try:
+        mode = executable.stat().st_mode
+        if mode & (stat.S_ISUID | stat.S_ISGID):
+            return f"{executable} runs as another user or group (setuid, setgid), which ignores LD_PRELOAD"
+        if "security.capability" in os.listxattr(executable):
+            return f"{executable} has capabilities of its own (setcap), which ignores LD_PRELOAD"
+        with executable.open("rb") as file:
+            head = file.read(64)
+            if head[:4] == _ELF_MAGIC and not _has_interpreter(head, file.read(4096)):
+                return f"{executable} is linked statically, which knows no LD_PRELOAD"
+    except OSError as error:
+        return f"{executable} cannot be looked at: {error.strerror}"
+    return None
+
+
+def _has_interpreter(head: bytes, rest: bytes) -> bool:
+    """Tell whether a program is loaded by the dynamic loader. Other than 64-bit files count as such."""
+    if len(head) < 64 or head[4] != _ELF_64:
+        return True
+    offset, (size, count) = struct.unpack_from("<Q", head, 32)[0], struct.unpack_from("<HH", head, 54)
+    table = (head + rest)[offset : offset + size * count]
+    return any(
+        struct.unpack_from("<I", table, start)[0] == _PT_INTERP for start in range(0, len(table) - 3, size or 56)
+    )
+
+
+def _bad(name: str, value: object, expected: str) -> PyTritonValidationError:
+    return PyTritonValidationError(
+        f"GuardConfig.{name} must be {expected}; got {value!r}.", expected=expected, received=value
+    )

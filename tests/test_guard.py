@@ -1,0 +1,421 @@
+"""The guard in tritonserver: requests that ended it are answered with an error, and honest ones are let through."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+import os
+import re
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.client import ModelClient
+from pytriton.exceptions import PyTritonValidationError
+from pytriton.model_config import ModelConfig, Tensor
+from pytriton.proxy_backend import guard_library_path
+from pytriton.server.guard import find_guard
+from pytriton.triton import GuardConfig, Triton, TritonSecurityConfig
+from support.servers import before
+from support.serving import local_config, running, server_pid, short_home
+from support.waiting import eventually
+
+INFER = "/v2/models/same/infer"
+GENERATE = "/v2/models/same/generate"
+PATIENCE_S = 60.0
+FORM = "Content-Type: application/x-www-form-urlencoded"
+
+
+def same(requests: Any) -> Any:
+    return [{"y": request["x"]} for request in requests]
+
+
+def text(requests: Any) -> Any:
+    return [{"y": np.full((request["x"].shape[0], 1), b"text", dtype=object)} for request in requests]
+
+
+def bind(triton: Triton) -> Triton:
+    x = Tensor(name="x", dtype=np.float32, shape=(-1,))
+    triton.bind("same", same, [x], [Tensor(name="y", dtype=np.float32, shape=(-1,))], config=ModelConfig())
+    triton.bind("text", text, [x], [Tensor(name="y", dtype=bytes, shape=(1,))], config=ModelConfig())
+    return triton
+
+
+@pytest.fixture(scope="module")
+def guarded() -> Iterator[Triton]:
+    with short_home(), running(bind(Triton(config=local_config()))) as triton:
+        yield triton
+
+
+@contextmanager
+def started(guard: GuardConfig | None = None) -> Iterator[Triton]:
+    """Run a server beside the one of this module, which is what the look for leaks would find."""
+    with short_home(), bind(Triton(config=local_config(), guard=guard)) as triton:
+        yield triton
+
+
+def infer(shape: list[int], data: list[float], **more: Any) -> bytes:
+    return json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": shape, "data": data}], **more}).encode()
+
+
+def post(path: str, body: bytes, *headers: str, length: bool = True) -> bytes:
+    lines = [f"POST {path} HTTP/1.1", "Host: localhost", *headers]
+    return "\r\n".join([*lines, *([f"Content-Length: {len(body)}"] if length else []), "\r\n"]).encode() + body
+
+
+def ask(triton: Triton, request: bytes) -> tuple[int, str]:
+    """Send bytes and return status and body of the answer, which comes although not all may have been sent."""
+    assert triton.http_url is not None
+    host, port = triton.http_url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+        connection.sendall(request)
+        return read_answer(connection)
+
+
+def read_answer(connection: socket.socket) -> tuple[int, str]:
+    data = b""
+    while b"\r\n\r\n" not in data:
+        part = connection.recv(65536)
+        assert part, f"the connection was closed after {data!r}"
+        data += part
+    head, _, body = data.partition(b"\r\n\r\n")
+    length = re.search(rb"(?im)^content-length: *(\d+)", head)
+    while length is not None and len(body) < int(length[1]):
+        body += connection.recv(65536)
+    return int(head.split()[1]), body.decode()
+
+
+def is_well(triton: Triton) -> bool:
+    status, body = ask(triton, post(INFER, infer([1, 2], [1, 2])))
+    return status == 200 and json.loads(body)["outputs"][0]["data"] == [1.0, 2.0]
+
+
+GOOD = infer([1, 2], [1, 2])
+CHUNKED = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+DEEP = b"[" * 30_000_000
+POISONS: dict[str, tuple[bytes, int, str]] = {
+    "a shape of terabytes": (post(INFER, infer([1, 1 << 40], [1])), 400, "input 'x' has the shape [1, 1099511627776]"),
+    "a shape that overflows": (post(INFER, infer([4, 1 << 62], [1])), 400, "more than can be counted"),
+    "an empty shape that overflows": (post(INFER, infer([1, 0, 1 << 62, 1 << 62], [])), 400, "can be counted"),
+    "too many rows": (post(INFER, infer([(1 << 32) + 1], [1])), 400, "a first dimension may be 2147483647"),
+    "a shape of more than was sent": (post(INFER, infer([1, 1 << 28], [1])), 400, "the whole request has only"),
+    "deep JSON to generate": (post(GENERATE, b'{"x":' + DEEP[:50_000]), 400, "deeper than 512 levels"),
+    "deep JSON to infer": (post(INFER, b'{"inputs":' + DEEP[:1_000_000]), 400, "deeper than 512 levels"),
+    "very deep JSON": (post(INFER, DEEP), 400, "deeper than 512 levels"),
+    "deep objects": (post(INFER, b'{"a":' * 200_000), 400, "deeper than 512 levels"),
+    "deep JSON with a wrong length of it": (
+        post(GENERATE, b'{"x":' + DEEP[:50_000], "Inference-Header-Content-Length: 0"), 400, "deeper than",
+    ),
+    "deep JSON that is no gzip": (post(GENERATE, DEEP[:50_000], "Content-Encoding: gzip"), 400, "deeper than"),
+    "deep JSON in gzip": (post(INFER, gzip.compress(DEEP), "Content-Encoding: gzip"), 500, "decompression"),
+    "deep JSON in deflate": (post(INFER, zlib.compress(DEEP), "Content-Encoding: deflate"), 500, "decompression"),
+    "tiny chunks": (CHUNKED + b"1\r\n \r\n" * 600_000 + b"0\r\n\r\n", 500, "The document is empty"),
+    "too many tiny chunks": (CHUNKED + b"1\r\n \r\n" * 5_000_000 + b"0\r\n\r\n", 413, "more than 4194304 pieces"),
+    "a large form": (post(INFER, b"x" * 50_000_000, FORM), 500, "failed to parse the request JSON"),
+    "two lengths": (
+        post(INFER, GOOD, "Content-Length: 2147483648"), 400, "more than one header 'Content-Length'",
+    ),
+    "a length and chunks": (post(INFER, GOOD, "Transfer-Encoding: chunked"), 400, "both a Content-Length and"),
+    "more than is counted in 32 bits": (
+        post(INFER, b"", "Content-Length: 2147483648", length=False), 413, "max_request_bytes",
+    ),
+    "a JSON part behind the end": (post(INFER, GOOD, "Inference-Header-Content-Length: 9999"), 400, "JSON part"),
+    "a weight that is none": (post(INFER, GOOD, "Accept-Encoding: gzip;q=1e999"), 400, "Accept-Encoding"),
+    "a classification of texts": (
+        post("/v2/models/text/infer", infer([1, 1], [1], outputs=[{"name": "y", "parameters": {"classification": 1}}])),
+        400,
+        "unsupported type 'BYTES'",
+    ),
+    "an output twice": (post(INFER, infer([1, 1], [1], outputs=[{"name": "y"}] * 2)), 400, "more than once"),
+    "100,000 parameters": (
+        post(INFER, infer([1, 1], [1], parameters={f"p{i}": 1 for i in range(100_000)})), 400, "16384 members",
+    ),
+    "10,000 headers": (b"GET /v2 HTTP/1.1\r\n" + b"A: b\r\n" * 10_000 + b"\r\n", 431, "500 header fields"),
+    "a long path": (b"GET /" + b"a" * 1_000_000 + b" HTTP/1.1\r\n\r\n", 431, "8.0 KiB"),
+}  # fmt: skip
+
+
+# Newer servers refuse so many chunks by themselves, in other words or with none.
+OF_OLD_SERVERS = ("tiny chunks", "too many tiny chunks")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=before(2, 70) if name in OF_OLD_SERVERS else ()) for name in POISONS]
+)
+def test_poison_is_answered_and_the_server_lives(guarded: Triton, name: str) -> None:
+    request, status, words = POISONS[name]
+    answer = ask(guarded, request)
+    assert answer[0] == status, answer
+    assert words in json.loads(answer[1])["error"]
+    assert is_well(guarded)
+
+
+@pytest.mark.parametrize("headers", [(), (FORM,), ("content-type:Application/X-WWW-Form-Urlencoded;charset=utf-8",)])
+def test_what_curl_sends_by_default_is_served(guarded: Triton, headers: tuple[str, ...]) -> None:
+    # 5 MB of JSON: libevhtp takes such a form apart on its stack, if it sees one.
+    values = 1_200_000
+    body = infer([1, values], [1.5] * values)
+    status, answer = ask(guarded, post(INFER, body, *headers))
+    assert status == 200
+    assert json.loads(answer)["outputs"][0]["data"] == [1.5] * values
+
+
+def test_honest_requests_are_let_through(guarded: Triton) -> None:
+    deflated = post(INFER, zlib.compress(GOOD), "Content-Encoding: deflate", "Accept-Encoding: x;q=0.25, *;q=0")
+    assert ask(guarded, deflated)[0] == 200
+    chunks = b"".join(b"1\r\n%c\r\n" % byte for byte in GOOD)
+    assert ask(guarded, CHUNKED + chunks + b"0\r\n\r\n")[0] == 200
+    nested = post(GENERATE, b'{"x":[1],"parameters":{"a":"' + b"[" * 100_000 + b'"}}')
+    assert "nests deeper" not in ask(guarded, nested)[1]
+    assert guarded.http_url is not None
+    assert guarded.grpc_url is not None
+    large = np.arange(8_000_000, dtype=np.float32)
+    for url in (guarded.http_url, guarded.grpc_url):
+        with ModelClient(url, "same", inference_timeout_s=PATIENCE_S) as client:
+            for _ in range(3):
+                np.testing.assert_array_equal(client.infer_sample(large)["y"], large)
+
+
+def test_pipelined_requests_are_answered_in_their_order(guarded: Triton) -> None:
+    assert guarded.http_url is not None
+    host, port = guarded.http_url.removeprefix("http://").split(":")
+    requests = [post(INFER, infer([1, 1], [number])) for number in range(20)]
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+        connection.sendall(b"".join(requests))
+        data = b""
+        while data.count(b'"data":[') < len(requests) or not data.endswith(b"]}]}"):
+            part = connection.recv(65536)
+            assert part, data
+            data += part
+    assert [float(found) for found in re.findall(rb'"data":\[([\d.]+)\]', data)] == list(range(20))
+
+
+def test_a_hostile_request_behind_a_good_one_does_not_touch_its_answer(guarded: Triton) -> None:
+    assert guarded.http_url is not None
+    host, port = guarded.http_url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+        connection.sendall(post(INFER, GOOD) + post(INFER, DEEP[:1000]))
+        status, body = read_answer(connection)
+        assert status == 200
+        assert json.loads(body)["outputs"][0]["data"] == [1.0, 2.0]
+        connection.shutdown(socket.SHUT_WR)
+        # No answer of its own, which could be taken for the first one's.
+        assert connection.recv(65536) == b""
+    assert is_well(guarded)
+
+
+def test_grpc_shapes_are_held_too(guarded: Triton) -> None:
+    from tritonclient.grpc import InferenceServerClient, InferInput, InferRequestedOutput
+    from tritonclient.utils import InferenceServerException
+
+    assert guarded.grpc_url is not None
+    with InferenceServerClient(guarded.grpc_url.removeprefix("grpc://")) as client:
+        for shape, words in (
+            ([1, 1 << 40], "more than"),
+            ([1, -5], "no dimension of a request may be negative"),
+            ([1 << 31], "a first dimension may be"),
+        ):
+            tensor = InferInput("x", [1, 1], "FP32")
+            tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
+            tensor.set_shape(shape)
+            with pytest.raises(InferenceServerException, match=words):
+                client.infer("same", [tensor], client_timeout=PATIENCE_S)
+        tensor = InferInput("x", [1, 1], "FP32")
+        tensor.set_data_from_numpy(np.zeros((1, 1), np.float32))
+        with pytest.raises(InferenceServerException, match="unsupported type 'BYTES'"):
+            client.infer("text", [tensor], outputs=[InferRequestedOutput("y", 1)], client_timeout=PATIENCE_S)
+    assert is_well(guarded)
+
+
+def test_the_guard_and_the_token_are_not_to_be_seen(guarded: Triton) -> None:
+    folder = Path(f"/proc/{server_pid(guarded)}")
+    token = guarded.get_access_token()
+    assert token is not None
+    assert token.encode() not in (folder / "cmdline").read_bytes()
+    assert b"triton-access-token={secret-" in (folder / "cmdline").read_bytes()
+    assert token.encode() not in (folder / "environ").read_bytes()
+    descriptors = [os.readlink(entry) for entry in (folder / "fd").iterdir()]
+    assert not [name for name in descriptors if "pytriton-secrets" in name]
+    status, _ = ask(guarded, post("/v2/repository/index", b"{}", f"triton-access-token: {token}"))
+    assert status == 200
+    mark = re.search(rb"triton-access-token=(\{secret-[^}]+\})", (folder / "cmdline").read_bytes())
+    assert mark is not None
+    status, _ = ask(guarded, post("/v2/repository/index", b"{}", f"triton-access-token: {mark[1].decode()}"))
+    assert status == 403
+
+
+@pytest.mark.slow
+def test_no_process_list_ever_shows_the_token() -> None:
+    watcher = (
+        "import glob, sys\n"
+        "token = sys.stdin.readline().strip().encode()\n"
+        "print('watching', flush=True)\n"
+        "while True:\n"
+        "    for path in glob.glob('/proc/[0-9]*/cmdline'):\n"
+        "        try:\n"
+        "            found = token in open(path, 'rb').read()\n"
+        "        except OSError:\n"
+        "            continue\n"
+        "        if found:\n"
+        "            print('seen in', path, flush=True)\n"
+        "            sys.exit(1)\n"
+    )
+    token = secrets.token_urlsafe(32)
+    process = subprocess.Popen(
+        [sys.executable, "-c", watcher], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    try:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(f"{token}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "watching\n"
+        config = TritonSecurityConfig(access_token=token)
+        with short_home(), bind(Triton(config=local_config(), security_config=config)) as triton:
+            assert is_well(triton)
+        assert process.poll() is None, process.stdout.readline()
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_limits_are_settings() -> None:
+    guard = GuardConfig(max_request_bytes=5000, max_json_depth=7, max_input_bytes=4000)
+    with started(guard) as triton:
+        assert "more than 5000" in ask(triton, post(INFER, b" " * 5001))[1]
+        assert "deeper than 7 levels" in ask(triton, post(INFER, b"[" * 8))[1]
+        assert "more than 3.9 KiB" in ask(triton, post(INFER, infer([1, 1001], [1])))[1]
+        assert is_well(triton)
+
+
+def test_memory_in_flight_is_held_and_given_back() -> None:
+    guard = GuardConfig(max_in_flight_bytes=64 << 20)
+    with started(guard) as triton:
+        assert triton.http_url is not None
+        assert triton.grpc_url is not None
+        sample = np.zeros(4 << 20, np.float32)
+        for url in (triton.http_url, triton.grpc_url):
+            with ModelClient(url, "same", inference_timeout_s=PATIENCE_S) as client:
+                for _ in range(10):  # more than the limit, one after another
+                    client.infer_sample(sample)
+        host, port = triton.http_url.removeprefix("http://").split(":")
+        # Each holds 16 MiB of a body that never ends.
+        head = (
+            f"POST {INFER} HTTP/1.1\r\nContent-Length: 33554432\r\nInference-Header-Content-Length: 10\r\n\r\n".encode()
+        )
+        held = [socket.create_connection((host, int(port)), timeout=PATIENCE_S) for _ in range(6)]
+        try:
+            for connection in held:
+                connection.sendall(head + bytes(16 << 20))
+            refused = [status for status in map(read_if_any, held) if status is not None]
+            eventually(lambda: refused or [1 for c in held if read_if_any(c) == 503], PATIENCE_S)
+        finally:
+            for connection in held:
+                connection.close()
+        eventually(lambda: ask(triton, post(INFER, infer([1, 100_000], [1.0] * 100_000)))[0] == 200, PATIENCE_S)
+
+
+def read_if_any(connection: socket.socket) -> int | None:
+    connection.setblocking(False)
+    try:
+        data = connection.recv(4096)
+    except BlockingIOError:
+        return None
+    finally:
+        connection.settimeout(PATIENCE_S)
+    return int(data.split()[1])
+
+
+def test_what_failed_compressed_requests_leave_behind_is_bounded() -> None:
+    # Triton 2.51 never frees what came out of a compressed request that then fails.
+    guard = GuardConfig(max_in_flight_bytes=40 << 20)
+    bad = post(INFER, gzip.compress(b" " * 8_000_000), "Content-Encoding: gzip")
+    with started(guard) as triton:
+        answers = [ask(triton, bad)[0] for _ in range(4)]
+        assert answers == [500, 500, 503, 503]
+        assert is_well(triton)
+
+
+def test_children_of_the_server_do_not_get_the_guard(tmp_path: Path) -> None:
+    environment = {**os.environ, "LD_PRELOAD": f"{guard_library_path()}", "PYTRITON_GUARD": "max_json_depth=3"}
+    # A program that is no tritonserver is left alone, and hands the guard on.
+    code = "import os; print(os.environ['LD_PRELOAD'], os.environ['PYTRITON_GUARD'])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(guard_library_path()), "max_json_depth=3"]
+    assert done.stderr == ""
+
+
+def test_a_library_below_a_folder_with_blanks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "a folder: with blanks" / guard_library_path().name
+    library.parent.mkdir()
+    shutil.copy(guard_library_path(), library)
+    monkeypatch.setattr("pytriton.server.guard.guard_library_path", lambda: library)
+    with started() as triton:
+        assert ask(triton, post(INFER, DEEP[:1000]))[0] == 400
+        assert is_well(triton)
+
+
+def test_a_server_that_does_not_take_the_guard_runs_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # The loader passes over what it cannot load, with a line that says so.
+    library = tmp_path / "libpytriton_guard.so"
+    library.write_bytes(b"no library")
+    monkeypatch.setattr("pytriton.server.guard.guard_library_path", lambda: library)
+    with caplog.at_level(logging.WARNING), started() as triton:
+        assert is_well(triton)
+        token = triton.get_access_token()
+        status, _ = ask(triton, post("/v2/repository/index", b"{}", f"triton-access-token: {token}"))
+        assert status == 200
+        assert token is not None
+        assert token.encode() not in Path(f"/proc/{server_pid(triton)}/cmdline").read_bytes()
+    assert "runs without the guard" in caplog.text
+
+
+def test_the_guard_can_be_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        with started(GuardConfig(enabled=False)) as triton:
+            assert guard_library_path().name not in Path(f"/proc/{server_pid(triton)}/maps").read_text()
+        monkeypatch.setenv("PYTRITON_GUARD", "off")
+        with started() as triton:
+            assert guard_library_path().name not in Path(f"/proc/{server_pid(triton)}/maps").read_text()
+    assert "without the guard" not in caplog.text
+
+
+def test_programs_that_ignore_it_are_known(tmp_path: Path) -> None:
+    program = tmp_path / "tritonserver"
+    shutil.copy("/bin/true", program)
+    assert find_guard(None, program).library is not None
+    program.chmod(0o4755)
+    assert "setuid" in str(find_guard(None, program).obstacle)
+    program.chmod(0o755)
+    content = bytearray(program.read_bytes())
+    # Without the entry that names its loader (PT_INTERP, 3) a program is a static one.
+    table, count = int.from_bytes(content[32:40], "little"), int.from_bytes(content[56:58], "little")
+    for place in range(table, table + 56 * count, 56):
+        if content[place : place + 4] == b"\x03\0\0\0":
+            content[place : place + 4] = b"\0\0\0\0"
+    program.write_bytes(content)
+    assert "statically" in str(find_guard(None, program).obstacle)
+    assert "cannot be looked at" in str(find_guard(None, tmp_path / "none").obstacle)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"max_json_depth": 0}, {"max_request_bytes": "1"}, {"max_in_flight_bytes": -1}, {"enabled": 1},
+     {"thread_stack_bytes": -1}, {"max_input_bytes": 2.5}, {"max_json_depth": True}],
+)  # fmt: skip
+def test_settings_out_of_range_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(PyTritonValidationError, match=f"GuardConfig.{next(iter(values))} must be"):
+        GuardConfig(**values)
