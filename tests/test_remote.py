@@ -231,6 +231,22 @@ def test_models_bound_before_the_connection(server: Server) -> None:
         assert not server.is_ready("m")
 
 
+def test_a_name_is_bound_again_after_stop(server: Server) -> None:
+    """As in a notebook: the second one replaces the first, and the other model stays."""
+    triton = RemoteTriton(server.http_url)
+    triton.bind("m", times(2), X, Y)
+    triton.bind("n", times(3), X, Y)
+    triton.connect()
+    assert triton.stop()
+    triton.bind("m", times(4), X, Y)
+    with pytest.raises(PyTritonInvalidOperationError, match="twice"):
+        triton.bind("m", times(5), X, Y)
+    with triton:
+        assert (server.ask("m"), server.ask("n")) == (4, 3)
+        with pytest.raises(PyTritonInvalidOperationError, match="twice"):
+            triton.bind("n", times(5), X, Y)
+
+
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_changes_under_load_lose_no_request(protected: tuple[Triton, Server], protocol: str) -> None:
     _, server = protected

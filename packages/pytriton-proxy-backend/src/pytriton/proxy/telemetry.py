@@ -75,11 +75,11 @@ def get_telemetry_tracer() -> Tracer | None:
     return tracer
 
 
-def parse_trace_config(trace_config: Sequence[str]) -> tuple[str, Resource]:
+def parse_trace_config(trace_config_list: Sequence[str]) -> tuple[str, Resource]:
     """Reads where the spans of a server go, and as whose.
 
     Args:
-        trace_config: Items such as `mode=opentelemetry`, `opentelemetry,url=<url>` and
+        trace_config_list: Items such as `mode=opentelemetry`, `opentelemetry,url=<url>` and
             `opentelemetry,resource=<name>=<value>`.
 
     Returns:
@@ -89,15 +89,16 @@ def parse_trace_config(trace_config: Sequence[str]) -> tuple[str, Resource]:
         ValueError: The mode is another one, there is no URL, or an item cannot be understood.
         ImportError: OpenTelemetry is not installed.
     """
-    if not export.is_opentelemetry(trace_config):
+    if not export.is_opentelemetry(trace_config_list):
         raise ValueError(
             f"Only opentelemetry mode is supported: expected the item {export.MODE!r} in trace_config; got "
-            f"{list(trace_config)!r}"
+            f"{list(trace_config_list)!r}"
         )
-    settings = export.read_settings(trace_config)
+    settings = export.read_settings(trace_config_list)
     if not settings.url:
         raise ValueError(
-            f"expected the item 'opentelemetry,url=<url of the collector>' in trace_config; got {list(trace_config)!r}"
+            "expected the item 'opentelemetry,url=<url of the collector>' in trace_config; got "
+            f"{list(trace_config_list)!r}"
         )
     export.require_telemetry()
     return settings.url, export.make_resource(settings)
