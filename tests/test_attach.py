@@ -238,6 +238,24 @@ def test_the_command_ends_with_the_reason(
         assert process.returncode == code
 
 
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_a_tcp_address_wants_keys_or_to_be_called_insecure(tmp_path: Path, program: str) -> None:
+    description = tmp_path / "model.json"
+    write_description(description, python_proxy.spec())
+    with python_proxy.proxy("tcp://127.0.0.1:*", insecure=True) as served:
+        arguments = (f"--endpoint={served.address}", f"--description={description}", "--factory")
+        with worker(program, *arguments) as process:
+            said = re.sub(r"\s+", " ", output(process))
+            assert process.returncode == 1
+            assert "--curve-secret-key and --curve-server-key" in said
+            assert "--insecure" in said
+        with worker(program, *arguments, "--insecure", '--kwargs={"factor": 3.0}') as process:
+            assert served.send([2])[0].wait()["y"].tolist() == [[6]]
+            process.send_signal(signal.SIGTERM)
+            assert output(process)
+            assert process.returncode == 0
+
+
 def test_nobody_listens_any_more(served: tuple[Triton, Path], tmp_path: Path) -> None:
     _, endpoints = served
     (tmp_path / "own.1.sock.json").write_bytes(description_path(endpoints / "own.1.sock").read_bytes())

@@ -235,6 +235,8 @@ def test_the_error_says_what_was_expected_what_came_and_what_to_do() -> None:
     # An input without a name has one all the same.
     with pytest.raises(PyTritonValidationError, match="no parameter for 'INPUT_1'"):
         check_callable(batch(takes_x), config_of([Tensor(dtype=np.float32, shape=(1,))]))
+    with pytest.raises(PyTritonValidationError, match="no parameter for 'img'"):
+        Harness(batch(takes_x), IMG)
     with pytest.raises(PyTritonValidationError, match=r"takes_img\(img\).* Under @triton_context .* 'triton_context'"):
         check_callable(triton_context(takes_img), config_of(IMG))
 

@@ -27,7 +27,7 @@ from pytriton.decorators._context import TritonContext, find_triton_context
 from pytriton.decorators._harness_checks import Checker, Result
 from pytriton.decorators._stand_in import request_type
 from pytriton.decorators._types import RequestLike
-from pytriton.decorators.serving import set_served_model
+from pytriton.decorators.serving import check_callable, set_served_model
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
@@ -151,6 +151,8 @@ class Harness:
         Raises:
             PyTritonBadParameterError: `infer_func` is not callable, `inputs` or `outputs` are no tensors, or `config`
                 breaks a rule.
+            PyTritonValidationError: A callable under a decorator has not the parameters for the inputs; `Triton.bind`
+                says the same.
         """
         if not callable(infer_func):
             raise PyTritonBadParameterError(
@@ -173,6 +175,7 @@ class Harness:
             model_warmup=settings.model_warmup,
         )
         """What `get_model_config` gives within the callable."""
+        check_callable(infer_func, self.model_config)
         self._infer_func = infer_func
         self._triton_context = triton_context
         # A test that has set the attribute of the callable itself has said all that there is to say.

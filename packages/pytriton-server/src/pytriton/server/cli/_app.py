@@ -107,6 +107,13 @@ def worker(
     description: Annotated[
         Path | None, typer.Option(help="What the model is like; by default the file beside the socket.")
     ] = None,
+    curve_secret_key: Annotated[
+        Path | None, typer.Option(help="The worker's own keys, for a Python proxy with keys.")
+    ] = None,
+    curve_server_key: Annotated[Path | None, typer.Option(help="The public key of that proxy.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Attach to a tcp:// address without keys, to whoever listens there.")
+    ] = False,
     factory: Annotated[bool, typer.Option("--factory", help="The target makes the callable.")] = False,
     kwargs: Annotated[str, typer.Option(metavar="JSON", help="Keyword arguments of the factory, an object.")] = "{}",
     attach_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the endpoint.")] = 30.0,
@@ -117,9 +124,11 @@ def worker(
     # One command line for both programs: this one only has the look of its own.
     from pytriton.proxy_backend.cli._app import run as run_command
 
-    options = {"--model": model, "--version": version, "--description": description}
+    options: dict[str, object] = {"--model": model, "--version": version, "--description": description}
+    options |= {"--curve-secret-key": curve_secret_key, "--curve-server-key": curve_server_key}
     arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
     arguments += ["--factory"] if factory else []
+    arguments += ["--insecure"] if insecure else []
     arguments += [f"--endpoint={endpoint}", f"--kwargs={kwargs}", f"--log-level={log_level.upper()}"]
     arguments += [f"--attach-timeout={attach_timeout}", f"--stop-timeout={stop_timeout}"]
     run_command(["worker", *arguments, "--", target], program="pytriton")
