@@ -31,6 +31,7 @@
 #include "startup.h"
 
 // The part of Triton's C API that is used here; the ABI only grows.
+struct TRITONSERVER_BufferAttributes;
 struct TRITONSERVER_Error;
 struct TRITONSERVER_InferenceRequest;
 struct TRITONSERVER_Server;
@@ -91,6 +92,14 @@ Guard* Active() { return g_guard.load(std::memory_order_acquire); }
 // The connection from which this thread read last: the server handles a request in the thread, and in the call, that
 // read its end. Requests that were sent before the one in front of them was answered are the exception.
 thread_local Connection* t_connection = nullptr;
+
+// The JSON in what this thread decompresses. Kept apart from the connection: the depth must be right also where a
+// request is handled later than it was read, when `t_connection` is another.
+struct Decompressing {
+  const z_stream_s* stream = nullptr;
+  JsonScan json;
+};
+thread_local Decompressing t_decompressing;
 
 // The request that this thread makes, and the bytes of its inputs so far.
 struct RequestInputs {
@@ -179,12 +188,12 @@ ssize_t ThrowAway(Connection* connection, int fd) {
   return -1;
 }
 
-ssize_t Refuse(Guard* guard, Connection* connection, int fd, const Refusal& refusal, size_t before) {
+ssize_t Refuse(Connection* connection, int fd, const Refusal& refusal, size_t before) {
   LogRefusal(refusal.text);
   const bool is_behind_another = connection->awaits_response || before > 0;
   connection->is_refused = true;
   connection->refused_at = time(nullptr);
-  Release(guard, connection);
+  // What has come of it stays charged until the connection is closed: so long the server keeps it.
   if (is_behind_another) {
     // An answer now would be taken for that of the request in front.
     shutdown(fd, SHUT_RD);
@@ -207,6 +216,10 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
     size_t left = std::min(parts[i].iov_len, size - seen);
     while (left > 0) {
       if (scan.complete()) {
+        if (connection->awaits_response && scan.is_compressed()) {
+          return Refuse(connection, fd, {400, "a request came before the compressed one in front was answered"},
+                        seen);
+        }
         if (connection->awaits_response != connection->is_pipelined) {
           connection->is_pipelined = connection->awaits_response;
           guard->pipelined.fetch_add(connection->is_pipelined ? 1 : -1);
@@ -225,22 +238,36 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
         refusal = {503, "compressed requests are not taken any more until a restart: those that failed have left " +
                             Bytes(guard->leaked.load()) + " in the server, which it never gives back"};
       }
-      if (refusal.status != 0) return Refuse(guard, connection, fd, refusal, request_begin);
+      // Whether it then fails would be told by a response that cannot be told from the others.
+      if (refusal.status == 0 && connection->is_pipelined && scan.is_compressed()) {
+        refusal = {400, "a compressed request came before the one in front was answered"};
+      }
+      if (refusal.status != 0) return Refuse(connection, fd, refusal, request_begin);
       if (scan.complete()) connection->awaits_response = true;
       data += used;
       left -= used;
       seen += used;
     }
   }
+  // The server's parser (libevhtp 1.2.18) takes the byte behind what it was given, which is left from something else,
+  // into a path that is not complete: it would then see another path than is seen here.
+  if (scan.is_inside_target()) {
+    return Refuse(connection, fd, {400, "the first line of the request came in pieces; send it at once"},
+                  request_begin);
+  }
   return static_cast<ssize_t>(size);
 }
 
 void Answered(Guard* guard, Connection* connection, std::string_view begin) {
   if (!connection->awaits_response) return;
+  // "HTTP/1.0 200 OK", or "HTTP/1.1 100 Continue" and an empty line in front of it, or alone.
+  constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
+  constexpr size_t kStatus = 9;
+  if (begin.size() > kStatus && begin[kStatus] == '1') begin.remove_prefix(std::min(begin.size(), kContinue.size()));
+  if (begin.empty()) return;
   connection->awaits_response = false;
   // Triton up to 2.69 keeps for ever what came out of a compressed request that then fails.
-  constexpr std::string_view kGood = "HTTP/1.1 2";
-  if (connection->scan.is_compressed() && begin.substr(0, kGood.size()) != kGood) {
+  if (connection->scan.is_compressed() && (begin.size() <= kStatus || begin[kStatus] != '2')) {
     guard->leaked.fetch_add(connection->scan.body_bytes());
   }
   if (connection->scan.complete()) Release(guard, connection);
@@ -335,7 +362,8 @@ std::string CheckInput(Guard* guard, const TRITONSERVER_InferenceRequest* reques
 __attribute__((constructor)) void Start(int argc, char** argv, char**) {
   if (!IsTritonServer()) return;
   TakeSecrets(argc, argv);
-  static Guard guard;
+  // Never freed: threads run until the end.
+  Guard& guard = *new Guard;
   guard.limits = TakeSettings();
   guard.has_gpu = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
   guard.python_backend_prefix = PythonBackendPrefix(argc, argv);
@@ -384,7 +412,11 @@ EXPORT int close(int fd) {
   static const auto next = Next<decltype(&close)>("close");
   Guard* guard = Active();
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Closing(fd);
-  if (connection != nullptr) Closed(guard, connection);
+  if (connection != nullptr) {
+    // From here on another thread may use it for the next connection of this number.
+    if (t_connection == connection) t_connection = nullptr;
+    Closed(guard, connection);
+  }
   return next(fd);
 }
 
@@ -422,14 +454,17 @@ EXPORT int inflate(z_stream_s* stream, int flush) {
                " bytes, the limit max_request_bytes of the guard");
     return kStreamError;
   }
-  Connection* connection = t_connection;
-  if (connection == nullptr || !connection->scan.complete() || !connection->scan.is_compressed()) return result;
-  if (before == 0) connection->scan.BeginDecoded();
-  const auto size = static_cast<size_t>(stream->total_out - before);
-  if (!connection->scan.FeedDecoded(out, size, guard->limits)) {
-    LogRefusal(connection->scan.refusal().text);
+  if (before == 0 || t_decompressing.stream != stream) t_decompressing = {stream, {}};
+  JsonScan& json = t_decompressing.json;
+  std::string problem;
+  if (!json.Feed(out, static_cast<size_t>(stream->total_out - before), guard->limits.max_json_depth, &problem) ||
+      json.MayOverflow(stream->total_out)) {
+    LogRefusal(problem.empty() ? "a compressed request has more values than the server can count" : problem);
     return kStreamError;
   }
+  Connection* connection = t_connection;
+  if (connection == nullptr || !connection->scan.complete() || !connection->scan.is_compressed()) return result;
+  connection->scan.SetDecoded(stream->total_out, json.values());
   if (!Charge(guard, connection)) {
     LogRefusal("a compressed request needs more memory than max_in_flight_bytes of the guard leaves");
     return kStreamError;
@@ -505,6 +540,17 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestAppendInputData(TRITONSE
     return Error(kInvalidArgument, "input '" + NameText(name) + "' is said to have " + Bytes(size));
   }
   return next(request, name, base, size, memory_type, memory_type_id);
+}
+
+// As above, for what comes over gRPC.
+EXPORT TRITONSERVER_Error* TRITONSERVER_BufferAttributesSetByteSize(TRITONSERVER_BufferAttributes* attributes,
+                                                                    size_t size) {
+  static const auto next =
+      Next<decltype(&TRITONSERVER_BufferAttributesSetByteSize)>("TRITONSERVER_BufferAttributesSetByteSize");
+  if (Active() != nullptr && size > kMostMemory) {
+    return Error(kInvalidArgument, "a tensor is said to have " + Bytes(size));
+  }
+  return next(attributes, size);
 }
 
 EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestAddInput(TRITONSERVER_InferenceRequest* request,

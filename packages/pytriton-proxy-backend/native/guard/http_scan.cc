@@ -18,13 +18,14 @@ constexpr uint64_t kMaxHeadLine = 8 * 1024;
 constexpr uint64_t kMaxChunkLine = 32;
 // The server counts in 32 bits with a sign; newer ones end at a longer number.
 constexpr uint64_t kMaxJsonLength = INT32_MAX;
-// The server looks for the members of an object one by one: 100,000 of them keep a thread busy for ten seconds.
-constexpr uint64_t kMaxJsonMembers = 16384;
 
 // A tree of JSON has nodes of 16 bytes, which lie on a stack of the parser first and are copied from there; its text
 // lies in the body, in one piece before the parser, and its strings in the tree.
 constexpr uint64_t kBytesPerJsonValue = 32;
 constexpr uint64_t kCopiesOfJson = 3;
+
+// Each piece of a chunked body lies in a block of its own, of so many bytes at least; a body of a known length in one.
+constexpr uint64_t kBytesPerPiece = 1024;
 
 constexpr std::string_view kForm = "application/x-www-form-urlencoded";
 constexpr std::string_view kJsonHeaderSize = "json-header-size=";
@@ -164,7 +165,9 @@ size_t HttpScan::FeedLine(char* data, size_t size, const Limits& limits) {
 void HttpScan::DefuseForm(char* data, size_t size) {
   const std::string_view line = line_.empty() ? std::string_view(data, size) : std::string_view(line_);
   if (line.size() < kForm.size() || strncasecmp(line.data(), "content-type", 12) != 0) return;
-  for (size_t at = 0; at + kForm.size() <= line.size(); ++at) {
+  // What ended before these bytes was found when it came.
+  const size_t begin = line.size() < size + kForm.size() ? 0 : line.size() - size - kForm.size();
+  for (size_t at = begin; at + kForm.size() <= line.size(); ++at) {
     const size_t last = at + kForm.size() - 1;
     if (strncasecmp(line.data() + at, kForm.data(), kForm.size()) != 0) continue;
     const size_t behind = line.size() - last;  // how far from the end of the bytes at hand
@@ -252,7 +255,9 @@ void HttpScan::TakeHeader(std::string_view line) {
     if (once(&has_json_length_)) number(value, kMaxJsonLength, &json_length_);
   } else if (EqualNoCase(name, "transfer-encoding")) {
     if (!once(&is_chunked_)) return;
-    if (!EqualNoCase(value, "chunked")) {
+    // As the server compares it, which sees no chunks otherwise.
+    const std::string_view exact = line.substr(std::min(line.find_first_not_of(' ', colon + 1), line.size()));
+    if (exact != "chunked" && exact != "Chunked") {
       Refuse(501, "expected 'chunked' in the header 'Transfer-Encoding', got " + Quote(value));
     }
   } else if (EqualNoCase(name, "content-encoding")) {
@@ -334,32 +339,29 @@ void HttpScan::TakeBody(const char* data, size_t size, const Limits& limits, uin
                     " pieces (chunks, or reads of the server); send larger ones");
     return;
   }
+  if (is_chunked_) ++blocks_;
   if (!is_compressed_) TakeJson(data, size, limits);
 }
 
-bool HttpScan::TakeJson(const char* data, size_t size, const Limits& limits) {
+void HttpScan::TakeJson(const char* data, size_t size, const Limits& limits) {
   const size_t part = static_cast<size_t>(std::min<uint64_t>(size, json_left_));
   if (json_left_ != UINT64_MAX) json_left_ -= part;
   json_bytes_ += part;
-  if (!json_.Feed(data, part, limits.max_json_depth)) {
-    Refuse(400, "the JSON of the request nests deeper than " + std::to_string(limits.max_json_depth) +
-                    " levels, the limit max_json_depth of the guard");
-  } else if (json_.members() > kMaxJsonMembers) {
-    Refuse(400, "the JSON of the request has more than " + std::to_string(kMaxJsonMembers) + " members of objects");
-  }
-  return !is_refused();
+  std::string problem;
+  if (!json_.Feed(data, part, limits.max_json_depth, &problem)) Refuse(400, std::move(problem));
+  if (json_.MayOverflow(json_bytes_)) Refuse(413, "the JSON of the request has more values than the server can count");
 }
 
-void HttpScan::BeginDecoded() {
-  json_ = JsonScan();
-  decoded_bytes_ = 0;
-  json_bytes_ = 0;
-  json_left_ = JsonLength();
+void HttpScan::SetDecoded(uint64_t size, uint64_t json_values) {
+  decoded_bytes_ = size;
+  json_bytes_ = std::min(size, JsonLength());
+  decoded_values_ = json_values;
 }
 
-bool HttpScan::FeedDecoded(const char* data, size_t size, const Limits& limits) {
-  decoded_bytes_ += size;
-  return TakeJson(data, size, limits);
+bool HttpScan::is_inside_target() const {
+  if (state_ != State::kRequestLine) return false;
+  const size_t space = line_.find(' ');
+  return space != std::string::npos && space + 1 < line_.size() && line_.find(' ', space + 1) == std::string::npos;
 }
 
 void HttpScan::End() {
@@ -371,7 +373,9 @@ void HttpScan::End() {
 }
 
 uint64_t HttpScan::memory() const {
-  return body_bytes_ + decoded_bytes_ + json_bytes_ * (kCopiesOfJson - 1) + json_.values() * kBytesPerJsonValue;
+  const uint64_t values = json_.values() + decoded_values_;
+  return body_bytes_ + blocks_ * kBytesPerPiece + decoded_bytes_ + json_bytes_ * (kCopiesOfJson - 1) +
+         values * kBytesPerJsonValue;
 }
 
 void HttpScan::Refuse(int status, std::string text) {

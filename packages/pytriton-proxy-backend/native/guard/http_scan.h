@@ -30,13 +30,14 @@ class HttpScan {
   // A form's content type is made harmless in place: the server would parse such a body on its stack.
   size_t Feed(char* data, size_t size, const Limits& limits, uint64_t max_pieces);
 
-  // What came out of the decompression of a complete request.
-  bool FeedDecoded(const char* data, size_t size, const Limits& limits);
-  void BeginDecoded();
+  // What has come so far out of the decompression of a complete request.
+  void SetDecoded(uint64_t size, uint64_t json_values);
 
   // Whether any byte of a request, line ends in front of it aside, was read.
   bool started() const { return started_; }
   bool complete() const { return state_ == State::kComplete; }
+  // Whether the bytes so far end within the path of a request.
+  bool is_inside_target() const;
   const Refusal& refusal() const { return refusal_; }
   bool is_refused() const { return refusal_.status != 0; }
   bool is_compressed() const { return is_compressed_; }
@@ -60,7 +61,7 @@ class HttpScan {
   void TakeBody(const char* data, size_t size, const Limits& limits, uint64_t max_pieces);
   bool IsTritonPath() const;
   uint64_t JsonLength() const;  // of an inference; UINT64_MAX: all of the body
-  bool TakeJson(const char* data, size_t size, const Limits& limits);
+  void TakeJson(const char* data, size_t size, const Limits& limits);
   void End();
   void Refuse(int status, std::string text);
 
@@ -91,7 +92,9 @@ class HttpScan {
   uint64_t left_ = 0;  // of the body, or of this chunk
   uint64_t body_bytes_ = 0;
   uint64_t decoded_bytes_ = 0;
+  uint64_t decoded_values_ = 0;
   uint64_t pieces_ = 0;
+  uint64_t blocks_ = 0;  // of memory that the server keeps the body in
   JsonScan json_;
 };
 

@@ -4,23 +4,49 @@
 
 namespace pytriton::guard {
 
-bool JsonScan::Feed(const char* data, size_t size, uint64_t max_depth) {
+namespace {
+
+// The server looks for the members of an object one by one: 100,000 of them keep a thread busy for ten seconds.
+constexpr uint64_t kMaxMembers = 16384;
+
+// What a parser passes over in front of a text: white space, and any part of a byte order mark.
+bool IsBeforeText(char byte) { return byte != '\0' && std::strchr(" \t\r\n\xef\xbb\xbf", byte) != nullptr; }
+
+}  // namespace
+
+bool JsonScan::Feed(const char* data, size_t size, uint64_t max_depth, std::string* problem) {
   const char* const end = data + size;
+  if (part_ == Part::kBefore) {
+    while (data < end && IsBeforeText(*data)) ++data;
+    // Anything else than an array or an object nests nothing.
+    if (data < end) part_ = *data == '[' || *data == '{' ? Part::kInside : Part::kBehind;
+  }
+  if (part_ != Part::kInside) return true;
   if (in_string_) data = SkipString(data, end);
   while (data < end) {
     switch (*data++) {
       case '[':
       case '{':
         ++values_;
-        if (++depth_ > max_depth) return false;
+        if (++depth_ > max_depth) {
+          *problem = "the JSON of the request nests deeper than " + std::to_string(max_depth) +
+                     " levels, the limit max_json_depth of the guard";
+          return false;
+        }
         break;
       case ']':
       case '}':
-        if (depth_ > 0) --depth_;
+        if (--depth_ == 0) {
+          part_ = Part::kBehind;
+          return true;
+        }
         break;
       case ':':
-        ++members_;
         ++values_;
+        if (++members_ > kMaxMembers) {
+          *problem = "the JSON of the request has more than " + std::to_string(kMaxMembers) + " members of objects";
+          return false;
+        }
         break;
       case ',':
         ++values_;
