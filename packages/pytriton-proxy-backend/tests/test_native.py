@@ -33,6 +33,11 @@ def test_guard(compile_native: Callable[..., Path], run_program: Callable[..., s
     run_program(program, "mutations", os.environ.get("PYTRITON_FUZZ_SEED", "1"))
 
 
+@pytest.mark.parametrize("name", ["heads", "chunks", "depth", "splits", "forms", "shapes", "settings"])
+def test_guard_scanners(name: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    run_program(compile_native("guard_scan.cc", GUARD_SOURCES, *SANITIZERS), name)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(FUZZ_S + 300)
 def test_fuzz_records_and_settings(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:

@@ -252,8 +252,10 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
   // The server's parser (libevhtp 1.2.18) takes the byte behind what it was given, which is left from something else,
   // into a path that is not complete: it would then see another path than is seen here.
   if (scan.is_inside_target()) {
-    return Refuse(connection, fd, {400, "the first line of the request came in pieces; send it at once"},
-                  request_begin);
+    // It reads 4 KiB at most at a time, so it may be the line that is too long.
+    const int status = seen - request_begin > 2048 ? 431 : 400;
+    const char* const text = "the first line of the request came in pieces; send it at once, in less than 4.0 KiB";
+    return Refuse(connection, fd, {status, text}, request_begin);
   }
   return static_cast<ssize_t>(size);
 }

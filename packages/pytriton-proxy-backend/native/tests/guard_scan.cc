@@ -1,0 +1,297 @@
+// The guard's scanners without a server. `guard_scan NAME` runs one test.
+#include <cstdint>
+#include <cstring>
+#include <random>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "../guard/http_scan.h"
+#include "../guard/json_scan.h"
+#include "../guard/limits.h"
+#include "../guard/shape_check.h"
+#include "check.h"
+
+using namespace pytriton::guard;
+
+namespace {
+
+constexpr uint64_t kPieces = 1000;
+const std::string kPost = "POST /v2/models/m/infer HTTP/1.1\r\nHost: h\r\n";
+
+bool Has(const std::string& text, std::string_view part) { return text.find(part) != std::string::npos; }
+
+std::string WithBody(const std::string& head, const std::string& body) {
+  return head + "Content-Length: " + std::to_string(body.size()) + "\r\n\r\n" + body;
+}
+
+// What becomes of bytes that arrive in pieces: how many requests end in them, and where, and the refusal.
+struct Outcome {
+  std::vector<size_t> ends;
+  int status = 0;
+  std::string text;
+  std::string passed_on;  // the bytes as the server sees them
+};
+
+Outcome Read(std::string bytes, const std::vector<size_t>& cuts = {}, const Limits& limits = Limits()) {
+  Outcome outcome;
+  HttpScan scan;
+  size_t at = 0;
+  size_t next_cut = 0;
+  while (at < bytes.size() && outcome.status == 0) {
+    const size_t end = next_cut < cuts.size() ? cuts[next_cut++] : bytes.size();
+    while (at < end && outcome.status == 0) {
+      if (scan.complete()) scan.Begin();
+      const size_t used = scan.Feed(&bytes[at], end - at, limits, kPieces);
+      CHECK(used > 0 && used <= end - at);
+      at += used;
+      if (scan.complete()) outcome.ends.push_back(at);
+      outcome.status = scan.refusal().status;
+      outcome.text = scan.refusal().text;
+    }
+  }
+  outcome.passed_on = bytes;
+  return outcome;
+}
+
+void CheckTaken(const std::string& bytes) {
+  const Outcome outcome = Read(bytes);
+  if (outcome.status != 0) std::fprintf(stderr, "refused: %s\n", outcome.text.c_str());
+  CHECK(outcome.status == 0 && outcome.ends == std::vector<size_t>{bytes.size()});
+}
+
+void CheckRefused(const std::string& bytes, int status, std::string_view text, const Limits& limits = Limits()) {
+  const Outcome outcome = Read(bytes, {}, limits);
+  if (outcome.status != status || !Has(outcome.text, text)) {
+    std::fprintf(stderr, "expected %d with '%s', got %d with '%s'\n", status, std::string(text).c_str(), outcome.status,
+                 outcome.text.c_str());
+  }
+  CHECK(outcome.status == status && Has(outcome.text, text));
+  // The text stands in a JSON string of the answer.
+  CHECK(outcome.text.find_first_of("\"\\\n\r") == std::string::npos);
+}
+
+void HeadsOfRequests() {
+  CheckTaken("GET /v2 HTTP/1.1\r\n\r\n");
+  CheckTaken("\r\nGET /v2 HTTP/1.0\r\nA:\r\n\r\n");
+  CheckTaken("GET http://h:1/v2?a=b%20c HTTP/1.1\r\nName: v\xc3\xa4lue\twith: all\r\n\r\n");
+  CheckTaken(WithBody(kPost, "{}"));
+  CheckTaken(kPost + "Accept-Encoding: gzip;q=0.5, deflate; q=1.000, *;q=0\r\n\r\n");
+
+  CheckRefused("GET /v2\r\n\r\n", 400, "expected METHOD PATH HTTP/1.1, got 'GET /v2'");
+  CheckRefused("GET  /v2 HTTP/1.1\r\n\r\n", 400, "expected METHOD PATH");
+  CheckRefused("GET /v2 HTTP/2.0\r\n\r\n", 400, "expected METHOD PATH");
+  CheckRefused("CONNECT h:1 HTTP/1.1\r\n\r\n", 400, "expected METHOD PATH");
+  CheckRefused("GET /v2 HTTP/1.1\n\r\n", 400, "does not end with CR LF");
+  CheckRefused("GET /v2 HTTP/1.1\r\nA: b\n\r\n", 400, "does not end with CR LF");
+  CheckRefused("GET /v\"2 HTTP/1.1\r\nA: \x01\r\n\r\n", 400, "control character");
+  CheckRefused("GET /v2 HTTP/1.1\r\nA : b\r\n\r\n", 400, "expected 'Name: value'");
+  CheckRefused("GET /v2 HTTP/1.1\r\nA: b\r\n folded\r\n\r\n", 400, "expected 'Name: value'");
+  CheckRefused("GET /v2 HTTP/1.1\r\nA: b\r\n\tfolded: c\r\n\r\n", 400, "expected 'Name: value'");
+  CheckRefused("GET /" + std::string(9000, 'a') + " HTTP/1.1\r\n\r\n", 431, "8.0 KiB");
+  std::string large = "GET /v2 HTTP/1.1\r\n";
+  for (int i = 0; i < 20; ++i) large += "A: " + std::string(4000, 'b') + "\r\n";
+  CheckRefused(large + "\r\n", 431, "64.0 KiB");
+  std::string many = "GET /v2 HTTP/1.1\r\n";
+  for (int i = 0; i < 501; ++i) many += "A: b\r\n";
+  CheckRefused(many + "\r\n", 431, "more than 500 header fields");
+
+  CheckRefused(kPost + "Content-Length: 1\r\ncontent-length: 1\r\n\r\n1", 400, "more than one header 'content-length'");
+  CheckRefused(kPost + "Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n", 400, "both a Content-Length and");
+  CheckRefused(kPost + "Content-Length: 18446744073709551617\r\n\r\n", 400, "expected a number of bytes");
+  CheckRefused(kPost + "Content-Length: +1\r\n\r\n1", 400, "expected a number of bytes");
+  CheckRefused(kPost + "Content-Length: 2147483648\r\n\r\n", 413, "max_request_bytes");
+  CheckRefused(kPost + "Inference-Header-Content-Length: 99999999999\r\n\r\n", 400, "expected a number of bytes");
+  CheckRefused(kPost + "Inference-Header-Content-Length: 3\r\nContent-Length: 2\r\n\r\n{}", 400, "said to have more bytes");
+  CheckRefused(kPost + "Inference-Header-Content-Length: 3\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n", 400,
+               "said to have more bytes than the body, which has 2");
+  for (const char* weight : {"1e999", "1e-999", "0x1p9999", " 1e999", "inf", "", "0.123456789"}) {
+    CheckRefused(kPost + "aCCept-enCoding: identity, gzip;q=" + weight + "\r\n\r\n", 400, "expected weights from 0 to 1");
+  }
+  // Where the server looks for exactly this, nothing else may count.
+  for (const char* coding : {"CHUNKED", "chunkeD", "chunked ", "\tchunked", "gzip, chunked", "identity", ""}) {
+    CheckRefused(kPost + "Transfer-Encoding: " + coding + "\r\n\r\n", 501, "expected 'chunked'");
+  }
+}
+
+void BodiesInChunks() {
+  const std::string head = kPost + "Transfer-Encoding: chunked\r\n\r\n";
+  CheckTaken(head + "0\r\n\r\n");
+  CheckTaken(head + "1\r\n{\r\n00A\r\n\"a\": [1]  \r\n01\r\n}\r\n0\r\n\r\n");
+  CheckRefused(head + "\r\n", 400, "size of a chunk");
+  CheckRefused(head + "1;a=b\r\n{\r\n", 400, "size of a chunk");
+  CheckRefused(head + "-1\r\n", 400, "size of a chunk");
+  CheckRefused(head + "1\r\n{}\r\n", 400, "longer than its size says");
+  CheckRefused(head + "0\r\nTrailer: a\r\n\r\n", 400, "trailers");
+  CheckRefused(head + "fffffffff\r\n", 413, "max_request_bytes");
+  CheckRefused(head + std::string(40, '0'), 400, "a line of a chunked body");
+  // Many small ones take far more memory than they have bytes.
+  std::string ten = head;
+  for (int i = 0; i < 10; ++i) ten += "1\r\n \r\n";
+  HttpScan scan;
+  scan.Feed(ten.data(), ten.size(), Limits(), kPieces);
+  CHECK(scan.memory() > 10 * 1024);
+  std::string small = head;
+  for (uint64_t i = 0; i <= kPieces; ++i) small += "1\r\n \r\n";
+  CheckRefused(small, 413, "pieces");
+}
+
+void DepthOfJson() {
+  Limits limits;
+  limits.max_json_depth = 10;
+  const std::string fits(10, '[');
+  const std::string deep(11, '[');
+  const std::string generate = "POST /v2/models/m/generate HTTP/1.1\r\n";
+  CHECK(Read(WithBody(kPost, fits), {}, limits).status == 0);
+  const char* const kDeep = "nests deeper than 10 levels, the limit max_json_depth";
+  CheckRefused(WithBody(kPost, deep), 400, kDeep, limits);
+  CheckRefused(WithBody(kPost, "\xef\xbb\xbf \t\r\n" + deep), 400, kDeep, limits);
+  CheckRefused(WithBody(generate, "{\"a\":\"\\\\\\\"[[[[\"," + std::string("\"b\":") + fits), 400, kDeep, limits);
+  // Brackets in texts, and many of them one behind the other, nest nothing.
+  CHECK(Read(WithBody(kPost, "{\"a\":\"" + deep + "\\\"" + deep + "\"}"), {}, limits).status == 0);
+  std::string flat = "[";
+  for (int i = 0; i < 100; ++i) flat += "[[]],{\"a\":{}},";
+  CHECK(Read(WithBody(kPost, flat + "1]"), {}, limits).status == 0);
+  // Tensors behind the JSON may hold anything; a path that takes none is read as JSON to the end of the first value.
+  const std::string tensors = "{\"inputs\":[]}" + deep;
+  CHECK(Read(WithBody(kPost + "Inference-Header-Content-Length: 13\r\n", tensors), {}, limits).status == 0);
+  CHECK(Read(WithBody(kPost + "Inference-Header-Content-Length: 0\r\n", deep), {}, limits).status == 0);
+  CheckRefused(WithBody(generate + "Inference-Header-Content-Length: 0\r\n", deep), 400, kDeep, limits);
+  CheckRefused(WithBody("POST /v2/models/m/generate?/infer HTTP/1.1\r\nInference-Header-Content-Length: 0\r\n", deep), 400,
+               kDeep, limits);
+  // The server counts the bytes of texts in 32 bits with a sign.
+  JsonScan texts;
+  std::string problem;
+  CHECK(texts.Feed("[\"\",\"\",\"\"", 9, 10, &problem));
+  CHECK(!texts.MayOverflow(INT32_MAX - 3) && texts.MayOverflow(INT32_MAX - 2));
+  std::string members = "{";
+  for (int i = 0; i < 20000; ++i) members += "\"a\":1,";
+  CheckRefused(WithBody(generate, members), 400, "members", limits);
+}
+
+// Which pieces the bytes come in makes no difference, whatever they are; and nothing is read out of bounds.
+void EverySplit() {
+  const std::string body = "{\"a\":\"\\\\\\\"\",\"b\":[[1],{}]}";
+  const std::vector<std::string> streams = {
+      WithBody(kPost + "Content-Type: application/json\r\nAccept-Encoding: gzip;q=0.5\r\n", body) + WithBody(kPost, body),
+      kPost + "Transfer-Encoding: chunked\r\n\r\n5\r\n{\"a\":\r\n02\r\n1}\r\n0\r\n\r\nGET /v2 HTTP/1.1\r\n\r\n",
+      kPost + "Content-Length: 1\r\nContent-Length: 1\r\n\r\n1",
+      WithBody("POST /v2/models/m/generate HTTP/1.1\r\n", std::string(600, '[')),
+      "GET /v2 HTTP/1.1\r\nA: b\n\r\n",
+  };
+  std::mt19937_64 random(1);
+  for (const std::string& stream : streams) {
+    const Outcome whole = Read(stream);
+    std::vector<size_t> every;
+    for (size_t i = 1; i < stream.size(); ++i) every.push_back(i);
+    std::vector<std::vector<size_t>> splits = {every};
+    for (const size_t cut : every) splits.push_back({cut});
+    for (int i = 0; i < 200; ++i) {
+      std::vector<size_t> some;
+      for (const size_t cut : every) {
+        if (random() % 7 == 0) some.push_back(cut);
+      }
+      splits.push_back(some);
+    }
+    for (const auto& cuts : splits) {
+      const Outcome outcome = Read(stream, cuts);
+      CHECK(outcome.ends == whole.ends && outcome.status == whole.status && outcome.text == whole.text);
+    }
+  }
+  // Bytes of all kinds: no verdict is expected, only that there is one.
+  for (int run = 0; run < 20000; ++run) {
+    std::string stream = streams[random() % streams.size()];
+    for (int i = 0; i < 3; ++i) stream[random() % stream.size()] = static_cast<char>(random());
+    const size_t cut = random() % stream.size();
+    CHECK(Read(stream, {cut}).ends == Read(stream).ends);
+  }
+}
+
+// What a form's content type becomes: nothing that the server takes for it.
+void Forms() {
+  const std::string form = "application/x-www-form-urlencoded";
+  const std::string stream = WithBody(kPost + "cOntent-type:  " + form + "; charset=utf-8\r\n", "a=b");
+  for (size_t cut = 1; cut < stream.size(); ++cut) {
+    for (size_t second : {cut, cut + 1, cut + 7}) {
+      if (second >= stream.size()) continue;
+      const Outcome outcome = Read(stream, {cut, second});
+      CHECK(outcome.status == 0 && outcome.passed_on.size() == stream.size() && !Has(outcome.passed_on, form));
+      CHECK(Has(outcome.passed_on, "a=b"));
+    }
+  }
+  // Anywhere else it is a text as any other.
+  CHECK(Has(Read(WithBody(kPost + "X: " + form + "\r\n", form)).passed_on, form + "\r\n"));
+}
+
+// The server's parser reads beyond a path that is not complete.
+void WithinThePath() {
+  const std::string line = "GET /v2/health HTTP/1.1\r\n";
+  for (size_t size = 0; size <= line.size(); ++size) {
+    HttpScan scan;
+    std::string bytes = line.substr(0, size);
+    if (size > 0) scan.Feed(bytes.data(), size, Limits(), kPieces);
+    CHECK(scan.is_inside_target() == (size > 4 && size <= 14));
+  }
+}
+
+void Shapes() {
+  const auto check = [](std::vector<int64_t> shape, int type, uint64_t expected, std::string_view problem) {
+    uint64_t bytes = 0;
+    std::string error;
+    const bool good = BytesOfShape("x", type, shape.data(), shape.size(), &bytes, &error);
+    CHECK(good == problem.empty() && Has(error, problem) && (!good || bytes == expected));
+  };
+  constexpr int kFp32 = 11;
+  check({}, kFp32, 4, "");
+  check({2, 3}, kFp32, 24, "");
+  check({2, 3}, kTypeBytes, 24, "");
+  check({1, 0, 5}, kFp32, 0, "");
+  check({1, 1099511627776}, kFp32, 4398046511104, "");
+  check({-1}, kFp32, 0, "no dimension of a request may be negative");
+  check({1, INT64_MIN}, kFp32, 0, "negative");
+  check({2147483648}, kFp32, 0, "first dimension");
+  check({1, INT64_MAX}, kFp32, 0, "more than can be counted");
+  check({0, INT64_MAX, INT64_MAX}, kFp32, 0, "more than can be counted");
+  check({1, 4294967296, 4294967296}, 2, 0, "more than can be counted");
+  check({5}, 99, 5, "");
+}
+
+void Settings() {
+  Limits limits;
+  std::string error;
+  CHECK(ParseLimits("", &limits, &error) && limits.max_json_depth == Limits().max_json_depth);
+  CHECK(ParseLimits("max_json_depth=7,,max_request_bytes=5", &limits, &error));
+  CHECK(limits.max_json_depth == 7 && limits.max_request_bytes == 5);
+  for (const char* wrong : {"depth=7", "max_json_depth", "max_json_depth=", "max_json_depth=-1", "max_json_depth=0",
+                            "max_json_depth=99999999999999999999", "max_json_depth=7x"}) {
+    CHECK(!ParseLimits(wrong, &limits, &error) && !error.empty());
+  }
+  CHECK(Bytes(1023) == "1023 bytes" && Bytes(3ull << 30) == "3.0 GiB");
+  CHECK(MemoryOfThisMachine() > 1 << 20);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CHECK(argc == 2);
+  const std::string name = argv[1];
+  if (name == "heads") {
+    HeadsOfRequests();
+  } else if (name == "chunks") {
+    BodiesInChunks();
+  } else if (name == "depth") {
+    DepthOfJson();
+  } else if (name == "splits") {
+    EverySplit();
+    WithinThePath();
+  } else if (name == "forms") {
+    Forms();
+  } else if (name == "shapes") {
+    Shapes();
+  } else if (name == "settings") {
+    Settings();
+  } else {
+    CHECK(!"a known test");
+  }
+  return 0;
+}

@@ -1,0 +1,164 @@
+"""The guard and the server's own parser see the same requests, and the same memory, however a caller sends them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.model_config import ModelConfig, Tensor
+from pytriton.triton import GuardConfig, Triton
+from support.serving import local_config, running, short_home
+from support.waiting import eventually
+
+PATIENCE_S = 60.0
+INFER = b"POST /v2/models/same/infer HTTP/1.1\r\nHost: h\r\n"
+GZIP = b"Content-Encoding: gzip\r\n"
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+def same(requests: Any) -> Any:
+    return [{"y": request["x"]} for request in requests]
+
+
+@contextmanager
+def serving(guard: GuardConfig, **settings: Any) -> Iterator[Triton]:
+    """A server with little memory, or with one thread for HTTP."""
+    x, y = (Tensor(name=name, dtype=np.float32, shape=(-1,)) for name in "xy")
+    with short_home():
+        triton = Triton(config=local_config(**settings), guard=guard)
+        triton.bind("same", same, [x], [y], config=ModelConfig(batching=False))
+        with running(triton):
+            yield triton
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Triton]:
+    """A server that takes 4 MB in flight, and lets compressed requests leave 1 MB behind."""
+    with serving(GuardConfig(max_in_flight_bytes=4_000_000)) as triton:
+        yield triton
+
+
+def connect(triton: Triton) -> socket.socket:
+    assert triton.http_url is not None
+    host, port = triton.http_url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def with_length(body: bytes) -> bytes:
+    return b"Content-Length: %d\r\n\r\n" % len(body) + body
+
+
+def read_answer(connection: socket.socket) -> tuple[int, str]:
+    """Read status and body of the next answer; 100 Continue is none."""
+    data = b""
+    while True:
+        while b"\r\n\r\n" not in data:
+            part = connection.recv(65536)
+            assert part, f"the connection was closed after {data!r}"
+            data += part
+        head, _, data = data.partition(b"\r\n\r\n")
+        if not head.split()[1].startswith(b"1"):
+            break
+    length = re.search(rb"(?im)^content-length: *(\d+)", head)
+    while length is not None and len(data) < int(length[1]):
+        data += connection.recv(65536)
+    return int(head.split()[1]), data.decode(errors="replace")
+
+
+def ask(triton: Triton, request: bytes) -> tuple[int, str]:
+    with connect(triton) as connection:
+        connection.sendall(request)
+        return read_answer(connection)
+
+
+def is_well(triton: Triton) -> bool:
+    body = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [2], "data": [1, 2]}]}).encode()
+    status, text = ask(triton, INFER + with_length(body))
+    return status == 200 and '"data":[1.0,2.0]' in text
+
+
+def test_a_path_in_pieces_is_not_another_path() -> None:
+    # The server's parser takes the byte behind a piece into the path. Here that is a question mark, left by the request
+    # before, so the server would see /generate, whose body is JSON to its end, where the guard sees /infer.
+    with serving(GuardConfig(), http_thread_count=1) as triton:
+        begin = b"POST http://" + b"a" * 300 + b"/v2/models/same/generate"
+        deep = b'{"a":' + b"[" * 12_000_000
+        rest = b"x/infer HTTP/1.1\r\nHost: h\r\nInference-Header-Content-Length: 0\r\n" + with_length(deep)
+        for _ in range(5):
+            with connect(triton) as connection:
+                connection.sendall(b"GET /v2/health/live" + b"?" * 600 + b" HTTP/1.1\r\n\r\n")
+                assert read_answer(connection)[0] == 200
+                connection.sendall(begin)
+                # It has been read as soon as it is refused. Where it is not, the rest would end the server.
+                connection.settimeout(2)
+                try:
+                    status, text = read_answer(connection)
+                except TimeoutError:
+                    connection.sendall(rest)
+                    status, text = 0, "not refused"
+            assert is_well(triton)
+            assert (status, "the first line of the request came in pieces" in text) == (400, True), text
+
+
+@pytest.mark.parametrize("version", [b"HTTP/1.0", b"HTTP/1.1"])
+@pytest.mark.parametrize("expect", [b"", b"Expect: 100-continue\r\n"])
+def test_good_compressed_requests_are_no_leak(small: Triton, version: bytes, expect: bytes) -> None:
+    count = 100_000
+    inputs = [{"name": "x", "datatype": "FP32", "shape": [count], "parameters": {"binary_data_size": 4 * count}}]
+    header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
+    body = gzip.compress(header + bytes(4 * count))
+    head = (
+        INFER.replace(b"HTTP/1.1", version) + GZIP + expect + b"Inference-Header-Content-Length: %d\r\n" % len(header)
+    )
+    # More than three of them would be too much if each counted as one that failed.
+    assert [ask(small, head + with_length(body))[0] for _ in range(8)] == [200] * 8
+
+
+def test_compressed_requests_stay_out_of_pipelines(small: Triton) -> None:
+    good = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}).encode()
+    plain = INFER + with_length(good)
+    for compressed in (INFER + GZIP + with_length(gzip.compress(good)), INFER + GZIP + with_length(b"no gzip")):
+        with connect(small) as connection:
+            connection.sendall(plain + compressed)
+            assert read_answer(connection)[0] == 200
+            assert connection.recv(1) == b""
+    with connect(small) as connection:
+        connection.sendall(INFER + GZIP + with_length(gzip.compress(good)) + plain)
+        assert read_answer(connection)[0] == 200
+        assert connection.recv(1) == b""
+    assert is_well(small)
+
+
+def test_small_chunks_take_more_memory_than_they_have_bytes(small: Triton) -> None:
+    # 5,000 chunks of one byte are 30 kB on the wire and 5 MB in the server.
+    status, text = ask(small, INFER + CHUNKED + b"1\r\n \r\n" * 5_000)
+    assert (status, "max_in_flight_bytes of the guard" in text) == (503, True)
+    eventually(lambda: is_well(small))
+
+
+def test_what_came_of_a_refused_request_counts_until_its_connection_is_closed(small: Triton) -> None:
+    with connect(small) as refused:
+        # Three MB, which the server keeps, and then a chunk that is none.
+        refused.sendall(INFER + GZIP + CHUNKED + b"2dc6c0\r\n" + bytes(3_000_000) + b"\r\nno size\r\n")
+        status, text = read_answer(refused)
+        assert (status, "size of a chunk" in text) == (400, True)
+        status, text = ask(small, INFER + GZIP + b"Content-Length: 3000000\r\n\r\n" + bytes(3_000_000))
+        assert (status, "max_in_flight_bytes of the guard" in text) == (503, True)
+    eventually(lambda: ask(small, INFER + GZIP + with_length(bytes(3_000_000)))[0] != 503)
+
+
+def test_deep_json_is_found_behind_the_gzip(small: Triton) -> None:
+    for text in (b'{"inputs":' + b"[" * 600, b"\xef\xbb\xbf [" + b'{"a":' * 600):
+        status, _ = ask(small, INFER + GZIP + with_length(gzip.compress(text)))
+        assert status == 500
+    assert is_well(small)
