@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -27,12 +28,13 @@ from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.proxy_backend import Worker
-from pytriton.server.control import activity_of
+from pytriton.server import readiness_keeper
+from pytriton.server.control import HttpControl, activity_of
 from pytriton.server.worker_watch import WATCH_PERIOD_S, connected_workers
 from pytriton.triton import Triton, TritonSecurityConfig
 from support import waiting
 from support.bare_server import BareServer, serving
-from support.servers import before, since
+from support.servers import since
 from support.serving import local_config, running, short_home
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
@@ -334,15 +336,29 @@ def _index(url: str) -> set[str]:
         return {model["name"] for model in json.loads(connection.getresponse().read())}
 
 
-@before(2, 68)
-def test_an_older_server_says_in_the_list_of_models_why_it_is_not_ready() -> None:
+@pytest.mark.parametrize(
+    ("version", "expected"),
+    [("2.51.0", False), ("2.67.9", False), ("2.68.0", True), ("2.70.0dev", True), ("3.0", True), ("unknown", False)],
+)
+def test_which_servers_ask_their_models(version: str, expected: bool) -> None:
+    control = mock.create_autospec(HttpControl, instance=True)
+    control.server_version.return_value = version
+    assert readiness_keeper._asks_models(control) is expected
+
+
+def test_what_does_not_ask_its_models_says_in_their_list_why_it_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A newer server is taken for an older one: what is done for that one does no harm.
+    monkeypatch.setattr(readiness_keeper, "_ASKS_MODELS_SINCE", (99, 0))
     triton = Triton(config=local_config(), security_config=TritonSecurityConfig(restricted_endpoints=[]))
     triton.bind("m", identity, X, Y)
     with running(triton):
         url = str(triton.http_url)
         triton._models["m", 1].stop_workers(DEADLINE_S)
         eventually(lambda: status(url) == 400)
-        assert _index(url) == {"m", "pytriton-no-workers"}
+        eventually(lambda: _index(url) == {"m", "pytriton-no-workers"})
+        triton._models["m", 1].start_workers(triton._workspace.endpoints_path, print)
+        eventually(lambda: status(url) == 200)
+        assert _index(url) == {"m"}
 
 
 @since(2, 68)
