@@ -129,6 +129,11 @@ def array_from_json(elements: object, datatype: str, shape: Sequence[int]) -> np
         return strings.reshape(shape)
     dtype = np.dtype(dtype_of(datatype))
     _check_types(flat, _JSON_TYPES[dtype.kind], datatype)
+    if dtype.kind in "iu" and flat:
+        # numpy 1 would wrap what the type cannot hold.
+        limits = np.iinfo(dtype)
+        if min(flat) < limits.min or max(flat) > limits.max:
+            raise ValueError(f"expected numbers of the type {datatype}, received one that it cannot hold")
     try:
         with np.errstate(over="raise"):
             return np.array(flat, dtype=dtype).reshape(shape)
