@@ -90,7 +90,7 @@ class Advisory:
 
 _TOKEN = "Asks for the access token by default."
 _PYTHON = "Only models of Triton's Python backend have it; bound models do not."
-_SHARED = f"{_PYTHON} Registering shared memory asks for the access token by default."
+_SHARED = f"{_PYTHON} The guard refuses to register that memory, and registering asks for the access token by default."
 _CLOUD = "Vertex AI and SageMaker are off by default; let only the cloud's proxy reach their port."
 _DALI = "Only models of the DALI backend have it, which the bundled server lacks."
 _HOSTED = "Only who may write models or load them can do it."
@@ -142,28 +142,28 @@ ADVISORIES: tuple[Advisory, ...] = (
     Advisory("CVE-2025-23317", 9.1, "2.59.1", "HTTP front end", _UNKNOWN,
              "A crafted HTTP request runs code of its sender.",
              "No other change of that release fits than the one of CVE-2025-23310, which the guard covers."),
-    Advisory("CVE-2025-23318", 8.1, "2.59.1", "Python backend", _NOT,
+    Advisory("CVE-2025-23318", 8.1, "2.59.1", "Python backend", _PARTLY,
              "Memory shared with its processes is written out of bounds.", _SHARED, "python_backend#405"),
-    Advisory("CVE-2025-23319", 8.1, "2.59.1", "Python backend", _NOT,
+    Advisory("CVE-2025-23319", 8.1, "2.59.1", "Python backend", _PARTLY,
              "A request leads to writes outside of shared memory.", _SHARED, "python_backend#405"),
     Advisory("CVE-2025-23268", 8.0, "2.59.1", "DALI backend", _NOT,
              "Loading a crafted model runs code.", f"{_DALI} {_HOSTED}"),
-    Advisory("CVE-2025-23320", 7.5, "2.59.1", "Python backend", _NOT,
+    Advisory("CVE-2025-23320", 7.5, "2.59.1", "Python backend", _PARTLY,
              "The error for a request that is too large tells the name of the backend's shared memory.", _SHARED,
              "python_backend#403"),
     Advisory("CVE-2025-23321", 7.5, "2.59.1", "inference requests", _COVERED,
              "Asking for the classification of an output of texts divides by zero.", "", "server#8267"),
-    Advisory("CVE-2025-23333", 5.9, "2.59.1", "Python backend", _NOT,
+    Advisory("CVE-2025-23333", 5.9, "2.59.1", "Python backend", _PARTLY,
              "Altered shared memory is read out of bounds.", _SHARED, "python_backend#406"),
-    Advisory("CVE-2025-23334", 5.9, "2.59.1", "Python backend", _NOT,
+    Advisory("CVE-2025-23334", 5.9, "2.59.1", "Python backend", _PARTLY,
              "A request leads to reads outside of shared memory.", _SHARED, "python_backend#406"),
     Advisory("CVE-2025-23316", 9.8, "2.60.0", "Python backend, model control", _NOT,
              "The name of a model in a load request runs as a command of the shell.", _TOKEN, "python_backend#404"),
     Advisory("CVE-2025-23328", 7.5, "2.60.0", "shared memory", _NOT,
              "A crafted request writes outside of a registered region.",
              "Needs the name of a registered region; registering asks for the access token by default.", "server#8335"),
-    Advisory("CVE-2025-23329", 7.5, "2.60.0", "Python backend", _NOT,
-             "A caller who finds the backend's shared memory registers it and corrupts it.", _SHARED, "server#8336"),
+    Advisory("CVE-2025-23329", 7.5, "2.60.0", "Python backend", _COVERED,
+             "A caller who finds the backend's shared memory registers it and corrupts it.", _TOKEN, "server#8336"),
     Advisory("CVE-2025-23336", 4.4, "2.60.0", "Python backend", _NOT,
              "Loading a misconfigured model ends the server.", _HOSTED, "python_backend#408"),
     Advisory("CVE-2025-33202", 7.5, "2.61.0", "HTTP front end", _COVERED,
