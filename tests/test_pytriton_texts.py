@@ -162,7 +162,6 @@ def test_bind(triton: Triton, arguments: dict[str, Any], kind: type[Exception], 
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        ({}, "Provide input data"),
         ({"inputs": [ROW], "x": ROW}, "Use either positional either keyword method arguments convention"),
         ({"x": ROW, "parameters": 3}, "Parameters and headers must be a dictionary"),
         ({"x": ROW, "parameters": {1: 2}}, "Parameter/header key must be a string"),
@@ -202,7 +201,12 @@ def test_waiting_clients(url: str) -> None:
         with DecoupledModelClient(url, model) as client:
             return list(client.infer_sample(ROW))
 
+    def ask_nothing() -> object:
+        with ModelClient(url, "echo") as client:
+            return client.infer_sample()
+
     server = PyTritonClientInferenceServerError
+    check(ask_nothing, PyTritonClientValueError, "Provide input data")
     check(lambda: ask("fail"), server, "Error occurred during inference request. Message: ")
     check(lambda: ask("fail"), server, "division")
     check(lambda: ask("wrong_rows"), server, "Received output tensors with different batch sizes")
