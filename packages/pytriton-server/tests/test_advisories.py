@@ -81,6 +81,7 @@ def test_the_bundled_version_is_described(tmp_path: Path) -> None:
     text = "\n".join(lines)
     known = advisories_of("2.51.0")
     assert lines[0] == f"{len(known)} are published for tritonserver 2.51.0, known as of {KNOWN_AS_OF}."
+    assert lines[1] == "The guard is loaded into this server when Triton starts it."
     # Each once, under the heading for what the guard does.
     for advisory in known:
         assert text.count(advisory.id + " (") == 1
@@ -89,6 +90,20 @@ def test_the_bundled_version_is_described(tmp_path: Path) -> None:
     covered = text[text.index("The guard covers:") :]
     assert "CVE-2025-23310 (9.8, fixed in 25.07), HTTP front end:" in covered
     assert "CVE-2025-23316" not in covered
+
+
+def test_a_server_without_the_guard_is_told_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTRITON_GUARD", "off")
+    text = "What the guard covers is NOT covered: it is not loaded into this server, because {}."
+    assert describe(tmp_path / "off", "2.51.0")[1] == text.format("PYTRITON_GUARD switches it off")
+    monkeypatch.delenv("PYTRITON_GUARD")
+    server = tmp_path / "setgid"
+    describe(server, "2.51.0")
+    executable = server / "bin" / "tritonserver"
+    executable.chmod(0o2755)
+    (line,) = (line for line in describe_vulnerabilities(find_tritonserver(server)) if "NOT covered" in line)
+    assert str(executable) in line
+    assert "LD_PRELOAD" in line
 
 
 def test_a_version_newer_than_the_list_says_so(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from pytriton.server.advisories import (
     is_newer_than_known,
 )
 from pytriton.server.binary import TritonServerBinary
+from pytriton.server.guard import find_guard
 from pytriton.server.server_version import ServerVersionUnknownError, parse_server_version, read_server_version
 
 __all__ = ["describe_vulnerabilities"]
@@ -42,11 +43,22 @@ def describe_vulnerabilities(binary: TritonServerBinary) -> Iterator[str]:
     yield f"{len(found)} are published for tritonserver {version}, known as of {KNOWN_AS_OF}."
     if is_newer_than_known(version):
         yield f"It came out after {NEWEST_KNOWN_VERSION}, the newest that is known here: see NVIDIA's bulletins, too."
+    if not found:
+        return
+    yield _state_of_guard(binary)
     for guard, heading in _HEADINGS.items():
         concerned = [advisory for advisory in found if advisory.guard is guard]
         if concerned:
             yield f"{heading}:"
             yield from (f"  {_line(advisory)}" for advisory in concerned)
+
+
+def _state_of_guard(binary: TritonServerBinary) -> str:
+    guard = find_guard(None, binary.executable)
+    if guard.library is not None:
+        return "The guard is loaded into this server when Triton starts it."
+    reason = guard.obstacle or "PYTRITON_GUARD switches it off"
+    return f"What the guard covers is NOT covered: it is not loaded into this server, because {reason}."
 
 
 def _line(advisory: Advisory) -> str:
