@@ -383,6 +383,26 @@ def test_a_server_that_does_not_take_the_guard_runs_with_a_warning(
     assert "runs without the guard" in caplog.text
 
 
+def test_a_preloaded_library_that_writes_does_not_hide_the_guard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("there is no C compiler on this machine")
+    source, library = tmp_path / "chatty.c", tmp_path / "chatty.so"
+    source.write_text(
+        "#include <unistd.h>\n"
+        '__attribute__((constructor)) static void chat(void) { if (write(2, "here I am\\n", 10) < 0) _exit(1); }\n'
+    )
+    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(library)], check=True, timeout=PATIENCE_S)
+    monkeypatch.setenv("LD_PRELOAD", str(library))
+    with caplog.at_level(logging.WARNING), started() as triton:
+        monkeypatch.delenv("LD_PRELOAD")
+        assert is_well(triton)
+        assert "libpytriton_guard.so" in Path(f"/proc/{server_pid(triton)}/maps").read_text()
+    assert "runs without the guard" not in caplog.text
+
+
 def test_the_guard_can_be_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         with started(GuardConfig(enabled=False)) as triton:

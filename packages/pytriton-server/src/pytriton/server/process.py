@@ -110,7 +110,6 @@ class ServerProcess:
         self._secrets = tuple(secrets)
         self._guard = Guard() if guard is None else guard
         self._is_guarded = False
-        self._has_written = False
         self._tail: collections.deque[str] = collections.deque(maxlen=LOG_TAIL_LINES)
         self._level = logging.INFO
         self._popen: subprocess.Popen[bytes] | None = None
@@ -164,13 +163,18 @@ class ServerProcess:
 
     @property
     def is_guarded(self) -> bool:
-        """Whether the guard has said that it is there, which it does before anything else is written."""
+        """Whether the guard has said that it is there, which it does before the code of the server itself runs."""
         return self._is_guarded
 
-    @property
-    def has_written(self) -> bool:
-        """Whether the process has written anything."""
-        return self._has_written
+    def maps_guard(self) -> bool:
+        """Tell whether the guard's library is in the memory of the process, if its line has not been read yet."""
+        library, pid = self._guard.library, self.pid
+        if library is None or pid is None:
+            return False
+        try:
+            return str(library.resolve()) in Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        except OSError:
+            return False
 
     @property
     def log_tail(self) -> list[str]:
@@ -343,7 +347,6 @@ class ServerProcess:
         return rest
 
     def _take_line(self, text: str) -> None:
-        self._has_written = True
         if _GUARD_IS_ACTIVE in text:
             self._is_guarded = True
             output_logger.debug("%s", text)

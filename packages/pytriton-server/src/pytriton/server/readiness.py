@@ -118,13 +118,16 @@ def wait_guarded(process: ServerProcess, control: Control, *, cancelled: Callabl
     Raises:
         StartCancelled: `cancelled` said so.
     """
-    # The guard says so before the server's own code runs; a server that says nothing at all opens a port in the end.
-    while not process.has_written and not control.is_listening():
+    # The guard says so before the server's own code runs, but others may write before it: libraries that the user
+    # preloads, too. Once a port is open it is too late for it.
+    while not process.is_guarded:
         if cancelled():
             raise StartCancelled
+        if control.is_listening():
+            return process.maps_guard()
         if process.wait(POLL_S):
             return True
-    return process.is_guarded or not process.is_running
+    return True
 
 
 def _opened(endpoint: Endpoint) -> Callable[[], bool]:
