@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import threading
 from collections import Counter
@@ -16,9 +17,9 @@ from support.front_end.served import Recent, Served
 
 # How long a server may be silent before that counts as an answer that never comes, in seconds.
 PATIENCE_S = 120.0
-THREADS = 4
+THREADS = 8
 # Any of these may be what killed it: each thread had one under way, and what a request breaks may show later.
-MOST_RECENT = 12
+MOST_RECENT = 24
 TOKEN_KEY = "triton-grpc-protocol-triton-access-token"
 
 
@@ -68,10 +69,10 @@ def exchange(address: tuple[str, int], case: Case, timeout_s: float = PATIENCE_S
                 if not data:
                     return "closed"
                 received += data
-            # The rest of the answer: until the server closes, or pauses.
+            # The rest of the answer: until it is whole, or the server closes or pauses.
             connection.settimeout(0.05)
-            while connection.recv(65536):
-                pass
+            while not _is_whole(received) and (data := connection.recv(65536)):
+                received += data
         except TimeoutError:
             if not received:
                 return "silent"
@@ -79,6 +80,12 @@ def exchange(address: tuple[str, int], case: Case, timeout_s: float = PATIENCE_S
             if not received:
                 return "reset"
         return received.split(b"\r\n", 1)[0].decode("latin-1")[9:12]
+
+
+def _is_whole(received: bytes) -> bool:
+    head, end, body = received.partition(b"\r\n\r\n")
+    length = re.search(rb"(?i)\r\ncontent-length: *(\d+)", head)
+    return bool(end and length) and len(body) >= int(length[1] if length else 0)
 
 
 def attack(server: Served, make: Callable[[int], Case], numbers: range) -> Report:
