@@ -464,7 +464,12 @@ def test_sequences_are_kept_apart(server: inprocess.Server, keys: tuple[Any, Any
     config = python_config(
         [{"name": "x", "data_type": "TYPE_INT64", "dims": [1]}],
         [{"name": name, "data_type": "TYPE_INT64", "dims": [1]} for name in ("y", "open")],
-        sequence_batching={"control_input": controls, "oldest": {"max_candidate_sequences": 4}},
+        # On a busy machine more than the second may pass after which Triton forgets a sequence by itself.
+        sequence_batching={
+            "control_input": controls,
+            "oldest": {"max_candidate_sequences": 4},
+            "max_sequence_idle_microseconds": 600_000_000,
+        },
     )
 
     def say(model: inprocess.Model, key: Any, value: int, flags: int = 0) -> list[int]:
