@@ -19,7 +19,7 @@ import pytest
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy_backend import description_path, write_description
 from pytriton.server.ports import reserve_ports
-from pytriton.triton import ProcessWorker, Triton
+from pytriton.triton import ProcessWorker, RemoteTriton, Triton
 from support.bare_server import BareServer, serving
 from support.forks import (
     BUSY,
@@ -36,7 +36,7 @@ from support.forks import (
 from support.forks import (
     infer as infer_func,
 )
-from support.http import infer
+from support.http import call, infer
 from support.python_proxy import proxy, spec
 from support.serving import local_config, running, short_home
 from support.waiting import eventually
@@ -187,6 +187,76 @@ def test_a_child_ends_by_sigterm_while_its_parent_serves(tmp_path: Path, monkeyp
         assert infer(url, "m", DIES_BY_SIGTERM) == [signal.SIGTERM]
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
+
+
+LEAVING = """
+import os, sys
+import numpy as np
+from pytriton.model_config import Tensor
+from pytriton.triton import ProcessWorker, Triton, TritonConfig
+from support.forks import infer
+addresses = dict(http_address="127.0.0.1", grpc_address="127.0.0.1", http_port=0, grpc_port=0, metrics_port=0)
+tensors = [Tensor((-1,), np.float32, "x")], [Tensor((-1,), np.float32, "y")]
+with Triton(config=TritonConfig(**addresses)) as triton:
+    triton.bind("m", infer, *tensors)
+    triton.bind("process", ProcessWorker("support.forks:make"), *tensors)
+    triton.run()
+    pid = os.fork()
+    if pid == 0:
+        # Through the with block and the handlers of the interpreter's end.
+        sys.exit(3)
+    print("left", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
+    print("serving", triton.http_url, flush=True)
+    triton.serve()
+"""
+
+
+def test_a_child_that_ends_as_any_program_leaves_the_server_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTRITON_HOME", str(tmp_path))
+    with program("-c", LEAVING) as process:
+        assert read_word(process, "left") == "3"
+        url = read_word(process, "serving")
+        for model in ("m", "process"):
+            assert infer(url, model, DOUBLE) == [2 * DOUBLE]
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+        assert os.listdir(tmp_path) == []
+
+
+REMOTE = """
+import sys
+from pytriton.model_config import Tensor
+from pytriton.triton import RemoteTriton
+from support.forks import fork, infer
+import numpy as np
+with RemoteTriton(sys.argv[1], access_token=sys.argv[2]) as triton:
+    triton.bind("m", infer, [Tensor((-1,), np.float32, "x")], [Tensor((-1,), np.float32, "y")])
+    triton.connect()
+    print("child", fork(), flush=True)
+    triton.serve()
+"""
+
+
+def test_models_of_a_killed_program_are_taken_over_although_its_child_goes_on() -> None:
+    with short_home(), contextlib.ExitStack() as stack:
+        server = stack.enter_context(running(Triton(config=local_config())))
+        url, token = server.http_url, server.get_access_token()
+        assert url is not None
+        assert token is not None
+        first = stack.enter_context(program("-c", REMOTE, url, token))
+        stack.enter_context(killed_in_the_end(int(read_word(first, "child"))))
+        pool = stack.enter_context(ThreadPoolExecutor())
+        in_flight = pool.submit(infer, url, "m", BUSY)
+        read_word(first, "busy")
+        first.kill()
+        assert "was lost while it worked on this request" in told(in_flight)
+        with RemoteTriton(url, access_token=token) as second:
+            second.bind("m", infer_func, X, Y)
+            assert infer(url, "m", DOUBLE) == [2 * DOUBLE]
+        # Nobody else serves it, so it is gone with the second.
+        assert call(url, "GET", "/v2/models/m/ready")[0] != 200
 
 
 # ---- workers -------------------------------------------------------------------------------------------------------

@@ -204,6 +204,9 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._is_lost = True
+        if self._transport is not None:
+            # Before Python 3.11, TLS warns of one that was lost and that nobody has closed.
+            self._transport.abort()
         if isinstance(exc, BrokenPipeError):
             self.has_sent = False
         self._fail(exc if isinstance(exc, OSError) else ConnectionResetError("the connection was closed"))
