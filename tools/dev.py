@@ -23,6 +23,17 @@ HATCH_REQUIREMENT = "hatch>=1.18,<2"
 MINIMUM_PYTHON = (3, 10)
 MATRIX_PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MATRIX_NUMPYS = ("1", "2")
+# What `test` runs on the oldest and the newest Python, too: most of what differs between them, in a minute each.
+SHORT_TESTS = (
+    "-m",
+    "not slow and not soak",
+    "packages/pytriton-decorators/tests",
+    "packages/pytriton-proxy-backend/tests",
+    "packages/pytriton-server/tests",
+    "packages/pytriton-client/tests/test_asyncio.py",
+    "tests/test_inprocess_tensor.py",
+    "tests/test_inprocess_bind_life.py",
+)
 LONE_DISTS = ("client", "decorators", "proxy-backend")
 # Folders laid out as /opt/tritonserver, as in PATH: the tests that start a server run once more for each.
 TEST_SERVERS_VARIABLE = "PYTRITON_TEST_TRITONSERVERS"
@@ -187,29 +198,54 @@ def test(runner: Runner, arguments: Sequence[str]) -> int:
     runner.step("All other tests", "run", "test", *tests)
     for server in servers:
         runner.step(f"Tests with {server}", "run", "test", *tests[1:], extra={SERVER_VARIABLE: str(server)})
-    return runner.finish()
+    skipped = short_matrix(runner)
+    code = runner.finish()
+    say_skipped(skipped)
+    return code
+
+
+def short_matrix(runner: Runner) -> list[str]:
+    """Run the short tests on the oldest and the newest interpreter of this machine; return what there is to skip."""
+    there, skipped = matrix_pythons()
+    if there:
+        # The oldest with the older numpy: each generation once.
+        oldest, *_, newest = [*there, *there]
+        for version, numpy in ((oldest, "1"), (newest, "2")):
+            skipped += run_on(runner, version, there[version], numpy, SHORT_TESTS, title=", short")
+    return skipped
 
 
 def matrix(runner: Runner, arguments: Sequence[str]) -> int:
     """Run the tests on every interpreter of this machine with each generation of numpy."""
-    skipped: list[str] = []
-    for version in MATRIX_PYTHONS:
-        interpreter = find_python(version)
-        if interpreter is None:
-            skipped.append(f"Python {version}: no interpreter found on PATH or in ~/.pyenv/versions")
-            continue
-        path = os.pathsep.join([str(interpreter.parent), os.environ.get("PATH", os.defpath)])
+    there, skipped = matrix_pythons()
+    for version, interpreter in there.items():
         for numpy in MATRIX_NUMPYS:
-            reason = numpy_missing(interpreter, numpy)
-            if reason:
-                skipped.append(f"Python {version} with numpy {numpy}: {reason}")
-                continue
-            selection = ("run", f"+py={version}", f"+numpy={numpy}", "matrix:test", *arguments)
-            runner.step(f"Python {version} with numpy {numpy}", *selection, extra={"PATH": path})
+            skipped += run_on(runner, version, interpreter, numpy, arguments)
     code = runner.finish()
-    for line in skipped:
-        print(f"{'skipped':>12}            {line}")
+    say_skipped(skipped)
     return code
+
+
+def matrix_pythons() -> tuple[dict[str, Path], list[str]]:
+    """Find the interpreters of the matrix; return them by version, and a line for each one that is missing."""
+    found = {version: find_python(version) for version in MATRIX_PYTHONS}
+    there = {version: interpreter for version, interpreter in found.items() if interpreter is not None}
+    missing = [version for version in MATRIX_PYTHONS if version not in there]
+    return there, [f"Python {version}: no interpreter found on PATH or in ~/.pyenv/versions" for version in missing]
+
+
+def run_on(
+    runner: Runner, version: str, interpreter: Path, numpy: str, arguments: Sequence[str], *, title: str = ""
+) -> list[str]:
+    """Run tests on one interpreter with one generation of numpy; return a line where there is no such pair."""
+    name = f"Python {version} with numpy {numpy}"
+    reason = numpy_missing(interpreter, numpy)
+    if reason:
+        return [f"{name}: {reason}"]
+    path = os.pathsep.join([str(interpreter.parent), os.environ.get("PATH", os.defpath)])
+    selection = ("run", f"+py={version}", f"+numpy={numpy}", "matrix:test", *arguments)
+    runner.step(name + title, *selection, extra={"PATH": path})
+    return []
 
 
 def build(runner: Runner, arguments: Sequence[str]) -> int:
@@ -327,6 +363,12 @@ def numpy_missing(interpreter: Path, generation: str) -> str | None:
         command += ["--only-binary", ":all:", "--python-version", version, requirement]
         asked = subprocess.run(command, capture_output=True, text=True, check=False)
     return None if asked.returncode == 0 else f"there is no wheel of {requirement} for it"
+
+
+def say_skipped(lines: Sequence[str]) -> None:
+    """Print what was not run, under the summary."""
+    for line in lines:
+        print(f"{'skipped':>12}            {line}")
 
 
 # --- command line --------------------------------------------------------------------------------------------------
