@@ -38,16 +38,31 @@ bool EndsWith(std::string_view text, std::string_view end) {
   return text.size() >= end.size() && text.substr(text.size() - end.size()) == end;
 }
 
-bool IsTokenChar(unsigned char byte) {
-  return (byte >= '0' && byte <= '9') || (byte >= 'A' && byte <= 'Z') || (byte >= 'a' && byte <= 'z') ||
-         (byte != 0 && std::strchr("!#$%&'*+-.^_`|~", byte) != nullptr);
+// What each byte may be part of.
+struct ByteKinds {
+  bool is_token[256] = {};
+  bool is_control[256] = {};
+
+  constexpr ByteKinds() {
+    for (int byte = '0'; byte <= '9'; ++byte) is_token[byte] = true;
+    for (int byte = 'A'; byte <= 'Z'; ++byte) is_token[byte] = is_token[byte + 32] = true;
+    for (const char byte : std::string_view("!#$%&'*+-.^_`|~")) is_token[static_cast<unsigned char>(byte)] = true;
+    for (int byte = 0; byte < 0x20; ++byte) is_control[byte] = byte != '\t';
+    is_control[0x7f] = true;
+  }
+};
+constexpr ByteKinds kKinds;
+
+bool IsToken(std::string_view text) {
+  bool is_token = !text.empty();
+  for (const char byte : text) is_token = is_token && kKinds.is_token[static_cast<unsigned char>(byte)];
+  return is_token;
 }
 
 bool HasControl(std::string_view text) {
-  return std::any_of(text.begin(), text.end(), [](char byte) {
-    const auto code = static_cast<unsigned char>(byte);
-    return (code < 0x20 && code != '\t') || code == 0x7f;
-  });
+  bool has_control = false;
+  for (const char byte : text) has_control = has_control || kKinds.is_control[static_cast<unsigned char>(byte)];
+  return has_control;
 }
 
 std::string_view Trim(std::string_view text) {
@@ -218,7 +233,7 @@ void HttpScan::TakeRequestLine(std::string_view line) {
   const std::string_view version = last == std::string_view::npos ? "" : line.substr(last + 1);
   const bool has_target = first != std::string_view::npos && last > first + 1;
   const std::string_view target = has_target ? line.substr(first + 1, last - first - 1) : "";
-  if (!has_target || method.empty() || !std::all_of(method.begin(), method.end(), IsTokenChar) ||
+  if (!has_target || !IsToken(method) ||
       target.find_first_of(" \t") != std::string_view::npos || (version != "HTTP/1.1" && version != "HTTP/1.0") ||
       method == "CONNECT") {
     Refuse(400, "expected METHOD PATH HTTP/1.1, got " + Quote(line));
@@ -235,7 +250,7 @@ void HttpScan::TakeHeader(std::string_view line) {
   }
   const size_t colon = line.find(':');
   const std::string_view name = line.substr(0, colon);
-  if (colon == std::string_view::npos || name.empty() || !std::all_of(name.begin(), name.end(), IsTokenChar)) {
+  if (colon == std::string_view::npos || !IsToken(name)) {
     Refuse(400, "expected 'Name: value' in the head of the request, got " + Quote(line));
     return;
   }

@@ -12,7 +12,35 @@ constexpr uint64_t kMaxMembers = 16384;
 // What a parser passes over in front of a text: white space, and any part of a byte order mark.
 bool IsBeforeText(char byte) { return byte != '\0' && std::strchr(" \t\r\n\xef\xbb\xbf", byte) != nullptr; }
 
+// Sixteen bytes at once, in the notation that GCC and clang share.
+using Block = uint8_t __attribute__((vector_size(16)));
+
+constexpr Block Fill(uint8_t byte) {
+  return Block{byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte, byte};
+}
+
 }  // namespace
+
+// Passes over numbers, and counts the commas between them; returns where anything else begins, or is near.
+const char* JsonScan::SkipNumbers(const char* data, const char* end) {
+  while (end - data >= static_cast<ptrdiff_t>(sizeof(Block))) {
+    Block block;
+    std::memcpy(&block, data, sizeof(block));
+    // Brackets and braces differ by one bit.
+    const Block folded = block | Fill(0x20);
+    const Block other = reinterpret_cast<Block>((folded == Fill('{')) | (folded == Fill('}')) | (block == Fill('"')) |
+                                                (block == Fill(':')));
+    uint64_t halves[2];
+    std::memcpy(halves, &other, sizeof(other));
+    if ((halves[0] | halves[1]) != 0) return data;
+    const Block commas = reinterpret_cast<Block>(block == Fill(',')) & Fill(1);
+    std::memcpy(halves, &commas, sizeof(commas));
+    // The sum of the bytes ends up in the highest one.
+    values_ += ((halves[0] + halves[1]) * 0x0101010101010101u) >> 56;
+    data += sizeof(Block);
+  }
+  return data;
+}
 
 bool JsonScan::Feed(const char* data, size_t size, uint64_t max_depth, std::string* problem) {
   const char* const end = data + size;
@@ -50,6 +78,7 @@ bool JsonScan::Feed(const char* data, size_t size, uint64_t max_depth, std::stri
         break;
       case ',':
         ++values_;
+        data = SkipNumbers(data, end);
         break;
       case '"':
         in_string_ = true;

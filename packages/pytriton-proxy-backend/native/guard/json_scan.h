@@ -26,6 +26,7 @@ class JsonScan {
  private:
   enum class Part { kBefore, kInside, kBehind };
 
+  const char* SkipNumbers(const char* data, const char* end);
   const char* SkipString(const char* data, const char* end);
 
   Part part_ = Part::kBefore;
