@@ -27,12 +27,6 @@ def test_golden_vectors(compile_native: Callable[..., Path], run_program: Callab
     run_program(compile_native("golden.cc", ["record.cc"], *SANITIZERS), GOLDEN)
 
 
-def test_guard(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
-    program = compile_native("guard.cc", GUARD_SOURCES, *SANITIZERS)
-    run_program(program)
-    run_program(program, "mutations", os.environ.get("PYTRITON_FUZZ_SEED", "1"))
-
-
 @pytest.mark.parametrize("name", ["heads", "chunks", "depth", "splits", "forms", "shapes", "settings"])
 def test_guard_scanners(name: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     run_program(compile_native("guard_scan.cc", GUARD_SOURCES, *SANITIZERS), name)

@@ -36,8 +36,8 @@ _VISIBLE = re.compile(r"[\x21-\x7e]+")
 class TritonSecurityConfig:
     """A token, and the groups of endpoints that answer only to those who send it.
 
-    tritonserver takes the token on its command line and in no other way. It is wiped out there as soon as the server
-    has read it; in the moment before, whoever may list the processes of this machine can see it. The port of the
+    tritonserver takes the token on its command line and in no other way. The guard puts it there where nobody sees it;
+    without the guard it is wiped out as soon as the server has read it. The port of the
     metrics is never protected; the ports of SageMaker and Vertex AI are from tritonserver 2.67 on.
 
     Raises:
