@@ -237,9 +237,14 @@ def enlarge(body: bytearray, size: int) -> bytearray:
         size: How long the body is to become.
     """
     # A new one, as a bytearray on which somebody holds a view cannot grow.
-    larger = bytearray(min(size, max(_STEP_FACTOR * len(body), _FIRST_STEP_BYTES)))
+    larger = bytearray(_step(len(body), size))
     larger[: len(body)] = body
     return larger
+
+
+def _step(count: int, size: int) -> int:
+    """For how many bytes there is to be room, when so many have come of a body of that size."""
+    return min(size, max(_STEP_FACTOR * count, _FIRST_STEP_BYTES))
 
 
 def _read_chunks(reader: _Reader, most_bytes: int) -> bytearray:
@@ -296,11 +301,11 @@ class _Reader:
             del self._data[:size]
             return body
         # What is not there yet goes straight to its place.
-        count, body = len(self._data), enlarge(self._data, size)
+        count, body = len(self._data), self._data
         self._data = bytearray()
         while count < size:
-            if count == len(body):
-                body = enlarge(body, size)
+            # In its place, which costs no copy of what has come; `_asyncio_wire` cannot, as its views outlive a step.
+            body.extend(bytes(_step(count, size) - count))
             with memoryview(body) as view:
                 while count < len(view):
                     received = self._source.recv_into(view[count:])
