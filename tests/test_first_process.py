@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,14 +49,21 @@ def may_unshare() -> bool:
         return False
 
 
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A `PYTRITON_HOME` short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="pt") as folder:
+        monkeypatch.setenv("PYTRITON_HOME", folder)
+        yield Path(folder)
+
+
 @contextlib.contextmanager
-def first_process(how: str, home: Path) -> Iterator[tuple[subprocess.Popen[str], int]]:
+def first_process(how: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     """Runs the program in a container; gives the process that waits for it, and its own number out here."""
     if not may_unshare():
         pytest.skip("this user or machine does not allow a PID namespace of its own")
     command = [*UNSHARE, sys.executable, "-c", PROGRAM, how]
-    environment = {**os.environ, "PYTRITON_HOME": str(home)}
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as outside:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as outside:
         try:
             inside = int(eventually(Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text, DEADLINE_S))
             yield outside, inside
@@ -64,27 +72,28 @@ def first_process(how: str, home: Path) -> Iterator[tuple[subprocess.Popen[str],
 
 
 @pytest.mark.parametrize("how", ["wait", "run"])
-def test_sigterm_before_serve_ends_it(how: str, tmp_path: Path) -> None:
-    with first_process(how, tmp_path) as (outside, inside):
+def test_sigterm_before_serve_ends_it(how: str, home: Path) -> None:
+    with first_process(how) as (outside, inside):
         assert read_word(outside, "made") == "1"
         os.kill(inside, signal.SIGTERM)
         # As a shell tells it of a process that SIGTERM has ended.
         assert outside.wait(DEADLINE_S) == 128 + signal.SIGTERM
         assert not is_there(inside)
-        assert os.listdir(tmp_path) == []
+        assert os.listdir(home) == []
 
 
-def test_sigterm_is_answered_by_serve(tmp_path: Path) -> None:
-    with first_process("serve", tmp_path) as (outside, inside):
+def test_sigterm_is_answered_by_serve(home: Path) -> None:
+    with first_process("serve") as (outside, inside):
         assert read_word(outside, "made") == "1"
         os.kill(inside, signal.SIGTERM)
         # 0, or where it came before serve() was reached, as above.
         assert outside.wait(DEADLINE_S) in (0, 128 + signal.SIGTERM)
-        assert os.listdir(tmp_path) == []
+        assert os.listdir(home) == []
 
 
-def test_a_forked_child_ends_as_ever(tmp_path: Path) -> None:
-    with first_process("forked", tmp_path) as (outside, inside):
+@pytest.mark.usefixtures("home")
+def test_a_forked_child_ends_as_ever() -> None:
+    with first_process("forked") as (outside, inside):
         assert read_word(outside, "made") != "1"
         child = int(Path(f"/proc/{inside}/task/{inside}/children").read_text())
         os.kill(child, signal.SIGTERM)

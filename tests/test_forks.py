@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
@@ -49,6 +50,14 @@ Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
 DEADLINE_S = 60.0
 TESTS = Path(__file__).parent
 KINDS = pytest.mark.parametrize("kind", [FORK, RAW_FORK], ids=["fork", "raw"])
+
+
+@pytest.fixture
+def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A `PYTRITON_HOME` short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="pt") as folder:
+        monkeypatch.setenv("PYTRITON_HOME", folder)
+        yield Path(folder)
 
 
 @contextlib.contextmanager
@@ -150,10 +159,7 @@ def tritonserver_of(parent: int) -> int:
 
 @pytest.mark.parametrize("place", ["main", "callable"])
 @pytest.mark.parametrize("kind", [FORK, MULTIPROCESSING, RAW_FORK], ids=["fork", "multiprocessing", "raw"])
-def test_a_killed_program_starts_again_although_its_child_goes_on(
-    kind: float, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTRITON_HOME", str(tmp_path))
+def test_a_killed_program_starts_again_although_its_child_goes_on(kind: float, place: str, home: Path) -> None:
     # The page of metrics is a socket of the program's own, which a library that forks takes along.
     ports = free_ports(2 if kind == RAW_FORK else 3)
     with contextlib.ExitStack() as stack:
@@ -177,11 +183,10 @@ def test_a_killed_program_starts_again_although_its_child_goes_on(
         assert second.wait(DEADLINE_S) == 0
         if kind != RAW_FORK:
             # The second has removed what the first had left, too.
-            assert os.listdir(tmp_path) == []
+            assert os.listdir(home) == []
 
 
-def test_a_child_ends_by_sigterm_while_its_parent_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTRITON_HOME", str(tmp_path))
+def test_a_child_ends_by_sigterm_while_its_parent_serves(home: Path) -> None:
     with program("-c", SERVER, "0", *free_ports(2)) as process:
         url = read_word(process, "serving")
         assert infer(url, "m", DIES_BY_SIGTERM) == [signal.SIGTERM]
@@ -211,10 +216,7 @@ with Triton(config=TritonConfig(**addresses)) as triton:
 """
 
 
-def test_a_child_that_ends_as_any_program_leaves_the_server_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PYTRITON_HOME", str(tmp_path))
+def test_a_child_that_ends_as_any_program_leaves_the_server_alone(home: Path) -> None:
     with program("-c", LEAVING) as process:
         assert read_word(process, "left") == "3"
         url = read_word(process, "serving")
@@ -222,7 +224,7 @@ def test_a_child_that_ends_as_any_program_leaves_the_server_alone(
             assert infer(url, model, DOUBLE) == [2 * DOUBLE]
         process.send_signal(signal.SIGTERM)
         assert process.wait(DEADLINE_S) == 0
-        assert os.listdir(tmp_path) == []
+        assert os.listdir(home) == []
 
 
 REMOTE = """
