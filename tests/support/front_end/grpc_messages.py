@@ -13,7 +13,7 @@ from support.front_end.values import DTYPES, INTEGERS
 
 SERVICE = "/inference.GRPCInferenceService/"
 _INT64 = [value for value in INTEGERS if -(2**63) <= value < 2**63]
-_TEXTS = ["", "x", "y", "\0", "a" * 300, "n" * 100_000, "../..", "\U0001f600"]
+_TEXTS = ["", "x", "y", "\0", "a" * 300, "n" * 3000, "../..", "\U0001f600"]
 
 
 @dataclass(frozen=True)
