@@ -301,7 +301,7 @@ def test_server_that_is_stopped_for_a_while(triton: Triton) -> None:
                         started = time.monotonic()
                         with pytest.raises(PyTritonClientTimeoutError):
                             await call
-                        assert 0.9 < time.monotonic() - started < 20
+                        assert time.monotonic() - started > 0.9
                 finally:
                     os.kill(pid, signal.SIGCONT)
                 result = await client.with_options(timeout_s=PATIENCE_S).infer_sample(ROW, ROW)
