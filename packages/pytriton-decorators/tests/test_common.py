@@ -77,9 +77,10 @@ def test_values_that_do_not_fit_together_are_refused_by_validate(batcher: Dynami
 
 def test_times_that_were_calculated_are_taken() -> None:
     given: Any = 0.057 * 1e6
+    timeout: Any = np.float32(2500)
     batcher = DynamicBatcher(
         max_queue_delay_microseconds=given,
-        default_queue_policy=QueuePolicy(default_timeout_microseconds=np.float32(2500)),  # type: ignore[arg-type]
+        default_queue_policy=QueuePolicy(default_timeout_microseconds=timeout),
     )
     batcher.validate()
     assert batcher.max_queue_delay_microseconds == int(given)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -155,7 +155,7 @@ FITTING = {
     "object": Callable_(),
     "decorated object": batch(Plain()),
     "a partial of the function": batch(functools.partial(takes_two, scale=2)),
-    "a partial of what is decorated": functools.partial(batch(takes_two), scale=2),
+    "a partial of what is decorated": functools.partial(cast(Any, batch(takes_two)), scale=2),
     "context": Model().with_context,
     "context above": triton_context(batch(lambda img, triton_context: outputs(img))),
     "stack": group_by_keys(batch(group_by_values("img")(first_value("img", strict=False)(takes_img)))),
@@ -183,7 +183,7 @@ REFUSED = {
     "coroutine": batch(coroutine),
     "generator": batch(generator),
     "partial": batch(functools.partial(takes_x)),
-    "partial of something else": functools.partial(batch(takes_img), scale=2),
+    "partial of something else": functools.partial(cast(Any, batch(takes_img)), scale=2),
     "no context": batch(triton_context(takes_img)),
     "no context for requests": triton_context(lambda requests: [outputs(one) for one in requests]),
     "stack": group_by_keys(batch(first_value("img", strict=False)(takes_x))),
@@ -283,7 +283,7 @@ UNKNOWN = {
     "method of no object": Model.bad,
     "another wrapper above": passing(batch(takes_x)),
     "another wrapper of wrapt": foreign(batch(takes_x)),
-    "partial of unknown arguments": functools.partial(batch(takes_x), Model()),
+    "partial of unknown arguments": functools.partial(cast(Any, batch(takes_x)), Model()),
     "class": batch(dict),
 }
 
