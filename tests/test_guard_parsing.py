@@ -124,18 +124,21 @@ def test_good_compressed_requests_are_no_leak(small: Triton, version: bytes, exp
     assert [ask(small, head + with_length(body))[0] for _ in range(8)] == [200] * 8
 
 
-def test_compressed_requests_stay_out_of_pipelines(small: Triton) -> None:
-    good = json.dumps({"inputs": [{"name": "x", "datatype": "FP32", "shape": [1], "data": [1]}]}).encode()
-    plain = INFER + with_length(good)
-    for compressed in (INFER + GZIP + with_length(gzip.compress(good)), INFER + GZIP + with_length(b"no gzip")):
-        with connect(small) as connection:
-            connection.sendall(plain + compressed)
-            assert read_answer(connection)[0] == 200
-            assert connection.recv(1) == b""
+def test_compressed_requests_in_pipelines_are_answered_in_their_order(small: Triton) -> None:
+    def body(number: int) -> bytes:
+        inputs = [{"name": "x", "datatype": "FP32", "shape": [1], "data": [number]}]
+        return json.dumps({"inputs": inputs}).encode()
+
+    plain = [INFER + with_length(body(number)) for number in range(10)]
+    packed = [INFER + GZIP + with_length(gzip.compress(body(number))) for number in range(10)]
     with connect(small) as connection:
-        connection.sendall(INFER + GZIP + with_length(gzip.compress(good)) + plain)
-        assert read_answer(connection)[0] == 200
-        assert connection.recv(1) == b""
+        connection.sendall(b"".join(packed[number] if number % 3 else plain[number] for number in range(10)))
+        data = b""
+        while data.count(b'"data":[') < 10 or not data.endswith(b"]}]}"):
+            part = connection.recv(65536)
+            assert part, data
+            data += part
+    assert [float(found) for found in re.findall(rb'"data":\[([\d.]+)\]', data)] == list(range(10))
     assert is_well(small)
 
 

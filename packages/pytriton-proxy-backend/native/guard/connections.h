@@ -26,6 +26,7 @@ class InFlight {
 struct Connection {
   HttpScan scan;
   uint64_t charged = 0;           // of the memory in flight
+  uint64_t awaiting = 0;          // of the bytes of requests that wait for their response
   bool awaits_response = false;   // a request is complete, and nothing was written since
   bool is_pipelined = false;      // a request began before the one in front of it was answered
   bool is_refused = false;        // what comes is read and thrown away

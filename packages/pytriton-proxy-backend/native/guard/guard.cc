@@ -25,6 +25,7 @@
 #include <string>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 #include "connections.h"
 #include "shape_check.h"
@@ -79,6 +80,8 @@ struct Guard {
   Connections connections;
   InFlight bodies;
   InFlight inputs;
+  // Bytes of the bodies of large HTTP requests that are complete and not answered.
+  std::atomic<uint64_t> awaiting{0};
   std::atomic<uint64_t> leaked{0};  // by compressed requests that failed
   std::atomic<uint64_t> pipelined{0};
   std::atomic<bool> has_shared_memory{false};
@@ -89,15 +92,16 @@ std::atomic<Guard*> g_guard{nullptr};
 
 Guard* Active() { return g_guard.load(std::memory_order_acquire); }
 
-// The connection from which this thread read last: the server handles a request in the thread, and in the call, that
-// read its end. Requests that were sent before the one in front of them was answered are the exception.
-thread_local Connection* t_connection = nullptr;
+// Whether this thread reads HTTP connections. It also handles their requests, but not in the call that reads: what it
+// reads in between belongs to other requests.
+thread_local bool t_reads_http = false;
 
-// The JSON in what this thread decompresses. Kept apart from the connection: the depth must be right also where a
-// request is handled later than it was read, when `t_connection` is another.
+// What this thread decompresses, until a request is made of it.
 struct Decompressing {
   const z_stream_s* stream = nullptr;
   JsonScan json;
+  uint64_t bytes = 0;    // that came out
+  uint64_t charged = 0;  // of the memory in flight
 };
 thread_local Decompressing t_decompressing;
 
@@ -146,6 +150,21 @@ bool Charge(Guard* guard, Connection* connection) {
   if (!guard->bodies.Take(needed - connection->charged, guard->limits.max_in_flight_bytes)) return false;
   connection->charged = needed;
   return true;
+}
+
+// Counts a complete request among those that wait for their response.
+void Await(Guard* guard, Connection* connection) {
+  connection->awaits_response = true;
+  const uint64_t sent = connection->scan.body_bytes();
+  if (sent <= kSmall / kBytesPerJsonByte) return;
+  guard->awaiting.fetch_add(sent, std::memory_order_relaxed);
+  connection->awaiting += sent;
+}
+
+void StopAwaiting(Guard* guard, Connection* connection) {
+  connection->awaits_response = false;
+  guard->awaiting.fetch_sub(connection->awaiting, std::memory_order_relaxed);
+  connection->awaiting = 0;
 }
 
 const char* ReasonPhrase(int status) {
@@ -207,7 +226,7 @@ ssize_t Refuse(Connection* connection, int fd, const Refusal& refusal, size_t be
 
 // Looks at what was read. Returns how much of it the server is to see.
 ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts, int count, size_t size) {
-  t_connection = connection;
+  t_reads_http = true;
   HttpScan& scan = connection->scan;
   size_t seen = 0;
   size_t request_begin = 0;  // of the request that is being read, in these bytes
@@ -216,10 +235,6 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
     size_t left = std::min(parts[i].iov_len, size - seen);
     while (left > 0) {
       if (scan.complete()) {
-        if (connection->awaits_response && scan.is_compressed()) {
-          return Refuse(connection, fd, {400, "a request came before the compressed one in front was answered"},
-                        seen);
-        }
         if (connection->awaits_response != connection->is_pipelined) {
           connection->is_pipelined = connection->awaits_response;
           guard->pipelined.fetch_add(connection->is_pipelined ? 1 : -1);
@@ -238,12 +253,8 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
         refusal = {503, "compressed requests are not taken any more until a restart: those that failed have left " +
                             Bytes(guard->leaked.load()) + " in the server, which it never gives back"};
       }
-      // Whether it then fails would be told by a response that cannot be told from the others.
-      if (refusal.status == 0 && connection->is_pipelined && scan.is_compressed()) {
-        refusal = {400, "a compressed request came before the one in front was answered"};
-      }
       if (refusal.status != 0) return Refuse(connection, fd, refusal, request_begin);
-      if (scan.complete()) connection->awaits_response = true;
+      if (scan.complete()) Await(guard, connection);
       data += used;
       left -= used;
       seen += used;
@@ -267,16 +278,13 @@ void Answered(Guard* guard, Connection* connection, std::string_view begin) {
   constexpr size_t kStatus = 9;
   if (begin.size() > kStatus && begin[kStatus] == '1') begin.remove_prefix(std::min(begin.size(), kContinue.size()));
   if (begin.empty()) return;
-  connection->awaits_response = false;
-  // Triton up to 2.69 keeps for ever what came out of a compressed request that then fails.
-  if (connection->scan.is_compressed() && (begin.size() <= kStatus || begin[kStatus] != '2')) {
-    guard->leaked.fetch_add(connection->scan.body_bytes());
-  }
+  StopAwaiting(guard, connection);
   if (connection->scan.complete()) Release(guard, connection);
 }
 
 void Closed(Guard* guard, Connection* connection) {
   Release(guard, connection);
+  StopAwaiting(guard, connection);
   if (connection->is_pipelined) guard->pipelined.fetch_sub(1);
   connection->is_pipelined = false;
 }
@@ -322,6 +330,13 @@ LargeRequests& Large() {
   return *large;
 }
 
+// Triton up to 2.68 keeps for ever what came out of a compressed request that then fails. What this thread has
+// decompressed last, and made no request of, is such.
+void Leak(Guard* guard) {
+  guard->leaked.fetch_add(t_decompressing.bytes);
+  guard->inputs.Give(t_decompressing.charged);
+}
+
 // Says what is wrong with one more input of a request; empty if nothing is.
 std::string CheckInput(Guard* guard, const TRITONSERVER_InferenceRequest* request, const char* name, int data_type,
                        const int64_t* shape, uint64_t dims_count, int* code) {
@@ -340,13 +355,11 @@ std::string CheckInput(Guard* guard, const TRITONSERVER_InferenceRequest* reques
   }
   if (t_inputs.bytes <= kSmall) return "";
   // The front end takes the memory for a tensor in JSON before it looks whether the elements are there. Tensors in
-  // shared memory are not in the request.
-  if (t_connection != nullptr && guard->pipelined.load(std::memory_order_relaxed) == 0 && !guard->has_gpu &&
+  // shared memory are not in the request. Which of the requests that wait for their response this is cannot be told.
+  if (t_reads_http && guard->pipelined.load(std::memory_order_relaxed) == 0 && !guard->has_gpu &&
       !guard->has_shared_memory.load(std::memory_order_relaxed)) {
-    const uint64_t sent = t_connection->scan.body_bytes();
-    if (t_inputs.bytes / kBytesPerJsonByte > sent) {
-      return what() + ", but the whole request has only " + Bytes(sent);
-    }
+    const uint64_t sent = guard->awaiting.load(std::memory_order_relaxed) + t_decompressing.bytes;
+    if (t_inputs.bytes / kBytesPerJsonByte > sent) return what() + ", and no request in flight has so many";
   }
   const uint64_t more = t_inputs.bytes - t_inputs.counted;
   if (!guard->inputs.Take(more, guard->limits.max_in_flight_bytes)) {
@@ -414,11 +427,7 @@ EXPORT int close(int fd) {
   static const auto next = Next<decltype(&close)>("close");
   Guard* guard = Active();
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Closing(fd);
-  if (connection != nullptr) {
-    // From here on another thread may use it for the next connection of this number.
-    if (t_connection == connection) t_connection = nullptr;
-    Closed(guard, connection);
-  }
+  if (connection != nullptr) Closed(guard, connection);
   return next(fd);
 }
 
@@ -456,22 +465,43 @@ EXPORT int inflate(z_stream_s* stream, int flush) {
                " bytes, the limit max_request_bytes of the guard");
     return kStreamError;
   }
-  if (before == 0 || t_decompressing.stream != stream) t_decompressing = {stream, {}};
+  // The front end for gRPC decompresses in threads of its own, and gives the memory back.
+  if (!t_reads_http) return result;
+  if (before == 0 || t_decompressing.stream != stream) {
+    Leak(guard);
+    t_decompressing = {stream, {}, 0, 0};
+  }
   JsonScan& json = t_decompressing.json;
+  t_decompressing.bytes = stream->total_out;
   std::string problem;
   if (!json.Feed(out, static_cast<size_t>(stream->total_out - before), guard->limits.max_json_depth, &problem) ||
       json.MayOverflow(stream->total_out)) {
     LogRefusal(problem.empty() ? "a compressed request has more values than the server can count" : problem);
     return kStreamError;
   }
-  Connection* connection = t_connection;
-  if (connection == nullptr || !connection->scan.complete() || !connection->scan.is_compressed()) return result;
-  connection->scan.SetDecoded(stream->total_out, json.values());
-  if (!Charge(guard, connection)) {
-    LogRefusal("a compressed request needs more memory than max_in_flight_bytes of the guard leaves");
-    return kStreamError;
+  const uint64_t needed = stream->total_out + json.values() * kBytesPerJsonValue;
+  if (needed > kSmall && needed > t_decompressing.charged) {
+    if (!guard->inputs.Take(needed - t_decompressing.charged, guard->limits.max_in_flight_bytes)) {
+      LogRefusal("a compressed request needs more memory than max_in_flight_bytes of the guard leaves");
+      return kStreamError;
+    }
+    t_decompressing.charged = needed;
   }
   return result;
+}
+
+// What was decompressed belongs to this request from now on.
+EXPORT TRITONSERVER_Error* TRITONSERVER_ServerInferAsync(TRITONSERVER_Server* server,
+                                                         TRITONSERVER_InferenceRequest* request, void* trace) {
+  static const auto next = Next<decltype(&TRITONSERVER_ServerInferAsync)>("TRITONSERVER_ServerInferAsync");
+  Guard* guard = Active();
+  const uint64_t charged = std::exchange(t_decompressing.charged, 0);
+  const uint64_t bytes = std::exchange(t_decompressing.bytes, 0);
+  // Before the call: the request may be gone after it.
+  if (charged > 0) Large().Add(request, charged);
+  TRITONSERVER_Error* const error = next(server, request, trace);
+  if (bytes > 0 && error != nullptr) guard->leaked.fetch_add(bytes);
+  return error;
 }
 
 EXPORT int shm_open(const char* name, int flags, mode_t mode) {

@@ -19,9 +19,7 @@ constexpr uint64_t kMaxChunkLine = 32;
 // The server counts in 32 bits with a sign; newer ones end at a longer number.
 constexpr uint64_t kMaxJsonLength = INT32_MAX;
 
-// A tree of JSON has nodes of 16 bytes, which lie on a stack of the parser first and are copied from there; its text
-// lies in the body, in one piece before the parser, and its strings in the tree.
-constexpr uint64_t kBytesPerJsonValue = 32;
+// The text of JSON lies in the body, in one piece before the parser, and its strings in the tree.
 constexpr uint64_t kCopiesOfJson = 3;
 
 // Each piece of a chunked body lies in a block of its own, of so many bytes at least; a body of a known length in one.
@@ -367,12 +365,6 @@ void HttpScan::TakeJson(const char* data, size_t size, const Limits& limits) {
   if (json_.MayOverflow(json_bytes_)) Refuse(413, "the JSON of the request has more values than the server can count");
 }
 
-void HttpScan::SetDecoded(uint64_t size, uint64_t json_values) {
-  decoded_bytes_ = size;
-  json_bytes_ = std::min(size, JsonLength());
-  decoded_values_ = json_values;
-}
-
 bool HttpScan::is_inside_target() const {
   if (state_ != State::kRequestLine) return false;
   const size_t space = line_.find(' ');
@@ -388,9 +380,8 @@ void HttpScan::End() {
 }
 
 uint64_t HttpScan::memory() const {
-  const uint64_t values = json_.values() + decoded_values_;
-  return body_bytes_ + blocks_ * kBytesPerPiece + decoded_bytes_ + json_bytes_ * (kCopiesOfJson - 1) +
-         values * kBytesPerJsonValue;
+  return body_bytes_ + blocks_ * kBytesPerPiece + json_bytes_ * (kCopiesOfJson - 1) +
+         json_.values() * kBytesPerJsonValue;
 }
 
 void HttpScan::Refuse(int status, std::string text) {

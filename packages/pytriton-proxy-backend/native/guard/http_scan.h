@@ -30,9 +30,6 @@ class HttpScan {
   // A form's content type is made harmless in place: the server would parse such a body on its stack.
   size_t Feed(char* data, size_t size, const Limits& limits, uint64_t max_pieces);
 
-  // What has come so far out of the decompression of a complete request.
-  void SetDecoded(uint64_t size, uint64_t json_values);
-
   // Whether any byte of a request, line ends in front of it aside, was read.
   bool started() const { return started_; }
   bool complete() const { return state_ == State::kComplete; }
@@ -42,8 +39,8 @@ class HttpScan {
   bool is_refused() const { return refusal_.status != 0; }
   bool is_compressed() const { return is_compressed_; }
 
-  // Bytes of the body, or of what came out of it.
-  uint64_t body_bytes() const { return body_bytes_ > decoded_bytes_ ? body_bytes_ : decoded_bytes_; }
+  // Bytes of the body, as it was sent.
+  uint64_t body_bytes() const { return body_bytes_; }
 
   // The memory that the server takes for the request, about: the body, copies of JSON texts and the nodes of its tree.
   uint64_t memory() const;
@@ -91,8 +88,6 @@ class HttpScan {
   uint64_t json_bytes_ = 0;
   uint64_t left_ = 0;  // of the body, or of this chunk
   uint64_t body_bytes_ = 0;
-  uint64_t decoded_bytes_ = 0;
-  uint64_t decoded_values_ = 0;
   uint64_t pieces_ = 0;
   uint64_t blocks_ = 0;  // of memory that the server keeps the body in
   JsonScan json_;

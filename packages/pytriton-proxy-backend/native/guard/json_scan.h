@@ -11,6 +11,9 @@
 
 namespace pytriton::guard {
 
+// What a node of a tree of JSON takes: 16 bytes, which lie on a stack of the parser first and are copied from there.
+constexpr uint64_t kBytesPerJsonValue = 32;
+
 class JsonScan {
  public:
   // Reads on. False, with the reason, as soon as the text nests deeper than `max_depth` or has too many members.
