@@ -28,13 +28,13 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy_backend import guard_library_path
 from pytriton.server.guard import find_guard
 from pytriton.triton import GuardConfig, Triton, TritonConfig, TritonSecurityConfig
+from support.raw_http import PATIENCE_S, ask, connect, read_answer
 from support.servers import before
 from support.serving import local_config, running, server_pid, short_home
 from support.waiting import eventually
 
 INFER = "/v2/models/same/infer"
 GENERATE = "/v2/models/same/generate"
-PATIENCE_S = 60.0
 FORM = "Content-Type: application/x-www-form-urlencoded"
 
 
@@ -73,28 +73,6 @@ def infer(shape: list[int], data: list[float], **more: Any) -> bytes:
 def post(path: str, body: bytes, *headers: str, length: bool = True) -> bytes:
     lines = [f"POST {path} HTTP/1.1", "Host: localhost", *headers]
     return "\r\n".join([*lines, *([f"Content-Length: {len(body)}"] if length else []), "\r\n"]).encode() + body
-
-
-def ask(triton: Triton, request: bytes) -> tuple[int, str]:
-    """Send bytes and return status and body of the answer, which comes although not all may have been sent."""
-    assert triton.http_url is not None
-    host, port = triton.http_url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
-        connection.sendall(request)
-        return read_answer(connection)
-
-
-def read_answer(connection: socket.socket) -> tuple[int, str]:
-    data = b""
-    while b"\r\n\r\n" not in data:
-        part = connection.recv(65536)
-        assert part, f"the connection was closed after {data!r}"
-        data += part
-    head, _, body = data.partition(b"\r\n\r\n")
-    length = re.search(rb"(?im)^content-length: *(\d+)", head)
-    while length is not None and len(body) < int(length[1]):
-        body += connection.recv(65536)
-    return int(head.split()[1]), body.decode()
 
 
 def is_well(triton: Triton) -> bool:
@@ -189,10 +167,8 @@ def test_honest_requests_are_let_through(guarded: Triton) -> None:
 
 
 def test_pipelined_requests_are_answered_in_their_order(guarded: Triton) -> None:
-    assert guarded.http_url is not None
-    host, port = guarded.http_url.removeprefix("http://").split(":")
     requests = [post(INFER, infer([1, 1], [number])) for number in range(20)]
-    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+    with connect(guarded) as connection:
         connection.sendall(b"".join(requests))
         data = b""
         while data.count(b'"data":[') < len(requests) or not data.endswith(b"]}]}"):
@@ -220,11 +196,9 @@ def test_large_and_small_requests_of_many_connections_at_once() -> None:
         *(f"Inference-Header-Content-Length: {len(header)}", "Content-Encoding: gzip"),
     )
     with started(config=local_config(http_thread_count=2)) as triton:
-        assert triton.http_url is not None
-        host, port = triton.http_url.removeprefix("http://").split(":")
 
         def run(request: bytes) -> list[int]:
-            with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+            with connect(triton) as connection:
                 answers = []
                 for _ in range(20):
                     connection.sendall(request)
@@ -237,9 +211,7 @@ def test_large_and_small_requests_of_many_connections_at_once() -> None:
 
 
 def test_a_hostile_request_behind_a_good_one_does_not_touch_its_answer(guarded: Triton) -> None:
-    assert guarded.http_url is not None
-    host, port = guarded.http_url.removeprefix("http://").split(":")
-    with socket.create_connection((host, int(port)), timeout=PATIENCE_S) as connection:
+    with connect(guarded) as connection:
         connection.sendall(post(INFER, GOOD) + post(INFER, DEEP[:1000]))
         status, body = read_answer(connection)
         assert status == 200
@@ -344,12 +316,11 @@ def test_memory_in_flight_is_held_and_given_back() -> None:
             with ModelClient(url, "same", inference_timeout_s=PATIENCE_S) as client:
                 for _ in range(10):  # more than the limit, one after another
                     client.infer_sample(sample)
-        host, port = triton.http_url.removeprefix("http://").split(":")
         # Each holds 16 MiB of a body that never ends.
         head = (
             f"POST {INFER} HTTP/1.1\r\nContent-Length: 33554432\r\nInference-Header-Content-Length: 10\r\n\r\n".encode()
         )
-        held = [socket.create_connection((host, int(port)), timeout=PATIENCE_S) for _ in range(6)]
+        held = [connect(triton) for _ in range(6)]
         try:
             for connection in held:
                 connection.sendall(head + bytes(16 << 20))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,10 +14,10 @@ import pytest
 
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import GuardConfig, Triton
+from support.raw_http import ask, connect, read_answer
 from support.serving import local_config, running, short_home
 from support.waiting import eventually
 
-PATIENCE_S = 60.0
 INFER = b"POST /v2/models/same/infer HTTP/1.1\r\nHost: h\r\n"
 GZIP = b"Content-Encoding: gzip\r\n"
 CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
@@ -46,39 +45,8 @@ def small() -> Iterator[Triton]:
         yield triton
 
 
-def connect(triton: Triton) -> socket.socket:
-    assert triton.http_url is not None
-    host, port = triton.http_url.removeprefix("http://").split(":")
-    connection = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
-
-
 def with_length(body: bytes) -> bytes:
     return b"Content-Length: %d\r\n\r\n" % len(body) + body
-
-
-def read_answer(connection: socket.socket) -> tuple[int, str]:
-    """Read status and body of the next answer; 100 Continue is none."""
-    data = b""
-    while True:
-        while b"\r\n\r\n" not in data:
-            part = connection.recv(65536)
-            assert part, f"the connection was closed after {data!r}"
-            data += part
-        head, _, data = data.partition(b"\r\n\r\n")
-        if not head.split()[1].startswith(b"1"):
-            break
-    length = re.search(rb"(?im)^content-length: *(\d+)", head)
-    while length is not None and len(data) < int(length[1]):
-        data += connection.recv(65536)
-    return int(head.split()[1]), data.decode(errors="replace")
-
-
-def ask(triton: Triton, request: bytes) -> tuple[int, str]:
-    with connect(triton) as connection:
-        connection.sendall(request)
-        return read_answer(connection)
 
 
 def is_well(triton: Triton) -> bool:

@@ -1,0 +1,47 @@
+"""HTTP byte by byte, for requests that no client would send."""
+
+from __future__ import annotations
+
+import re
+import socket
+
+from pytriton.triton import Triton
+
+PATIENCE_S = 60.0
+
+
+def connect(triton: Triton) -> socket.socket:
+    """Open a connection to a server that runs."""
+    assert triton.http_url is not None
+    host, port = triton.http_url.removeprefix("http://").split(":")
+    connection = socket.create_connection((host, int(port)), timeout=PATIENCE_S)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def read_answer(connection: socket.socket) -> tuple[int, str]:
+    """Read status and body of the next answer; 100 Continue is none."""
+    data = b""
+    while True:
+        while b"\r\n\r\n" not in data:
+            data += _more(connection, data)
+        head, _, data = data.partition(b"\r\n\r\n")
+        if not head.split()[1].startswith(b"1"):
+            break
+    length = re.search(rb"(?im)^content-length: *(\d+)", head)
+    while length is not None and len(data) < int(length[1]):
+        data += _more(connection, data)
+    return int(head.split()[1]), data.decode(errors="replace")
+
+
+def ask(triton: Triton, request: bytes) -> tuple[int, str]:
+    """Send bytes and return status and body of the answer, which may come before all is sent."""
+    with connect(triton) as connection:
+        connection.sendall(request)
+        return read_answer(connection)
+
+
+def _more(connection: socket.socket, before: bytes) -> bytes:
+    part = connection.recv(65536)
+    assert part, f"the connection was closed after {before[-1000:]!r}"
+    return part
