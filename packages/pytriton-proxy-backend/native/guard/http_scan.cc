@@ -24,6 +24,10 @@ constexpr uint64_t kCopiesOfJson = 3;
 
 // Each piece of a chunked body lies in a block of its own, of so many bytes at least; a body of a known length in one.
 constexpr uint64_t kBytesPerPiece = 1024;
+// So many blocks may be as small as they like. What they take stays with the server's thread after they are freed.
+constexpr uint64_t kSmallBlocks = 65536;
+// More have to hold so many bytes on average. A chunk of 1 KiB is cut in two where a read of the server ends in it.
+constexpr uint64_t kLeastBlock = 512;
 
 constexpr std::string_view kForm = "application/x-www-form-urlencoded";
 constexpr std::string_view kJsonHeaderSize = "json-header-size=";
@@ -352,7 +356,12 @@ void HttpScan::TakeBody(const char* data, size_t size, const Limits& limits, uin
                     " pieces (chunks, or reads of the server); send larger ones");
     return;
   }
-  if (is_chunked_) ++blocks_;
+  if (is_chunked_ && ++blocks_ > kSmallBlocks && body_bytes_ < blocks_ * kLeastBlock) {
+    Refuse(413, "the body came in more than " + std::to_string(kSmallBlocks) +
+                    " pieces (chunks, or reads of the server) of less than " + Bytes(kLeastBlock) +
+                    " on average; send larger ones");
+    return;
+  }
   if (!is_compressed_) TakeJson(data, size, limits);
 }
 
