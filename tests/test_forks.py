@@ -126,7 +126,7 @@ SERVER = """
 import sys
 from pytriton.model_config import Tensor
 from pytriton.triton import Triton, TritonConfig
-from support.forks import fork, infer
+from support.forks import announce, fork, infer
 import numpy as np
 ports = dict(zip(("http_port", "grpc_port", "metrics_port"), map(int, sys.argv[2:])))
 addresses = dict.fromkeys(("http_address", "grpc_address", "metrics_address"), "127.0.0.1")
@@ -135,7 +135,7 @@ with Triton(config=TritonConfig(**ports, **addresses, allow_metrics="metrics_por
     triton.run()
     if float(sys.argv[1]):
         print("child", fork(float(sys.argv[1])), flush=True)
-    print("serving", triton.http_url, flush=True)
+    announce(triton.http_url)
     triton.serve()
 """
 
@@ -199,7 +199,7 @@ import os, sys
 import numpy as np
 from pytriton.model_config import Tensor
 from pytriton.triton import ProcessWorker, Triton, TritonConfig
-from support.forks import infer
+from support.forks import announce, infer
 addresses = dict(http_address="127.0.0.1", grpc_address="127.0.0.1", http_port=0, grpc_port=0, metrics_port=0)
 tensors = [Tensor((-1,), np.float32, "x")], [Tensor((-1,), np.float32, "y")]
 with Triton(config=TritonConfig(**addresses)) as triton:
@@ -211,7 +211,7 @@ with Triton(config=TritonConfig(**addresses)) as triton:
         # Through the with block and the handlers of the interpreter's end.
         sys.exit(3)
     print("left", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-    print("serving", triton.http_url, flush=True)
+    announce(triton.http_url)
     triton.serve()
 """
 

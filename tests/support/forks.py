@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,6 +33,16 @@ def sleep() -> None:
     os.setsid()
     while True:
         time.sleep(3600)
+
+
+def announce(url: str | None) -> None:
+    """Print the address as soon as SIGTERM is taken care of, which `serve` does after this."""
+
+    def wait() -> None:
+        eventually(lambda: signal.getsignal(signal.SIGTERM) != signal.SIG_DFL, 60.0)
+        print("serving", url, flush=True)
+
+    threading.Thread(target=wait, daemon=True).start()
 
 
 def fork(kind: float = FORK) -> int:
