@@ -420,7 +420,7 @@ def test_a_callable_that_never_returns(server: BareServer, caplog: pytest.LogCap
         assert worker.is_alive
         assert not worker.is_attached
         assert "took longer than the execution timeout of 1.5 s and has not returned" in str(worker.stuck)
-        assert "in stuck_here" in caplog.text
+        wait_until(lambda: "in stuck_here" in caplog.text, "the log says what it does")
         assert "leave.wait(" in caplog.text
         # It gets no more batches: others do, and without others nobody.
         with server.worker("timed", double):
