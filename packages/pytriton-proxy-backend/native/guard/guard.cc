@@ -107,6 +107,12 @@ thread_local Decompressing t_decompressing;
 
 // The request that this thread makes, and the bytes of its inputs so far.
 struct RequestInputs {
+  void Begin(const TRITONSERVER_InferenceRequest* made) {
+    request = made;
+    bytes = counted = 0;
+    outputs.clear();
+  }
+
   const TRITONSERVER_InferenceRequest* request = nullptr;
   uint64_t bytes = 0;
   uint64_t counted = 0;  // of these, in the memory in flight
@@ -344,7 +350,7 @@ std::string CheckInput(Guard* guard, const TRITONSERVER_InferenceRequest* reques
   std::string error;
   uint64_t bytes = 0;
   if (!BytesOfShape(name, data_type, shape, dims_count, &bytes, &error)) return error;
-  if (t_inputs.request != request) t_inputs = {request, 0, 0, {}};
+  if (t_inputs.request != request) t_inputs.Begin(request);
   const auto what = [&] {
     return "input '" + NameText(name) + "' has the shape " + ShapeText(shape, dims_count) + ", with which the request's "
            "inputs have " + Bytes(t_inputs.bytes);
@@ -527,7 +533,7 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestNew(TRITONSERVER_Inferen
                                                             int64_t version) {
   static const auto next = Next<decltype(&TRITONSERVER_InferenceRequestNew)>("TRITONSERVER_InferenceRequestNew");
   TRITONSERVER_Error* const error = next(request, server, model, version);
-  t_inputs = {error == nullptr ? *request : nullptr, 0, 0, {}};
+  t_inputs.Begin(error == nullptr ? *request : nullptr);
   return error;
 }
 
@@ -535,7 +541,7 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestDelete(TRITONSERVER_Infe
   static const auto next = Next<decltype(&TRITONSERVER_InferenceRequestDelete)>("TRITONSERVER_InferenceRequestDelete");
   Guard* guard = Active();
   if (guard != nullptr) guard->inputs.Give(Large().Remove(request));
-  if (t_inputs.request == request) t_inputs = {};
+  if (t_inputs.request == request) t_inputs.Begin(nullptr);
   return next(request);
 }
 
@@ -553,7 +559,7 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestAddRequestedOutput(TRITO
   static const auto next =
       Next<decltype(&TRITONSERVER_InferenceRequestAddRequestedOutput)>("TRITONSERVER_InferenceRequestAddRequestedOutput");
   if (Active() != nullptr && name != nullptr) {
-    if (t_inputs.request != request) t_inputs = {request, 0, 0, {}};
+    if (t_inputs.request != request) t_inputs.Begin(request);
     if (!t_inputs.outputs.insert(name).second) {
       return Error(kInvalidArgument, "output '" + NameText(name) + "' is asked for more than once");
     }
