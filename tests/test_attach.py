@@ -29,7 +29,7 @@ from pytriton.proxy_backend import (
     read_description,
     write_description,
 )
-from pytriton.proxy_backend.attach import Attachment, find_endpoint, serve_endpoint
+from pytriton.proxy_backend.worker.attach import Attachment, find_endpoint, serve_endpoint
 from pytriton.triton import Triton
 from support import python_proxy, waiting
 from support.http import call, infer

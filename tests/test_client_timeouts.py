@@ -15,10 +15,7 @@ import numpy as np
 import pytest
 
 from pytriton.client import DecoupledModelClient, ModelClient
-from pytriton.client.exceptions import (
-    PyTritonClientModelUnavailableError,
-    PyTritonClientTimeoutError,
-)
+from pytriton.client.exceptions import PyTritonClientModelUnavailableError, PyTritonClientTimeoutError
 from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request

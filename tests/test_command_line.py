@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 import tomli
 
-from pytriton.server.binary import BUNDLED_FOLDER
 from pytriton.server.cli import main
-from pytriton.server.cli._environment import describe_variables
+from pytriton.server.cli.environment import describe_variables
+from pytriton.server.tritonserver.binary import BUNDLED_FOLDER
 from support.serving import short_home
 
 ROOT = Path(__file__).resolve().parents[1]

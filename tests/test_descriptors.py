@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from pytriton.proxy_backend._shortage import advise, explain
+from pytriton.proxy_backend.system.shortage import advise, explain
 from pytriton.server.errors import TritonServerError
 from support.serving import short_home
 
@@ -48,7 +48,7 @@ START = (
     COMMON
     + """
 from pytriton.triton import Triton, TritonConfig
-import pytriton.server.session, pytriton.server.process, pytriton.server.exec_shim
+import pytriton.server.lifecycle.session, pytriton.server.tritonserver.process, pytriton.server.tritonserver.exec_shim
 
 config = TritonConfig(
     http_address="127.0.0.1", grpc_address="127.0.0.1", metrics_address="127.0.0.1",

@@ -28,9 +28,9 @@ from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.proxy_backend import Worker
-from pytriton.server import readiness_keeper
-from pytriton.server.control import HttpControl, activity_of
-from pytriton.server.worker_watch import WATCH_PERIOD_S, connected_workers
+from pytriton.server.control.http import HttpControl, activity_of
+from pytriton.server.lifecycle import readiness_keeper
+from pytriton.server.models.worker_watch import WATCH_PERIOD_S, connected_workers
 from pytriton.triton import Triton, TritonSecurityConfig
 from support import waiting
 from support.bare_server import BareServer, serving

@@ -27,16 +27,16 @@ from pytriton.proxy_backend import (
     TensorSpec,
     Worker,
     description_path,
-    dropin,
     endpoint_path,
     read_description,
 )
-from pytriton.proxy_backend._dropin_files import read_manifest, render_manifest
-from pytriton.proxy_backend.cli._app import run as run_command
-from pytriton.proxy_backend.cli._tensors import load_signature, parse_tensor
-from pytriton.proxy_backend.dropin_check import find_server
+from pytriton.proxy_backend.cli.app import run as run_command
+from pytriton.proxy_backend.cli.tensors import load_signature, parse_tensor
+from pytriton.proxy_backend.dropin import repository as dropin
+from pytriton.proxy_backend.dropin.check import find_server
+from pytriton.proxy_backend.dropin.files import read_manifest, render_manifest
 from pytriton.proxy_backend.errors import DropInError
-from pytriton.server.binary import find_tritonserver
+from pytriton.server.tritonserver.binary import find_tritonserver
 from support.plain_server import PlainServer, plain_server
 
 PATIENCE_S = 60.0

@@ -19,7 +19,7 @@ import pytest
 
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy_backend import description_path, write_description
-from pytriton.server.ports import reserve_ports
+from pytriton.server.tritonserver.ports import reserve_ports
 from pytriton.triton import ProcessWorker, RemoteTriton, Triton
 from support.bare_server import BareServer, serving
 from support.forks import (

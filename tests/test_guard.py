@@ -26,7 +26,7 @@ from pytriton.client import ModelClient
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy_backend import guard_library_path
-from pytriton.server.guard import find_guard
+from pytriton.server.tritonserver.guard import find_guard
 from pytriton.triton import GuardConfig, Triton, TritonConfig, TritonSecurityConfig
 from support.raw_http import PATIENCE_S, ask, connect, read_answer
 from support.servers import server_version
@@ -366,7 +366,7 @@ def test_a_library_below_a_folder_with_blanks(tmp_path: Path, monkeypatch: pytes
     library = tmp_path / "a folder: with blanks" / guard_library_path().name
     library.parent.mkdir()
     shutil.copy(guard_library_path(), library)
-    monkeypatch.setattr("pytriton.server.guard.guard_library_path", lambda: library)
+    monkeypatch.setattr("pytriton.server.tritonserver.guard.guard_library_path", lambda: library)
     with started() as triton:
         assert ask(triton, post(INFER, DEEP[:1000]))[0] == 400
         assert is_well(triton)
@@ -378,7 +378,7 @@ def test_a_server_that_does_not_take_the_guard_runs_with_a_warning(
     # The loader passes over what it cannot load, with a line that says so.
     library = tmp_path / "libpytriton_guard.so"
     library.write_bytes(b"no library")
-    monkeypatch.setattr("pytriton.server.guard.guard_library_path", lambda: library)
+    monkeypatch.setattr("pytriton.server.tritonserver.guard.guard_library_path", lambda: library)
     with caplog.at_level(logging.WARNING), started() as triton:
         assert is_well(triton)
         token = triton.get_access_token()

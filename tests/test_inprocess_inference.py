@@ -37,9 +37,9 @@ from pytriton.inprocess import (
     TritonError,
     UnavailableError,
     UnsupportedError,
-    _tracing,
 )
-from pytriton.inprocess._api import load_api
+from pytriton.inprocess.capi.api import load_api
+from pytriton.inprocess.requests import tracing
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
 from support import waiting
@@ -404,7 +404,7 @@ def test_a_trace_that_cannot_be_made_leaves_nothing(server: Server, what: str, m
         with pytest.raises(UnsupportedError, match=expected):
             server.model("double").infer(inputs={"x": [[1]]}, trace=trace)
     monkeypatch.undo()
-    assert not _tracing._started
+    assert not tracing._started
     if has_tracing():
         next(server.model("double").infer(inputs={"x": [[1]]}, trace=trace))
         assert trace.wait(PATIENCE_S)

@@ -16,7 +16,8 @@ import pytest
 
 from pytriton import inprocess
 from pytriton.decorators import batch
-from pytriton.inprocess import Model, ModelControlMode, Server, _process
+from pytriton.inprocess import Model, ModelControlMode, Server
+from pytriton.inprocess.capi import process
 from pytriton.model_config import ModelConfig, Tensor
 from support.inprocess import IDENTITY_CONFIG, IDENTITY_SOURCE, chain_config, write_chain, write_identity
 
@@ -193,7 +194,7 @@ def test_dropped_server_is_reported_and_stopped() -> None:
         drop()
 
     deadline = time.monotonic() + 30
-    while any(session.name == "dropped" for session in _process._state.sessions):
+    while any(session.name == "dropped" for session in process._state.sessions):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.inprocess._enums import DataType, DLDeviceType, MemoryType
-from pytriton.inprocess._errors import InvalidArgumentError, UnsupportedError
-from pytriton.inprocess._memory import MemoryBuffer
-from pytriton.inprocess._tensor import Tensor
+from pytriton.inprocess.capi.enums import DataType, DLDeviceType, MemoryType
+from pytriton.inprocess.capi.errors import InvalidArgumentError, UnsupportedError
+from pytriton.inprocess.tensors.memory import MemoryBuffer
+from pytriton.inprocess.tensors.tensor import Tensor
 
 NUMBERS = {
     DataType.BOOL: np.bool_,

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from pytriton.client import ModelClient
 from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
-from pytriton.server.binary import find_tritonserver
+from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.triton import Triton, TritonConfig
 
 

@@ -21,13 +21,7 @@ import pytest
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.model_config.common import ModelWarmup, WarmupInput
-from pytriton.triton import (
-    Triton,
-    TritonBase,
-    TritonLifecyclePolicy,
-    TritonModelLoadError,
-    VertextAILifecyclePolicy,
-)
+from pytriton.triton import Triton, TritonBase, TritonLifecyclePolicy, TritonModelLoadError, VertextAILifecyclePolicy
 from support.load import under_load
 from support.serving import local_config, running, short_home
 from support.waiting import eventually

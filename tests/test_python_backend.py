@@ -24,8 +24,8 @@ from pytriton.client import ModelClient
 from pytriton.client.exceptions import PyTritonClientInferenceServerError
 from pytriton.decorators import batch
 from pytriton.model_config import Tensor
-from pytriton.server.backends import make_backends
-from pytriton.server.binary import find_tritonserver
+from pytriton.server.tritonserver.backends import make_backends
+from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.triton import Triton
 from support.python_backend import why_no_python_backend
 from support.serving import local_config, running, server_pid, short_home

@@ -24,19 +24,19 @@ import numpy as np
 import pytest
 
 from pytriton.proxy_backend import AttachError, ProtocolError, Worker, description_path, write_description
-from pytriton.proxy_backend import _layout as layout
-from pytriton.proxy_backend._arena import InputBlock, OwnedBlock
-from pytriton.proxy_backend._greetings import pack_greeting
-from pytriton.proxy_backend._layout import ErrorCode, MessageType
-from pytriton.proxy_backend._records import Batch
-from pytriton.proxy_backend._responses import Answer, ResponseWriter
-from pytriton.proxy_backend._zmq import BindError, WouldBlockError, ZmqSocket, make_keys
-from pytriton.proxy_backend._zmq_connection import hello_text
-from pytriton.proxy_backend._zmq_memory import MemoryCaller, SharedMemory, memory_path
-from pytriton.proxy_backend.python_proxy._model import listen
-from pytriton.proxy_backend.python_proxy._records import RequestData, read_responses, write_batch
-from pytriton.proxy_backend.python_proxy._settings import PythonProxySettings
-from pytriton.proxy_backend.python_proxy._workers import AttachedWorker, BatchInFlight
+from pytriton.proxy_backend.python_proxy.model import listen
+from pytriton.proxy_backend.python_proxy.records import RequestData, read_responses, write_batch
+from pytriton.proxy_backend.python_proxy.settings import PythonProxySettings
+from pytriton.proxy_backend.python_proxy.workers import AttachedWorker, BatchInFlight
+from pytriton.proxy_backend.transport.arena import InputBlock, OwnedBlock
+from pytriton.proxy_backend.transport.zmq_connection import hello_text
+from pytriton.proxy_backend.transport.zmq_memory import MemoryCaller, SharedMemory, memory_path
+from pytriton.proxy_backend.transport.zmq_sockets import BindError, WouldBlockError, ZmqSocket, make_keys
+from pytriton.proxy_backend.wire import layout
+from pytriton.proxy_backend.wire.batch import Batch
+from pytriton.proxy_backend.wire.greetings import pack_greeting
+from pytriton.proxy_backend.wire.layout import ErrorCode, MessageType
+from pytriton.proxy_backend.wire.response import Answer, ResponseWriter
 from pytriton.proxy_backend.zmq_keys import CurveKeys, KeyFileError, KeysMissingError
 from support.python_proxy import (
     PATIENCE_S,

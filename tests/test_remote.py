@@ -37,11 +37,11 @@ from pytriton.client.exceptions import (
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError, PyTritonUnrecoverableError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy_backend import Worker, endpoint_path, read_description
-from pytriton.proxy_backend.cli._app import run as run_command
-from pytriton.server import remote as remote_module
-from pytriton.server.binary import find_tritonserver
-from pytriton.server.sharing import ServerProcessWatch
-from pytriton.server.worker_watch import connected_workers
+from pytriton.proxy_backend.cli.app import run as run_command
+from pytriton.server.models.worker_watch import connected_workers
+from pytriton.server.remote import session as remote_module
+from pytriton.server.remote.sharing import ServerProcessWatch
+from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.triton import (
     RemoteTriton,
     RestartPolicy,

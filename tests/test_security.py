@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 from pytriton.client import ModelClient, TlsSettings
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
-from pytriton.server.security import DEFAULT_PROTECTED_ENDPOINTS, VALID_TRITON_ENDPOINTS
+from pytriton.server.settings.security import DEFAULT_PROTECTED_ENDPOINTS, VALID_TRITON_ENDPOINTS
 from pytriton.triton import Triton, TritonSecurityConfig, TritonServerError
 from support.http import call, infer, tensor
 from support.servers import has_tracing

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pytriton.model_config import ModelConfig, Tensor
-from pytriton.server.binary import find_tritonserver
+from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig
 from support.http import call, infer
 from support.servers import has_tracing, needs_tracing

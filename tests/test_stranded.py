@@ -23,9 +23,9 @@ import pytest
 
 from pytriton.client import DecoupledModelClient
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
-from pytriton.proxy_backend.activity import EndpointActivity, ask_activity
-from pytriton.server import stranded
-from pytriton.server.stranded import StrandedRequests
+from pytriton.proxy_backend.transport.activity import EndpointActivity, ask_activity
+from pytriton.server.lifecycle import stranded
+from pytriton.server.lifecycle.stranded import StrandedRequests
 from pytriton.triton import Triton
 from support.serving import local_config, running, server_pid, short_home
 from support.streams import Stream

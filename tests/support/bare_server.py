@@ -22,12 +22,12 @@ from pytriton.proxy_backend import (
     endpoint_path,
     library_path,
 )
-from pytriton.server.backends import make_backends
-from pytriton.server.binary import find_tritonserver
-from pytriton.server.command_line import ServerFolders, build_command
-from pytriton.server.ports import reserve_ports
-from pytriton.server.process import ServerProcess
-from pytriton.server.security import TritonSecurityConfig
+from pytriton.server.settings.security import TritonSecurityConfig
+from pytriton.server.tritonserver.backends import make_backends
+from pytriton.server.tritonserver.binary import find_tritonserver
+from pytriton.server.tritonserver.command_line import ServerFolders, build_command
+from pytriton.server.tritonserver.ports import reserve_ports
+from pytriton.server.tritonserver.process import ServerProcess
 from support.serving import local_config
 
 Array = np.ndarray[Any, Any]

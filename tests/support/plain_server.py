@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pytriton.server.binary import find_tritonserver
+from pytriton.server.tritonserver.binary import find_tritonserver
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from pytriton.server.binary import find_tritonserver
+from pytriton.server.tritonserver.binary import find_tritonserver
 
 
 def why_no_python_backend() -> str:

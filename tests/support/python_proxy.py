@@ -20,11 +20,11 @@ from typing import Any
 import numpy as np
 
 from pytriton.proxy_backend import ModelSpec, TensorSpec, Worker, write_description
-from pytriton.proxy_backend.python_proxy._endpoint import ProxyEndpoint
-from pytriton.proxy_backend.python_proxy._model import listen
-from pytriton.proxy_backend.python_proxy._records import RequestData, ResponseData
-from pytriton.proxy_backend.python_proxy._settings import PythonProxySettings
-from pytriton.proxy_backend.python_proxy._workers import AttachedWorker, EndpointSettings
+from pytriton.proxy_backend.python_proxy.endpoint import ProxyEndpoint
+from pytriton.proxy_backend.python_proxy.model import listen
+from pytriton.proxy_backend.python_proxy.records import RequestData, ResponseData
+from pytriton.proxy_backend.python_proxy.settings import PythonProxySettings
+from pytriton.proxy_backend.python_proxy.workers import AttachedWorker, EndpointSettings
 from pytriton.proxy_backend.zmq_keys import CurveKeys
 
 PATIENCE_S = 60.0

@@ -8,9 +8,9 @@ import functools
 
 import pytest
 
-from pytriton.server.binary import find_tritonserver
-from pytriton.server.server_options import known_options
-from pytriton.server.server_version import parse_server_version, read_server_version
+from pytriton.server.tritonserver.binary import find_tritonserver
+from pytriton.server.tritonserver.options import known_options
+from pytriton.server.tritonserver.version import parse_server_version, read_server_version
 
 __all__ = ["before", "has_tracing", "needs_tracing", "server_version", "since"]
 

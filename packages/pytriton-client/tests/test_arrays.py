@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.client._arrays import to_wire_array
-from pytriton.client._spec import TensorSpec
+from pytriton.client._core.arrays import to_wire_array
+from pytriton.client._core.spec import TensorSpec
 from pytriton.client.exceptions import PyTritonClientValueError
 
 

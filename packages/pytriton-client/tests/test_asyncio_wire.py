@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from pytriton.client._asyncio_wire import AnswerReader, Filling
-from pytriton.client._http_wire import HttpWireError
+from pytriton.client._http.asyncio_wire import AnswerReader, Filling
+from pytriton.client._http.wire import HttpWireError
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\nX-Name:  value \r\n\r\nhello"
 CHUNKED = (

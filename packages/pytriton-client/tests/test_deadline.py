@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from pytriton.client._deadline import Deadline, check_timeout
+from pytriton.client._core.deadline import Deadline, check_timeout
 from pytriton.client.exceptions import PyTritonClientValueError
 
 

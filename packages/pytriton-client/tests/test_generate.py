@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from pytriton.client import ModelSpec, TensorSpec
-from pytriton.client._generate import GenerateReader, encode_generate_request
-from pytriton.client._options import NO_OPTIONS
-from pytriton.client._requests import InferRequest, build_request, check_call
-from pytriton.client._translate import Operation
+from pytriton.client._core.options import NO_OPTIONS
+from pytriton.client._core.requests import InferRequest, build_request, check_call
+from pytriton.client._core.translate import Operation
+from pytriton.client._http.generate import GenerateReader, encode_generate_request
 from pytriton.client.exceptions import PyTritonClientInferenceServerError, PyTritonClientValueError
 
 OPERATION = Operation("streaming inference", "http://host:1", 5.0, "m")

@@ -9,10 +9,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from pytriton.client._deadline import Deadline
-from pytriton.client._http_pool import ConnectionPool, PoolClosedError
-from pytriton.client._http_wire import HttpWireError
-from pytriton.client._url import TritonUrl
+from pytriton.client._core.deadline import Deadline
+from pytriton.client._core.url import TritonUrl
+from pytriton.client._http.pool import ConnectionPool, PoolClosedError
+from pytriton.client._http.wire import HttpWireError
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Script = Callable[[socket.socket, int], None]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytriton.client._http_wire import HttpWireError, StreamedAnswer, read_answer
+from pytriton.client._http.wire import HttpWireError, StreamedAnswer, read_answer
 
 
 class Pieces:

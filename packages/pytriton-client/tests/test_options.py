@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pytriton.client import ModelClient
-from pytriton.client._options import NO_OPTIONS, check_headers, check_parameters
+from pytriton.client._core.options import NO_OPTIONS, check_headers, check_parameters
 from pytriton.client.exceptions import (
     PyTritonClientClosedError,
     PyTritonClientModelUnavailableError,

@@ -62,7 +62,7 @@ for module, names in (
 sys.platform = "win32"
 import pytriton.client, pytriton.client.utils, pytriton.client.asyncio_utils, pytriton.client.auth
 import pytriton.client.client, pytriton.client.exceptions, pytriton.client.warnings
-import pytriton.client._http_pool, pytriton.client._transport_http
+import pytriton.client._http.pool, pytriton.client._http.transport
 for name in pytriton.client.__all__:
     getattr(pytriton.client, name)
 with pytriton.client.ModelClient("localhost", "m"), pytriton.client.DecoupledModelClient("localhost", "m"):

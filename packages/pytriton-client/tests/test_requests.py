@@ -5,8 +5,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.client._requests import InferResponse, build_request, check_call, decode_response
-from pytriton.client._spec import ModelSpec, TensorSpec
+from pytriton.client._core.requests import InferResponse, build_request, check_call, decode_response
+from pytriton.client._core.spec import ModelSpec, TensorSpec
 from pytriton.client.exceptions import PyTritonClientInferenceServerError, PyTritonClientValueError
 
 SPEC = ModelSpec(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.client._spec import ModelSpec, TensorSpec, parse_model_config, to_model_spec
+from pytriton.client._core.spec import ModelSpec, TensorSpec, parse_model_config, to_model_spec
 from pytriton.client.exceptions import PyTritonClientError, PyTritonClientValueError
 
 TYPES = {

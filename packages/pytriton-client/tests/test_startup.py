@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from pytriton.client._deadline import Deadline
-from pytriton.client._spec import ModelSpec
-from pytriton.client._startup import Ask, Pause, Question, Target, prepare, wait_for_model, wait_for_server
+from pytriton.client._core.deadline import Deadline
+from pytriton.client._core.spec import ModelSpec
+from pytriton.client._core.startup import Ask, Pause, Question, Target, prepare, wait_for_model, wait_for_server
 from pytriton.client.exceptions import (
     PyTritonClientConnectionError,
     PyTritonClientInferenceServerError,

@@ -10,9 +10,9 @@ from opentelemetry import trace
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from pytriton.client._requests import check_call
-from pytriton.client._startup import Target
-from pytriton.client._telemetry import in_context_of_caller, trace_call
+from pytriton.client._core.requests import check_call
+from pytriton.client._core.startup import Target
+from pytriton.client._core.telemetry import in_context_of_caller, trace_call
 
 exporter = InMemorySpanExporter()
 target = Target("http://localhost:8000", "AddSub", "2")

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.client._tensors import decode_tensor, encode_tensor
+from pytriton.client._core.tensors import decode_tensor, encode_tensor
 
 TYPES = {
     "BOOL": np.array([[True], [False]]),

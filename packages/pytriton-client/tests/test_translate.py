@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytriton.client._translate import Operation, grpc_error, is_denial, server_error
+from pytriton.client._core.translate import Operation, grpc_error, is_denial, server_error
 from pytriton.client.exceptions import (
     PyTritonClientClosedError,
     PyTritonClientConnectionError,

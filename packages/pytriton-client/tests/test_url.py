@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pytriton.client._url import TritonUrl
+from pytriton.client._core.url import TritonUrl
 from pytriton.client.exceptions import PyTritonClientInvalidUrlError
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from pytriton.decorators import batch, sample
-from pytriton.decorators._calls import ENDED, Plan
-from pytriton.decorators._wrapping import decorator, undecorated
+from pytriton.decorators._calls.carry_out import ENDED, Plan
+from pytriton.decorators._calls.wrapping import decorator, undecorated
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 
 KINDS = ["sync", "coroutine", "generator", "async generator"]

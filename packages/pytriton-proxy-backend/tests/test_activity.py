@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from pytriton.proxy_backend import _layout as layout
-from pytriton.proxy_backend._layout import MessageType
-from pytriton.proxy_backend.activity import EndpointActivity, ask_activity
+from pytriton.proxy_backend.transport.activity import EndpointActivity, ask_activity
+from pytriton.proxy_backend.wire import layout
+from pytriton.proxy_backend.wire.layout import MessageType
 
 DEADLINE_S = 30.0
 

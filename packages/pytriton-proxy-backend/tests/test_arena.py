@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.proxy_backend._arena import InputBlock, NewSegment, OwnArena, OwnedBlock, PeerArena
 from pytriton.proxy_backend.errors import ArenaFullError, ProtocolError
+from pytriton.proxy_backend.transport.arena import InputBlock, NewSegment, OwnArena, OwnedBlock, PeerArena
 
 MIB = 1 << 20
 GIB = 1 << 30

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytriton.proxy_backend import AttachError, ConnectionLostError, ProtocolError
-from pytriton.proxy_backend._connection import Connection, parse_greeting
+from pytriton.proxy_backend.transport.connection import Connection, parse_greeting
 
 GOLDEN = Path(__file__).parent / "golden"
 GREETINGS = ["hello", "welcome", "welcome_minor_9", "refuse", "refuse_major_2", "refuse_major_2_short", "detach"]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.proxy_backend._dtypes import code_of, dtype_of
+from pytriton.proxy_backend.wire.dtypes import code_of, dtype_of
 
 PAIRS = {
     1: "bool", 2: "uint8", 3: "uint16", 4: "uint32", 5: "uint64", 6: "int8", 7: "int16", 8: "int32", 9: "int64",
@@ -61,7 +61,7 @@ class Absent:
         if name.partition(".")[0] == "ml_dtypes":
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 sys.meta_path.insert(0, Absent())
-from pytriton.proxy_backend._dtypes import dtype_of
+from pytriton.proxy_backend.wire.dtypes import dtype_of
 try:
     dtype_of(14)
 except TypeError as error:

@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.proxy_backend import VersionMismatchError, _layout
-from pytriton.proxy_backend._arena import OwnArena, OwnedBlock, PeerArena
-from pytriton.proxy_backend._connection import Welcome, parse_greeting
-from pytriton.proxy_backend._layout import Capability, MessageFlag, MessageType
-from pytriton.proxy_backend._records import Batch
-from pytriton.proxy_backend._responses import Answer, ResponseWriter
+from pytriton.proxy_backend import VersionMismatchError
 from pytriton.proxy_backend.errors import AttachError
+from pytriton.proxy_backend.transport.arena import OwnArena, OwnedBlock, PeerArena
+from pytriton.proxy_backend.transport.connection import Welcome, parse_greeting
+from pytriton.proxy_backend.wire import layout
+from pytriton.proxy_backend.wire.batch import Batch
+from pytriton.proxy_backend.wire.layout import Capability, MessageFlag, MessageType
+from pytriton.proxy_backend.wire.response import Answer, ResponseWriter
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -32,8 +33,8 @@ def test_files_are_what_the_generator_makes(golden: ModuleType) -> None:
 
 def pack(kind: MessageType, body: bytes = b"", **fields: Any) -> bytes:
     names = ("flags", "size", "batch", "consumed", "segment", "index", "offset", "length")
-    values = {**dict.fromkeys(names, 0), **fields, "size": _layout.MESSAGE.size + len(body)}
-    return _layout.MESSAGE.pack(kind, *(values[name] for name in names)) + body
+    values = {**dict.fromkeys(names, 0), **fields, "size": layout.MESSAGE.size + len(body)}
+    return layout.MESSAGE.pack(kind, *(values[name] for name in names)) + body
 
 
 @pytest.mark.parametrize(
@@ -60,7 +61,7 @@ def pack(kind: MessageType, body: bytes = b"", **fields: Any) -> bytes:
                 "größer".encode(),
                 flags=MessageFlag.BATCH_DONE,
                 batch=7,
-                index=_layout.ErrorCode.INVALID_ARG,
+                index=layout.ErrorCode.INVALID_ARG,
             ),
         ),
         ("release_acknowledge", pack(MessageType.RELEASE, consumed=6)),
@@ -212,12 +213,12 @@ def test_response_record_of_everything_else(golden: ModuleType) -> None:
             golden.PARAMETERS,
             final=False,
         ),
-        Answer(1, error="no such label: größer", code=_layout.ErrorCode.INVALID_ARG),
+        Answer(1, error="no such label: größer", code=layout.ErrorCode.INVALID_ARG),
         Answer(2, empty=True),
     ]
     assert written(*ResponseWriter().write(7, answers, Blocks())) == read("record_response_mixed")
 
 
 def test_magics_are_readable() -> None:
-    assert struct.pack("<I", _layout.BATCH_MAGIC) == b"PTB1"
-    assert struct.pack("<I", _layout.RESPONSE_MAGIC) == b"PTR1"
+    assert struct.pack("<I", layout.BATCH_MAGIC) == b"PTB1"
+    assert struct.pack("<I", layout.RESPONSE_MAGIC) == b"PTR1"

@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 
 from pytriton.proxy_backend import ProtocolError, TargetError
-from pytriton.proxy_backend._statistics import Counters, add_statistics, batch_size
-from pytriton.proxy_backend.loading import load_target, target_of
-from pytriton.proxy_backend.process_messages import (
+from pytriton.proxy_backend.process.messages import (
     LineReader,
     WorkerJob,
     decode_statistics,
@@ -20,6 +18,8 @@ from pytriton.proxy_backend.process_messages import (
     encode_statistics,
     find_not_json,
 )
+from pytriton.proxy_backend.runtime.statistics import Counters, add_statistics, batch_size
+from pytriton.proxy_backend.worker.loading import load_target, target_of
 
 
 class Outer:
@@ -119,7 +119,7 @@ ANOTHER_USER = """
 import os, sys
 from pathlib import Path
 from pytriton.proxy_backend import ModelSpec, ProxyBackendError, Worker
-from pytriton.proxy_backend.attach import Attachment, find_endpoint
+from pytriton.proxy_backend.worker.attach import Attachment, find_endpoint
 
 folder = Path(sys.argv[1])
 folder.chmod(0)

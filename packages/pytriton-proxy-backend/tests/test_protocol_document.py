@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.proxy_backend import _dtypes, _layout
-from pytriton.proxy_backend._native import BACKEND_NAME
+from pytriton.proxy_backend.system.native import BACKEND_NAME
+from pytriton.proxy_backend.wire import dtypes, layout
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "protocol.md"
 SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "string": 8}
 CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "string": "II"}
 STRUCTS = {
-    "Message": _layout.MESSAGE,
-    "Greeting": _layout.GREETING,
-    "RecordHeader": _layout.RECORD,
-    "StringRef": _layout.STRING_REF,
-    "RequestEntry": _layout.REQUEST,
-    "TensorEntry": _layout.TENSOR,
-    "ParameterEntry": _layout.PARAMETER,
-    "ResponseEntry": _layout.RESPONSE,
+    "Message": layout.MESSAGE,
+    "Greeting": layout.GREETING,
+    "RecordHeader": layout.RECORD,
+    "StringRef": layout.STRING_REF,
+    "RequestEntry": layout.REQUEST,
+    "TensorEntry": layout.TENSOR,
+    "ParameterEntry": layout.PARAMETER,
+    "ResponseEntry": layout.RESPONSE,
 }
 
 pytestmark = pytest.mark.skipif(not DOCUMENT.is_file(), reason="the document is in the repository, not in the sdist")
@@ -111,34 +111,34 @@ def test_byte_tables_in_cpp(name: str, header: dict[str, str]) -> None:
 
 def test_offsets_of_single_fields_in_python() -> None:
     offsets = {field: int(offset) for offset, _, field, *_ in byte_table("RequestEntry")[1]}
-    assert offsets["cancelled"] == _layout.REQUEST_CANCELLED_OFFSET
+    assert offsets["cancelled"] == layout.REQUEST_CANCELLED_OFFSET
     assert {field: int(offset) for offset, _, field, *_ in byte_table("RecordHeader")[1]}["batch"] == (
-        _layout.RECORD_BATCH_OFFSET
+        layout.RECORD_BATCH_OFFSET
     )
     raw = bytes(range(80))
-    brief = _layout.REQUEST_BRIEF.unpack(raw)
+    brief = layout.REQUEST_BRIEF.unpack(raw)
     assert brief == tuple(
         struct.unpack_from("<I", raw, offsets[name])[0] for name in ("rows", "outputs_offset", "outputs_count")
     )
     assert {field: int(offset) for offset, _, field, *_ in byte_table("Greeting")[1]}["pid"] == (
-        _layout.GREETING_VERSION.size
+        layout.GREETING_VERSION.size
     )
 
 
 def test_message_types(header: dict[str, str]) -> None:
     stated = numbers("Message types")
-    assert stated == {member.name: member.value for member in _layout.MessageType}
+    assert stated == {member.name: member.value for member in layout.MessageType}
     assert {name: int(header[name]) for name in stated} == stated
 
 
 @pytest.mark.parametrize(
     ("title", "ours", "prefix"),
     [
-        ("Message flags", _layout.MessageFlag, "kFlag"),
-        ("Capabilities", _layout.Capability, "kCap"),
-        ("Model flags", _layout.ModelFlag, "kModel"),
-        ("Request flags", _layout.RequestFlag, "kRequest"),
-        ("Response flags", _layout.ResponseFlag, "kResponse"),
+        ("Message flags", layout.MessageFlag, "kFlag"),
+        ("Capabilities", layout.Capability, "kCap"),
+        ("Model flags", layout.ModelFlag, "kModel"),
+        ("Request flags", layout.RequestFlag, "kRequest"),
+        ("Response flags", layout.ResponseFlag, "kResponse"),
     ],
 )
 def test_flags(title: str, ours: Any, prefix: str, header: dict[str, str]) -> None:
@@ -149,8 +149,8 @@ def test_flags(title: str, ours: Any, prefix: str, header: dict[str, str]) -> No
 
 
 def test_numbers_of_triton() -> None:
-    assert numbers("Error codes") == {member.name: member.value for member in _layout.ErrorCode}
-    assert numbers("Parameter types") == {member.name: member.value for member in _layout.ParameterType}
+    assert numbers("Error codes") == {member.name: member.value for member in layout.ErrorCode}
+    assert numbers("Parameter types") == {member.name: member.value for member in layout.ParameterType}
 
 
 def test_data_types(header: dict[str, str]) -> None:
@@ -159,27 +159,27 @@ def test_data_types(header: dict[str, str]) -> None:
     for number, _, size, name in rows:
         assert header[f"element.{number}"] == size
         if name == "bfloat16":
-            assert int(number) == _dtypes.BF16_CODE
+            assert int(number) == dtypes.BF16_CODE
             continue
         dtype = np.dtype(name)
-        assert _dtypes.code_of(dtype) == int(number)
+        assert dtypes.code_of(dtype) == int(number)
         assert dtype.kind == "O" or dtype.itemsize == int(size)
     assert header["element.0"] == header["element.15"] == "0"
 
 
 def test_constants(header: dict[str, str]) -> None:
     text = DOCUMENT.read_text(encoding="utf-8")
-    assert f"# Protocol {_layout.MAJOR}.{_layout.MINOR}\n" in text
-    assert (int(header["kMajor"]), int(header["kMinor"])) == (_layout.MAJOR, _layout.MINOR)
-    assert header["kMagic"].encode() == _layout.MAGIC
+    assert f"# Protocol {layout.MAJOR}.{layout.MINOR}\n" in text
+    assert (int(header["kMajor"]), int(header["kMinor"])) == (layout.MAJOR, layout.MINOR)
+    assert header["kMagic"].encode() == layout.MAGIC
     stated = dict(re.findall(r"^\| ([a-z][^|]+) \| (\d+) \|$", text.partition("## Constants")[2], flags=re.MULTILINE))
     for name, ours, theirs in (
-        ("packet, at most", _layout.MAX_PACKET, "kMaxPacket"),
-        ("text of a greeting, at most", _layout.MAX_TEXT, "kMaxText"),
-        ("alignment", _layout.ALIGNMENT, "kAlignment"),
-        ("metadata of a record, at most", _layout.MAX_METADATA, "kMaxMetadata"),
-        ("owner of whole-batch tensors", _layout.WHOLE_BATCH, "kWholeBatch"),
+        ("packet, at most", layout.MAX_PACKET, "kMaxPacket"),
+        ("text of a greeting, at most", layout.MAX_TEXT, "kMaxText"),
+        ("alignment", layout.ALIGNMENT, "kAlignment"),
+        ("metadata of a record, at most", layout.MAX_METADATA, "kMaxMetadata"),
+        ("owner of whole-batch tensors", layout.WHOLE_BATCH, "kWholeBatch"),
     ):
         assert int(stated[name]) == ours == int(header[theirs])
-    assert (int(header["kBatchMagic"]), int(header["kResponseMagic"])) == (_layout.BATCH_MAGIC, _layout.RESPONSE_MAGIC)
+    assert (int(header["kBatchMagic"]), int(header["kResponseMagic"])) == (layout.BATCH_MAGIC, layout.RESPONSE_MAGIC)
     assert BACKEND_NAME == "pytriton"

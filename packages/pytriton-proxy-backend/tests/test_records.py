@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from pytriton.proxy.types import Request
 from pytriton.proxy_backend import ProtocolError
-from pytriton.proxy_backend._arena import PeerArena
-from pytriton.proxy_backend._records import Batch, Plan
+from pytriton.proxy_backend.transport.arena import PeerArena
+from pytriton.proxy_backend.wire.batch import Batch, Plan
 
 NUMBERS = [
     0,

@@ -3,7 +3,7 @@
 import threading
 
 from pytriton.proxy_backend import WorkerStatistics
-from pytriton.proxy_backend._statistics import Counters, batch_size
+from pytriton.proxy_backend.runtime.statistics import Counters, batch_size
 
 
 def test_nothing_yet() -> None:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pytriton.proxy_backend._strings import decode_strings, encode_strings
+from pytriton.proxy_backend.wire.strings import decode_strings, encode_strings
 
 
 def objects(elements: list[Any], shape: tuple[int, ...] | None = None) -> np.ndarray[Any, Any]:

@@ -11,7 +11,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import Span, Tracer
 
-from pytriton.proxy import telemetry
+from pytriton.proxy import telemetry, tracers
 from pytriton.proxy.telemetry import (
     TracableModel,
     build_proxy_tracer_from_triton_config,
@@ -25,7 +25,6 @@ from pytriton.proxy.telemetry import (
     traced_span,
 )
 from pytriton.proxy.types import Request
-from pytriton.proxy_backend import _tracers
 
 URL = "http://127.0.0.1:4318/v1/traces"
 CONFIG = ["mode=opentelemetry", f"opentelemetry,url={URL}"]
@@ -51,7 +50,7 @@ class Recorder:
 def recorder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Recorder]:
     """A recorder whose tracer is that of this process for one test."""
     recorder = Recorder()
-    monkeypatch.setattr(_tracers, "_chosen", recorder.tracer)
+    monkeypatch.setattr(tracers, "_chosen", recorder.tracer)
     yield recorder
     recorder.provider.shutdown()
 
@@ -150,7 +149,7 @@ def test_the_order_of_tracers() -> None:
         from opentelemetry import trace
         from opentelemetry.sdk.trace import TracerProvider
         from pytriton.proxy.telemetry import get_telemetry_tracer, set_telemetry_tracer
-        from pytriton.proxy_backend._tracers import use_worker_tracer
+        from pytriton.proxy.tracers import use_worker_tracer
 
         assert get_telemetry_tracer() is None
         trace.set_tracer_provider(TracerProvider())

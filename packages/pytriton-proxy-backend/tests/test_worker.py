@@ -22,7 +22,8 @@ import numpy as np
 import pytest
 
 from pytriton.proxy.types import Request, Response
-from pytriton.proxy_backend import AttachError, ModelSpec, TensorSpec, VersionMismatchError, Worker, _connection
+from pytriton.proxy_backend import AttachError, ModelSpec, TensorSpec, VersionMismatchError, Worker
+from pytriton.proxy_backend.transport import connection
 
 GOLDEN = Path(__file__).parent / "golden"
 PATIENCE_S = 20.0
@@ -280,7 +281,7 @@ def test_a_silent_peer_is_tried_again_and_named(
 ) -> None:
     """A server that is stopped, or has no descriptor left, may go on later."""
     caplog.set_level(logging.WARNING, "pytriton.proxy_backend")
-    monkeypatch.setattr(_connection, "_GREETING_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(connection, "_GREETING_TIMEOUT_S", 0.1)
     proxy.listen()
     worker = make_worker()
     worker.start()
@@ -289,7 +290,7 @@ def test_a_silent_peer_is_tried_again_and_named(
         worker.wait_attached(1.0)
     assert worker.is_alive
     assert caplog.text.count(reason) == 1
-    monkeypatch.setattr(_connection, "_GREETING_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(connection, "_GREETING_TIMEOUT_S", PATIENCE_S)
     while True:  # connections that the worker has left are there still
         peer = proxy.accept()
         try:
@@ -1215,7 +1216,7 @@ def test_a_fast_stream_reads_acknowledgements_before_it_takes_more_memory(serve:
 def test_a_stream_does_not_fill_its_budget_with_what_nobody_has_read(
     serve: Serve, golden: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_connection, "STREAM_WINDOW", 1 << 20)
+    monkeypatch.setattr(connection, "STREAM_WINDOW", 1 << 20)
     yielded = []
 
     def work(requests: list[Request]) -> Iterator[Any]:
@@ -1399,7 +1400,7 @@ def test_a_long_error_keeps_its_begin_and_its_end(alone: bool, letter: str, serv
 def test_parameters_beyond_the_limit_of_the_protocol(
     serve: Serve, golden: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pytriton.proxy_backend._layout.MAX_METADATA", 1 << 12)
+    monkeypatch.setattr("pytriton.proxy_backend.wire.layout.MAX_METADATA", 1 << 12)
     _, peer = serve(lambda requests: [Response({"y": request["x"]}, {"long": "x" * 4000}) for request in requests])
     peer.batch(1, record(golden, 1, [1.0]))
     assert re.search(r"take \d{4} bytes, the protocol allows 4096", peer.answer().body.decode())

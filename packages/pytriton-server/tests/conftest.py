@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from pytriton.server.binary import find_tritonserver
-from pytriton.server.command_line import ServerFolders, build_command
-from pytriton.server.ports import ReservedPorts, reserve_ports
-from pytriton.server.process import ServerProcess
-from pytriton.server.security import TritonSecurityConfig
-from pytriton.server.settings import TritonConfig
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.settings.security import TritonSecurityConfig
+from pytriton.server.tritonserver.binary import find_tritonserver
+from pytriton.server.tritonserver.command_line import ServerFolders, build_command
+from pytriton.server.tritonserver.ports import ReservedPorts, reserve_ports
+from pytriton.server.tritonserver.process import ServerProcess
 
 
 @pytest.fixture(autouse=True)

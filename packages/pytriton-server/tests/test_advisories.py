@@ -3,7 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from pytriton.server.advisories import (
+from pytriton.server.cli.vulnerabilities import describe_vulnerabilities
+from pytriton.server.tritonserver.advisories import (
     ADVISORIES,
     KNOWN_AS_OF,
     NEWEST_KNOWN_VERSION,
@@ -12,10 +13,9 @@ from pytriton.server.advisories import (
     advisories_of,
     is_newer_than_known,
 )
-from pytriton.server.advisories_known import RELEASES
-from pytriton.server.binary import find_tritonserver
-from pytriton.server.cli._vulnerabilities import describe_vulnerabilities
-from pytriton.server.server_version import parse_server_version
+from pytriton.server.tritonserver.advisories_known import RELEASES
+from pytriton.server.tritonserver.binary import find_tritonserver
+from pytriton.server.tritonserver.version import parse_server_version
 
 DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "security.md"
 

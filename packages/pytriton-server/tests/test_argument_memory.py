@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from pytriton.server.argument_memory import wipe_arguments
+from pytriton.server.tritonserver.argument_memory import wipe_arguments
 
 SLEEPER = "import sys; print(sys.argv[1:], flush=True); sys.stdin.read(); print(sys.argv[1:])"
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from pytriton.server import binary
-from pytriton.server.binary import ENVIRONMENT_VARIABLE, TritonServerNotFoundError, find_tritonserver
+from pytriton.server.tritonserver import binary
+from pytriton.server.tritonserver.binary import ENVIRONMENT_VARIABLE, TritonServerNotFoundError, find_tritonserver
 
 
 def make_server(folder: Path, *, mode: int = 0o755) -> Path:

@@ -5,7 +5,7 @@ import pytest
 
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
-from pytriton.server.bind_arguments import (
+from pytriton.server.models.arguments import (
     checked_callables,
     checked_config,
     checked_name,

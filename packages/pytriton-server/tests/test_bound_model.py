@@ -9,7 +9,7 @@ import pytest
 
 from pytriton.decorators import TritonContext
 from pytriton.model_config import DynamicBatcher, ModelConfig, QueuePolicy, Tensor
-from pytriton.server.bound_model import BoundModel
+from pytriton.server.models.bound_model import BoundModel
 
 LIMITED, UNLIMITED = QueuePolicy(max_queue_size=5), QueuePolicy()
 

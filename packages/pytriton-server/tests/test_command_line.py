@@ -3,10 +3,17 @@ from pathlib import Path
 import pytest
 
 from pytriton.exceptions import PyTritonValidationError
-from pytriton.server.command_line import ServerFolders, build_command, control_headers, has_gpu, redacted, secrets_of
-from pytriton.server.ports import ReservedPorts, reserve_ports
-from pytriton.server.security import TritonSecurityConfig
-from pytriton.server.settings import TritonConfig
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.settings.security import TritonSecurityConfig
+from pytriton.server.tritonserver.command_line import (
+    ServerFolders,
+    build_command,
+    control_headers,
+    has_gpu,
+    redacted,
+    secrets_of,
+)
+from pytriton.server.tritonserver.ports import ReservedPorts, reserve_ports
 
 FOLDERS = ServerFolders(
     executable=Path("/server/bin/tritonserver"),

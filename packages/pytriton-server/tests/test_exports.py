@@ -4,7 +4,7 @@ import sys
 import pytest
 
 import pytriton.triton
-from pytriton.server.binary import BUNDLED_FOLDER
+from pytriton.server.tritonserver.binary import BUNDLED_FOLDER
 
 
 def test_every_exported_name_is_there() -> None:

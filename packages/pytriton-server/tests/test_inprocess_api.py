@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from pytriton.inprocess import _c_types, _functions
-from pytriton.inprocess._api import Api, load_api
-from pytriton.inprocess._enums import DataType
-from pytriton.inprocess._errors import (
+from pytriton.inprocess.capi import c_types, functions
+from pytriton.inprocess.capi.api import Api, load_api
+from pytriton.inprocess.capi.enums import DataType
+from pytriton.inprocess.capi.errors import (
     CancelledError,
     InternalError,
     InvalidArgumentError,
@@ -28,10 +28,10 @@ from pytriton.inprocess._errors import (
     UnsupportedError,
     error_class,
 )
-from pytriton.proxy_backend._layout import ErrorCode
-from pytriton.server.server_version import read_server_version
+from pytriton.proxy_backend.wire.layout import ErrorCode
+from pytriton.server.tritonserver.version import read_server_version
 
-DECLARED = {*_functions.CALLS, *_functions.SHORT_CALLS, *_functions.VALUES}
+DECLARED = {*functions.CALLS, *functions.SHORT_CALLS, *functions.VALUES}
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +50,7 @@ def test_functions_are_those_of_the_library(api: Api) -> None:
     assert exported >= DECLARED
     if read_server_version(api.library.binary).startswith("2.51."):
         assert exported == DECLARED
-    assert len(DECLARED) == len(_functions.CALLS) + len(_functions.SHORT_CALLS) + len(_functions.VALUES)
+    assert len(DECLARED) == len(functions.CALLS) + len(functions.SHORT_CALLS) + len(functions.VALUES)
 
 
 def test_library_is_loaded_once(api: Api) -> None:
@@ -61,7 +61,7 @@ def test_library_is_loaded_once(api: Api) -> None:
 def test_missing_functions_are_named_where_they_are_called(
     table: str, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(getattr(_functions, table), "TRITONSERVER_OfTheFuture", (ctypes.c_int,))
+    monkeypatch.setitem(getattr(functions, table), "TRITONSERVER_OfTheFuture", (ctypes.c_int,))
 
     other = Api(api.library)
     assert other.TRITONSERVER_DataTypeString(DataType.FP32) == b"FP32"
@@ -83,7 +83,7 @@ def test_undeclared_function_is_an_error(api: Api) -> None:
 
 
 def test_handle_of_another_kind_is_refused(api: Api) -> None:
-    options = _c_types.ServerOptionsHandle()
+    options = c_types.ServerOptionsHandle()
     api.TRITONSERVER_ServerOptionsNew(ctypes.byref(options))
     try:
         with pytest.raises(ctypes.ArgumentError):

@@ -16,13 +16,13 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from pytriton.server import metrics
-from pytriton.server.command_line import ServerFolders, build_command
-from pytriton.server.metrics import render_metrics
-from pytriton.server.metrics_page import MetricsPage
-from pytriton.server.ports import Endpoint, ReservedPorts, reserve_ports
-from pytriton.server.security import TritonSecurityConfig
-from pytriton.server.settings import TritonConfig
+from pytriton.server.observe import metrics
+from pytriton.server.observe.metrics import render_metrics
+from pytriton.server.observe.metrics_page import MetricsPage
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.settings.security import TritonSecurityConfig
+from pytriton.server.tritonserver.command_line import ServerFolders, build_command
+from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts, reserve_ports
 
 TRITON_TEXT = b'# HELP nv_x Something\n# TYPE nv_x counter\nnv_x{model="m"} 3\n'
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from pytriton.server.metrics_page import CONTENT_TYPE, MAX_CALLERS, MetricsPage
+from pytriton.server.observe.metrics_page import CONTENT_TYPE, MAX_CALLERS, MetricsPage
 
 TEXT = b"a_total 1.0\n"
 PATIENCE_S = 30.0

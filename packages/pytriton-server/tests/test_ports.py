@@ -7,8 +7,8 @@ import pytest
 
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.server.errors import PortInUseError
-from pytriton.server.ports import find_listener, port_setting_of_bind_failure, reserve_ports
-from pytriton.server.settings import TritonConfig
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.tritonserver.ports import find_listener, port_setting_of_bind_failure, reserve_ports
 
 LOCAL: dict[str, Any] = {"http_address": "127.0.0.1", "grpc_address": "127.0.0.1"}
 

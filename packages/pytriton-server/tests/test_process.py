@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from pytriton.server.control import HttpControl
+from pytriton.server.control.http import HttpControl
 from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError
-from pytriton.server.ports import ReservedPorts, port_setting_of_bind_failure, reserve_ports
-from pytriton.server.process import LOG_TAIL_LINES, ExitReport, ServerProcess
-from pytriton.server.readiness import StartCancelled, wait_until_up
-from pytriton.server.security import TritonSecurityConfig
-from pytriton.server.settings import TritonConfig
+from pytriton.server.lifecycle.readiness import StartCancelled, wait_until_up
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.settings.security import TritonSecurityConfig
+from pytriton.server.tritonserver.ports import ReservedPorts, port_setting_of_bind_failure, reserve_ports
+from pytriton.server.tritonserver.process import LOG_TAIL_LINES, ExitReport, ServerProcess
 
 StartServer = Callable[..., tuple[ServerProcess, ReservedPorts]]
 Eventually = Callable[[Callable[[], bool]], None]
@@ -229,14 +229,14 @@ def test_no_server_outlives_a_killed_parent(tmp_path: Path, eventually: Eventual
     script = """
 import os, sys
 from pathlib import Path
-from pytriton.server.binary import find_tritonserver
-from pytriton.server.command_line import ServerFolders, build_command
-from pytriton.server.control import HttpControl
-from pytriton.server.ports import reserve_ports
-from pytriton.server.process import ServerProcess
-from pytriton.server.readiness import wait_until_up
-from pytriton.server.security import TritonSecurityConfig
-from pytriton.server.settings import TritonConfig
+from pytriton.server.tritonserver.binary import find_tritonserver
+from pytriton.server.tritonserver.command_line import ServerFolders, build_command
+from pytriton.server.control.http import HttpControl
+from pytriton.server.tritonserver.ports import reserve_ports
+from pytriton.server.tritonserver.process import ServerProcess
+from pytriton.server.lifecycle.readiness import wait_until_up
+from pytriton.server.settings.security import TritonSecurityConfig
+from pytriton.server.settings.config import TritonConfig
 binary = find_tritonserver()
 config = TritonConfig(http_address="127.0.0.1", grpc_address="127.0.0.1", http_port=0, grpc_port=0, metrics_port=0)
 ports = reserve_ports(config)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from pytriton.server.errors import WorkspaceError
-from pytriton.server.repository import ModelRepository
+from pytriton.server.models.repository import ModelRepository
 
 FILES = [("side.conf", "one")]
 

@@ -1,7 +1,7 @@
 import pytest
 
 from pytriton.exceptions import PyTritonValidationError
-from pytriton.server.security import DEFAULT_PROTECTED_ENDPOINTS, TritonSecurityConfig
+from pytriton.server.settings.security import DEFAULT_PROTECTED_ENDPOINTS, TritonSecurityConfig
 
 
 def test_a_token_is_made_by_default() -> None:

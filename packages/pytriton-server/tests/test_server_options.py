@@ -5,10 +5,11 @@ from typing import Any
 import pytest
 
 from pytriton.exceptions import PyTritonValidationError
-from pytriton.server import server_options
-from pytriton.server.binary import BUNDLED_FOLDER, TritonServerBinary, find_tritonserver
-from pytriton.server.server_options import NEEDED_SERVER, check_options, known_options
-from pytriton.server.settings import TritonConfig
+from pytriton.server.settings import config
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.tritonserver import options as server_options
+from pytriton.server.tritonserver.binary import BUNDLED_FOLDER, TritonServerBinary, find_tritonserver
+from pytriton.server.tritonserver.options import NEEDED_SERVER, check_options, known_options
 from pytriton.triton import Triton
 
 needs_bundle = pytest.mark.skipif(not BUNDLED_FOLDER.is_dir(), reason="this build carries no tritonserver")
@@ -102,7 +103,7 @@ def test_a_start_fails_before_anything_is_made(tmp_path: Path, monkeypatch: pyte
 
 
 def test_every_option_says_in_the_reference_which_server_it_needs() -> None:
-    text = Path(server_options.__file__).with_name("settings.py").read_text(encoding="utf-8")
+    text = Path(config.__file__).read_text(encoding="utf-8")
     for name, needed in NEEDED_SERVER.items():
         if found := re.search(r"[\d.]+", needed):
             description = text.partition(f"    {name}: ")[2].partition('"""')[2].partition('"""')[0]

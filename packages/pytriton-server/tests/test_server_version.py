@@ -2,9 +2,9 @@ from pathlib import Path
 
 import pytest
 
-from pytriton.server import server_version
-from pytriton.server.binary import BUNDLED_FOLDER, TritonServerBinary, find_tritonserver
-from pytriton.server.server_version import ServerVersionUnknownError, parse_server_version, read_server_version
+from pytriton.server.tritonserver import version
+from pytriton.server.tritonserver.binary import BUNDLED_FOLDER, TritonServerBinary, find_tritonserver
+from pytriton.server.tritonserver.version import ServerVersionUnknownError, parse_server_version, read_server_version
 
 needs_bundle = pytest.mark.skipif(not BUNDLED_FOLDER.is_dir(), reason="this build carries no tritonserver")
 
@@ -40,7 +40,7 @@ def test_a_server_that_does_not_tell_is_quoted(tmp_path: Path) -> None:
 
 
 def test_a_server_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_version, "DEADLINE_S", 0.1)
+    monkeypatch.setattr(version, "DEADLINE_S", 0.1)
     with pytest.raises(ServerVersionUnknownError, match=r"ended with -9 .*\n  \(nothing\)"):
         read_server_version(fake_server(tmp_path / "server", "exec sleep 1000000"))
 

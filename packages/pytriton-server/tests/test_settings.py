@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from pytriton.exceptions import PyTritonValidationError
-from pytriton.server.settings import TritonConfig
+from pytriton.server.settings.config import TritonConfig
 
 PREFIX = "PYTRITON_TRITON_CONFIG_"
 

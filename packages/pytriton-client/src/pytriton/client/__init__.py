@@ -9,12 +9,12 @@ _require_namespace_package()
 
 from ._asyncio import AsyncioModelClient
 from ._asyncio_decoupled import AsyncioDecoupledModelClient
+from ._core.results import ModelResult
+from ._core.spec import ModelSpec, TensorSpec
+from ._core.tls import TlsSettings
 from ._futures import FuturesModelClient
-from ._results import ModelResult
-from ._spec import ModelSpec, TensorSpec
 from ._sync import ModelClient
 from ._sync_decoupled import DecoupledModelClient
-from ._tls import TlsSettings
 
 __all__ = [
     "AsyncioDecoupledModelClient",

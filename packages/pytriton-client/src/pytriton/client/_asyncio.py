@@ -7,16 +7,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._base import DEFAULT_INFERENCE_TIMEOUT_S, BaseModelClient
-from ._deadline import Deadline, check_timeout
-from ._requests import build_request, check_call, decode_response
-from ._results import ModelResult, ParameterValue
-from ._spec import ModelSpec
-from ._startup import Pause, PlanStep, Question, prepare, wait_for_model, wait_for_server
-from ._telemetry import trace_call
-from ._tls import TlsSettings
-from ._translate import closed_error
+from ._core.deadline import Deadline, check_timeout
+from ._core.requests import build_request, check_call, decode_response
+from ._core.results import ModelResult, ParameterValue
+from ._core.spec import ModelSpec
+from ._core.startup import Pause, PlanStep, Question, prepare, wait_for_model, wait_for_server
+from ._core.telemetry import trace_call
+from ._core.tls import TlsSettings
+from ._core.translate import closed_error
+from ._core.url import TritonUrl
 from ._transport_aio import make_async_transport
-from ._url import TritonUrl
 from .exceptions import PyTritonClientError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ class AsyncioModelClient(BaseModelClient):
             max_response_bytes=max_response_bytes,
         )
         self._transport = make_async_transport(self._url, self._access_token, self._tls, self._max_response_bytes)
-        from ._asyncio_holder import Holder  # which imports asyncio, and most programs do without
+        from ._asyncio_holder import Holder
 
         # One object in all views of a client.
         self._holder = Holder(repr(self), self._transport)
@@ -240,10 +240,10 @@ class AsyncioModelClient(BaseModelClient):
         parsed = TritonUrl.from_url(url)
         tls = self._tls if parsed.is_encrypted else None
         if parsed.protocol == "grpc":
-            from ._transport_aio_grpc import make_tritonclient as make_grpc_client
+            from ._grpc.asyncio_transport import make_tritonclient as make_grpc_client
 
             return make_grpc_client(parsed, tls)
-        from ._transport_aio_http import make_tritonclient as make_http_client
+        from ._http.asyncio_transport import make_tritonclient as make_http_client
 
         timeout_s = DEFAULT_INFERENCE_TIMEOUT_S if network_timeout_s is None else network_timeout_s
         return make_http_client(parsed, check_timeout(timeout_s, "network_timeout_s"), tls)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 
 from ._asyncio import AsyncioModelClient
-from ._requests import Call, build_request, check_call, decode_response, is_end_of_stream
-from ._results import ModelResult, ParameterValue
-from ._telemetry import trace_call
+from ._core.requests import Call, build_request, check_call, decode_response, is_end_of_stream
+from ._core.results import ModelResult, ParameterValue
+from ._core.telemetry import trace_call
 
 __all__ = ["AsyncioDecoupledModelClient"]
 

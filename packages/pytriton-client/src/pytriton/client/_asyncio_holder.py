@@ -9,9 +9,9 @@ import threading
 import warnings
 from collections.abc import Awaitable, Callable
 
-from ._deadline import Deadline
-from ._spec import ModelSpec
-from ._startup import Target
+from ._core.deadline import Deadline
+from ._core.spec import ModelSpec
+from ._core.startup import Target
 from ._transport_aio import AsyncTransport
 from .exceptions import PyTritonClientError, PyTritonClientTimeoutError
 

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from ._deadline import Deadline, check_timeout
-from ._options import NO_OPTIONS
-from ._results import ParameterValue
-from ._spec import ModelSpec, to_model_spec
-from ._startup import Target
-from ._tls import TlsSettings, check_tls
-from ._untrusted import DEFAULT_MAX_RESPONSE_BYTES
-from ._url import TritonUrl
+from ._core.deadline import Deadline, check_timeout
+from ._core.options import NO_OPTIONS
+from ._core.results import ParameterValue
+from ._core.spec import ModelSpec, to_model_spec
+from ._core.startup import Target
+from ._core.tls import TlsSettings, check_tls
+from ._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
+from ._core.url import TritonUrl
 from .exceptions import PyTritonClientInferenceServerError, PyTritonClientValueError
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class BaseModelClient:
         Raises:
             PyTritonClientInvalidUrlError: The address cannot be understood.
         """
-        from .utils import create_client_from_url  # which imports this module
+        from .utils import create_client_from_url
 
         return create_client_from_url(
             url, network_timeout_s, self._tls if TritonUrl.from_url(url).is_encrypted else None

@@ -10,14 +10,14 @@ from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 from ._base import BaseModelClient
-from ._deadline import Deadline
-from ._options import NO_OPTIONS, CallOptions
-from ._results import ModelResult, ParameterValue
-from ._spec import ModelSpec
+from ._core.deadline import Deadline
+from ._core.options import NO_OPTIONS, CallOptions
+from ._core.results import ModelResult, ParameterValue
+from ._core.spec import ModelSpec
+from ._core.telemetry import in_context_of_caller
+from ._core.tls import TlsSettings
+from ._core.translate import closed_error
 from ._sync import ModelClient
-from ._telemetry import in_context_of_caller
-from ._tls import TlsSettings
-from ._translate import closed_error
 from .exceptions import PyTritonClientQueueFullError, PyTritonClientTimeoutError
 
 if TYPE_CHECKING:
@@ -109,7 +109,7 @@ class FuturesModelClient(BaseModelClient):
             self._room_timeout_s += self._init_timeout_s
         self._client = ModelClient.from_existing_client(self)
         self._knowledge = self._client._knowledge
-        from ._futures_pool import CallPool  # which imports concurrent.futures, and most programs do without
+        from ._futures_pool import CallPool
 
         self._pool = CallPool(max_workers, max_queue_size, self._client.close)
         # One object in all views of a client: when the last of them is gone, the threads end with the calls they have.

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-from ._deadline import Deadline
+from ._core.deadline import Deadline
 
 __all__ = ["CallPool", "PoolClosedError", "PoolFullError"]
 

@@ -8,15 +8,15 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._base import BaseModelClient
-from ._deadline import Deadline, check_timeout
-from ._options import Headers, Parameters
-from ._requests import build_request, check_call, decode_response
-from ._results import ModelResult
-from ._spec import ModelSpec
-from ._startup import Pause, PlanStep, Question, prepare, wait_for_model, wait_for_server
-from ._telemetry import trace_call
-from ._tls import TlsSettings
-from ._translate import closed_error
+from ._core.deadline import Deadline, check_timeout
+from ._core.options import Headers, Parameters
+from ._core.requests import build_request, check_call, decode_response
+from ._core.results import ModelResult
+from ._core.spec import ModelSpec
+from ._core.startup import Pause, PlanStep, Question, prepare, wait_for_model, wait_for_server
+from ._core.telemetry import trace_call
+from ._core.tls import TlsSettings
+from ._core.translate import closed_error
 from ._transport import make_transport
 from .exceptions import PyTritonClientError, PyTritonClientModelNotReadyError
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator, Mapping
 from contextlib import closing
 
-from ._options import Headers, Parameters
-from ._requests import build_request, check_call, decode_response, is_end_of_stream
-from ._results import ModelResult
-from ._spec import ModelSpec
+from ._core.options import Headers, Parameters
+from ._core.requests import build_request, check_call, decode_response, is_end_of_stream
+from ._core.results import ModelResult
+from ._core.spec import ModelSpec
+from ._core.telemetry import TracedCall, trace_call
 from ._sync import ModelClient
-from ._telemetry import TracedCall, trace_call
 from ._transport import ResponseStream
 
 __all__ = ["DecoupledModelClient"]

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ._requests import InferRequest, InferResponse
-from ._spec import ModelSpec
-from ._tls import TlsSettings
-from ._untrusted import DEFAULT_MAX_RESPONSE_BYTES
-from ._url import TritonUrl
+from ._core.requests import InferRequest, InferResponse
+from ._core.spec import ModelSpec
+from ._core.tls import TlsSettings
+from ._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
+from ._core.url import TritonUrl
 from .auth import create_auth_headers
 
 __all__ = ["ResponseStream", "Transport", "make_transport"]
@@ -100,9 +100,9 @@ def make_transport(
     """
     headers = create_auth_headers(access_token, url.protocol) if access_token else {}
     if url.protocol == "grpc":
-        from ._transport_grpc import GrpcTransport
+        from ._grpc.transport import GrpcTransport
 
         return GrpcTransport(url, headers, tls, most_bytes)
-    from ._transport_http import HttpTransport
+    from ._http.transport import HttpTransport
 
     return HttpTransport(url, headers, tls, most_bytes)

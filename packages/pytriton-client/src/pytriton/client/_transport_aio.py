@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from ._requests import InferRequest, InferResponse
-from ._spec import ModelSpec
-from ._tls import TlsSettings
-from ._untrusted import DEFAULT_MAX_RESPONSE_BYTES
-from ._url import TritonUrl
+from ._core.requests import InferRequest, InferResponse
+from ._core.spec import ModelSpec
+from ._core.tls import TlsSettings
+from ._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
+from ._core.url import TritonUrl
 from .auth import create_auth_headers
 
 __all__ = ["AsyncResponseStream", "AsyncTransport", "make_async_transport"]
@@ -103,9 +103,9 @@ def make_async_transport(
     """
     headers = create_auth_headers(access_token, url.protocol) if access_token else {}
     if url.protocol == "grpc":
-        from ._transport_aio_grpc import AsyncGrpcTransport
+        from ._grpc.asyncio_transport import AsyncGrpcTransport
 
         return AsyncGrpcTransport(url, headers, tls, most_bytes)
-    from ._transport_aio_http import AsyncHttpTransport
+    from ._http.asyncio_transport import AsyncHttpTransport
 
     return AsyncHttpTransport(url, headers, tls, most_bytes)

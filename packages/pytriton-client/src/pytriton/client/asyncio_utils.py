@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
 from ._base import LATEST_MODEL_VERSION
-from ._deadline import Deadline, check_timeout
-from ._spec import ModelSpec, parse_model_config
+from ._core.deadline import Deadline, check_timeout
+from ._core.spec import ModelSpec, parse_model_config
 from .exceptions import PyTritonClientModelNotReadyError, PyTritonClientTimeoutError
 from .utils import ModelState, get_model_state
 

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ._base import DEFAULT_INIT_TIMEOUT_S, LATEST_MODEL_VERSION
-from ._deadline import Deadline, check_timeout
-from ._spec import ModelSpec, parse_model_config
-from ._tls import TlsSettings, check_tls
-from ._url import TritonUrl
+from ._core.deadline import Deadline, check_timeout
+from ._core.spec import ModelSpec, parse_model_config
+from ._core.tls import TlsSettings, check_tls
+from ._core.url import TritonUrl
 from .exceptions import PyTritonClientModelNotReadyError, PyTritonClientTimeoutError
 
 __all__ = [
@@ -62,13 +62,13 @@ def create_client_from_url(url: str, network_timeout_s: float | None = None, tls
     parsed = TritonUrl.from_url(url)
     check_tls(tls, parsed)
     if parsed.protocol == "grpc":
-        from . import _transport_grpc
+        from ._grpc import transport as grpc_transport
 
-        return _transport_grpc.make_tritonclient(parsed, tls)
-    from . import _transport_http
+        return grpc_transport.make_tritonclient(parsed, tls)
+    from ._http import transport as http_transport
 
     timeout_s = _DEFAULT_NETWORK_TIMEOUT_S if network_timeout_s is None else network_timeout_s
-    return _transport_http.make_tritonclient(parsed, check_timeout(timeout_s, "network_timeout_s"), tls)
+    return http_transport.make_tritonclient(parsed, check_timeout(timeout_s, "network_timeout_s"), tls)
 
 
 def wait_for_server_ready(

@@ -5,15 +5,11 @@ from pytriton.exceptions._namespace import require_namespace_package as _require
 _require_namespace_package()
 
 from pytriton.decorators._batching import batch, sample
-from pytriton.decorators._context import ModelConfigDict, TritonContext, get_model_config, get_triton_context
-from pytriton.decorators._context_argument import triton_context
-from pytriton.decorators._grouping import group_by_keys, group_by_values
-from pytriton.decorators._inputs import get_inference_request_batch_size
-from pytriton.decorators._optionals import fill_optionals
-from pytriton.decorators._outputs import convert_output
-from pytriton.decorators._padding import ConstantPadder, pad_batch
-from pytriton.decorators._requests import get_requests, get_row_requests
-from pytriton.decorators._types import (
+from pytriton.decorators._calls.context import ModelConfigDict, TritonContext, get_model_config, get_triton_context
+from pytriton.decorators._calls.inputs import get_inference_request_batch_size
+from pytriton.decorators._calls.outputs import convert_output
+from pytriton.decorators._calls.requests import get_requests, get_row_requests
+from pytriton.decorators._calls.types import (
     InferCallable,
     InferenceRequest,
     InferenceRequests,
@@ -22,6 +18,10 @@ from pytriton.decorators._types import (
     InputNames,
     RequestLike,
 )
+from pytriton.decorators._context_argument import triton_context
+from pytriton.decorators._grouping import group_by_keys, group_by_values
+from pytriton.decorators._optionals import fill_optionals
+from pytriton.decorators._padding import ConstantPadder, pad_batch
 from pytriton.decorators._values import first_value
 
 __all__ = [

@@ -10,13 +10,13 @@ from typing import Any, overload
 
 import numpy as np
 
-from pytriton.decorators._calls import Once, Plan, deliver
-from pytriton.decorators._inputs import arrays_of, explain_inputs, requests_of
-from pytriton.decorators._outputs import convert_output
-from pytriton.decorators._requests import CURRENT_SCOPE, Scope
+from pytriton.decorators._calls.carry_out import Once, Plan, deliver
+from pytriton.decorators._calls.inputs import arrays_of, explain_inputs, requests_of
+from pytriton.decorators._calls.outputs import convert_output
+from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
+from pytriton.decorators._calls.types import InferCallable, InferenceResults
+from pytriton.decorators._calls.wrapping import decorator, takes_requests
 from pytriton.decorators._rows import PartialOutputs, by_request, check_rows
-from pytriton.decorators._types import InferCallable, InferenceResults
-from pytriton.decorators._wrapping import decorator, takes_requests
 from pytriton.exceptions import PyTritonRuntimeError, PyTritonValidationError
 
 __all__ = ["batch", "sample"]

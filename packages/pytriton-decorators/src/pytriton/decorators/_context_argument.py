@@ -6,11 +6,11 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar, overload
 
-from pytriton.decorators._calls import Once
-from pytriton.decorators._context import get_triton_context
-from pytriton.decorators._inputs import requests_among
-from pytriton.decorators._requests import Scope
-from pytriton.decorators._wrapping import decorator
+from pytriton.decorators._calls.carry_out import Once
+from pytriton.decorators._calls.context import get_triton_context
+from pytriton.decorators._calls.inputs import requests_among
+from pytriton.decorators._calls.requests import Scope
+from pytriton.decorators._calls.wrapping import decorator
 
 __all__ = ["triton_context"]
 

@@ -9,14 +9,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pytriton.decorators._calls import ENDED, Call, Once, Plan
-from pytriton.decorators._context import find_model_config
-from pytriton.decorators._inputs import arrays_of, checked_names, inputs_of_all, refuse_requests, requests_of, rows_of
-from pytriton.decorators._outputs import convert_output
-from pytriton.decorators._requests import CURRENT_SCOPE, Scope
+from pytriton.decorators._calls.carry_out import ENDED, Call, Once, Plan
+from pytriton.decorators._calls.context import find_model_config
+from pytriton.decorators._calls.inputs import (
+    arrays_of,
+    checked_names,
+    inputs_of_all,
+    refuse_requests,
+    requests_of,
+    rows_of,
+)
+from pytriton.decorators._calls.outputs import convert_output
+from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
+from pytriton.decorators._calls.types import InferenceResult
+from pytriton.decorators._calls.wrapping import decorator, made_again
 from pytriton.decorators._rows import PartialOutputs, check_rows, merge
-from pytriton.decorators._types import InferenceResult
-from pytriton.decorators._wrapping import decorator, made_again
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 
 __all__ = ["group_by_keys", "group_by_values"]

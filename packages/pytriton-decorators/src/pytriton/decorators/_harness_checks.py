@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pytriton.decorators._inputs import arrays_of, with_data
-from pytriton.decorators._outputs import convert_output
+from pytriton.decorators._calls.inputs import arrays_of, with_data
+from pytriton.decorators._calls.outputs import convert_output
 from pytriton.decorators._stand_in import request_type
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig

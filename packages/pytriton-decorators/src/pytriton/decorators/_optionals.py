@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pytriton.decorators._calls import Once
-from pytriton.decorators._context import get_model_config
-from pytriton.decorators._inputs import (
+from pytriton.decorators._calls.carry_out import Once
+from pytriton.decorators._calls.context import get_model_config
+from pytriton.decorators._calls.inputs import (
     arrays_of,
     get_inference_request_batch_size,
     inputs_of_all,
@@ -18,8 +18,8 @@ from pytriton.decorators._inputs import (
     rows_of,
     with_data,
 )
-from pytriton.decorators._requests import CURRENT_SCOPE, Scope
-from pytriton.decorators._wrapping import decorator, made_again
+from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
+from pytriton.decorators._calls.wrapping import decorator, made_again
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 

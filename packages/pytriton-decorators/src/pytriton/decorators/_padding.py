@@ -9,14 +9,14 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from pytriton.decorators._calls import Once, Prepare
-from pytriton.decorators._context import get_model_config
-from pytriton.decorators._inputs import refuse_requests, rows_of, with_data
-from pytriton.decorators._outputs import convert_output
-from pytriton.decorators._requests import CURRENT_SCOPE
+from pytriton.decorators._calls.carry_out import Once, Prepare
+from pytriton.decorators._calls.context import get_model_config
+from pytriton.decorators._calls.inputs import refuse_requests, rows_of, with_data
+from pytriton.decorators._calls.outputs import convert_output
+from pytriton.decorators._calls.requests import CURRENT_SCOPE
+from pytriton.decorators._calls.types import InferenceResult
+from pytriton.decorators._calls.wrapping import decorator, made_again
 from pytriton.decorators._rows import PartialOutputs
-from pytriton.decorators._types import InferenceResult
-from pytriton.decorators._wrapping import decorator, made_again
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonBatchSizeError, PyTritonRuntimeError
 from pytriton.model_config.triton_model_config import TritonModelConfig
 

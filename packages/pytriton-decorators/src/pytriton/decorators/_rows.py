@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytriton.decorators._inputs import with_data
+from pytriton.decorators._calls.inputs import with_data
 from pytriton.exceptions import PyTritonBatchSizeError, PyTritonRuntimeError, PyTritonValidationError
 
 __all__ = ["PartialOutputs", "by_request", "check_rows", "merge"]

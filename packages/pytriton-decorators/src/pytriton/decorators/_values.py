@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pytriton.decorators._calls import Once
-from pytriton.decorators._context import find_model_config
-from pytriton.decorators._inputs import arrays_of, checked_names, requests_among, requests_of, with_data
-from pytriton.decorators._requests import CURRENT_SCOPE, Scope
-from pytriton.decorators._wrapping import decorator, is_decorated, made_again
+from pytriton.decorators._calls.carry_out import Once
+from pytriton.decorators._calls.context import find_model_config
+from pytriton.decorators._calls.inputs import arrays_of, checked_names, requests_among, requests_of, with_data
+from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
+from pytriton.decorators._calls.wrapping import decorator, is_decorated, made_again
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonRuntimeError
 
 __all__ = ["first_value"]

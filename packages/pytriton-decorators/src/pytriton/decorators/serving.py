@@ -15,8 +15,8 @@ Before that, `check_callable` says whether the callable can take what the decora
 from collections.abc import Callable
 from typing import Any
 
-from pytriton.decorators._context import SERVED_MODEL, ModelConfigDict, ServedModel, TritonContext
-from pytriton.decorators._signatures import check_callable
+from pytriton.decorators._calls.context import SERVED_MODEL, ModelConfigDict, ServedModel, TritonContext
+from pytriton.decorators._calls.signatures import check_callable
 from pytriton.model_config.triton_model_config import TritonModelConfig
 
 __all__ = ["check_callable", "set_served_model"]

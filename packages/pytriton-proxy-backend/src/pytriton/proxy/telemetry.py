@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from pytriton.proxy_backend import _trace_export as export
-from pytriton.proxy_backend import _tracers as tracers
+from pytriton.proxy import trace_export as export
+from pytriton.proxy import tracers
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.resources import Resource

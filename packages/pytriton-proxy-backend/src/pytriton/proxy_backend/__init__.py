@@ -8,19 +8,6 @@ from pytriton.proxy_backend._namespace import require_namespace_package as _requ
 
 _require_namespace_package()
 
-from ._layout import MAJOR as _MAJOR
-from ._layout import MINOR as _MINOR
-from ._native import (
-    BACKEND_NAME,
-    GUARD_LIBRARY_NAME,
-    INPROCESS_BACKEND_NAME,
-    INPROCESS_LIBRARY_NAME,
-    LIBRARY_NAME,
-    guard_library_path,
-    inprocess_library_path,
-    library_path,
-)
-from ._statistics import Histogram, WorkerStatistics
 from .description import description_path, read_description, write_description
 from .errors import (
     ArenaFullError,
@@ -38,7 +25,20 @@ from .errors import (
     WorkerProcessError,
 )
 from .model import SIDE_FILE_NAME, ModelSpec, ProxySettings, TensorSpec, endpoint_path
-from .worker import Worker
+from .runtime.statistics import Histogram, WorkerStatistics
+from .system.native import (
+    BACKEND_NAME,
+    GUARD_LIBRARY_NAME,
+    INPROCESS_BACKEND_NAME,
+    INPROCESS_LIBRARY_NAME,
+    LIBRARY_NAME,
+    guard_library_path,
+    inprocess_library_path,
+    library_path,
+)
+from .wire.layout import MAJOR as _MAJOR
+from .wire.layout import MINOR as _MINOR
+from .worker.worker import Worker
 
 PROTOCOL_VERSION: tuple[int, int] = (_MAJOR, _MINOR)
 """Major and minor version of the protocol between the proxy backend and its workers."""

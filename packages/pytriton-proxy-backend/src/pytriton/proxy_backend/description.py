@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ._dtypes import dtype_of
 from .errors import DescriptionError
 from .model import ModelSpec, TensorSpec
+from .wire.dtypes import dtype_of
 
 DESCRIPTION_NAME = "pytriton.json"
 """Name of the copy in the version folder of a drop-in model."""

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ._dtypes import code_of
 from .errors import EndpointError
+from .wire.dtypes import code_of
 
 SIDE_FILE_NAME = "pytriton.conf"
 """Name of the file in the folder of a model version that holds its `ProxySettings`."""

@@ -21,13 +21,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ._forks import call_in_child, let_go_in_child
 from .description import parse_description
 from .errors import ProxyBackendError, TargetError
-from .loading import load_target
-from .process_context import Warmup, check_callable, make_context, open_tracer, unrecoverable_errors
-from .process_messages import FORMAT, LineReader, WorkerJob, encode_message, encode_statistics
-from .worker import Worker
+from .process.messages import FORMAT, LineReader, WorkerJob, encode_message, encode_statistics
+from .system.forks import call_in_child, let_go_in_child
+from .worker.context import Warmup, check_callable, make_context, open_tracer, unrecoverable_errors
+from .worker.loading import load_target
+from .worker.worker import Worker
 
 _PR_SET_PDEATHSIG = 1
 _REPORT_S = 0.25

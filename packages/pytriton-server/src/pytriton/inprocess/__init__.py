@@ -10,8 +10,8 @@ from pytriton.server._namespace import require_namespace_package as _require_nam
 
 _require_namespace_package()
 
-from pytriton.inprocess._bind_errors import AlreadyBoundError, NotBoundError
-from pytriton.inprocess._enums import (
+from pytriton.inprocess.callables.bind_errors import AlreadyBoundError, NotBoundError
+from pytriton.inprocess.capi.enums import (
     DataType,
     DLDeviceType,
     InstanceGroupKind,
@@ -27,7 +27,7 @@ from pytriton.inprocess._enums import (
     TraceActivity,
     TraceLevel,
 )
-from pytriton.inprocess._errors import (
+from pytriton.inprocess.capi.errors import (
     AlreadyExistsError,
     CancelledError,
     InternalError,
@@ -42,16 +42,16 @@ from pytriton.inprocess._errors import (
     UnknownError,
     UnsupportedError,
 )
-from pytriton.inprocess._inference import AsyncResponseIterator, ResponseIterator
-from pytriton.inprocess._memory import MemoryBuffer
-from pytriton.inprocess._metrics import Metric, MetricFamily
-from pytriton.inprocess._model import Model, ModelDictionary
-from pytriton.inprocess._options import ModelLoadDeviceLimit, Options, RateLimiterResource
-from pytriton.inprocess._request import InferenceRequest
-from pytriton.inprocess._response import InferenceResponse
-from pytriton.inprocess._server import Server
-from pytriton.inprocess._tensor import Tensor
-from pytriton.inprocess._tracing import Trace, TraceEvent
+from pytriton.inprocess.requests.inference import AsyncResponseIterator, ResponseIterator
+from pytriton.inprocess.requests.request import InferenceRequest
+from pytriton.inprocess.requests.response import InferenceResponse
+from pytriton.inprocess.requests.tracing import Trace, TraceEvent
+from pytriton.inprocess.server.metrics import Metric, MetricFamily
+from pytriton.inprocess.server.model import Model, ModelDictionary
+from pytriton.inprocess.server.options import ModelLoadDeviceLimit, Options, RateLimiterResource
+from pytriton.inprocess.server.server import Server
+from pytriton.inprocess.tensors.memory import MemoryBuffer
+from pytriton.inprocess.tensors.tensor import Tensor
 
 __all__ = [
     "AlreadyBoundError",

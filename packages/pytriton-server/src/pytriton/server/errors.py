@@ -16,7 +16,7 @@ import signal
 from collections.abc import Sequence
 
 from pytriton.exceptions import PyTritonRuntimeError
-from pytriton.proxy_backend._shortage import advise
+from pytriton.proxy_backend.system.shortage import advise
 
 __all__ = [
     "PortInUseError",

@@ -19,8 +19,8 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from pytriton.proxy_backend._forks import call_in_child, replace_descriptors
-from pytriton.proxy_backend._shortage import explain
+from pytriton.proxy_backend.system.forks import call_in_child, replace_descriptors
+from pytriton.proxy_backend.system.shortage import explain
 from pytriton.server.errors import WorkspaceError
 
 __all__ = ["USERS_SUFFIX", "Workspace", "default_home", "remove_abandoned"]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from pytriton.decorators import TritonContext
 from pytriton.model_config import ModelConfig, Tensor
-from pytriton.server.binary import TritonServerNotFoundError
 from pytriton.server.errors import (
     PortInUseError,
     TritonModelLoadError,
@@ -18,17 +17,22 @@ from pytriton.server.errors import (
     TritonServerTimeoutError,
     WorkspaceError,
 )
-from pytriton.server.guard import GuardConfig
-from pytriton.server.lifecycle import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy, VertextAILifecyclePolicy
-from pytriton.server.process_workers import ProcessWorker, TritonWorkerError
-from pytriton.server.restart import RestartPolicy
-from pytriton.server.security import (
+from pytriton.server.lifecycle.restart import RestartPolicy
+from pytriton.server.models.process_workers import ProcessWorker, TritonWorkerError
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.settings.lifecycle_policy import (
+    DefaultTritonLifecyclePolicy,
+    TritonLifecyclePolicy,
+    VertextAILifecyclePolicy,
+)
+from pytriton.server.settings.security import (
     DEFAULT_PROTECTED_ENDPOINTS,
     TRITON_ACCESS_HEADER,
     VALID_TRITON_ENDPOINTS,
     TritonSecurityConfig,
 )
-from pytriton.server.settings import TritonConfig
+from pytriton.server.tritonserver.binary import TritonServerNotFoundError
+from pytriton.server.tritonserver.guard import GuardConfig
 from pytriton.server.workspace import Workspace
 from pytriton.triton._base import MONITORING_PERIOD_S, WAIT_FORM_MODEL_TIMEOUT_S, TritonBase
 from pytriton.triton._constants import (

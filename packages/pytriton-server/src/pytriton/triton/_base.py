@@ -19,16 +19,16 @@ from typing_extensions import Self
 from pytriton.decorators import TritonContext
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError
 from pytriton.model_config import ModelConfig, Tensor
-from pytriton.server.background import begin
-from pytriton.server.bound_model import BoundModel, InferFunc, calling_model
 from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
-from pytriton.server.lifecycle import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy
-from pytriton.server.process_workers import ProcessWorker
-from pytriton.server.readiness import StartCancelled
-from pytriton.server.session import DRAIN_DEADLINE_S
-from pytriton.server.sessions import Session
-from pytriton.server.stop_signals import StopSignals, end_on_sigterm_as_init
-from pytriton.server.tracing import ModelTracing
+from pytriton.server.lifecycle.background import begin
+from pytriton.server.lifecycle.readiness import StartCancelled
+from pytriton.server.lifecycle.session import DRAIN_DEADLINE_S
+from pytriton.server.lifecycle.sessions import Session
+from pytriton.server.lifecycle.stop_signals import StopSignals, end_on_sigterm_as_init
+from pytriton.server.models.bound_model import BoundModel, InferFunc, calling_model
+from pytriton.server.models.process_workers import ProcessWorker
+from pytriton.server.observe.tracing import ModelTracing
+from pytriton.server.settings.lifecycle_policy import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy
 from pytriton.server.workspace import Workspace
 from pytriton.triton._running import make_keeper
 

@@ -1,6 +1,6 @@
 """Constants that scripts written for NVIDIA PyTriton may import."""
 
-from pytriton.server.binary import BUNDLED_FOLDER
+from pytriton.server.tritonserver.binary import BUNDLED_FOLDER
 
 __all__ = [
     "GROWTH_BACKEND_SHM_SIZE",

@@ -6,13 +6,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pytriton.server.sessions import Session
+from pytriton.server.lifecycle.sessions import Session
 from pytriton.server.workspace import Workspace
 from pytriton.triton._base import STARTUP_TIMEOUT_S, TritonBase, check_timeout
 
 if TYPE_CHECKING:
     from pytriton.client import TlsSettings
-    from pytriton.server.remote import RemoteSession
+    from pytriton.server.remote.session import RemoteSession
 
 __all__ = ["RemoteTriton"]
 
@@ -69,8 +69,8 @@ class RemoteTriton(TritonBase):
         connect_timeout_s: float = STARTUP_TIMEOUT_S,
     ) -> None:
         # Not at the top: whoever starts a server of their own needs no client.
-        from pytriton.client._tls import check_tls, make_ssl_context
-        from pytriton.client._url import TritonUrl
+        from pytriton.client._core.tls import check_tls, make_ssl_context
+        from pytriton.client._core.url import TritonUrl
 
         check_timeout("connect_timeout_s", connect_timeout_s)
         self._url = TritonUrl.from_url(url)
@@ -139,7 +139,7 @@ class RemoteTriton(TritonBase):
             remote.give_up()
 
     def _open(self) -> Session:
-        from pytriton.server.remote import RemoteSession
+        from pytriton.server.remote.session import RemoteSession
 
         self._remote = RemoteSession(
             self._url,

@@ -22,8 +22,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from pytriton.server.errors import PortInUseError
-from pytriton.server.ports import fixed_places
-from pytriton.server.settings import TritonConfig
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.tritonserver.ports import fixed_places
 
 if TYPE_CHECKING:
     from pytriton.triton._triton import Triton

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 
 from pytriton.exceptions import PyTritonError, PyTritonValidationError
 from pytriton.server.errors import PortInUseError, TritonServerExitedError, describe_exit, quote_log
-from pytriton.server.front_ends import vertex_ai_is_on
-from pytriton.server.guard import GuardConfig
-from pytriton.server.lifecycle import TritonLifecyclePolicy, VertextAILifecyclePolicy
-from pytriton.server.ports import Endpoint, ReservedPorts
-from pytriton.server.process import ExitReport
-from pytriton.server.readiness import StartCancelled
-from pytriton.server.restart import RestartPolicy, RestartSchedule
-from pytriton.server.security import TritonSecurityConfig
-from pytriton.server.session import ServerSession
-from pytriton.server.settings import TritonConfig
+from pytriton.server.lifecycle.readiness import StartCancelled
+from pytriton.server.lifecycle.restart import RestartPolicy, RestartSchedule
+from pytriton.server.lifecycle.session import ServerSession
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.settings.front_ends import vertex_ai_is_on
+from pytriton.server.settings.lifecycle_policy import TritonLifecyclePolicy, VertextAILifecyclePolicy
+from pytriton.server.settings.security import TritonSecurityConfig
+from pytriton.server.tritonserver.guard import GuardConfig
+from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts
+from pytriton.server.tritonserver.process import ExitReport
 from pytriton.server.workspace import Workspace
 from pytriton.triton._base import STARTUP_TIMEOUT_S, TritonBase, check_timeout
 from pytriton.triton._running import make_way, note, owned_here

@@ -6,6 +6,6 @@ __all__ = ["main"]
 def main() -> None:
     """Runs the command that `sys.argv` names, and ends the interpreter with its exit code."""
     # Not at the top: whoever serves models has no use for it.
-    from ._app import run
+    from .app import run
 
     run()

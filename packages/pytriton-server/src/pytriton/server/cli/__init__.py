@@ -6,6 +6,6 @@ __all__ = ["main"]
 def main() -> None:
     """Runs the command that `sys.argv` names, and ends the interpreter with its exit code."""
     # Not at the top: whoever serves models has no use for it.
-    from pytriton.server.cli._app import run
+    from pytriton.server.cli.app import run
 
     run()

@@ -1,0 +1,131 @@
+"""One input of a call: from whatever the user gives to the array that goes on the wire, or an error that names it."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ..exceptions import PyTritonClientValueError
+from .spec import TensorSpec
+
+__all__ = ["to_wire_array"]
+
+
+def to_wire_array(value: object, tensor: TensorSpec) -> npt.NDArray[Any]:
+    """Convert one input to the declared type, where no value changes by that.
+
+    Arrays are converted only where numpy calls it safe (``int32`` to ``int64``): somebody chose the type of an array.
+    Nobody chose one for lists and scalars, so their values decide. Text is encoded as UTF-8.
+
+    Args:
+        value: An array of any layout, a (nested) list, a scalar, or anything else that ``np.asarray`` takes.
+        tensor: What the model declares. Its shape is left to the server, but for scalars: see the result.
+
+    Returns:
+        An array of the declared type; strings are an object array of ``bytes``, or an ``S`` array as it was given. The
+        shape is that of the value; a scalar for a tensor whose every length may be 1 becomes an array of that rank.
+
+    Raises:
+        PyTritonClientValueError: The value has another type, or an element does not fit.
+    """
+    array = _to_byte_strings(value, tensor) if tensor.dtype is np.bytes_ else _to_numbers(value, tensor)
+    if array.ndim == 0 and not isinstance(value, np.ndarray) and all(length in (1, -1) for length in tensor.shape):
+        # No tensor of Triton is without axes, so a scalar can only mean this.
+        array = array.reshape((1,) * len(tensor.shape))
+    return array
+
+
+def _to_numbers(value: object, tensor: TensorSpec) -> npt.NDArray[Any]:
+    target = np.dtype(tensor.dtype)
+    if _has_own_type(value):
+        array = np.asarray(value)
+        if array.dtype == target:
+            # Equal types may still differ in byte order, and the wire is little-endian.
+            return array.astype(target, copy=False)
+        if not np.can_cast(array.dtype, target, "safe"):
+            _refuse(
+                tensor, f"{target.name}", f"an array of {array.dtype}", f"Convert it with .astype(np.{target.name})."
+            )
+        return array.astype(target)
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        _refuse(tensor, f"values of {target.name}", f"{_show(value)} ({error})", cause=error)
+    if array.size == 0 and array.dtype.kind == "f":
+        return array.astype(target)  # numpy takes an empty list for floats
+    if array.dtype.kind not in "biuf" and array.dtype != target:
+        _refuse(tensor, f"values of {target.name}", f"{_show(value)}, which numpy reads as {array.dtype}")
+    return _convert_values(array, target, value, tensor)
+
+
+def _convert_values(
+    array: npt.NDArray[Any], target: np.dtype[Any], value: object, tensor: TensorSpec
+) -> npt.NDArray[Any]:
+    """Convert untyped values; whole numbers may become floats, nothing else may change."""
+    kind_fits = np.can_cast(array.dtype, target, "same_kind") or (array.dtype.kind in "iu" and target.kind in "iu")
+    if not kind_fits:
+        _refuse(tensor, f"values of {target.name}", f"{_show(value)}, which numpy reads as {array.dtype}")
+    with np.errstate(over="ignore"):
+        converted = array.astype(target)
+    if target.kind in "iu":
+        fits = bool(np.array_equal(converted, array)) and bool(np.array_equal(converted < 0, array < 0))
+    else:
+        fits = array.dtype.kind != "f" or bool(np.array_equal(np.isfinite(converted), np.isfinite(array)))
+    if not fits:
+        _refuse(tensor, f"values in the range of {target.name}", _show(value))
+    return converted
+
+
+def _to_byte_strings(value: object, tensor: TensorSpec) -> npt.NDArray[Any]:
+    if _has_own_type(value):
+        array = np.asarray(value)
+    else:
+        try:
+            # As objects, because numpy cuts trailing zero bytes when it makes an S array.
+            array = np.array(value, dtype=object)
+        except ValueError as error:
+            _refuse(tensor, "bytes or str", f"{_show(value)} ({error})", cause=error)
+    if array.dtype.kind == "S":
+        return array
+    if array.dtype.kind not in "OUT":
+        _refuse(tensor, "bytes or str", f"an array of {array.dtype}")
+    elements = array.ravel().tolist()
+    if all(type(element) is bytes for element in elements):
+        return array
+    encoded = np.empty(len(elements), dtype=object)
+    encoded[:] = [_encode(element, index, tensor) for index, element in enumerate(elements)]
+    return encoded.reshape(array.shape)
+
+
+def _encode(element: object, index: int, tensor: TensorSpec) -> bytes:
+    if isinstance(element, bytes):
+        return element
+    if isinstance(element, str):
+        try:
+            return element.encode("utf-8")
+        except UnicodeEncodeError as error:
+            _refuse(tensor, "text that UTF-8 can encode", f"{_show(element)} as element {index} ({error})", cause=error)
+    _refuse(tensor, "bytes or str in every element", f"{_show(element)} as element {index}")
+
+
+def _has_own_type(value: object) -> bool:
+    """Whether somebody chose a type for the value: an array of numpy or of another library, but no numpy scalar."""
+    if isinstance(value, np.ndarray):
+        return True
+    return hasattr(value, "__array__") and not isinstance(value, np.generic)
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 80 else text[:77] + '...'}"
+
+
+def _refuse(
+    tensor: TensorSpec, expected: str, received: str, advice: str = "", *, cause: Exception | None = None
+) -> NoReturn:
+    message = f"Input {tensor.name!r}: expected {expected}, received {received}."
+    raise PyTritonClientValueError(
+        f"{message} {advice}".rstrip(), input_name=tensor.name, expected=expected, received=received
+    ) from cause

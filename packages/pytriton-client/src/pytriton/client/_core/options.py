@@ -1,0 +1,218 @@
+"""What a call may say besides its inputs: parameters, headers, and the options of a view of a client."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ..exceptions import PyTritonClientValueError
+from .deadline import check_timeout
+from .results import ParameterValue
+
+__all__ = ["NO_OPTIONS", "CallOptions", "Headers", "Parameters", "check_headers", "check_parameters"]
+
+# What a call takes as parameters and headers. An array is for a model with an input of that name; to type checkers it
+# also lets a dictionary of arrays stand for all inputs: infer_sample(**arrays).
+Parameters = Mapping[str, ParameterValue] | npt.NDArray[Any] | None
+Headers = Mapping[str, str | int | bool] | npt.NDArray[Any] | None
+
+# What Triton's clients pass as arguments of their own, under the names that the protocol gives them as parameters.
+_OPTIONS: dict[str, tuple[type, ...]] = {
+    "priority": (int,),
+    "timeout": (int,),
+    "sequence_id": (int, str),
+    "sequence_start": (bool,),
+    "sequence_end": (bool,),
+}
+_RESERVED = ("headers", "binary_data_output")
+_RESERVED_PREFIX = "triton_"
+# A second one of these would make the other side take the request for another one than it is.
+_RESERVED_HEADERS = (
+    "connection",
+    "content-encoding",
+    "content-length",
+    "content-type",
+    "host",
+    "inference-header-content-length",
+    "te",
+    "transfer-encoding",
+)
+_HEADER_NAME = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+@dataclass(frozen=True)
+class CallOptions:
+    """What a view of a client adds to each of its calls.
+
+    Attributes:
+        timeout_s: How long a call may take, in seconds; ``None`` leaves that to the client.
+        request_id: The id of its requests; ``None`` numbers them.
+        parameters: Custom request parameters.
+        options: Those with a meaning of their own, under the names of the protocol.
+        headers: HTTP headers or gRPC metadata, every value as text.
+    """
+
+    timeout_s: float | None = None
+    request_id: str | None = None
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    def with_changes(
+        self,
+        *,
+        timeout_s: float | None,
+        request_id: str | None,
+        priority: int | None,
+        queue_timeout_s: float | None,
+        parameters: Mapping[str, ParameterValue] | None,
+        headers: Mapping[str, str | int | bool] | None,
+    ) -> CallOptions:
+        """Return these options with others in their place; ``None`` keeps one, and mappings are joined.
+
+        Raises:
+            PyTritonClientValueError: One cannot be sent.
+        """
+        custom, options = check_parameters(parameters)
+        if priority is not None:
+            options.update(check_parameters({"priority": priority})[1])
+        if queue_timeout_s is not None:
+            # The protocol counts whole microseconds, and takes 0 for no limit at all.
+            options["timeout"] = max(1, round(check_timeout(queue_timeout_s, "queue_timeout_s") * 1e6))
+        return CallOptions(
+            timeout_s=self.timeout_s if timeout_s is None else check_timeout(timeout_s, "timeout_s"),
+            request_id=self.request_id if request_id is None else _check_request_id(request_id),
+            parameters={**self.parameters, **custom},
+            options={**self.options, **options},
+            headers={**self.headers, **check_headers(headers)},
+        )
+
+
+NO_OPTIONS = CallOptions()
+
+
+def check_parameters(parameters: object) -> tuple[dict[str, ParameterValue], dict[str, Any]]:
+    """Return the custom parameters, and those that Triton gives a meaning to.
+
+    Args:
+        parameters: A mapping of names to strings, integers, floats and booleans; ``None`` is an empty one.
+
+    Raises:
+        PyTritonClientValueError: One of them cannot be sent.
+    """
+    custom: dict[str, ParameterValue] = {}
+    options: dict[str, Any] = {}
+    for name, value in _check_names(parameters, "Parameter").items():
+        if name in _RESERVED or name.startswith(_RESERVED_PREFIX):
+            raise PyTritonClientValueError(
+                f"Parameter {name!r}: Triton keeps this name for itself. Choose another one.", input_name=name
+            )
+        if isinstance(value, np.generic):
+            value = value.item()
+        _check_value(name, value)
+        if name in _OPTIONS:
+            # By type() and not isinstance(), which would take True for a priority of 1.
+            if type(value) not in _OPTIONS[name]:
+                types = " or ".join(kind.__name__ for kind in _OPTIONS[name])
+                _refuse_value("Parameter", name, f"of the type that Triton gives to it, {types}", value)
+            if type(value) is int and value < 0:
+                _refuse_value("Parameter", name, "zero or more", value)
+            options[name] = value
+        else:
+            custom[name] = value
+    return custom, options
+
+
+def check_headers(headers: object) -> dict[str, str]:
+    """Return headers as they are sent.
+
+    Args:
+        headers: A mapping of names to strings, integers and booleans; ``None`` is an empty one.
+
+    Raises:
+        PyTritonClientValueError: One of them cannot be sent.
+    """
+    checked: dict[str, str] = {}
+    for name, value in _check_names(headers, "Header").items():
+        if not _HEADER_NAME.fullmatch(name):
+            _refuse_value("Header", name, "a name of letters, digits, dots, dashes and underscores", name)
+        lower = name.lower()
+        if lower in _RESERVED_HEADERS or lower.startswith("grpc-"):
+            _refuse_value("Header", name, "for another name, as the connection needs this one for itself", value)
+        if lower.endswith("-bin"):
+            _refuse_value("Header", name, "for a name that does not end in -bin, which means bytes to gRPC", value)
+        if isinstance(value, np.generic):
+            value = value.item()
+        if not isinstance(value, (str, int)):
+            _refuse_value("Header", name, "a string, integer or boolean", value)
+        text = str(value)
+        # A line break would end the header, and gRPC refuses what is not ASCII.
+        if not (text.isascii() and text.isprintable()):
+            _refuse_value("Header", name, "printable ASCII", value)
+        checked[name] = text
+    return checked
+
+
+def _check_value(name: str, value: object) -> None:
+    if not isinstance(value, (str, int, float)):
+        _refuse_value("Parameter", name, "a string, integer or boolean, or a float", value)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        _refuse_value("Parameter", name, "an integer of 64 bits", value)
+    if isinstance(value, float) and not math.isfinite(value):
+        _refuse_value("Parameter", name, "a finite number, as JSON has no other", value)
+    if isinstance(value, str) and not _is_unicode(value):
+        _refuse_value("Parameter", name, "text that UTF-8 can encode", value)
+
+
+def _check_names(mapping: object, kind: str) -> Mapping[str, Any]:
+    if mapping is None:
+        return {}
+    if not isinstance(mapping, Mapping):
+        raise PyTritonClientValueError(
+            f"Parameters and headers must be a dictionary: expected one, received {type(mapping).__name__} {mapping!r}."
+        )
+    for name in mapping:
+        if not isinstance(name, str):
+            raise PyTritonClientValueError(
+                f"Parameter/header key must be a string: received {type(name).__name__} {name!r} as one of a "
+                f"{kind.lower()}."
+            )
+        if not _is_unicode(name):
+            _refuse_value(kind, name, "text that UTF-8 can encode under a key that it can encode too", mapping[name])
+    return mapping
+
+
+def _check_request_id(request_id: str) -> str:
+    # It stands in lines of the server's log, which a line break in it would fake.
+    if not isinstance(request_id, str) or not request_id or not request_id.isprintable() or not _is_unicode(request_id):
+        raise PyTritonClientValueError(
+            f"Expected request_id to be printable text; received {request_id!r}.",
+            input_name="request_id",
+            expected="printable text",
+            received=repr(request_id),
+        )
+    return request_id
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _refuse_value(kind: str, name: str, expected: str, value: object) -> NoReturn:
+    raise PyTritonClientValueError(
+        f"Parameter/header value must be {expected}: received {type(value).__name__} {value!r} for the {kind.lower()} "
+        f"{name!r}.",
+        input_name=name,
+        expected=expected,
+        received=repr(value),
+    )

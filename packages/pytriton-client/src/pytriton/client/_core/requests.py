@@ -1,0 +1,251 @@
+"""The core without I/O: the arguments of a call become a request, and a response becomes named arrays.
+
+Every client, whatever it waits with, calls the same three functions in this order::
+
+    check_call(...)        before anything is sent, not even a question about the model
+    build_request(...)     when the model is known
+      (the transport carries the request and brings the response)
+    decode_response(...)
+
+Nothing here waits, opens a connection or imports a library that does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from ..exceptions import (
+    PyTritonClientInferenceServerError,
+    PyTritonClientModelDoesntSupportBatchingError,
+    PyTritonClientValueError,
+)
+from .arrays import to_wire_array
+from .options import NO_OPTIONS, CallOptions, check_headers, check_parameters
+from .results import ModelResult, ParameterValue
+from .spec import ModelSpec, TensorSpec
+
+__all__ = [
+    "Call",
+    "InferRequest",
+    "InferResponse",
+    "build_request",
+    "check_call",
+    "decode_response",
+    "is_end_of_stream",
+]
+
+
+@dataclass(frozen=True)
+class Call:
+    """The checked arguments of one ``infer`` call.
+
+    Attributes:
+        inputs: By position, or by name.
+        parameters: Custom request parameters.
+        options: ``priority``, ``timeout`` in microseconds, ``sequence_id``, ``sequence_start``, ``sequence_end``.
+        headers: HTTP headers or gRPC metadata, every value as text.
+        request_id: The id that the caller chose; ``None`` where any will do.
+    """
+
+    inputs: Sequence[object] | Mapping[str, object]
+    parameters: Mapping[str, ParameterValue]
+    options: Mapping[str, Any]
+    headers: Mapping[str, str]
+    request_id: str | None = None
+
+
+@dataclass(frozen=True)
+class InferRequest:
+    """One inference request as a transport takes it.
+
+    Attributes:
+        model_name: The model.
+        model_version: The version; ``None`` is the latest.
+        request_id: Comes back in the response and in the server's messages.
+        inputs: What the model declares about each input, and its array with the batch axis where there is one.
+        call: Parameters, options and headers.
+    """
+
+    model_name: str
+    model_version: str | None
+    request_id: str
+    inputs: tuple[tuple[TensorSpec, npt.NDArray[Any]], ...]
+    call: Call
+
+
+@dataclass(frozen=True)
+class InferResponse:
+    """One inference response as a transport brings it.
+
+    Attributes:
+        outputs: Arrays by name, with the batch axis where there is one; strings are object arrays of ``bytes``.
+        parameters: What the callable added.
+        request_id: The id of the request that this answers.
+        model_name: The model that answered; ``""`` where the server did not say.
+        model_version: The version that answered; ``None`` where the server did not say.
+        is_final: Whether no other response to the request follows.
+    """
+
+    outputs: Mapping[str, npt.NDArray[Any]]
+    parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
+    request_id: str = ""
+    model_name: str = ""
+    model_version: str | None = None
+    is_final: bool = True
+
+
+def check_call(
+    args: Sequence[object],
+    named: Mapping[str, object],
+    parameters: object,
+    headers: object,
+    options: CallOptions = NO_OPTIONS,
+) -> Call:
+    """Check all that can be checked without knowing the model.
+
+    Args:
+        args: Inputs by position.
+        named: Inputs by name.
+        parameters: Request parameters; an array is the input of that name.
+        headers: HTTP headers or gRPC metadata; an array is the input of that name.
+        options: What goes with every call through this view of the client; the call itself has the last word.
+
+    Raises:
+        PyTritonClientValueError: Inputs by position and by name, or parameters or headers that cannot be sent.
+    """
+    if hasattr(parameters, "__array__"):
+        named, parameters = {**named, "parameters": parameters}, None
+    if hasattr(headers, "__array__"):
+        named, headers = {**named, "headers": headers}, None
+    if args and named:
+        raise PyTritonClientValueError(
+            "Use either positional either keyword method arguments convention: expected all inputs by position or all "
+            f"by name, received {len(args)} by position and {', '.join(map(repr, named))} by name."
+        )
+    custom, special = check_parameters(parameters)
+    sent_headers = check_headers(headers)
+    if options is not NO_OPTIONS:
+        custom, special = {**options.parameters, **custom}, {**options.options, **special}
+        sent_headers = {**options.headers, **sent_headers}
+    return Call(args or named, custom, special, sent_headers, options.request_id)
+
+
+def build_request(
+    spec: ModelSpec, call: Call, *, model_name: str, model_version: str | None, request_id: str, is_batch: bool
+) -> InferRequest:
+    """Turn checked arguments into a request for a known model.
+
+    Args:
+        spec: The model.
+        call: The checked arguments.
+        model_name: The model to ask.
+        model_version: The version to ask; ``None`` is the latest.
+        request_id: The id of the request, unless the caller chose one.
+        is_batch: Whether the arrays have a batch axis, ``(batch, *shape)``; else one is added where the model has one.
+
+    Raises:
+        PyTritonClientModelDoesntSupportBatchingError: A batch for a model that takes one sample at a time.
+        PyTritonClientValueError: There are no inputs and the model has some, they are not those of the model, or they
+            differ in their batch size.
+    """
+    if is_batch and not spec.batching:
+        raise PyTritonClientModelDoesntSupportBatchingError(
+            f"Model {spec.model_name} doesn't support batching - use infer_sample method instead.",
+            model_name=spec.model_name,
+            model_version=model_version,
+        )
+    if not call.inputs and spec.inputs:
+        # Of a model without inputs this is the only way to ask it.
+        raise PyTritonClientValueError(
+            f"Provide input data: model {spec.model_name} expected at least one of its inputs "
+            f"{', '.join(repr(tensor.name) for tensor in spec.inputs)}, received none.",
+            model_name=spec.model_name,
+        )
+    inputs = [(tensor, to_wire_array(value, tensor)) for tensor, value in _pair(spec, call.inputs)]
+    if is_batch:
+        _check_batch_sizes(spec, inputs)
+    elif spec.batching:
+        inputs = [(tensor, array[np.newaxis]) for tensor, array in inputs]
+    return InferRequest(model_name, model_version, call.request_id or request_id, tuple(inputs), call)
+
+
+def decode_response(spec: ModelSpec, response: InferResponse, *, is_batch: bool) -> ModelResult:
+    """Return the outputs by name, without the batch axis where the caller gave a sample.
+
+    Without it, what had no other axis is a numpy scalar, and ``bytes`` where it is a string.
+
+    Raises:
+        PyTritonClientInferenceServerError: An output of a batching model does not hold exactly one sample.
+    """
+    outputs = response.outputs
+    if not is_batch and spec.batching:
+        for name, array in outputs.items():
+            if array.ndim == 0 or array.shape[0] != 1:
+                raise PyTritonClientInferenceServerError(
+                    f"Output {name!r} of model {spec.model_name}: expected one sample, an array of the shape (1, ...), "
+                    f"for one sample sent; received the shape {array.shape}. The model must keep the batch axis.",
+                    model_name=spec.model_name,
+                )
+        # An output without further axes becomes a scalar by this, or ``bytes``: result["label"].decode().
+        outputs = {name: array[0] for name, array in outputs.items()}
+    return ModelResult(
+        outputs,
+        parameters=response.parameters,
+        request_id=response.request_id,
+        model_name=response.model_name or spec.model_name,
+        model_version=response.model_version,
+    )
+
+
+def is_end_of_stream(response: InferResponse) -> bool:
+    """Whether one response of many only says that no other follows, and is not a result itself."""
+    return response.is_final and not response.outputs and not response.parameters
+
+
+def _pair(spec: ModelSpec, inputs: Sequence[object] | Mapping[str, object]) -> list[tuple[TensorSpec, object]]:
+    if not isinstance(inputs, Mapping):
+        if len(inputs) > len(spec.inputs):
+            _refuse_inputs(spec, f"{len(inputs)} by position")
+        inputs = {tensor.name: value for tensor, value in zip(spec.inputs, inputs, strict=False)}
+    known = {tensor.name for tensor in spec.inputs}
+    missing = [tensor.name for tensor in spec.inputs if not tensor.optional and tensor.name not in inputs]
+    if missing or not known.issuperset(inputs):
+        _refuse_inputs(spec, ", ".join(map(repr, inputs)) + (f" (without {', '.join(missing)})" if missing else ""))
+    return [(tensor, inputs[tensor.name]) for tensor in spec.inputs if tensor.name in inputs]
+
+
+def _refuse_inputs(spec: ModelSpec, received: str) -> NoReturn:
+    names = ", ".join(repr(tensor.name) + (" (optional)" if tensor.optional else "") for tensor in spec.inputs)
+    count = {0: "no inputs", 1: "the input"}.get(len(spec.inputs), f"{len(spec.inputs)} inputs")
+    expected = f"{count} {names}".rstrip()
+    raise PyTritonClientValueError(
+        f"Model {spec.model_name}: expected {expected}; received {received}.",
+        model_name=spec.model_name,
+        expected=expected,
+        received=received,
+    )
+
+
+def _check_batch_sizes(spec: ModelSpec, inputs: list[tuple[TensorSpec, npt.NDArray[Any]]]) -> None:
+    for tensor, array in inputs:
+        if array.ndim == 0:
+            raise PyTritonClientValueError(
+                f"Input {tensor.name!r}: expected a batch, an array of the shape (batch, {str(tensor.shape)[1:]}; "
+                "received a scalar. Use infer_sample for a single sample.",
+                model_name=spec.model_name,
+                input_name=tensor.name,
+            )
+    sizes = {tensor.name: array.shape[0] for tensor, array in inputs}
+    if len(set(sizes.values())) > 1:
+        received = ", ".join(f"{name!r}: {size}" for name, size in sizes.items())
+        raise PyTritonClientValueError(
+            f"Model {spec.model_name}: expected one batch size, the first axis, in every input; received {received}.",
+            model_name=spec.model_name,
+            expected="the same batch size in every input",
+            received=received,
+        )

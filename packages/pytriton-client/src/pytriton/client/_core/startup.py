@@ -1,0 +1,223 @@
+"""How a client waits for its server and model, without the waiting: generators that ask and a driver that answers.
+
+A plan yields an ``Ask``, which its driver answers with the transport (or throws the transport's error into it), and a
+``Pause``, for which the driver sleeps. The synchronous and the asyncio client drive the same plans.
+
+A client that finds its model ready needs two questions: is it ready, and what is its configuration.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ..exceptions import (
+    PyTritonClientConnectionError,
+    PyTritonClientError,
+    PyTritonClientInferenceServerError,
+    PyTritonClientModelNotReadyError,
+    PyTritonClientTimeoutError,
+)
+from .deadline import Deadline
+from .spec import ModelSpec, parse_model_config
+from .translate import is_hopeless
+
+__all__ = ["Ask", "Pause", "PlanStep", "Question", "Target", "prepare", "wait_for_model", "wait_for_server"]
+
+# One question may take this long; a server that takes longer is asked again on a fresh connection.
+_QUESTION_TIMEOUT_S = 10.0
+_FIRST_PAUSE_S = 0.01
+_UNKNOWN = "is not found"
+_LONGEST_PAUSE_S = 0.5
+
+
+class Question(enum.Enum):
+    """What a plan asks the server."""
+
+    SERVER_READY = "server ready"
+    MODEL_READY = "model ready"
+    ANY_VERSION_READY = "model ready in any version"
+    MODEL_CONFIG = "model configuration"
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Answer the question within ``timeout_s`` seconds, or throw why that is impossible."""
+
+    question: Question
+    timeout_s: float
+
+
+@dataclass(frozen=True)
+class Pause:
+    """Sleep for ``seconds``."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Target:
+    """Whom a client talks to, for the texts of errors.
+
+    Attributes:
+        url: The server.
+        model_name: The model.
+        model_version: The version; ``None`` is the latest.
+    """
+
+    url: str
+    model_name: str
+    model_version: str | None
+
+    @property
+    def model(self) -> str:
+        """The model and its version, in words."""
+        return f"{self.model_name}/{self.model_version or '<latest>'}"
+
+
+PlanStep = Ask | Pause
+
+
+def prepare(
+    target: Target, deadline: Deadline, *, wait: bool, spec: ModelSpec | None
+) -> Generator[PlanStep, Any, ModelSpec]:
+    """Get a client ready for its first inference.
+
+    Args:
+        target: The model.
+        deadline: For all of it together.
+        wait: Whether to ask for readiness, again and again, before all else.
+        spec: What is known about the model already; then its configuration is not asked for.
+
+    Raises:
+        PyTritonClientModelNotReadyError: The model was not ready in time.
+    """
+    if wait:
+        yield from wait_for_model(target, deadline)
+    if spec is None:
+        config = yield Ask(Question.MODEL_CONFIG, deadline.remaining_s())
+        spec = parse_model_config(config, target.model_version)
+    return spec
+
+
+def wait_for_server(target: Target, deadline: Deadline) -> Generator[PlanStep, Any, None]:
+    """Wait until the server says that it is ready.
+
+    Raises:
+        PyTritonClientTimeoutError: It did not in time.
+        PyTritonClientConnectionError: Its certificate is not trusted, or it has none; told at once.
+    """
+    reason: PyTritonClientError | None = None
+    for pause_s in _pauses():
+        try:
+            if (yield _ask(Question.SERVER_READY, deadline)):
+                return
+            reason = None
+        except (PyTritonClientConnectionError, PyTritonClientTimeoutError) as error:
+            _refuse_hopeless(error)
+            reason = error
+        yield Pause(min(pause_s, deadline.remaining_s()))
+        if deadline.is_over:
+            break
+    raise PyTritonClientTimeoutError(
+        f"Waiting for server to be ready timed out. Waited {deadline.timeout_s:g} s for {target.url}; "
+        + ("it answers that it is not ready." if reason is None else _why_no_answer(reason)),
+        url=target.url,
+        timeout_s=deadline.timeout_s,
+        waited_for="server ready",
+        missing="server",
+    ) from reason
+
+
+def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, Any, None]:
+    """Wait until the server says that the model is ready.
+
+    Raises:
+        PyTritonClientModelNotReadyError: It did not in time. The error says whether the server, the model or only this
+            version of it was missing. A version that is not among those of a loaded model cannot come any more, so that
+            is told at once.
+        PyTritonClientConnectionError: The certificate of the server is not trusted, or it has none; told at once.
+    """
+    missing: Literal["server", "model", "version"] = "server"
+    reason: PyTritonClientError | None = None
+    unknown: PyTritonClientInferenceServerError | None = None
+    for pause_s in _pauses():
+        try:
+            if (yield _ask(Question.MODEL_READY, deadline)):
+                return
+            missing, reason = "model", None
+            if target.model_version is not None and (yield _ask(Question.ANY_VERSION_READY, deadline)):
+                missing = "version"
+                unknown = yield from _find_unknown_version(deadline)
+        except (PyTritonClientConnectionError, PyTritonClientTimeoutError) as error:
+            _refuse_hopeless(error)
+            # A question cut short by the deadline says nothing new about a server that has answered before.
+            if isinstance(error, PyTritonClientConnectionError) or missing == "server" or not deadline.is_over:
+                missing, reason = "server", error
+        if unknown is not None:
+            raise _unknown_version_error(target, deadline) from unknown
+        yield Pause(min(pause_s, deadline.remaining_s()))
+        if deadline.is_over:
+            break
+    raise PyTritonClientModelNotReadyError(
+        # In PyTriton one of these is the text of one client, the other of another one, and scripts look for them.
+        f"Waiting for model {target.model} to be ready timed out. Timeout while waiting for model "
+        f"{target.model_name} to be ready: {deadline.timeout_s:g} s at {target.url}; "
+        + {
+            "server": f"the server is missing: {_why_no_answer(reason)}",
+            "model": "the server answers, but the model is missing or not ready: check its name and the server's log.",
+            "version": f"the model is ready, but its version {target.model_version} is missing.",
+        }[missing],
+        url=target.url,
+        model_name=target.model_name,
+        model_version=target.model_version,
+        timeout_s=deadline.timeout_s,
+        waited_for="model ready",
+        missing=missing,
+    ) from reason
+
+
+def _refuse_hopeless(error: PyTritonClientError) -> None:
+    if isinstance(error, PyTritonClientConnectionError) and is_hopeless(error):
+        raise error
+
+
+def _find_unknown_version(deadline: Deadline) -> Generator[PlanStep, Any, PyTritonClientInferenceServerError | None]:
+    """Return what the server says of a version that it neither has nor is about to have."""
+    try:
+        yield _ask(Question.MODEL_CONFIG, deadline)
+    except PyTritonClientInferenceServerError as error:
+        # Of a version that is being loaded, Triton says that it is not at ready state.
+        if _UNKNOWN in (error.server_message or ""):
+            return error
+    return None
+
+
+def _unknown_version_error(target: Target, deadline: Deadline) -> PyTritonClientModelNotReadyError:
+    return PyTritonClientModelNotReadyError(
+        f"The model {target.model_name} at {target.url} is loaded, and has no version {target.model_version}. Waiting "
+        "would not bring it: ask for another version, or for the latest with model_version=None.",
+        url=target.url,
+        model_name=target.model_name,
+        model_version=target.model_version,
+        timeout_s=deadline.timeout_s,
+        waited_for="model ready",
+        missing="version",
+    )
+
+
+def _ask(question: Question, deadline: Deadline) -> Ask:
+    return Ask(question, min(_QUESTION_TIMEOUT_S, deadline.remaining_s()))
+
+
+def _pauses() -> Iterator[float]:
+    pause_s = _FIRST_PAUSE_S
+    while True:
+        yield pause_s
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+
+def _why_no_answer(reason: PyTritonClientError | None) -> str:
+    return "it does not answer." if reason is None else reason.message

@@ -1,0 +1,114 @@
+"""The span of a call, where the process has OpenTelemetry set up: it goes to the server in the headers of the request.
+
+Without a tracer provider (``opentelemetry.trace.set_tracer_provider``) nothing is made and nothing is imported. This is
+the only module that uses OpenTelemetry.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .requests import Call
+from .startup import Target
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import Span, Tracer
+
+__all__ = ["TracedCall", "in_context_of_caller", "trace_call"]
+
+SPAN_NAME = "pytriton.client"
+
+_TRACE = "opentelemetry.trace"
+_HEADER = "traceparent"
+
+Result = TypeVar("Result")
+
+# That of the tracer provider of the process, which is set once and for all.
+_tracer: Tracer | None = None
+
+
+class TracedCall:
+    """A call and its span, if it has one: to be used in a ``with`` statement, which ends the span.
+
+    Attributes:
+        call: The call as it is to be sent.
+    """
+
+    __slots__ = ("_span", "call")
+
+    def __init__(self, call: Call, span: Span | None) -> None:
+        self.call = call
+        self._span = span
+
+    def __enter__(self) -> Call:
+        return self.call
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        span = self._span
+        if span is None:
+            return
+        # A task that was cancelled and a stream that was left are no errors.
+        if isinstance(error, Exception):
+            from opentelemetry.trace import Status, StatusCode
+
+            span.record_exception(error)
+            span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {error}"))
+        span.end()
+
+
+def trace_call(call: Call, target: Target) -> TracedCall:
+    """Start the span of a call. Its context travels in the headers, unless the caller gave one of its own.
+
+    Args:
+        call: The checked arguments.
+        target: The model, and the server that is asked.
+    """
+    tracer = _find_tracer()
+    return TracedCall(call, None) if tracer is None else _start(tracer, call, target)
+
+
+def in_context_of_caller(function: Callable[[], Result]) -> Callable[[], Result]:
+    """Let a function that another thread carries out make its spans inside those of who asks for it."""
+    return function if _find_tracer() is None else functools.partial(contextvars.copy_context().run, function)
+
+
+def _find_tracer() -> Tracer | None:
+    if _TRACE not in sys.modules:
+        return None
+    return _tracer if _tracer is not None else _ask_provider()
+
+
+def _ask_provider() -> Tracer | None:
+    global _tracer
+    trace = sys.modules[_TRACE]
+    try:
+        provider = trace.get_tracer_provider()
+        if not isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
+            _tracer = provider.get_tracer("pytriton.client")
+    except AttributeError:
+        # Another thread is just importing it.
+        return None
+    return _tracer
+
+
+def _start(tracer: Tracer, call: Call, target: Target) -> TracedCall:
+    from opentelemetry.propagate import inject
+    from opentelemetry.trace import SpanKind, set_span_in_context
+
+    attributes: dict[str, Any] = {"triton.model_name": target.model_name, "server.address": target.url}
+    if target.model_version is not None:
+        attributes["triton.model_version"] = target.model_version
+    span = tracer.start_span(SPAN_NAME, kind=SpanKind.CLIENT, attributes=attributes)
+    if not any(name.lower() == _HEADER for name in call.headers):
+        carrier: dict[str, str] = {}
+        inject(carrier, context=set_span_in_context(span))
+        call = dataclasses.replace(call, headers={**carrier, **call.headers})
+    return TracedCall(call, span)

@@ -1,0 +1,72 @@
+"""Tensors in Triton's own form: numbers one after the other in row-major order, strings each behind its length."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .dtypes import dtype_of
+
+__all__ = ["decode_tensor", "encode_tensor"]
+
+_LENGTH = struct.Struct("<I")
+
+
+def encode_tensor(array: npt.NDArray[Any], datatype: str) -> bytes:
+    """Return the bytes of a tensor.
+
+    Args:
+        array: Of the declared type; strings are ``bytes`` in an object array, or an ``S`` array.
+        datatype: The name of the type in the protocol, such as ``"FP32"``.
+    """
+    if datatype != "BYTES":
+        return array.tobytes()
+    pieces: list[bytes] = []
+    for element in array.ravel().tolist():
+        pieces += (_LENGTH.pack(len(element)), element)
+    return b"".join(pieces)
+
+
+def decode_tensor(data: bytes | memoryview, datatype: str, shape: Sequence[int]) -> npt.NDArray[Any]:
+    """Return a tensor as an array that the caller may keep and change; strings are an object array of ``bytes``.
+
+    Args:
+        data: The bytes of the whole tensor.
+        datatype: The name of the type in the protocol.
+        shape: The length of each axis.
+
+    Raises:
+        ValueError: The bytes are too many or too few for the shape, which no memory is taken for then.
+    """
+    count = math.prod(shape)
+    if datatype == "BYTES":
+        # Each takes a length at least, so that the room for them is in proportion to what has come.
+        if count > len(data) // _LENGTH.size:
+            raise ValueError(f"expected {count} strings, received {len(data)} bytes")
+        return _decode_strings(bytes(data), count).reshape(shape)
+    dtype = np.dtype(dtype_of(datatype))
+    if count * dtype.itemsize != len(data):
+        raise ValueError(
+            f"expected {count * dtype.itemsize} bytes of {datatype} for the shape {list(shape)}, received {len(data)}"
+        )
+    # A bytearray, because an array on bytes could not be written to.
+    return np.frombuffer(bytearray(data), dtype).reshape(shape)
+
+
+def _decode_strings(data: bytes, count: int) -> npt.NDArray[Any]:
+    strings = np.empty(count, dtype=object)
+    position = 0
+    for index in range(count):
+        if position + _LENGTH.size > len(data):
+            raise ValueError(f"expected {count} strings, received {index}")
+        start = position + _LENGTH.size
+        position = start + _LENGTH.unpack_from(data, position)[0]
+        strings[index] = data[start:position]
+    if position != len(data):
+        raise ValueError(f"expected {position} bytes of {count} strings, received {len(data)}")
+    return strings

@@ -1,0 +1,182 @@
+"""The one place where what goes wrong below becomes an error of ours."""
+
+from __future__ import annotations
+
+import errno
+import os
+from dataclasses import dataclass, replace
+
+from ..exceptions import (
+    PyTritonClientClosedError,
+    PyTritonClientConnectionError,
+    PyTritonClientError,
+    PyTritonClientInferenceServerError,
+    PyTritonClientTimeoutError,
+)
+from .untrusted import cut_text
+
+__all__ = [
+    "Operation",
+    "closed_error",
+    "connection_error",
+    "grpc_error",
+    "is_denial",
+    "is_hopeless",
+    "server_error",
+    "timeout_error",
+]
+
+# gRPC has one code for "the server says it is unavailable" and for "there is no server"; only the text tells.
+_CONNECTION_TEXTS = (
+    "failed to connect to all addresses",
+    "connection refused",
+    "connection reset",
+    "socket closed",
+    "stream removed",
+    "recvmsg:",
+    "sendmsg:",
+    "broken pipe",
+    "goaway",
+    "dns resolution failed",
+    "name resolution failure",
+    "errors resolving",
+    "address lookup failed",
+    "endpoint closing",
+    "transport closed",
+    "handshake failed",
+    "handshaker shutdown",
+)
+# How Triton, and models behind a proxy backend of ours, begin what they say; it may tell of a connection of their own.
+_ANSWER_BEGINS = ("[request id:", "model '")
+# gRPC gives up an attempt to connect after 20 s, whatever time the call still has.
+_CONNECT_TIMEOUT_TEXTS = ("connection attempt timed out", "failed to connect before the deadline")
+# What does not change while one waits: an authority that is not trusted, a name that is not in the certificate, and a
+# server without encryption.
+_EXHAUSTED_TEXT = os.strerror(errno.EMFILE)
+_UNTRUSTED_TEXTS = ("certificate_verify_failed", "hostname verification check failed")
+_UNENCRYPTED_TEXT = "wrong_version_number"
+_RESTRICTED_TEXT = "restricted, expecting header"
+_TOO_LARGE_TEXT = "--http-max-input-size"
+_DENIED_STATUSES = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
+
+
+@dataclass(frozen=True)
+class Operation:
+    """What is being done, for the texts and attributes of errors.
+
+    Attributes:
+        doing: In words, to follow "during".
+        url: The server.
+        timeout_s: How long it may take, in seconds.
+        model_name: The model; ``None`` where it is about the server alone.
+        model_version: The version; ``None`` is the latest.
+    """
+
+    doing: str
+    url: str
+    timeout_s: float
+    model_name: str | None = None
+    model_version: str | None = None
+
+    def with_timeout(self, timeout_s: float) -> Operation:
+        """Return the same with another time limit, in seconds."""
+        return self if timeout_s == self.timeout_s else replace(self, timeout_s=timeout_s)
+
+
+def timeout_error(operation: Operation) -> PyTritonClientTimeoutError:
+    """The answer was not there in time."""
+    return PyTritonClientTimeoutError(
+        f"Timeout occurred during {operation.doing}. Timeout: {operation.timeout_s:.3g} s at {operation.url}; the "
+        "server may be stopped or busy. If the request is just slow, raise inference_timeout_s or init_timeout_s.",
+        url=operation.url,
+        model_name=operation.model_name,
+        model_version=operation.model_version,
+        timeout_s=operation.timeout_s,
+        waited_for=operation.doing,
+    )
+
+
+def connection_error(operation: Operation, reason: str) -> PyTritonClientConnectionError:
+    """There is no connection, or it broke."""
+    reason = cut_text(reason)
+    advice = "Check that it runs and that the address, the protocol and the port are right."
+    if _EXHAUSTED_TEXT in reason:
+        advice = (
+            "This process has run out of file descriptors: close clients that are not used any more, or raise the "
+            "limit (ulimit -n)."
+        )
+    if any(known in reason.lower() for known in _UNTRUSTED_TEXTS):
+        advice = (
+            "Its certificate must be for the host of the address, and signed by an authority that this client trusts: "
+            "tls=TlsSettings(ca_file=...)."
+        )
+    return PyTritonClientConnectionError(
+        f"Connection failed during {operation.doing}. Expected a Triton server at {operation.url}; {reason}. {advice}",
+        url=operation.url,
+        model_name=operation.model_name,
+        model_version=operation.model_version,
+    )
+
+
+def is_hopeless(error: PyTritonClientConnectionError) -> bool:
+    """Whether the next attempt to connect would fail like this one, so that waiting is no remedy."""
+    text = error.message.lower()
+    return _UNENCRYPTED_TEXT in text or any(known in text for known in _UNTRUSTED_TEXTS)
+
+
+def closed_error(model_name: str | None, url: str) -> PyTritonClientClosedError:
+    """The client has been closed."""
+    return PyTritonClientClosedError(
+        f"ModelClient is closed: make a new one for the model {model_name!r} at {url}.", url=url, model_name=model_name
+    )
+
+
+def server_error(operation: Operation, status: str | None, text: str) -> PyTritonClientInferenceServerError:
+    """The server answered with an error.
+
+    Args:
+        operation: What was asked.
+        status: Triton's status, as text; ``None`` where it is not told.
+        text: What the server says.
+    """
+    advice = ""
+    text = cut_text(text)
+    if _RESTRICTED_TEXT in text:
+        advice = ". Give the client the server's access token: access_token=..."
+    elif _TOO_LARGE_TEXT in text:
+        # Of ours only streams over HTTP are JSON, which newer servers limit.
+        advice = " Use a grpc:// address, or TritonConfig(http_max_input_size=...) for the server."
+    return PyTritonClientInferenceServerError(
+        f"Error occurred during {operation.doing}. Message: {text}{advice}",
+        url=operation.url,
+        model_name=operation.model_name,
+        model_version=operation.model_version,
+        status=status,
+        server_message=text,
+    )
+
+
+def is_denial(status: str, text: str) -> bool:
+    """Whether a server refuses the caller, for which waiting is no remedy."""
+    return status in _DENIED_STATUSES or _RESTRICTED_TEXT in text
+
+
+def grpc_error(operation: Operation, status: str, text: str) -> PyTritonClientError:
+    """Choose the error for a gRPC status.
+
+    Args:
+        operation: What was asked.
+        status: The name of the code, such as ``"UNAVAILABLE"``.
+        text: The details.
+    """
+    lower = text.lower()
+    if status == "DEADLINE_EXCEEDED":
+        return timeout_error(operation)
+    is_answer = lower.startswith(_ANSWER_BEGINS)
+    if status == "UNAVAILABLE" and not is_answer and any(known in lower for known in _CONNECT_TIMEOUT_TEXTS):
+        return timeout_error(operation)
+    if status == "UNAVAILABLE" and not is_answer and any(known in lower for known in _CONNECTION_TEXTS):
+        return connection_error(operation, text)
+    if status == "CANCELLED" and "channel closed" in lower:
+        return closed_error(operation.model_name, operation.url)
+    return server_error(operation, status, text)

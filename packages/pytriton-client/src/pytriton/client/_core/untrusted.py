@@ -1,0 +1,170 @@
+"""What comes from a server may be anything. Here it is checked before memory is taken for it or code relies on it.
+
+Whatever is wrong is a ``ValueError`` that says what was expected and what came. ``UNREADABLE`` lists all else that
+reading an answer can come to, for the places that turn it into an error of ours.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import reprlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from .dtypes import dtype_of
+
+__all__ = [
+    "DEFAULT_MAX_RESPONSE_BYTES",
+    "MOST_ERROR_BYTES",
+    "UNREADABLE",
+    "array_from_json",
+    "check_parameters",
+    "check_shape",
+    "cut_text",
+    "describe",
+    "find_error_text",
+    "parse_json",
+]
+
+DEFAULT_MAX_RESPONSE_BYTES = 4 << 30
+"""The most bytes of one response that a client takes, unless it is told otherwise."""
+
+MOST_ERROR_BYTES = 1 << 20
+"""Longer bodies of errors are shown, but not understood: JSON takes many times its own size in memory."""
+
+# What numpy, json and Python itself say of values that nobody has checked. ArithmeticError holds OverflowError.
+UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
+
+_LONGEST_TEXT = 8000
+_MOST_AXES = 32  # what every numpy can hold
+_MOST_LENGTH = 2**63 - 1
+_JSON_TYPES: dict[str, set[type]] = {"b": {bool}, "i": {int}, "u": {int}, "f": {int, float}, "V": {int, float}}
+
+_repr = reprlib.Repr()
+_repr.maxstring = _repr.maxother = 200
+
+
+def parse_json(data: bytes | bytearray | str) -> Any:
+    """Return what JSON says.
+
+    Raises:
+        ValueError: It is no JSON, or nests too deep.
+    """
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("the JSON nests too deep") from error
+
+
+def describe(value: object) -> str:
+    """Return a short text for any value, however deep or large it is."""
+    return _repr.repr(value)
+
+
+def cut_text(text: str) -> str:
+    """Return a text whose middle is left out where it is longer than somebody would read."""
+    left_out = len(text) - _LONGEST_TEXT
+    if left_out <= 0:
+        return text
+    half = _LONGEST_TEXT // 2
+    return f"{text[:half]} ... ({left_out} characters are left out here) ... {text[-half:]}"
+
+
+def find_error_text(body: bytes | bytearray) -> str:
+    """Return what the body of an error says, cut: the member ``error`` of a JSON object, else all of it."""
+    if len(body) > MOST_ERROR_BYTES:
+        half = 4 * _LONGEST_TEXT
+        return cut_text(bytes(body[:half] + body[-half:]).decode("utf-8", errors="replace"))
+    text = body.decode("utf-8", errors="replace")
+    try:
+        content = parse_json(text)
+        if isinstance(content, dict) and "error" in content:
+            said = content["error"]
+            text = said if isinstance(said, str) else describe(said)
+    except ValueError:
+        return cut_text(text)
+    return cut_text(text)
+
+
+def check_shape(shape: object) -> tuple[int, ...]:
+    """Return the shape of a tensor that has come.
+
+    Raises:
+        ValueError: It is no list of lengths, or numpy has no array with so many axes.
+    """
+    if not isinstance(shape, Sequence) or isinstance(shape, (str, bytes)):
+        # Protobuf's own lists are sequences, too.
+        raise ValueError(f"expected a list of lengths as the shape, received {describe(shape)}")
+    if len(shape) > _MOST_AXES:
+        raise ValueError(f"expected a shape of at most {_MOST_AXES} axes, received {len(shape)}")
+    lengths = tuple(shape)
+    if not all(type(length) is int and 0 <= length <= _MOST_LENGTH for length in lengths):
+        raise ValueError(f"expected whole numbers of at least 0 in the shape, received {describe(list(lengths))}")
+    return lengths
+
+
+def array_from_json(elements: object, datatype: str, shape: Sequence[int]) -> npt.NDArray[Any]:
+    """Return the tensor whose elements JSON gives in lists; strings are an object array of ``bytes``.
+
+    Args:
+        elements: In row-major order, in one list or in lists of lists.
+        datatype: The name of the type in the protocol.
+        shape: The length of each axis.
+
+    Raises:
+        ValueError: They are not of that type, or too many or too few for the shape.
+    """
+    flat = _flatten(elements)
+    if len(flat) != math.prod(shape):
+        raise ValueError(f"expected {math.prod(shape)} elements for the shape {list(shape)}, received {len(flat)}")
+    if datatype == "BYTES":
+        _check_types(flat, {str}, datatype)
+        strings = np.empty(len(flat), dtype=object)
+        # Bytes that are no UTF-8 were read as surrogates, and become what they were.
+        strings[:] = [text.encode("utf-8", errors="surrogateescape") for text in flat]
+        return strings.reshape(shape)
+    dtype = np.dtype(dtype_of(datatype))
+    _check_types(flat, _JSON_TYPES[dtype.kind], datatype)
+    if dtype.kind in "iu" and flat:
+        # numpy 1 would wrap what the type cannot hold.
+        limits = np.iinfo(dtype)
+        if min(flat) < limits.min or max(flat) > limits.max:
+            raise ValueError(f"expected numbers of the type {datatype}, received one that it cannot hold")
+    try:
+        with np.errstate(over="raise"):
+            return np.array(flat, dtype=dtype).reshape(shape)
+    except ArithmeticError as error:
+        raise ValueError(f"expected numbers of the type {datatype}, received one that it cannot hold") from error
+
+
+def _flatten(elements: object) -> list[Any]:
+    if not isinstance(elements, list):
+        raise ValueError(f"expected a list of elements, received {describe(elements)}")
+    while elements and any(isinstance(element, list) for element in elements):
+        if not all(isinstance(element, list) for element in elements):
+            raise ValueError(f"expected elements, or lists of them, received both: {describe(elements)}")
+        elements = [inner for element in elements for inner in element]
+    return elements
+
+
+def _check_types(flat: list[Any], allowed: set[type], datatype: str) -> None:
+    if not allowed.issuperset(map(type, flat)):
+        wrong = next(element for element in flat if type(element) not in allowed)
+        raise ValueError(f"expected elements of the type {datatype}, received {describe(wrong)}")
+
+
+def check_parameters(parameters: object) -> Mapping[str, Any]:
+    """Return the parameters of a response; none where they are left out.
+
+    Raises:
+        ValueError: They are no JSON object.
+    """
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, Mapping):
+        raise ValueError(f"expected an object of parameters, received {describe(parameters)}")
+    return parameters

@@ -1,0 +1,135 @@
+"""What gRPC is asked and how its answers are read, alike for waiting and for asyncio channels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from .._core.requests import InferRequest, InferResponse
+from .._core.translate import Operation, is_denial, server_error
+from .._core.untrusted import UNREADABLE
+from ..exceptions import PyTritonClientInferenceServerError
+from .messages import decode_infer_response, decode_model_config, encode_infer_request, encode_load_request, service_pb2
+
+__all__ = [
+    "GrpcCall",
+    "check_message",
+    "infer",
+    "is_not_there",
+    "load_model",
+    "model_config",
+    "model_ready",
+    "read_infer_response",
+    "read_model_config",
+    "server_ready",
+    "stream_operation",
+    "unload_model",
+]
+
+_NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
+
+
+class GrpcCall(NamedTuple):
+    """A call that is to be made.
+
+    Attributes:
+        operation: What is being done, for errors.
+        method: Of the service.
+        message: The request.
+    """
+
+    operation: Operation
+    method: str
+    message: Any
+
+
+def server_ready(url: str, timeout_s: float) -> GrpcCall:
+    """Asks whether the server is ready."""
+    operation = Operation("server readiness request", url, timeout_s)
+    return GrpcCall(operation, "ServerReady", service_pb2.ServerReadyRequest())
+
+
+def model_ready(url: str, model_name: str, model_version: str | None, timeout_s: float) -> GrpcCall:
+    """Asks whether a model is ready."""
+    operation = Operation("model readiness request", url, timeout_s, model_name, model_version)
+    return GrpcCall(
+        operation, "ModelReady", service_pb2.ModelReadyRequest(name=model_name, version=model_version or "")
+    )
+
+
+def is_not_there(error: PyTritonClientInferenceServerError) -> bool:
+    """Whether a question for readiness was answered so because there is no such model or server."""
+    return error.status in _NOT_THERE and not is_denial(error.status, error.server_message or "")
+
+
+def model_config(url: str, model_name: str, model_version: str | None, timeout_s: float) -> GrpcCall:
+    """Asks for the configuration of a model."""
+    operation = Operation("model configuration request", url, timeout_s, model_name, model_version)
+    return GrpcCall(
+        operation, "ModelConfig", service_pb2.ModelConfigRequest(name=model_name, version=model_version or "")
+    )
+
+
+def infer(url: str, request: InferRequest, timeout_s: float) -> GrpcCall:
+    """Carries one inference request."""
+    operation = Operation("inference request", url, timeout_s, request.model_name, request.model_version)
+    return GrpcCall(operation, "ModelInfer", encode_infer_request(request))
+
+
+def stream_operation(url: str, request: InferRequest) -> Operation:
+    """Names what a stream does."""
+    return Operation("streaming inference", url, 0, request.model_name, request.model_version)
+
+
+def load_model(
+    url: str, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
+) -> GrpcCall:
+    """Loads a model, or loads it anew."""
+    operation = Operation("loading of the model", url, timeout_s, model_name)
+    return GrpcCall(operation, "RepositoryModelLoad", encode_load_request(model_name, config, files))
+
+
+def unload_model(url: str, model_name: str, timeout_s: float) -> GrpcCall:
+    """Unloads a model."""
+    operation = Operation("unloading of the model", url, timeout_s, model_name)
+    message = service_pb2.RepositoryModelUnloadRequest(model_name=model_name)
+    return GrpcCall(operation, "RepositoryModelUnload", message)
+
+
+def read_infer_response(operation: Operation, message: Any) -> InferResponse:
+    """Returns what a message says.
+
+    Raises:
+        PyTritonClientInferenceServerError: It cannot be read.
+    """
+    try:
+        return decode_infer_response(message)
+    except UNREADABLE as error:
+        raise _not_understood(operation, error) from error
+
+
+def read_model_config(operation: Operation, message: Any) -> Mapping[str, Any]:
+    """Returns the configuration in the form of its JSON.
+
+    Raises:
+        PyTritonClientInferenceServerError: It cannot be read.
+    """
+    try:
+        return decode_model_config(message)
+    except UNREADABLE as error:
+        raise _not_understood(operation, error) from error
+
+
+def check_message(operation: Operation, message: Any) -> Any:
+    """Returns a message as it is, unless there is none: what grpc.aio gives where it cannot be parsed.
+
+    Raises:
+        PyTritonClientInferenceServerError: There is none.
+    """
+    if message is None:
+        raise server_error(operation, "INTERNAL", "the answer cannot be read: it is no message of the protocol.")
+    return message
+
+
+def _not_understood(operation: Operation, error: Exception) -> PyTritonClientInferenceServerError:
+    return server_error(operation, "OK", f"the answer cannot be read ({type(error).__name__}: {error}).")

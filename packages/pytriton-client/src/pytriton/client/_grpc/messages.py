@@ -1,0 +1,157 @@
+"""Requests and responses as the protobuf messages of KServe v2, alike for waiting and for asyncio channels.
+
+tritonclient brings the messages. They are filled and read here and not by its ``InferInput`` and ``InferResult``, which
+copy every tensor once more and have no form for one response of many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format  # type: ignore[import-untyped, unused-ignore]
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from .._core.requests import InferRequest, InferResponse
+from .._core.results import ParameterValue
+from .._core.tensors import decode_tensor, encode_tensor
+from .._core.untrusted import check_shape, describe
+from ..exceptions import PyTritonClientValueError
+
+__all__ = [
+    "STREAM_METHOD",
+    "channel_options",
+    "decode_infer_response",
+    "decode_model_config",
+    "encode_infer_request",
+    "encode_load_request",
+    "make_metadata",
+    "service_pb2",
+    "service_pb2_grpc",
+]
+
+_MOST_BYTES = 2**31 - 1
+_CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
+    ("grpc.max_send_message_length", _MOST_BYTES),
+    # A channel that could not connect refuses to try again for 1 s and up to 2 minutes by default: too long for a
+    # client that waits for its server to start.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+)
+
+STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
+# What a message holds besides the tensors: names, shapes, parameters.
+_LONGEST_TENSORS_BYTES = _MOST_BYTES - (1 << 20)
+
+
+def channel_options(most_bytes: int) -> list[tuple[str, int]]:
+    """Return the options of a channel that takes messages up to a size."""
+    return [*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", min(most_bytes, _MOST_BYTES))]
+
+
+def encode_infer_request(request: InferRequest) -> Any:
+    """Return the ``ModelInferRequest``.
+
+    Raises:
+        PyTritonClientValueError: The tensors are more than a message holds.
+    """
+    # Here numbers, which need no copy to be counted; strings below.
+    _check_size(request, sum(array.nbytes for tensor, array in request.inputs if tensor.datatype != "BYTES"))
+    message = service_pb2.ModelInferRequest(
+        model_name=request.model_name, model_version=request.model_version or "", id=request.request_id
+    )
+    for tensor, array in request.inputs:
+        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=array.shape)
+        message.raw_input_contents.append(encode_tensor(array, tensor.datatype))
+    _check_size(request, sum(map(len, message.raw_input_contents)))
+    for name, value in request.call.options.items():
+        if name == "priority":
+            message.parameters[name].uint64_param = value
+        else:
+            _set_parameter(message.parameters[name], value)
+    for name, value in request.call.parameters.items():
+        _set_parameter(message.parameters[name], value)
+    return message
+
+
+def decode_infer_response(message: Any) -> InferResponse:
+    """Read a ``ModelInferResponse``.
+
+    Raises:
+        ValueError: It cannot be read.
+    """
+    if len(message.outputs) != len(message.raw_output_contents):
+        raise ValueError(
+            f"expected the bytes of {len(message.outputs)} outputs, received {len(message.raw_output_contents)}"
+        )
+    if len({output.name for output in message.outputs}) != len(message.outputs):
+        raise ValueError(f"expected each output once, received {describe([output.name for output in message.outputs])}")
+    parameters = {
+        name: getattr(value, value.WhichOneof("parameter_choice"))
+        for name, value in message.parameters.items()
+        if value.WhichOneof("parameter_choice")
+    }
+    return InferResponse(
+        {
+            output.name: decode_tensor(data, output.datatype, check_shape(output.shape))
+            for output, data in zip(message.outputs, message.raw_output_contents, strict=True)
+        },
+        parameters=parameters,
+        request_id=message.id,
+        model_name=message.model_name,
+        model_version=message.model_version or None,
+        is_final=bool(parameters.pop("triton_final_response", False)),
+    )
+
+
+def decode_model_config(message: Any) -> Mapping[str, Any]:
+    """Return the configuration in a ``ModelConfigResponse`` in the form of its JSON."""
+    config: Mapping[str, Any] = json_format.MessageToDict(message.config, preserving_proto_field_name=True)
+    return config
+
+
+def encode_load_request(model_name: str, config: str | None, files: Mapping[str, bytes] | None) -> Any:
+    """Return the ``RepositoryModelLoadRequest``.
+
+    Args:
+        model_name: The model.
+        config: A model configuration as JSON, in place of the one in the repository.
+        files: The files of the model, by names such as ``"file:1/model.py"``.
+    """
+    message = service_pb2.RepositoryModelLoadRequest(model_name=model_name)
+    if config is not None:
+        message.parameters["config"].string_param = config
+    for path, content in (files or {}).items():
+        message.parameters[path].bytes_param = content
+    return message
+
+
+def make_metadata(*headers: Mapping[str, str]) -> list[tuple[str, str]]:
+    """Return headers as the metadata of a call; of two with one name the last one counts."""
+    # gRPC refuses capital letters in the keys of metadata.
+    return list({name.lower(): value for mapping in headers for name, value in mapping.items()}.items())
+
+
+def _check_size(request: InferRequest, size: int) -> None:
+    """Refuse what protobuf would refuse later, after copies of gigabytes and without a word about the reason."""
+    if size > _LONGEST_TENSORS_BYTES:
+        raise PyTritonClientValueError(
+            f"Model {request.model_name}: expected inputs of less than 2 GiB together, all that a gRPC message "
+            f"holds; received {size} bytes. Send smaller batches, or use HTTP.",
+            model_name=request.model_name,
+            model_version=request.model_version,
+            expected="less than 2 GiB",
+            received=f"{size} bytes",
+        )
+
+
+def _set_parameter(target: Any, value: ParameterValue) -> None:
+    # bool before int, of which it is a kind.
+    if isinstance(value, bool):
+        target.bool_param = value
+    elif isinstance(value, int):
+        target.int64_param = value
+    elif isinstance(value, float):
+        target.double_param = value
+    else:
+        target.string_param = value

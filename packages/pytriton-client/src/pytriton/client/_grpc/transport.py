@@ -1,0 +1,344 @@
+"""KServe v2 over gRPC. The only module that imports ``grpc`` for clients that wait."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import grpc
+from tritonclient.grpc import InferenceServerClient
+
+from .._core.requests import InferRequest, InferResponse
+from .._core.spec import ModelSpec
+from .._core.tls import TlsSettings, read_certificates
+from .._core.translate import Operation, closed_error, grpc_error, server_error, timeout_error
+from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
+from .._core.url import TritonUrl
+from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError
+from . import calls
+from .calls import GrpcCall, is_not_there, read_infer_response, read_model_config
+from .messages import STREAM_METHOD, channel_options, encode_infer_request, make_metadata, service_pb2, service_pb2_grpc
+from .watchdog import Watchdog
+
+__all__ = ["GrpcTransport", "make_credentials", "make_tritonclient"]
+
+# How long to wait for the end of a call whose last response has come, in seconds.
+STREAM_END_S = 5.0
+# How long a stream that nobody reads any more may go on to its own end, in seconds. Triton 2.51 takes a cancellation
+# badly that comes as the stream ends: it keeps the request for good, so that the model cannot be unloaded. Most
+# streams that are left early are at their end by then.
+LEAVE_S = 0.1
+
+# A message up to this size fits into the buffers of a socket, even if the server reads nothing.
+LONGEST_QUICK_WRITE_BYTES = 1 << 16
+_CHANNEL_CLOSE_S = 0.5
+
+
+def make_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
+    """Return what a channel to an address needs for its encryption; ``None`` where it has none.
+
+    Raises:
+        PyTritonClientValueError: The certificates cannot be read.
+    """
+    if not url.is_encrypted:
+        return None
+    return grpc.ssl_channel_credentials(*read_certificates(tls))
+
+
+def make_tritonclient(url: TritonUrl, tls: TlsSettings | None) -> InferenceServerClient:
+    """Return a client of tritonclient itself, for code that wants one."""
+    return InferenceServerClient(
+        url.without_scheme, creds=make_credentials(url, tls), channel_args=channel_options(DEFAULT_MAX_RESPONSE_BYTES)
+    )
+
+
+class GrpcTransport:
+    """The ``Transport`` for gRPC: one channel, which threads may share.
+
+    Args:
+        url: The server.
+        headers: Sent with every request as metadata.
+        tls: Certificates for an encrypted connection.
+        most_bytes: The largest response that is taken.
+    """
+
+    def __init__(
+        self,
+        url: TritonUrl,
+        headers: Mapping[str, str],
+        tls: TlsSettings | None = None,
+        most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+    ) -> None:
+        self._url = url.with_scheme
+        self._headers = dict(headers)
+        credentials = make_credentials(url, tls)
+        options = channel_options(most_bytes)
+        if credentials is None:
+            self._channel = grpc.insecure_channel(url.without_scheme, options)
+        else:
+            self._channel = grpc.secure_channel(url.without_scheme, credentials, options)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        # The method takes a stream of requests. One request and the end of the stream look the same on the wire, and
+        # need no thread that sends them.
+        self._open_stream = self._channel.unary_stream(
+            STREAM_METHOD,
+            request_serializer=service_pb2.ModelInferRequest.SerializeToString,
+            response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
+        )
+        self._watchdog = Watchdog()
+        self._in_background: set[Any] = set()
+        self._leaving: set[threading.Thread] = set()
+        self._has_written_in_background = False
+        self._is_closed = False
+
+    def is_server_ready(self, timeout_s: float) -> bool:
+        """Ask whether the server is ready."""
+        return self._is_ready(calls.server_ready(self._url, timeout_s))
+
+    def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
+        """Ask whether a model is ready; a model that is not known is not ready."""
+        return self._is_ready(calls.model_ready(self._url, model_name, model_version, timeout_s))
+
+    def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
+        """Return the model configuration."""
+        call = calls.model_config(self._url, model_name, model_version, timeout_s)
+        return read_model_config(call.operation, self._call(call))
+
+    def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
+        """Carry one inference request."""
+        call = calls.infer(self._url, request, timeout_s)
+        return read_infer_response(call.operation, self._call(call, request.call.headers))
+
+    def stream(self, spec: ModelSpec, request: InferRequest) -> GrpcStream:
+        """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
+        message = encode_infer_request(request)
+        operation = calls.stream_operation(self._url, request)
+
+        def send() -> Any:
+            return self._invoke(operation, self._open_stream, message, request.call.headers)
+
+        return GrpcStream(send, operation, self._watchdog, self._translate, self._leave)
+
+    def load_model(
+        self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
+    ) -> None:
+        """Load a model, or load it anew."""
+        self._call(calls.load_model(self._url, model_name, config, files, timeout_s))
+
+    def unload_model(self, model_name: str, timeout_s: float) -> None:
+        """Unload a model."""
+        self._call(calls.unload_model(self._url, model_name, timeout_s))
+
+    def close(self) -> None:
+        """Close the channel; calls and streams in flight end with ``PyTritonClientClosedError``."""
+        self._is_closed = True
+        for leaving in self._leaving.copy():
+            if leaving.is_alive():
+                leaving.join(STREAM_END_S)
+        for call in self._in_background.copy():
+            call.cancel()
+        if self._has_written_in_background:
+            # The channel waits for the end of writes, which may never come.
+            closing = threading.Thread(target=self._channel.close, name="pytriton-client-close", daemon=True)
+            closing.start()
+            closing.join(_CHANNEL_CLOSE_S)
+        else:
+            self._channel.close()
+        self._watchdog.join()
+
+    def _leave(self, call: Any) -> None:
+        leaving = _Leaving(call, self._watchdog, self._leaving)
+        try:
+            leaving.start()
+        except RuntimeError:  # the interpreter is ending, or the machine has no thread left
+            call.cancel()
+
+    def _is_ready(self, call: GrpcCall) -> bool:
+        try:
+            return bool(self._call(call).ready)
+        except PyTritonClientInferenceServerError as error:
+            if is_not_there(error):
+                return False
+            raise
+
+    def _call(self, call: GrpcCall, headers: Mapping[str, str] | None = None) -> Any:
+        operation, method, message = call.operation, getattr(self._stub, call.method), call.message
+        try:
+            if message.ByteSize() > LONGEST_QUICK_WRITE_BYTES:
+                return self._call_in_background(operation, method, message, headers or {})
+            return self._invoke(operation, method, message, headers or {}, timeout=operation.timeout_s)
+        except grpc.RpcError as error:
+            raise self._translate(operation, error) from error
+
+    def _call_in_background(self, operation: Operation, method: Any, message: Any, headers: Mapping[str, str]) -> Any:
+        """Carry out a call whose message may not fit into the socket.
+
+        gRPC does not end a call that is in the midst of a write, whatever its time limit. So only the wait for the call
+        ends here; gRPC ends the call itself when the server reads again or the connection breaks.
+        """
+        self._has_written_in_background = True
+        call = self._invoke(operation, method.future, message, headers, timeout=operation.timeout_s)
+        self._in_background.add(call)
+        try:
+            if self._is_closed:  # since the call began, so that close() may not know of it
+                raise closed_error(operation.model_name, self._url)
+            return call.result(timeout=operation.timeout_s)
+        except grpc.FutureTimeoutError as error:
+            raise timeout_error(operation) from error
+        except grpc.FutureCancelledError as error:
+            raise closed_error(operation.model_name, self._url) from error
+        finally:
+            self._in_background.discard(call)
+            call.cancel()  # which does nothing to a call that is over
+
+    def _invoke(
+        self,
+        operation: Operation,
+        method: Callable[..., Any],
+        message: Any,
+        headers: Mapping[str, str],
+        **options: float,
+    ) -> Any:
+        if self._is_closed:
+            raise closed_error(operation.model_name, self._url)
+        try:
+            return method(message, metadata=make_metadata(self._headers, headers), **options)
+        except ValueError as error:
+            # What a channel says that another thread has closed meanwhile.
+            if self._is_closed:
+                raise closed_error(operation.model_name, self._url) from error
+            raise
+
+    def _translate(self, operation: Operation, error: Any) -> PyTritonClientError:
+        if self._is_closed:
+            return closed_error(operation.model_name, self._url)
+        return grpc_error(operation, getattr(error.code(), "name", "UNKNOWN"), error.details() or "")
+
+
+class GrpcStream:
+    """The responses to one request, a ``ResponseStream``.
+
+    Args:
+        send: Sends the request and returns the call of gRPC.
+        operation: What is being done.
+        watchdog: Keeps the time, which gRPC does for a whole call and not for one response.
+        translate: Makes an error of ours of one of gRPC.
+        leave: Sees to a call whose responses nobody wants any more. Does not block.
+    """
+
+    def __init__(
+        self,
+        send: Callable[[], Any],
+        operation: Operation,
+        watchdog: Watchdog,
+        translate: Callable[[Operation, Any], PyTritonClientError],
+        leave: Callable[[Any], None],
+    ) -> None:
+        self._send = send
+        self._operation = operation
+        self._watchdog = watchdog
+        self._translate = translate
+        self._leave = leave
+        self._call: Any = None
+        self._took_too_long = False
+        self._is_over = False
+
+    def receive(self, timeout_s: float) -> InferResponse | None:
+        """Return the next response, or ``None`` after the last one."""
+        if self._is_over:
+            return None
+        operation = self._operation.with_timeout(timeout_s)
+        if self._call is None:
+            self._call = self._send()
+        self._watchdog.begin(self, timeout_s)
+        try:
+            message = next(self._call, None)
+        except grpc.RpcError as error:
+            self._is_over = True
+            if self._took_too_long:
+                raise timeout_error(operation) from error
+            raise self._translate(operation, error) from error
+        finally:
+            self._watchdog.finish(self)
+        if message is None:
+            self._is_over = True
+            return None
+        if message.error_message:
+            self._see_off()
+            # Triton has a way to tell the status too (triton_grpc_error), but drops the results before the error then.
+            raise server_error(operation, None, message.error_message)
+        response = read_infer_response(operation, message.infer_response)
+        if response.is_final:
+            self._see_off()
+        return response
+
+    def _see_off(self) -> None:
+        """Wait for the end of the call, which follows the last response at once.
+
+        A call that is cancelled while Triton 2.51 ends it leaves a request in the server for good, and a model that
+        has one can never be unloaded.
+        """
+        self._is_over = True
+        self._watchdog.begin(self, STREAM_END_S)
+        try:
+            next(self._call, None)
+        except grpc.RpcError:
+            self._call.cancel()  # the caller has the last response: how the call ends is of no interest any more
+        finally:
+            self._watchdog.finish(self)
+
+    def end_wait(self) -> None:
+        """End a wait in another thread with a timeout."""
+        self._took_too_long = True
+        self._call.cancel()
+
+    def close(self) -> None:
+        """Cancel the request if it is not over, and does not end by itself within `LEAVE_S`."""
+        self._watchdog.forget(self)
+        if self._call is not None and not self._is_over:
+            self._leave(self._call)
+
+
+class _Leaving(threading.Thread):
+    """Reads a stream to its end, or cancels it after a while.
+
+    Args:
+        call: The call of gRPC.
+        watchdog: Ends the wait.
+        others: What is under way; this is in it while it runs.
+    """
+
+    def __init__(self, call: Any, watchdog: Watchdog, others: set[threading.Thread]) -> None:
+        super().__init__(name="pytriton-client-leave", daemon=True)
+        self._call = call
+        self._watchdog = watchdog
+        self._others = others
+
+    def start(self) -> None:
+        """Begin; the time runs from now."""
+        self._others.add(self)
+        self._watchdog.begin(self, LEAVE_S)
+        try:
+            super().start()
+        except RuntimeError:
+            self._end()
+            raise
+
+    def run(self) -> None:
+        """Read until the end."""
+        try:
+            with contextlib.suppress(grpc.RpcError):  # how it ends is of no interest any more
+                for _ in self._call:
+                    pass
+        finally:
+            self._end()
+
+    def end_wait(self) -> None:
+        """Cancel the call."""
+        self._call.cancel()
+
+    def _end(self) -> None:
+        self._watchdog.forget(self)
+        self._others.discard(self)

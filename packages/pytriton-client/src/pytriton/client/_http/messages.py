@@ -1,0 +1,237 @@
+"""What is asked over HTTP and what the answers mean; how the bytes travel is the business of each client."""
+
+from __future__ import annotations
+
+import base64
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import quote
+
+import numpy.typing as npt
+
+from .._core.requests import InferRequest, InferResponse
+from .._core.tensors import decode_tensor, encode_tensor
+from .._core.translate import Operation, connection_error, is_denial, server_error, timeout_error
+from .._core.untrusted import (
+    UNREADABLE,
+    array_from_json,
+    check_parameters,
+    check_shape,
+    describe,
+    find_error_text,
+    parse_json,
+)
+from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError
+from .wire import Answer, HttpWireError, ResponseTooLargeError, parse_number
+
+__all__ = [
+    "SERVER_READY",
+    "HttpRequest",
+    "check_answer",
+    "check_status",
+    "failed_exchange",
+    "infer_request",
+    "load_request",
+    "model_config_request",
+    "model_path",
+    "model_ready_request",
+    "read_infer_response",
+    "read_model_config",
+    "read_readiness",
+    "unload_request",
+]
+
+_HEADER_LENGTH = "Inference-Header-Content-Length"
+
+
+@dataclass(frozen=True)
+class HttpRequest:
+    """A request without what goes with all of them.
+
+    Attributes:
+        method: ``GET`` or ``POST``.
+        path: From the first slash on, quoted.
+        headers: Besides those that every request carries.
+        body: May be empty.
+    """
+
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+
+SERVER_READY = HttpRequest("GET", "/v2/health/ready")
+
+
+def model_path(model_name: str, model_version: str | None) -> str:
+    """Return the path under which a model is asked."""
+    path = f"/v2/models/{quote(model_name, safe='')}"
+    return path if model_version is None else f"{path}/versions/{model_version}"
+
+
+def model_ready_request(model_name: str, model_version: str | None) -> HttpRequest:
+    """Ask whether a model is ready; ``read_readiness`` reads the answer."""
+    return HttpRequest("GET", f"{model_path(model_name, model_version)}/ready")
+
+
+def model_config_request(model_name: str, model_version: str | None) -> HttpRequest:
+    """Ask for a model's configuration; ``read_model_config`` reads the answer."""
+    return HttpRequest("GET", f"{model_path(model_name, model_version)}/config")
+
+
+def infer_request(request: InferRequest) -> HttpRequest:
+    """Ask for one inference; ``read_infer_response`` reads the answer."""
+    inputs = []
+    pieces = [b""]
+    for tensor, array in request.inputs:
+        data = encode_tensor(array, tensor.datatype)
+        pieces.append(data)
+        inputs.append(
+            {
+                "name": tensor.name,
+                "shape": array.shape,
+                "datatype": tensor.datatype,
+                "parameters": {"binary_data_size": len(data)},
+            }
+        )
+    parameters = {**request.call.parameters, **request.call.options, "binary_data_output": True}
+    head = json.dumps({"id": request.request_id, "parameters": parameters, "inputs": inputs}).encode()
+    pieces[0] = head
+    headers = {**request.call.headers, _HEADER_LENGTH: str(len(head))}
+    path = f"{model_path(request.model_name, request.model_version)}/infer"
+    return HttpRequest("POST", path, headers, b"".join(pieces))
+
+
+def load_request(model_name: str, config: str | None, files: Mapping[str, bytes] | None) -> HttpRequest:
+    """Ask to load a model, or to load it anew."""
+    parameters = {path: base64.b64encode(content).decode("ascii") for path, content in (files or {}).items()}
+    if config is not None:
+        parameters["config"] = config
+    body = json.dumps({"parameters": parameters} if parameters else {}).encode()
+    return HttpRequest("POST", f"/v2/repository/models/{quote(model_name, safe='')}/load", body=body)
+
+
+def unload_request(model_name: str) -> HttpRequest:
+    """Ask to unload a model."""
+    return HttpRequest("POST", f"/v2/repository/models/{quote(model_name, safe='')}/unload", body=b"{}")
+
+
+def check_answer(answer: Answer, operation: Operation) -> None:
+    """Check that an answer is no error.
+
+    Raises:
+        PyTritonClientInferenceServerError: It is one.
+    """
+    check_status(answer.status, answer.body, operation)
+
+
+def check_status(status: int, body: bytes | bytearray, operation: Operation) -> None:
+    """Check that a status is no error; the body says why it is one.
+
+    Raises:
+        PyTritonClientInferenceServerError: It is one.
+    """
+    if status != 200:
+        raise server_error(operation, str(status), find_error_text(body) or f"(HTTP status {status} without a text)")
+
+
+def failed_exchange(operation: Operation, error: Exception) -> PyTritonClientError:
+    """Return the error of ours for what ended an exchange before its response was complete."""
+    if isinstance(error, TimeoutError):
+        return timeout_error(operation)
+    if isinstance(error, ResponseTooLargeError):
+        return server_error(operation, None, str(error))
+    if isinstance(error, MemoryError):
+        return server_error(operation, None, "the response does not fit into the memory of this process.")
+    return connection_error(operation, f"{type(error).__name__}: {error}")
+
+
+def read_readiness(answer: Answer, operation: Operation) -> bool:
+    """Return whether the server, or a model, says that it is ready.
+
+    Raises:
+        PyTritonClientInferenceServerError: The server refuses to say it to this caller.
+    """
+    try:
+        check_answer(answer, operation)
+    except PyTritonClientInferenceServerError as error:
+        # Triton says "not ready" with an error status, and most often without a text.
+        if is_denial(error.status or "", error.server_message or ""):
+            raise
+        return False
+    return True
+
+
+def read_model_config(answer: Answer, operation: Operation) -> Mapping[str, Any]:
+    """Return the model configuration in the form of its JSON.
+
+    Raises:
+        PyTritonClientInferenceServerError: The answer is an error, or cannot be read.
+    """
+    check_answer(answer, operation)
+    try:
+        config = parse_json(answer.body)
+        if not isinstance(config, dict):
+            raise ValueError(f"expected a JSON object, received {describe(config)}")
+    except UNREADABLE as error:
+        raise _not_understood(operation, answer, error) from error
+    return config
+
+
+def read_infer_response(answer: Answer, operation: Operation) -> InferResponse:
+    """Return the response to an inference.
+
+    Raises:
+        PyTritonClientInferenceServerError: The answer is an error, or cannot be read.
+    """
+    check_answer(answer, operation)
+    try:
+        length = answer.headers.get(_HEADER_LENGTH.lower())
+        head_length = len(answer.body) if length is None else parse_number(length, 10)
+        if head_length > len(answer.body):
+            raise ValueError(f"expected {describe(head_length)} bytes of JSON, received {len(answer.body)} bytes")
+        with memoryview(answer.body) as body:
+            head = parse_json(bytes(body[:head_length]))
+            outputs = _read_outputs(head.get("outputs", ()), body[head_length:])
+        version = head.get("model_version")
+        return InferResponse(
+            outputs,
+            parameters=check_parameters(head.get("parameters")),
+            request_id=str(head.get("id", "")),
+            model_name=str(head.get("model_name", "")),
+            model_version=None if version is None else str(version),
+        )
+    except (*UNREADABLE, HttpWireError) as error:
+        raise _not_understood(operation, answer, error) from error
+
+
+def _read_outputs(described: Any, data: memoryview) -> dict[str, npt.NDArray[Any]]:
+    outputs: dict[str, npt.NDArray[Any]] = {}
+    start = 0
+    for output in described:
+        name, datatype, shape = output["name"], output["datatype"], check_shape(output["shape"])
+        if not isinstance(name, str) or name in outputs:
+            raise ValueError(f"expected each output once and by its name, received {describe(name)}")
+        size = output.get("parameters", {}).get("binary_data_size")
+        if size is None:
+            # In the JSON itself, as servers other than Triton may send it.
+            outputs[name] = array_from_json(output["data"], datatype, shape)
+            continue
+        if type(size) is not int or not 0 <= size <= len(data) - start:
+            raise ValueError(
+                f"expected {describe(size)} bytes of the output {describe(name)}, received {len(data) - start}"
+            )
+        outputs[name] = decode_tensor(data[start : start + size], datatype, shape)
+        start += size
+    if start != len(data):
+        raise ValueError(f"expected {start} bytes of outputs, received {len(data)}")
+    return outputs
+
+
+def _not_understood(operation: Operation, answer: Answer, error: Exception) -> PyTritonClientInferenceServerError:
+    coding = answer.headers.get("content-encoding", "identity")
+    hint = "" if coding == "identity" else f" It came with the content encoding {describe(coding)}, unasked for."
+    return server_error(operation, "200", f"the answer cannot be read ({type(error).__name__}: {error}).{hint}")

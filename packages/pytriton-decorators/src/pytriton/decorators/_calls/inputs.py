@@ -1,0 +1,270 @@
+"""What a decorated callable is called with: requests, or the arrays of a batch by name."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pytriton.decorators._calls.requests import Scope
+from pytriton.decorators._calls.types import InferenceRequest
+from pytriton.exceptions import (
+    PyTritonBadParameterError,
+    PyTritonBatchSizeError,
+    PyTritonRuntimeError,
+    PyTritonValidationError,
+)
+
+__all__ = [
+    "arrays_of",
+    "checked_names",
+    "explain_inputs",
+    "get_inference_request_batch_size",
+    "inputs_of_all",
+    "refuse_requests",
+    "requests_among",
+    "requests_of",
+    "rows_of",
+    "with_data",
+]
+
+
+def get_inference_request_batch_size(inference_request: InferenceRequest) -> int:
+    """Gives the number of rows of a request of a batching model.
+
+    Args:
+        inference_request: Arrays `(batch, *tensor.shape)` by input name.
+
+    Returns:
+        Size of axis 0 of the first input; 1 for a request without inputs, which counts as one row.
+
+    Raises:
+        PyTritonValidationError: The first input is not an array with a batch axis, or this is no request.
+    """
+    data = arrays_of(inference_request, 0)
+    if not data:
+        return 1
+    try:
+        size = next(iter(data.values())).shape[0]
+    except (AttributeError, IndexError):
+        raise explain_inputs([data]) from None
+    return int(size)
+
+
+# --- requests --------------------------------------------------------------------------------------------------------
+
+
+def requests_of(name: str, args: tuple[Any, ...]) -> Sequence[Any]:
+    """Gives the requests that a callable under the decorator `name` was called with.
+
+    Raises:
+        PyTritonValidationError: It was called with something else.
+    """
+    requests: Sequence[Any] = args[-1] if args else ()
+    if type(requests) is list and requests:
+        return requests
+    if isinstance(requests, (Mapping, type)) or not hasattr(requests, "__len__") or not len(requests):
+        what = f"{type(requests).__name__} {requests!r:.200}" if args else "no positional argument"
+        raise PyTritonValidationError(
+            f"A callable under @{name} expected a list of at least one request, received {what}. Each request is a "
+            f"mapping of arrays by input name; the arrays are not passed as keyword arguments. Among decorators, "
+            f"@{name} goes above those that take arrays.",
+            expected="a list of requests",
+            received=requests,
+        )
+    return requests
+
+
+def inputs_of_all(requests: Sequence[Any]) -> Mapping[str, Any] | None:
+    """Gives the inputs of all requests as one array each, where a server has them so; None where it has not.
+
+    Then every request has the same inputs, and none of them has to be looked at.
+    """
+    # The request of a server whose batch lies in one piece knows.
+    whole = getattr(requests[0], "__pytriton_batch__", None) if requests else None
+    gathered = None if whole is None else whole(requests)
+    return None if gathered is None else gathered[0]
+
+
+def requests_among(args: tuple[Any, ...]) -> Sequence[Any] | None:
+    """Gives the requests a callable was called with; None where it was called with arrays by name.
+
+    What precedes them in `args` is an object or a class, as for all decorators.
+    """
+    if not args:
+        return None
+    last = args[-1]
+    if type(last) is list:
+        return last
+    return last if isinstance(last, Sequence) and not isinstance(last, (str, bytes)) else None
+
+
+def refuse_requests(name: str, args: tuple[Any, ...]) -> None:
+    """Makes sure that a callable under the decorator `name` was called with arrays, not with requests.
+
+    Raises:
+        PyTritonRuntimeError: It was called with requests.
+    """
+    if args and (requests_among(args) is not None or isinstance(args[-1], Mapping)):
+        raise PyTritonRuntimeError(
+            f"A callable under @{name} expected the arrays of a batch as keyword arguments, received "
+            f"{type(args[-1]).__name__} as a positional one. Place @{name} below @batch: `@batch` first, then "
+            f"`@{name}`, then the function."
+        )
+
+
+def arrays_of(request: Any, index: int) -> dict[str, Any]:
+    """Gives the arrays of a request by name.
+
+    Args:
+        request: A mapping, or an object with its methods.
+        index: Its place in the batch, for the error.
+
+    Raises:
+        PyTritonValidationError: It is neither.
+    """
+    if type(request) is dict:
+        return request
+    # The dictionary within a request: asking it is several times cheaper than asking the request.
+    data = getattr(request, "data", None)
+    if type(data) is dict:
+        return data
+    if hasattr(request, "items"):
+        return dict(request.items())
+    raise PyTritonValidationError(
+        f"Request {index} is a {type(request).__name__}, expected a mapping of arrays by input name.",
+        request_index=index,
+        expected=Mapping,
+        received=type(request),
+    )
+
+
+def with_data(original: Any, data: dict[str, Any]) -> Any:
+    """Gives a request or response with other arrays and all else as in `original`, which stays as it is."""
+    if type(original) is dict:
+        return data
+    if isinstance(getattr(original, "data", None), dict):
+        twin = _twin(original)
+        twin.data = data
+        return twin
+    if isinstance(original, dict):
+        twin = _twin(original)
+        twin.clear()
+        twin.update(data)
+        return twin
+    # Any other mapping, such as a read-only one, has nothing but its arrays.
+    return data
+
+
+def _twin(original: Any) -> Any:
+    try:
+        # Not a copy, which a request of the server would make independent of its batch: nobody could cancel it.
+        kind: Any = type(original)
+        twin = kind.__new__(kind)
+        vars(twin).update(vars(original))
+    except TypeError:
+        # It keeps its attributes in another way.
+        return copy.copy(original)
+    return twin
+
+
+# --- arrays of a batch -----------------------------------------------------------------------------------------------
+
+
+def rows_of(name: str, inputs: Mapping[str, Any], scope: Scope) -> tuple[int, dict[str, Any]]:
+    """Finds the arrays with a batch axis among the keyword arguments of a callable.
+
+    Args:
+        name: The decorator that asks.
+        inputs: All keyword arguments. Scalars, what is no array, and what `@first_value` took the batch axis from are
+            left out.
+        scope: Where the arrays come from.
+
+    Returns:
+        The rows of the batch and the arrays by name. Without any array, as many rows as the requests have.
+
+    Raises:
+        PyTritonBatchSizeError: Two of the arrays have different numbers of rows.
+    """
+    plain = scope.plain
+    rows = -1
+    arrays: dict[str, Any] = {}
+    for key, value in inputs.items():
+        shape = getattr(value, "shape", None)
+        if shape and key not in plain:
+            if shape[0] != rows:
+                if rows >= 0:
+                    sizes = {other: array.shape[0] for other, array in arrays.items()} | {key: shape[0]}
+                    listed = ", ".join(f"{other}: {size}" for other, size in sizes.items())
+                    raise PyTritonBatchSizeError(
+                        f"@{name} received inputs of different batch sizes: {listed}. Expected the same size of axis "
+                        "0.",
+                        tensor=key,
+                        expected=rows,
+                        received=sizes,
+                    )
+                rows = shape[0]
+            arrays[key] = value
+    if rows < 0:
+        rows = 1 if scope.sizes is None else sum(scope.sizes)
+    return rows, arrays
+
+
+def explain_inputs(arrays: list[dict[str, Any]]) -> PyTritonValidationError:
+    """Finds out which request does not fit into a batch, and why.
+
+    Args:
+        arrays: The arrays of every request by name.
+    """
+    for index, data in enumerate(arrays):
+        if data.keys() != arrays[0].keys():
+            return PyTritonValidationError(
+                f"Requests of one batch have different inputs: request 0 has {sorted(arrays[0])}, request {index} has "
+                f"{sorted(data)}. For a model with optional inputs put @group_by_keys above @batch, or @fill_optionals "
+                "with their defaults.",
+                request_index=index,
+                expected=sorted(arrays[0]),
+                received=sorted(data),
+            )
+        for name, array in data.items():
+            if not getattr(array, "shape", None):
+                return PyTritonValidationError(
+                    f"Input {name!r} of request {index} is a {type(array).__name__} without a batch axis, expected a "
+                    "numpy array of shape (batch, ...). For a model without batching use @sample.",
+                    tensor=name,
+                    request_index=index,
+                    received=getattr(array, "shape", type(array)),
+                )
+        sizes = {name: array.shape[0] for name, array in data.items()}
+        if len(set(sizes.values())) > 1:
+            listed = ", ".join(f"{name}: {size}" for name, size in sizes.items())
+            return PyTritonBatchSizeError(
+                f"Inputs of request {index} have different batch sizes: {listed}. Expected the same size of axis 0.",
+                request_index=index,
+                received=sizes,
+            )
+    return PyTritonValidationError(
+        "The requests cannot be made one batch, though each fits to the first. Please report this with the requests.",
+        received=[{name: getattr(array, "shape", None) for name, array in data.items()} for data in arrays],
+    )
+
+
+def checked_names(name: str, keys: Iterable[Any]) -> tuple[str, ...]:
+    """Checks the names of inputs that a decorator was given.
+
+    Raises:
+        PyTritonBadParameterError: There are none, or one is no name of an input.
+    """
+    names = tuple(keys)
+    if names and all(isinstance(key, str) and key and key != "__triton_context__" for key in names):
+        return names
+    if not names:
+        odd: Any = names
+    else:
+        odd = next(key for key in names if not isinstance(key, str) or not key or key == "__triton_context__")
+    raise PyTritonBadParameterError(
+        f'@{name} expected the names of inputs, as in @{name}("temperature"), received {odd!r}.',
+        parameter=f"{name}.keys",
+        value=odd,
+        rule="one or more names of inputs",
+    )

@@ -1,0 +1,154 @@
+"""The requests behind the call that a decorator is making."""
+
+from collections.abc import Callable, Sequence
+from contextvars import ContextVar
+from typing import Any, Final
+
+from pytriton.exceptions import PyTritonRuntimeError
+
+__all__ = ["CURRENT_SCOPE", "NO_SCOPE", "Scope", "get_requests", "get_row_requests"]
+
+
+class Scope:
+    """The requests that the arrays of a call were made of, and which row is whose.
+
+    Attributes:
+        sizes: The rows of each request; None where nobody has counted them.
+        plain: Names of inputs that have no batch axis any more, because `@first_value` took it.
+    """
+
+    __slots__ = ("_found", "_outer", "_rows", "_source", "plain", "sizes")
+
+    def __init__(
+        self,
+        source: Sequence[Any] | Callable[[], Sequence[Any]] | None,
+        sizes: Sequence[int] | None = None,
+        plain: frozenset[str] = frozenset(),
+        outer: "Scope | None" = None,
+        rows: Sequence[int] | None = None,
+    ) -> None:
+        """Makes the scope of a call for some requests.
+
+        Args:
+            source: The requests, or what makes them: a server does not make them before somebody asks.
+            sizes: See the attribute.
+            plain: See the attribute.
+            outer: The scope that this one is a part of, which is asked for the requests.
+            rows: The rows of that one which are left, by their places.
+        """
+        self._source = source
+        self.sizes = sizes
+        self.plain = plain
+        self._outer = outer
+        self._rows = rows
+        self._found: list[Any] | None = None
+
+    def of_rows(self, rows: Sequence[int]) -> "Scope":
+        """The scope of a call for some rows, by their places in this one's arrays; a place may occur several times."""
+        return Scope(None, None, self.plain, self, rows)
+
+    def without_batch_axis(self, names: frozenset[str]) -> "Scope":
+        """The scope of a call for the same rows, in which further inputs have no batch axis."""
+        return Scope(None, self.sizes, self.plain | names, self)
+
+    def requests(self) -> Sequence[Any]:
+        """The requests, each once.
+
+        Raises:
+            PyTritonRuntimeError: There are none: the call is not made by `@batch` or its like.
+        """
+        if self._rows is not None:
+            if self._found is None:
+                seen: dict[int, Any] = {}
+                for request in self.row_requests():
+                    seen.setdefault(id(request), request)
+                self._found = list(seen.values())
+            return self._found
+        if self._outer is not None:
+            return self._outer.requests()
+        if self._source is None:
+            raise _no_requests()
+        if callable(self._source):
+            self._source = self._source()
+        return self._source
+
+    def row_requests(self) -> list[Any]:
+        """The request of every row.
+
+        Raises:
+            PyTritonRuntimeError: As for `requests`.
+        """
+        if self._outer is not None:
+            outer = self._outer.row_requests()
+            return outer if self._rows is None else [outer[row] for row in self._rows]
+        requests = self.requests()
+        sizes = self.sizes
+        if sizes is None:
+            # Imported late: that module asks for the scope.
+            from pytriton.decorators._calls.inputs import get_inference_request_batch_size
+
+            sizes = [get_inference_request_batch_size(request) for request in requests]
+        return [request for request, size in zip(requests, sizes, strict=True) for _ in range(size)]
+
+
+NO_SCOPE: Final = Scope(None)
+"""Of a call that was made with arrays, by no decorator that takes requests."""
+CURRENT_SCOPE: Final[ContextVar[Scope]] = ContextVar("pytriton_current_scope", default=NO_SCOPE)
+
+
+def get_requests() -> Sequence[Any]:
+    """Gives the requests that a decorated callable is answering, with their parameters.
+
+    A callable under `@batch` or `@sample` gets arrays only; this gives it the requests that the arrays were made of, in
+    the order of their rows. Under `@group_by_keys` and `@group_by_values` they are those of the present group. A
+    request that has rows in several groups of `@group_by_values` is among those of each. `get_row_requests` tells which
+    row is whose.
+
+    ```python
+    @batch
+    def infer(text):
+        for request in get_requests():
+            if request.is_cancelled():
+                ...
+    ```
+
+    Returns:
+        The requests as the callable of the server gets them: mappings of arrays by input name with `parameters`,
+        `requested_output_names` and so on. In a unit test, whatever the test passed in.
+
+    Raises:
+        PyTritonRuntimeError: No decorated callable is running in this thread or task, or it was called with arrays in
+            place of requests.
+    """
+    return CURRENT_SCOPE.get().requests()
+
+
+def get_row_requests() -> list[Any]:
+    """Gives the request of every row of the arrays that a decorated callable got.
+
+    ```python
+    @batch
+    def infer(image):
+        scale = [request.parameters.get("scale", 1.0) for request in get_row_requests()]
+        return {"scaled": image * np.array(scale)[:, None]}
+    ```
+
+    Returns:
+        As many requests as the arrays have rows: a request occurs once for each of its rows. Under `@group_by_values`
+        those of the rows of the present group, under `@pad_batch` also those of the rows that were added, which are
+        copies of the last one.
+
+    Raises:
+        PyTritonRuntimeError: As for `get_requests`.
+        PyTritonValidationError: The requests came to the callable itself and their first inputs have no batch axis.
+    """
+    return CURRENT_SCOPE.get().row_requests()
+
+
+def _no_requests() -> PyTritonRuntimeError:
+    return PyTritonRuntimeError(
+        "There are no current requests: get_requests(), get_row_requests() and the requests of triton_context work "
+        "while a callable under @batch, @sample or another decorator that takes requests runs, in its own thread or "
+        "asyncio task. A callable without decorators gets the requests as its argument. In a thread of your own, run "
+        "the function through contextvars.copy_context().run."
+    )

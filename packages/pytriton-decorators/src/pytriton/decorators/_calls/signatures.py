@@ -1,0 +1,169 @@
+"""Whether a callable can take what the decorators on it hand to it: its model's inputs, by name.
+
+The question is asked when the callable is bound. What a decorator of somebody else's does with its arguments is not
+known, so a callable is refused only where each call would fail.
+"""
+
+import functools
+import inspect
+import logging
+from typing import Any
+
+from pytriton.decorators._calls.wrapping import Layer, is_decorated, layer_of
+from pytriton.exceptions import PyTritonValidationError
+from pytriton.model_config.triton_model_config import TritonModelConfig
+
+__all__ = ["check_callable"]
+
+logger = logging.getLogger(__name__)
+
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def check_callable(infer_func: Any, model_config: TritonModelConfig) -> None:
+    """Checks that a decorated callable can be called for a model; of any other callable nothing is said.
+
+    One that cannot take an optional input serves requests without it, so that is a warning in the log.
+
+    Args:
+        infer_func: The callable that is to serve the model.
+        model_config: The model.
+
+    Raises:
+        PyTritonValidationError: Its parameters are not the inputs that a decorator on it hands over by name.
+    """
+    layers, given, function = _layers(infer_func)
+    signature = _signature(function) if layers else None
+    if signature is None or model_config.inputs is None:
+        return
+    given += [name for layer in layers for name in layer.handover.adds]
+    opening = [layer.handover.name for layer in layers if layer.handover.opens]
+    if not opening:
+        _check_taker_of_requests(signature, given, layers, function, model_config)
+    elif len(opening) == 1:
+        filled = {name for layer in layers for name in layer.handover.fills}
+        _check_taker_of_inputs(signature, given, filled, opening[0], function, model_config)
+
+
+def _layers(infer_func: Any) -> tuple[list[Layer], list[str], Any]:
+    """The decorators of ours on a callable, outermost first, names that it is given besides, and what is below them."""
+    layers: list[Layer] = []
+    given: list[str] = []
+    function: Any = infer_func
+    while True:
+        function = _called(function)
+        place, names = function, list[str]()
+        # A decorated callable says that it is of the type of what is below.
+        while not is_decorated(place) and isinstance(place, functools.partial) and not place.args:
+            names += place.keywords
+            place = _called(place.func)
+        layer = layer_of(place)
+        if layer is None:
+            # A partial at the bottom is one callable with its function, which its signature says best.
+            return layers, given, function
+        layers.append(layer)
+        given += names
+        function = layer.below
+
+
+def _called(function: Any) -> Any:
+    """What is called where an object is: its method, if that is decorated."""
+    if is_decorated(function) or function is None or isinstance(function, type) or inspect.isroutine(function):
+        return function
+    # Not whether it can be called, but what then is.
+    method = getattr(type(function), "__call__", None)  # noqa: B004
+    return function.__call__ if is_decorated(method) else function
+
+
+def _signature(function: Any) -> inspect.Signature | None:
+    """The parameters of what is below all decorators of ours; `None` where nobody knows."""
+    if function is None or isinstance(function, type) or is_decorated(function):
+        return None
+    if "__signature__" in getattr(function, "__dict__", {}):
+        # Somebody wants to be shown with other parameters than those that there are.
+        return None
+    try:
+        # A wrapper of somebody else's looks like what is below, and may hand over something else.
+        return inspect.signature(function, follow_wrapped=False)
+    except (TypeError, ValueError):
+        # As a callable written in C.
+        return None
+
+
+def _check_taker_of_requests(
+    signature: inspect.Signature, given: list[str], layers: list[Layer], function: Any, model_config: TritonModelConfig
+) -> None:
+    try:
+        signature.bind([], **dict.fromkeys(given))
+    except TypeError as error:
+        besides = "".join(f" and {name!r}" for name in given)
+        raise PyTritonValidationError(
+            f"Model {model_config.model_name!r}: {_shown(function, signature)} cannot serve it: {error}. Under "
+            f"@{layers[-1].handover.name} a callable is called with the list of requests{besides}.",
+            expected=["requests", *given],
+            received=list(signature.parameters),
+        ) from error
+
+
+def _check_taker_of_inputs(
+    signature: inspect.Signature,
+    given: list[str],
+    filled: set[str],
+    opener: str,
+    function: Any,
+    model_config: TritonModelConfig,
+) -> None:
+    parameters = signature.parameters.values()
+    takes_all = any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in parameters)
+    taken = {parameter.name for parameter in parameters if parameter.kind in _BY_NAME}
+    inputs = [spec.name for spec in model_config.inputs or ()]
+    known = {*inputs, *given}
+    left_out = [spec.name for spec in model_config.inputs or () if spec.optional and spec.name not in filled]
+    surplus = [name for name in [*inputs, *given] if not takes_all and name not in taken]
+    refused = [name for name in surplus if name not in left_out]
+    # An optional input may always come, as far as is known here.
+    missing = [
+        parameter.name
+        for parameter in parameters
+        if parameter.default is parameter.empty
+        and parameter.kind not in _COLLECTING
+        and (parameter.name not in known or parameter.kind not in _BY_NAME)
+    ]
+    if not refused and not missing:
+        for name in surplus:
+            logger.warning(
+                "Model %r: %s has no parameter for the optional input %r: requests that have it fail.",
+                model_config.model_name, _shown(function, signature), name,
+            )  # fmt: skip
+        return
+    problems = []
+    if refused:
+        problems.append(f"it has no parameter for {_listed(refused)}")
+    if missing:
+        problems.append(f"nothing is given for its parameter {_listed(missing)}")
+    raise PyTritonValidationError(
+        f"Model {model_config.model_name!r}: {_shown(function, signature)} cannot take the inputs of the model, which "
+        f"@{opener} hands over by name: {', and '.join(problems)}. The inputs are {_listed(inputs)}: give parameters "
+        'and inputs the same names (def infer(x), Tensor(name="x", ...)), or take them all as **inputs.',
+        tensor=next((name for name in refused if name in inputs), None),
+        expected=inputs,
+        received=list(signature.parameters),
+    )
+
+
+def _shown(function: Any, signature: inspect.Signature) -> str:
+    inner = function
+    while isinstance(inner, functools.partial):
+        inner = inner.func
+    name = getattr(inner, "__qualname__", None) or type(inner).__name__
+    return f"{name}({', '.join(map(str, _bare(signature)))})"
+
+
+def _bare(signature: inspect.Signature) -> list[inspect.Parameter]:
+    """The parameters without annotations, which may be long."""
+    return [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(map(repr, names)) or "none"

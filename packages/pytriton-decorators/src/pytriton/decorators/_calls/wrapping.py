@@ -1,0 +1,384 @@
+"""How every decorator wraps a callable; the only module that imports wrapt.
+
+A decorator is one function, `prepare`: it looks at a call and says, as a `Plan`, with which arguments the callable
+below is to be called, once or several times, and how the results become one. `decorator(prepare)` does the rest for
+every kind of callable.
+
+For a coroutine function everything happens when the coroutine is awaited. For all others `prepare` and the calls happen
+when the decorated callable is called, so a request that does not fit is refused there, not in the first step of a
+generator.
+"""
+
+import copy
+import functools
+import importlib
+import inspect
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import wrapt  # type: ignore[import-untyped, unused-ignore]
+
+from pytriton.decorators._calls.carry_out import Prepare, carry_out, carry_out_awaiting
+from pytriton.exceptions import PyTritonBadParameterError
+
+__all__ = [
+    "Handover",
+    "Layer",
+    "WholeCall",
+    "decorator",
+    "is_decorated",
+    "layer_of",
+    "made_again",
+    "takes_requests",
+    "undecorated",
+]
+
+# wrapt 2 put a base below ObjectProxy.
+_PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)
+# Only wrapt 2 brings types, and they know less of these classes than what is used here.
+_FunctionWrapper: Any = wrapt.FunctionWrapper
+_BoundFunctionWrapper: Any = wrapt.BoundFunctionWrapper
+
+Outward = Callable[[inspect.Signature], inspect.Signature]
+"""Signature of the callable below, without `self`, to that of the decorated callable."""
+
+WholeCall = Callable[[Any, Any, Mapping[str, Any], list[int], Callable[[], Sequence[Any]]], Any]
+"""`(wrapped, instance, inputs, sizes, requests)`: the call of a server that has the batch as one array per input.
+
+`sizes` has the rows of each request, `requests` makes the requests. The result is a dictionary of arrays over the whole
+batch, or, as anything else, what the decorated callable itself would have returned."""
+Relay = Callable[[Callable[..., Any], Any, Any, Mapping[str, Any], list[int], Callable[[], Sequence[Any]]], Any]
+"""`(below, wrapped, instance, inputs, sizes, requests)`: hands such a call on to that of the callable below, which is
+`below(inputs, sizes, requests)`."""
+
+
+@dataclass(frozen=True)
+class Handover:
+    """What a decorator hands to the callable below in place of, or beside, what it was called with.
+
+    Attributes:
+        name: Name of the decorator.
+        opens: Whether it was called with requests, and the callable below gets their inputs by name.
+        adds: Names of keyword arguments that the callable below gets besides.
+        fills: Names of inputs that are there afterwards, whatever the caller has sent.
+    """
+
+    name: str
+    opens: bool = False
+    adds: tuple[str, ...] = ()
+    fills: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A decorator on a callable.
+
+    Attributes:
+        handover: What it hands to the callable below.
+        below: That callable, bound to its object where it is a method; `None` where it is not known to which object.
+    """
+
+    handover: Handover
+    below: Any
+
+
+def decorator(
+    prepare: Prepare,
+    *,
+    name: str,
+    again: Callable[[Any], Any],
+    outward: Outward | None = None,
+    whole: WholeCall | None = None,
+    relay: Relay | None = None,
+    opens: bool = False,
+    adds: tuple[str, ...] = (),
+    fills: tuple[str, ...] = (),
+) -> Callable[[Any], Any]:
+    """Makes a decorator.
+
+    Args:
+        prepare: Makes the plan of each call.
+        name: Name of the decorator, for errors.
+        again: Decorates in the same way, for pickle: a function of a module, or `made_again` of one.
+        outward: Makes the signature that `inspect.signature` shows; None shows that of the callable below.
+        whole: Makes calls for whole batches, with nothing made and taken apart for each request. The decorated callable
+            offers it as `__pytriton_whole__(inputs, sizes, requests)`, unless it is a coroutine function.
+        relay: Hands such calls on, where the callable below offers them.
+        opens: See `Handover`.
+        adds: See `Handover`.
+        fills: See `Handover`.
+
+    Returns:
+        A function that takes a callable of any kind and returns it decorated.
+    """
+    handover = Handover(name, opens, adds, fills)
+
+    def invoke(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        plan = prepare(wrapped, instance, args, kwargs)
+        return wrapped(*args, **kwargs) if plan is None else carry_out(wrapped, plan)
+
+    async def invoke_coroutine(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        plan = prepare(wrapped, instance, args, kwargs)
+        return await (wrapped(*args, **kwargs) if plan is None else carry_out_awaiting(wrapped, plan))
+
+    def apply(func: Any) -> Any:
+        if not callable(func) and not isinstance(func, (classmethod, staticmethod)):
+            raise PyTritonBadParameterError(
+                f"@{name} decorates a callable, not {func!r}.", parameter=name, value=func, rule="a callable"
+            )
+        kind = _Decorated if _code_of_object(func) is None else _DecoratedObject
+        decorated = kind(func, invoke, outward, handover=handover, again=again, whole=whole, relay=relay)
+        function = func.__func__ if isinstance(func, (classmethod, staticmethod)) else decorated
+        return (
+            kind(func, invoke_coroutine, outward, handover=handover, again=again)
+            if inspect.iscoroutinefunction(function)
+            else decorated
+        )
+
+    return apply
+
+
+def made_again(make: Callable[..., Callable[[Any], Any]], *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    """Gives the decorator `make(*args, **kwargs)` in a form that pickle takes, which closures are not."""
+    return functools.partial(_decorate_again, make, args, kwargs)
+
+
+def _decorate_again(
+    make: Callable[..., Callable[[Any], Any]], args: tuple[Any, ...], kwargs: dict[str, Any], func: Any
+) -> Any:
+    return make(*args, **kwargs)(func)
+
+
+def takes_requests(inner: inspect.Signature) -> inspect.Signature:
+    """Signature of a decorated callable that takes the requests of a batch in place of arrays."""
+    requests = inspect.Parameter("requests", inspect.Parameter.POSITIONAL_ONLY)
+    return inspect.Signature([requests])
+
+
+def is_decorated(func: Any) -> bool:
+    """Whether there is a decorator directly on `func`."""
+    return isinstance(func, _PROXY)
+
+
+def layer_of(func: Any) -> Layer | None:
+    """The uppermost decorator of ours on a callable; `None` where what is uppermost is none of ours."""
+    if isinstance(func, _Bound):
+        # Model.infer of an ordinary method: the object is still to be given.
+        misses_object = func._self_instance is None and func._self_binding in ("function", "instancemethod")
+        return Layer(func._self_parent._self_handover, None if misses_object else func.__wrapped__)
+    if isinstance(func, _Decorated):
+        is_descriptor = isinstance(func.__wrapped__, (classmethod, staticmethod))
+        return Layer(func._self_handover, None if is_descriptor else func.__wrapped__)
+    return None
+
+
+def undecorated(func: Any) -> Any:
+    """Gives what is below all decorators of `func`; a bound method stays bound."""
+    while isinstance(func, _PROXY):
+        func = func.__wrapped__
+    return func
+
+
+# --- what a decorated callable looks like ----------------------------------------------------------------------------
+
+
+class _Bound(_BoundFunctionWrapper):  # type: ignore[misc]
+    """A decorated callable reached through an object or a class."""
+
+    @property
+    def __pytriton_whole__(self) -> Callable[..., Any] | None:
+        # Of a class it is not known which object to call.
+        return (
+            None
+            if self._self_instance is None
+            else self._self_parent._self_whole_of(self.__wrapped__, self._self_instance)
+        )
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        # Model.infer of an ordinary method: the object is still to be given.
+        misses_object = self._self_instance is None and self._self_binding in ("function", "instancemethod")
+        return _signature(self.__wrapped__, self._self_parent._self_outward, leading=misses_object)
+
+    @property
+    def __func__(self) -> "_Decorated":
+        # inspect asks a bound method for its function, and takes the signature of that less its first parameter.
+        parent = self._self_parent
+        return _Decorated(
+            self.__wrapped__.__func__,
+            self._self_wrapper,
+            parent._self_outward,
+            handover=parent._self_handover,
+            leading=True,
+        )
+
+    def __copy__(self) -> "_Bound":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        # As methods are: that of a copied object.
+        return self if self._self_instance is None else getattr(copy.deepcopy(self._self_instance, memo), self.__name__)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        if inspect.ismethod(self.__wrapped__):
+            return getattr, (self.__self__, self.__name__)
+        # Not by name alone, as functions are: every access makes another object, which pickle would not accept.
+        return _named, (self.__module__, self.__qualname__)
+
+
+class _Decorated(_FunctionWrapper):  # type: ignore[misc]
+    """A decorated callable; everything not named here is that of the callable below."""
+
+    __bound_function_wrapper__ = _Bound
+
+    def __init__(
+        self,
+        wrapped: Any,
+        invoke: Callable[..., Any],
+        outward: Outward | None,
+        *,
+        handover: Handover,
+        leading: bool | None = None,
+        again: Callable[[Any], Any] | None = None,
+        whole: WholeCall | None = None,
+        relay: Relay | None = None,
+    ) -> None:
+        super().__init__(wrapped, invoke)
+        self._self_handover = handover
+        self._self_again = again
+        self._self_outward = outward
+        self._self_whole = whole
+        self._self_relay = relay
+        self._self_leading = leading
+
+    @property
+    def __pytriton_whole__(self) -> Callable[..., Any] | None:
+        # What is below may be a method, which has to be reached through its object.
+        if isinstance(self.__wrapped__, (classmethod, staticmethod)):
+            return None
+        return self._self_whole_of(self.__wrapped__, getattr(self.__wrapped__, "__self__", None))
+
+    def _self_whole_of(self, wrapped: Any, instance: Any) -> Callable[..., Any] | None:
+        if self._self_whole is not None:
+            return functools.partial(self._self_whole, wrapped, instance)
+        # Only of our own: another proxy hands out the attribute of what it wraps, and would be passed over.
+        below = wrapped.__pytriton_whole__ if isinstance(wrapped, (_Decorated, _Bound)) else None
+        if self._self_relay is None or below is None:
+            return None
+        return functools.partial(self._self_relay, below, wrapped, instance)
+
+    @property
+    def __signature__(self) -> inspect.Signature:
+        return _signature(self.__wrapped__, self._self_outward, leading=self._self_leading)
+
+    @property
+    def __func__(self) -> "_Decorated":
+        # For a bound method that was decorated afterwards; anything else has none.
+        return _Decorated(
+            self.__wrapped__.__func__,
+            self._self_wrapper,
+            self._self_outward,
+            handover=self._self_handover,
+            leading=True,
+        )
+
+    def __copy__(self) -> "_Decorated":
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "_Decorated":
+        # As functions are, which are their own copies; not so a method or an object that was decorated afterwards.
+        below = copy.deepcopy(self.__wrapped__, memo)
+        return self if below is self.__wrapped__ else self._self_around(below)
+
+    def _self_around(self, below: Any) -> "_Decorated":
+        return type(self)(
+            below,
+            self._self_wrapper,
+            self._self_outward,
+            handover=self._self_handover,
+            leading=self._self_leading,
+            again=self._self_again,
+            whole=self._self_whole,
+            relay=self._self_relay,
+        )
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # By name, as functions are, where the name leads to the decorated callable; else what is below goes, and is
+        # decorated again.
+        if inspect.isfunction(undecorated(self)) and _has_name(self):
+            return self.__qualname__
+        return self._self_again, (self.__wrapped__,)
+
+
+class _DecoratedObject(_Decorated):
+    """A decorated object with a `__call__` written in Python.
+
+    `inspect.iscoroutinefunction` and its like look at the code of functions only. The object has none; with that of its
+    `__call__` they tell the truth about the decorated object, too.
+    """
+
+    @property
+    def __code__(self) -> Any:
+        return _code_of_object(self.__wrapped__)
+
+    @property
+    def __name__(self) -> str:
+        name: str = getattr(self.__wrapped__, "__name__", type(self.__wrapped__).__name__)
+        return name
+
+    @property
+    def __defaults__(self) -> None:
+        return None
+
+    @property
+    def __kwdefaults__(self) -> None:
+        return None
+
+    def __copy__(self) -> "_Decorated":
+        return self._self_around(copy.copy(self.__wrapped__))
+
+
+def _named(module: str, qualified_name: str) -> Any:
+    return operator.attrgetter(qualified_name)(importlib.import_module(module))
+
+
+def _has_name(decorated: "_Decorated") -> bool:
+    try:
+        return _named(decorated.__module__, decorated.__qualname__) is decorated
+    except (ImportError, AttributeError):
+        return False
+
+
+def _code_of_object(func: Any) -> Any:
+    """Code of the `__call__` of an object; None for functions, methods, classes and objects without it."""
+    if isinstance(func, (type, classmethod, staticmethod)) or hasattr(func, "__code__"):
+        return None
+    return getattr(undecorated(type(func).__call__), "__code__", None)
+
+
+def _signature(inner: Any, outward: Outward | None, *, leading: bool | None) -> inspect.Signature:
+    """Signature of a decorated callable.
+
+    Args:
+        inner: The callable below.
+        outward: What the decorator makes of its signature.
+        leading: Whether the first parameter is the object or class and stays. None: if it is called `self` or `cls`;
+            since Python 3.13 a function that is still to become a class method cannot be told apart otherwise.
+    """
+    if outward is None:
+        return inspect.signature(inner)
+    try:
+        signature = inspect.signature(inner)
+    except ValueError:
+        # A callable written in C may have none.
+        return outward(inspect.Signature())
+    parameters = list(signature.parameters.values())
+    if leading is None:
+        leading = bool(parameters) and parameters[0].name in ("self", "cls")
+    if not leading or not parameters:
+        return outward(signature)
+    own = parameters[0].replace(kind=inspect.Parameter.POSITIONAL_ONLY, annotation=inspect.Parameter.empty)
+    shown = outward(signature.replace(parameters=parameters[1:]))
+    return shown.replace(parameters=[own, *shown.parameters.values()])

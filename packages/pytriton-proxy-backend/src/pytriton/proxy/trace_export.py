@@ -1,0 +1,179 @@
+"""From the trace settings of a server to a tracer that sends its spans to the same collector.
+
+The only module that imports the SDK of OpenTelemetry and its exporter, and only when a tracer is made.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.resources import Resource
+
+OPENTELEMETRY = "opentelemetry"
+MODE = f"mode={OPENTELEMETRY}"
+# Where tritonserver sends its spans, and what it calls itself, unless told otherwise.
+DEFAULT_URL = "http://localhost:4318/v1/traces"
+DEFAULT_SERVICE_NAME = "triton-inference-server"
+
+_ABORT_TIMEOUT_S = 0.2
+
+# tritonserver's names of what the batch span processor is told, and the SDK's.
+_PROCESSOR_SETTINGS = {
+    "bsp_max_queue_size": "max_queue_size",
+    "bsp_schedule_delay": "schedule_delay_millis",
+    "bsp_max_export_batch_size": "max_export_batch_size",
+}
+
+logger = logging.getLogger(__name__)
+
+
+def require_telemetry() -> None:
+    """Checks that the packages of OpenTelemetry are there.
+
+    Raises:
+        ImportError: They are not; says what to install.
+    """
+    try:
+        import opentelemetry.exporter.otlp.proto.http.trace_exporter
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ImportError as error:
+        raise ImportError(
+            f"Telemetry needs OpenTelemetry, which is not installed ({error}). Install the extra of the package that "
+            "serves the models: pip install 'pytriton-server[telemetry]', or 'pytriton-proxy-backend[telemetry]' where "
+            "that one is used alone."
+        ) from error
+
+
+@dataclass(frozen=True)
+class TraceSettings:
+    """What `trace_config` says about spans.
+
+    Attributes:
+        url: The collector's; `None` where it is not said.
+        resource: Attributes of whoever makes the spans.
+        processor: How spans are collected and sent: numbers, under the SDK's names.
+    """
+
+    url: str | None = None
+    resource: dict[str, str] = field(default_factory=dict)
+    processor: dict[str, Any] = field(default_factory=dict)
+
+
+def is_opentelemetry(trace_config: Sequence[str]) -> bool:
+    """Whether spans are made at all: Triton's other mode writes files."""
+    return any(item.strip().lower() == MODE for item in trace_config)
+
+
+def read_settings(trace_config: Sequence[str]) -> TraceSettings:
+    """Reads the items of `trace_config` that are about OpenTelemetry.
+
+    Raises:
+        ValueError: An item cannot be understood; says which and why.
+    """
+    url = None
+    resource: dict[str, str] = {}
+    processor: dict[str, Any] = {}
+    for item in trace_config:
+        mode, comma, setting = item.partition(",")
+        if not comma or mode.strip() != OPENTELEMETRY:
+            continue
+        name, equals, value = setting.partition("=")
+        if not equals:
+            raise ValueError(f"trace_config: expected 'opentelemetry,<setting>=<value>'; got {item!r}")
+        if name == "url":
+            url = value
+        elif name == "resource":
+            key, equals, text = value.partition("=")
+            if not equals:
+                raise ValueError(f"trace_config: expected 'opentelemetry,resource=<name>=<value>'; got {item!r}")
+            resource[key] = text
+        elif name in _PROCESSOR_SETTINGS:
+            if not value.isdecimal():
+                raise ValueError(f"trace_config: {name} must be a whole number; got {item!r}")
+            processor[_PROCESSOR_SETTINGS[name]] = int(value)
+    return TraceSettings(url, resource, processor)
+
+
+def make_resource(settings: TraceSettings) -> Resource:
+    """Makes the description of whoever makes the spans; the service is called as tritonserver calls itself."""
+    from opentelemetry.sdk.resources import SERVICE_NAME, Resource
+
+    resource = Resource.create(dict(settings.resource))
+    if str(resource.attributes.get(SERVICE_NAME, "")).startswith("unknown_service"):
+        resource = resource.merge(Resource({SERVICE_NAME: DEFAULT_SERVICE_NAME}))
+    return resource
+
+
+class SpanExport:
+    """A tracer whose spans go to a collector over OTLP and HTTP, in a thread of OpenTelemetry's.
+
+    A collector that cannot be reached delays nobody: spans beyond the queue are dropped.
+
+    Attributes:
+        tracer: The tracer.
+    """
+
+    tracer: Any
+
+    def __init__(self, trace_config: Sequence[str]) -> None:
+        """Makes the tracer; nothing is sent before there are spans.
+
+        Args:
+            trace_config: The items of the server's setting.
+
+        Raises:
+            ImportError: OpenTelemetry is not installed.
+            ValueError: An item cannot be understood.
+        """
+        require_telemetry()
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace.export import BatchSpanProcessor
+
+        # Here, so that the first batch does not wait for it.
+        from pytriton.proxy_backend.runtime import tracing  # noqa: F401
+
+        settings = read_settings(trace_config)
+        self._url = settings.url or DEFAULT_URL
+        self._exporter = OTLPSpanExporter(endpoint=self._url)
+        # Its own hook at the end of the interpreter knows no deadline.
+        self._provider = TracerProvider(resource=make_resource(settings), shutdown_on_exit=False)
+        self._provider.add_span_processor(BatchSpanProcessor(self._exporter, **settings.processor))
+        self.tracer = self._provider.get_tracer("pytriton")
+        # Begun now, because there may be no new threads any more when the interpreter ends.
+        self._is_closing = threading.Event()
+        self._closer = threading.Thread(target=self._shut_down, name="pytriton-span-export", daemon=True)
+        self._closer.start()
+
+    def close(self, timeout_s: float) -> bool:
+        """Sends what there is to send, and stops.
+
+        Args:
+            timeout_s: How long that may take, in seconds.
+
+        Returns:
+            Whether it was done in time. If not, spans are lost, and the log says so.
+        """
+        self._is_closing.set()
+        self._closer.join(timeout_s)
+        if not self._closer.is_alive():
+            return True
+        logger.warning(
+            "The last spans could not be sent to %s within %g s: they are lost. Does a collector for OTLP over HTTP "
+            "listen there?",
+            self._url,
+            timeout_s,
+        )
+        # Ends its attempts to send, and with them the threads; an attempt that is under way takes its time.
+        self._exporter.shutdown()  # type: ignore[no-untyped-call] # of OpenTelemetry
+        self._closer.join(_ABORT_TIMEOUT_S)
+        return False
+
+    def _shut_down(self) -> None:
+        self._is_closing.wait()
+        self._provider.shutdown()

@@ -1,0 +1,259 @@
+"""`add`: puts a model into a model repository."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ..dropin.config import Batching, check_model, machine_of, native_files
+from ..dropin.files import Manifest
+from ..dropin.python_files import proxy_address, python_files
+from ..dropin.repository import add_model, check_name, models_at
+from ..errors import DropInError
+from ..model import ModelSpec, ProxySettings, endpoint_path
+from ..python_proxy.settings import PythonProxySettings
+from ..system.native import LIBRARY_NAME, library_path
+from ..wire import layout
+from .repository import add_repository
+from .tensors import load_signature, model_of, parse_tensor
+
+_DEFAULT_BATCH = 4
+_DEFAULTS = ProxySettings(endpoint=Path("/"), batching=True)
+_LINK_TIMEOUT_S = PythonProxySettings(address="").link_timeout_s
+# What Triton's configuration has room for.
+_MOST = (1 << 63) - 1
+_MOST_ROWS = (1 << 31) - 1
+_MOST_DIGITS = 20
+_EPILOG = """\
+A tensor is NAME:DTYPE:DIMS, such as x:float32:-1,4 or text:str:1, without the batch axis; ':optional' behind it marks
+an input that callers may leave out. Dtypes have numpy's names or Triton's.
+
+A model that is there already as it would be written is left alone. One that is not ours or was edited is never touched.
+"""
+
+
+def register(commands: Any) -> None:
+    """Adds the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "add",
+        help="put a model into a model repository",
+        description="Puts the folder of a model into a model repository, in one step. Any tritonserver that loads the "
+        "repository serves the model, as soon as workers attach to its endpoint.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add_repository(parser)
+    parser.add_argument("--name", required=True, help="name of the model")
+    parser.add_argument(
+        "--version", type=_whole(1), default=1, metavar="N", help="version of the model (1); others of the model stay"
+    )
+    parser.add_argument(
+        "--input", action="append", type=_argument(parse_tensor), metavar="TENSOR", dest="inputs", help="an input"
+    )
+    parser.add_argument(
+        "--output", action="append", type=_argument(parse_tensor), metavar="TENSOR", dest="outputs", help="an output"
+    )
+    parser.add_argument(
+        "--from",
+        dest="signature",
+        metavar="MODULE:SIGNATURE",
+        help="take inputs and outputs from an attribute of a module; the other options go before what it says",
+    )
+    parser.add_argument("--flavour", choices=("native", "python"), default="native", help="which proxy (native)")
+    parser.add_argument(
+        "--endpoint",
+        required=True,
+        metavar="DIR",
+        help="folder for the socket, where server and workers see it; it may be made later. For the Python proxy also "
+        "an address such as tcp://*:5555",
+    )
+    parser.add_argument(
+        "--max-batch-size",
+        type=_whole(0, _MOST_ROWS),
+        metavar="N",
+        help=f"rows of the largest batch, 0: no batching ({_DEFAULT_BATCH})",
+    )
+    parser.add_argument("--max-queue-delay-us", type=_whole(0), default=0, metavar="US", help="wait for fuller batches")
+    parser.add_argument("--preferred-batch-size", action="append", type=_whole(1), default=[], metavar="N")
+    parser.add_argument(
+        "--decoupled", action="store_const", const=True, help="a request may get any number of responses"
+    )
+    parser.add_argument("--strict", action="store_const", const=True, help="outputs must be exactly as declared")
+    parser.add_argument(
+        "--attach-timeout",
+        type=_argument(_seconds),
+        default=_DEFAULTS.attach_timeout_s,
+        metavar="S",
+        help=f"how long a request waits where no worker is attached ({_DEFAULTS.attach_timeout_s:g})",
+    )
+    parser.add_argument(
+        "--arena-budget",
+        type=_whole(1),
+        default=_DEFAULTS.arena_budget_bytes,
+        metavar="BYTES",
+        help=f"shared memory per direction and worker ({_DEFAULTS.arena_budget_bytes})",
+    )
+    parser.add_argument(
+        "--execution-timeout",
+        type=_argument(lambda text: _seconds(text, 0.001)),
+        metavar="S",
+        help="how long a worker may take for a batch (no limit)",
+    )
+    parser.add_argument(
+        "--repeatable", action="store_true", help="requests of a worker that was lost may go to another one, once"
+    )
+    parser.add_argument(
+        "--curve-secret-key", type=Path, metavar="FILE", help="Python proxy: its own keys, made by the command keys"
+    )
+    parser.add_argument(
+        "--curve-workers", type=Path, metavar="DIR", help="Python proxy: folder with the public keys of workers"
+    )
+    parser.add_argument(
+        "--link-timeout",
+        type=_argument(lambda text: _seconds(text, 0.3, 3600)),
+        metavar="S",
+        help=f"Python proxy: how long the link to a worker may be dead before both know ({_LINK_TIMEOUT_S:g})",
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="Python proxy: let anybody attach who reaches a tcp:// address"
+    )
+    parser.add_argument("--replace", action="store_true", help="replace a version that differs and is unedited")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Adds the model."""
+    check_name(arguments.name)
+    model = _model(arguments)
+    batching = Batching(max_queue_delay_us=arguments.max_queue_delay_us, preferred_sizes=arguments.preferred_batch_size)
+    check_model(model, batching)
+    endpoint, files = (_native if arguments.flavour == "native" else _python)(arguments, model, batching)
+    manifest = Manifest(
+        name=model.name,
+        flavour=arguments.flavour,
+        endpoints={model.version: endpoint},
+        made_by=_own_version(),
+        protocol=(layout.MAJOR, layout.MINOR),
+        machine=machine_of(files[LIBRARY_NAME]) if LIBRARY_NAME in files else "",
+    )
+    repository: Path = arguments.model_repository
+    outcome = add_model(repository, model, manifest, files, may_replace=arguments.replace)
+    print(f"{outcome}: {repository / model.name}")
+    print(f"workers attach at {endpoint}")
+    listening = models_at(repository, endpoint)
+    if len(listening) > 1:
+        print(
+            f"warning: {' and '.join(listening)} listen at {endpoint}: the one that is loaded last takes the place, "
+            "and the other one gets no worker. Give each an endpoint of its own",
+            file=sys.stderr,
+        )
+    return 0
+
+
+def _model(arguments: argparse.Namespace) -> ModelSpec:
+    given: dict[str, Any] = {"max_batch_size": _DEFAULT_BATCH}
+    if arguments.signature is not None:
+        given.update(load_signature(arguments.signature))
+    for name in ("inputs", "outputs", "max_batch_size", "decoupled", "strict"):
+        value = getattr(arguments, name)
+        if value is not None:
+            given[name] = tuple(value) if isinstance(value, list) else value
+    if arguments.max_batch_size is not None:
+        given["batching"] = arguments.max_batch_size > 0
+    missing = [name for name in ("inputs", "outputs") if not given.get(name)]
+    if missing:
+        raise DropInError(
+            f"model '{arguments.name}' needs {' and '.join(missing)}: give --input and --output, or --from",
+            path=arguments.name,
+        )
+    return model_of(arguments.name, arguments.version, given)
+
+
+def _native(arguments: argparse.Namespace, model: ModelSpec, batching: Batching) -> tuple[str, dict[str, bytes]]:
+    if "://" in arguments.endpoint or arguments.curve_secret_key or arguments.curve_workers or arguments.link_timeout:
+        raise DropInError(
+            f"the native proxy listens on a socket in a folder of this machine, got --endpoint {arguments.endpoint}: "
+            f"addresses, keys and --link-timeout are for --flavour python",
+            path=model.name,
+        )
+    endpoint = endpoint_path(Path(arguments.endpoint).absolute(), model.name, model.version)
+    settings = ProxySettings(
+        endpoint=endpoint,
+        batching=model.batching,
+        decoupled=model.decoupled,
+        attach_timeout_s=arguments.attach_timeout,
+        arena_budget_bytes=arguments.arena_budget,
+        execution_timeout_s=arguments.execution_timeout,
+        repeatable=arguments.repeatable,
+        tensors_digest=model.tensors_digest,
+    )
+    return str(endpoint), native_files(model, settings, batching, library_path())
+
+
+def _python(arguments: argparse.Namespace, model: ModelSpec, batching: Batching) -> tuple[str, dict[str, bytes]]:
+    refused = [tensor.name for tensor in (*model.inputs, *model.outputs) if tensor.dtype.name == "bfloat16"]
+    if refused:
+        raise DropInError(
+            f"{', '.join(refused)}: Triton's Python backend gives no BF16 tensors to Python; use the native flavour",
+            path=model.name,
+        )
+    secret, workers = arguments.curve_secret_key, arguments.curve_workers
+    if (secret is None) != (workers is None):
+        raise DropInError(
+            "--curve-secret-key and --curve-workers go together: the proxy's own keys, and those of whom it lets in",
+            path=model.name,
+        )
+    address = proxy_address(arguments.endpoint, model, has_keys=secret is not None, insecure=arguments.insecure)
+    settings = PythonProxySettings(
+        address=address,
+        attach_timeout_s=arguments.attach_timeout,
+        budget_bytes=arguments.arena_budget,
+        execution_timeout_s=arguments.execution_timeout or 0.0,
+        repeatable=arguments.repeatable,
+        link_timeout_s=arguments.link_timeout or _LINK_TIMEOUT_S,
+        secret_key_file="" if secret is None else str(secret.absolute()),
+        workers_keys_dir="" if workers is None else str(workers.absolute()),
+        insecure=arguments.insecure,
+    )
+    return address, python_files(model, settings, batching)
+
+
+def _own_version() -> str:
+    from importlib.metadata import version
+
+    return version("pytriton-proxy-backend")
+
+
+def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """A type for argparse whose errors are shown as they are."""
+
+    def convert(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+
+    return convert
+
+
+def _whole(least: int, most: int = _MOST) -> Callable[[str], int]:
+    def convert(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text[:_MOST_DIGITS]) <= most:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least} to {most}, got {text!r}")
+        return int(text)
+
+    return convert
+
+
+def _seconds(text: str, least: float = 0.0, most: float = 9e9) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not least <= value <= most:
+        raise ValueError(f"expected a number of seconds from {least:g} to {most:g}, got {text!r}")
+    return value

@@ -1,0 +1,53 @@
+"""The command line: which commands there are, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from ..errors import ProxyBackendError
+
+PROGRAM = "pytriton-proxy-backend"
+# Each module has `register(commands)`, which adds a parser with `set_defaults(run=function)`; the function takes the
+# parsed arguments and returns the exit code.
+_COMMANDS: tuple[str, ...] = ("add", "list_models", "remove", "check", "keys", "worker", "guard")
+_FAILED = 1
+
+
+def run(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> None:
+    """Runs the command line, and ends the interpreter: 0 if all is well, 1 if not, 2 where it is not understood.
+
+    Args:
+        arguments: The command and its arguments; those of the process by default.
+        program: What the user has called.
+    """
+    parsed = make_parser(program).parse_args(arguments)
+    try:
+        code = parsed.run(parsed)
+    except (ProxyBackendError, ValueError) as error:
+        print(f"{program}: error: {error}", file=sys.stderr)
+        code = _FAILED
+    sys.exit(code)
+
+
+def make_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
+    """The parser of the whole command line."""
+    parser = argparse.ArgumentParser(
+        prog=program, description="Models of pytriton in the model repository of any tritonserver."
+    )
+    # Not at the top: the version is looked up on disk.
+    parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    for name in _COMMANDS:
+        importlib.import_module(f".{name}", __package__).register(commands)
+    return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
+
+        print(f"{PROGRAM} {version(PROGRAM)}")
+        parser.exit()

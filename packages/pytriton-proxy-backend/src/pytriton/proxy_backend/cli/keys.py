@@ -1,0 +1,32 @@
+"""`keys`: makes keys for workers and Python proxies that meet over a network."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+
+def register(commands: Any) -> None:
+    """Adds the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "keys",
+        help="make keys for a Python proxy or a worker",
+        description="Makes a CURVE key pair: NAME.key is public, NAME.key_secret stays where it is used.",
+    )
+    parser.add_argument("--out", required=True, type=Path, metavar="DIR", help="folder for the files")
+    parser.add_argument("--name", required=True, help="begin of the files' names")
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Makes the keys."""
+    # Not at the top: the other commands have no use for pyzmq.
+    from ..dropin.repository import check_name
+    from ..transport.zmq_sockets import make_keys
+
+    check_name(arguments.name)
+    public, secret = make_keys(arguments.out, arguments.name)
+    print(f"public: {public}")
+    print(f"secret: {secret}")
+    return 0

@@ -1,0 +1,1 @@
+"""Drop-in models: models of ours in the model repository of somebody else's tritonserver."""

@@ -1,0 +1,119 @@
+"""Files of a drop-in model: the configuration that Triton reads, and what the native proxy needs beside it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..description import DESCRIPTION_NAME, dtype_name, render_description
+from ..errors import DropInError
+from ..model import SIDE_FILE_NAME, ModelSpec, ProxySettings, TensorSpec
+from ..system.native import BACKEND_NAME, LIBRARY_NAME
+
+CONFIG_NAME = "config.pbtxt"
+# Of EM_* in elf(5), those that the library is built for.
+_MACHINES = {62: "x86_64", 183: "aarch64"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batching:
+    """How Triton batches for a model.
+
+    Attributes:
+        max_queue_delay_us: How long a request may wait for others to share its batch, in microseconds.
+        preferred_sizes: Sizes of batches that are sent without waiting for more.
+    """
+
+    max_queue_delay_us: int = 0
+    preferred_sizes: Sequence[int] = ()
+
+
+def native_files(model: ModelSpec, settings: ProxySettings, batching: Batching, library: Path) -> dict[str, bytes]:
+    """The content of the folder of a model that the native proxy serves, by path in the folder."""
+    return {
+        CONFIG_NAME: config_text(model, BACKEND_NAME, batching).encode(),
+        # Triton looks here before it looks where its own backends are.
+        LIBRARY_NAME: library.read_bytes(),
+        f"{model.version}/{SIDE_FILE_NAME}": settings.to_text().encode(),
+        f"{model.version}/{DESCRIPTION_NAME}": render_description(model).encode(),
+    }
+
+
+def machine_of(library: bytes) -> str:
+    """The architecture that a shared library is for; "unknown" where it is no ELF file or for another one than ours."""
+    if library[:4] != b"\x7fELF" or len(library) < 20:
+        return "unknown"
+    return _MACHINES.get(int.from_bytes(library[18:20], "little"), "unknown")
+
+
+def config_text(model: ModelSpec, backend: str, batching: Batching) -> str:
+    """The text of `config.pbtxt`."""
+    batches = model.batching and model.max_batch_size > 0
+    lines = [
+        "# Written by pytriton-proxy-backend. It does not touch this folder again once anything in it was edited.",
+        f"name: {_text(model.name)}",
+        f"backend: {_text(backend)}",
+        f"max_batch_size: {model.max_batch_size if batches else 0}",
+        "version_policy { all { } }",
+        *(_tensor("input", tensor) for tensor in model.inputs),
+        *(_tensor("output", tensor) for tensor in model.outputs),
+        # One instance hands batches to all workers.
+        "instance_group [ { count: 1 kind: KIND_CPU } ]",
+    ]
+    if batches:
+        sizes = "".join(f" preferred_batch_size: {size}" for size in batching.preferred_sizes)
+        delay = f" max_queue_delay_microseconds: {batching.max_queue_delay_us}" if batching.max_queue_delay_us else ""
+        lines.append(f"dynamic_batching {{{sizes}{delay} }}")
+    if model.decoupled:
+        lines.append("model_transaction_policy { decoupled: true }")
+    return "\n".join([*lines, ""])
+
+
+def check_model(model: ModelSpec, batching: Batching) -> None:
+    """Checks what Triton would refuse the model for.
+
+    Raises:
+        DropInError: If something is; the text says what, and what is right.
+    """
+    problems = []
+    names = [tensor.name for tensor in model.inputs]
+    if not model.inputs or not model.outputs:
+        problems.append("expected at least one input and one output")
+    for kind, tensors in (("input", model.inputs), ("output", model.outputs)):
+        names = [tensor.name for tensor in tensors]
+        problems += [f"{kind} '{name}' is given twice" for name in sorted(set(names)) if names.count(name) > 1]
+        for tensor in tensors:
+            if not tensor.name:
+                problems.append(f"expected a name for every {kind}")
+            if not tensor.shape or any(size == 0 or size < -1 for size in tensor.shape):
+                problems.append(
+                    f"{kind} '{tensor.name}': expected a shape of one or more sizes, each above 0, or -1 for a "
+                    f"free one, got {tensor.shape}"
+                )
+            if tensor.optional and kind == "output":
+                problems.append(f"output '{tensor.name}': an output cannot be optional")
+    if any(not 0 < size <= model.max_batch_size for size in batching.preferred_sizes):
+        problems.append(
+            f"expected preferred batch sizes from 1 to {model.max_batch_size}, got {list(batching.preferred_sizes)}"
+        )
+    if problems:
+        raise DropInError(f"model '{model.name}' cannot be added: {'; '.join(problems)}", path=model.name)
+
+
+def _tensor(kind: str, tensor: TensorSpec) -> str:
+    dims = ", ".join(map(str, tensor.shape))
+    name = dtype_name(tensor)
+    fields: Mapping[str, str] = {
+        "name": _text(tensor.name),
+        "data_type": "TYPE_STRING" if name == "BYTES" else f"TYPE_{name}",
+        "dims": f"[ {dims} ]",
+        **({"optional": "true"} if tensor.optional else {}),
+    }
+    return f"{kind} [ {{ {' '.join(f'{key}: {value}' for key, value in fields.items())} }} ]"
+
+
+def _text(value: str) -> str:
+    # Protobuf's text form takes the escapes of JSON for everything that is ASCII, and UTF-8 as it is.
+    return json.dumps(value, ensure_ascii=False)

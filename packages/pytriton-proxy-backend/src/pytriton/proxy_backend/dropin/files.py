@@ -1,0 +1,149 @@
+"""What is in the folder of a drop-in model, and the manifest that says so."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import DropInError
+
+MANIFEST_NAME = "pytriton-manifest.json"
+FORMAT = 2
+# What Python itself leaves where it imports from a folder that it may write to.
+_CACHE = "__pycache__"
+_MAX_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a folder of a model repository is.
+
+    Attributes:
+        name: The model.
+        flavour: "native" or "python".
+        endpoints: Where workers attach, the path of a socket or an address of ZeroMQ, by version of the model.
+        made_by: The version of this distribution that wrote it last.
+        protocol: Major and minor version of the protocol that its proxy speaks.
+        machine: The architecture that its library is for; empty for the Python proxy.
+        files: The SHA-256 of every file but the manifest, by its path in the folder.
+    """
+
+    name: str
+    flavour: str
+    endpoints: Mapping[int, str]
+    made_by: str
+    protocol: tuple[int, int]
+    machine: str
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    def files_of(self, version: int) -> list[str]:
+        """The files of one version alone."""
+        return [name for name in self.files if name.startswith(f"{version}/")]
+
+    def without(self, version: int) -> Manifest:
+        """The same without one version and its files."""
+        gone = self.files_of(version)
+        return dataclasses.replace(
+            self,
+            endpoints={known: endpoint for known, endpoint in self.endpoints.items() if known != version},
+            files={name: digest for name, digest in self.files.items() if name not in gone},
+        )
+
+    def with_files(self, files: Mapping[str, bytes]) -> Manifest:
+        """The same with the hashes of these files."""
+        return dataclasses.replace(self, files={name: _hash(content) for name, content in sorted(files.items())})
+
+    def same_as(self, other: Manifest) -> bool:
+        """Whether both stand for the same content, whoever wrote it."""
+        return dataclasses.replace(self, made_by="") == dataclasses.replace(other, made_by="")
+
+
+def render_manifest(manifest: Manifest) -> str:
+    """The manifest as JSON, with a hash of itself."""
+    fields = {
+        "format": FORMAT,
+        **dataclasses.asdict(manifest),
+        # The keys of JSON objects are text.
+        "endpoints": {str(version): endpoint for version, endpoint in manifest.endpoints.items()},
+        "protocol": list(manifest.protocol),
+    }
+    return json.dumps({**fields, "checksum": _checksum(fields)}, indent=1) + "\n"
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Reads a manifest.
+
+    Raises:
+        DropInError: If it cannot be read, was written by a later version, or was edited.
+    """
+    try:
+        text = path.read_bytes()[: _MAX_BYTES + 1]
+        fields: Any = json.loads(text)
+    except (OSError, ValueError) as error:
+        raise DropInError(f"its manifest {path.name} cannot be read: {error}", path=str(path.parent)) from error
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise DropInError(
+            f"its manifest {path.name} has a format that this version of pytriton-proxy-backend does not read: "
+            f"expected {FORMAT}, got {fields.get('format') if isinstance(fields, dict) else fields!r}",
+            path=str(path.parent),
+        )
+    checksum = fields.pop("checksum", None)
+    if checksum != _checksum(fields):
+        raise DropInError(f"its manifest {path.name} was edited", path=str(path.parent))
+    fields.pop("format")
+    try:
+        endpoints = {int(version): endpoint for version, endpoint in fields["endpoints"].items()}
+        return Manifest(**{**fields, "endpoints": endpoints, "protocol": tuple(fields["protocol"])})
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DropInError(f"its manifest {path.name} lacks a field: {error}", path=str(path.parent)) from error
+
+
+def difference(folder: Path, manifest: Manifest) -> list[str]:
+    """Says in words where a folder is not what its manifest says; empty if nowhere."""
+    problems = []
+    if folder.name != manifest.name:
+        problems.append(f"it was written as '{manifest.name}' and renamed")
+    found = {str(path.relative_to(folder)): path for path in _walk(folder)}
+    found.pop(MANIFEST_NAME, None)
+    for name, expected in manifest.files.items():
+        path = found.pop(name, None)
+        if path is None:
+            problems.append(f"{name} is missing")
+        elif path.is_symlink() or not path.is_file():
+            problems.append(f"{name} is no plain file any more")
+        elif _hash_file(path) != expected:
+            problems.append(f"{name} was edited")
+    problems += [f"{name} was added" for name in sorted(found)]
+    return problems
+
+
+def _walk(folder: Path) -> Iterator[Path]:
+    """Everything below a folder that is no folder; of what Python caches, nothing."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                if entry.name != _CACHE:
+                    yield from _walk(Path(entry.path))
+            else:
+                yield Path(entry.path)
+
+
+def _hash(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _hash_file(path: Path) -> str:
+    try:
+        return _hash(path.read_bytes())
+    except OSError as error:
+        return f"unreadable: {error.strerror}"
+
+
+def _checksum(fields: Mapping[str, object]) -> str:
+    return _hash(json.dumps(fields, sort_keys=True).encode())

@@ -1,0 +1,388 @@
+"""Models of ours in the model repository of somebody else's tritonserver.
+
+A model is one folder with one or more versions, which is put there, replaced and taken away as a whole: the other
+versions go into the new folder as they are. A manifest in it says that it is ours and what was written; a folder
+without one, or with anything else in it than what was written, is never touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from ..description import description_path, read_description, write_description
+from ..errors import DescriptionError, DropInError
+from ..model import ModelSpec
+from ..system.shortage import explain
+from .config import CONFIG_NAME
+from .files import MANIFEST_NAME, Manifest, difference, read_manifest, render_manifest
+
+__all__ = ["DropInModel", "add_model", "find_models", "models_at", "remove_model"]
+
+Outcome = Literal["added", "replaced", "unchanged"]
+
+# What a URL carries as it is, and what a file system does.
+_NAME = re.compile(r"(?!\.)[a-zA-Z0-9._-]+")
+# Of renameat2(2). The exchange leaves no moment in which the model is not there.
+_NOREPLACE = 1
+_EXCHANGE = 2
+_AT_FDCWD = -100
+_UNSUPPORTED = (errno.ENOSYS, errno.EINVAL)
+
+
+@dataclass(frozen=True)
+class DropInModel:
+    """A folder of a model repository that is ours.
+
+    Attributes:
+        path: The folder.
+        manifest: What was written when, `None` where the manifest itself cannot be read.
+        edits: In words, where the folder differs from its manifest; empty if nowhere.
+    """
+
+    path: Path
+    manifest: Manifest | None
+    edits: tuple[str, ...]
+
+
+def add_model(
+    repository: Path, model: ModelSpec, manifest: Manifest, files: Mapping[str, bytes], *, may_replace: bool = False
+) -> Outcome:
+    """Puts a version of a model into a repository, in one step, beside others that are there.
+
+    Args:
+        repository: The model repository, which exists.
+        model: The model; its description goes beside its socket, too, where that folder is there already.
+        manifest: What the folder is with this version alone; the hashes of the files are added here.
+        files: The content of every file, by its path relative to the model's folder.
+        may_replace: Whether this version may be there already with another content, and is to be replaced.
+
+    Returns:
+        What was done. A version that is there as it would be written is left alone.
+
+    Raises:
+        DropInError: If there is no such repository, it cannot be written to, or the name is taken: by something that is
+            not ours, has local edits, has other versions that do not go together with this one, or (without
+            `may_replace`) differs. Nothing has changed then.
+    """
+    target = repository / model.name
+    with _locked(repository):
+        before = inspect_folder(target)
+        wanted = manifest.with_files(files)
+        old: Manifest | None = None
+        if before is not None:
+            old = _unedited(before, "replace")
+            kept = old.without(model.version)
+            if kept.endpoints:
+                _refuse_unlike(target, kept, wanted)
+                wanted = _beside(wanted, kept)
+            if old.same_as(wanted):
+                _describe_endpoint(manifest, model)
+                return "unchanged"
+            if not may_replace and not _only_adds(old, wanted, model.version):
+                raise DropInError(
+                    f"{target} is a model of ours with another content. Ask for its replacement (--replace), or "
+                    f"choose another name",
+                    path=str(target),
+                )
+        elif os.path.lexists(target):
+            raise _foreign(target)
+        _write_folder(repository, target, wanted, files, old)
+        if old is not None and old.endpoints.get(model.version) not in (None, manifest.endpoints[model.version]):
+            _forget_endpoint(old, model.version)
+    _describe_endpoint(manifest, model)
+    return "replaced" if old is not None and model.version in old.endpoints else "added"
+
+
+def find_models(repository: Path) -> list[DropInModel]:
+    """The models of ours in a repository, by name.
+
+    Raises:
+        DropInError: If there is no such repository.
+    """
+    found = [inspect_folder(folder) for folder in sorted(_entries(repository))]
+    return [model for model in found if model is not None]
+
+
+def models_at(repository: Path, endpoint: str) -> list[str]:
+    """Says in words which versions of models of ours in a repository listen at one place; it should be one.
+
+    Raises:
+        DropInError: If there is no such repository.
+    """
+    found = []
+    for folder in sorted(_entries(repository)):
+        # The manifests alone: to compare all files with them takes time.
+        with contextlib.suppress(DropInError):
+            manifest = read_manifest(folder / MANIFEST_NAME)
+            found += [
+                f"model '{folder.name}' version {version}"
+                for version, other in sorted(manifest.endpoints.items())
+                if other.removeprefix("ipc://") == endpoint.removeprefix("ipc://")
+            ]
+    return found
+
+
+def remove_model(repository: Path, name: str, version: int | None = None) -> None:
+    """Takes a model of ours out of a repository, or one version of it, in one step.
+
+    Raises:
+        DropInError: If there is none of this name or version, it is not ours, has local edits, or cannot be removed.
+            Nothing has changed then.
+    """
+    check_name(name)
+    target = repository / name
+    with _locked(repository):
+        model = inspect_folder(target)
+        if model is None:
+            if os.path.lexists(target):
+                raise _foreign(target)
+            raise DropInError(f"there is no model '{name}' in {repository}", path=str(target))
+        manifest = _unedited(model, "remove")
+        if version is not None and version not in manifest.endpoints:
+            there = ", ".join(map(str, sorted(manifest.endpoints)))
+            raise DropInError(f"there is no version {version} in {target}; there are: {there}", path=str(target))
+        gone = list(manifest.endpoints) if version is None else [version]
+        if len(gone) < len(manifest.endpoints):
+            _write_folder(repository, target, manifest.without(gone[0]), {}, manifest)
+        else:
+            try:
+                with _staging(repository) as staging:
+                    os.rename(target, staging / name)
+            except OSError as error:
+                raise DropInError(f"{target} cannot be removed: {error.strerror or error}", path=str(target)) from error
+    for one in gone:
+        _forget_endpoint(manifest, one)
+
+
+def inspect_folder(folder: Path) -> DropInModel | None:
+    """What one folder of a repository is; `None` if it is not ours."""
+    if folder.is_symlink() or not folder.is_dir() or not (folder / MANIFEST_NAME).is_file():
+        return None
+    try:
+        manifest = read_manifest(folder / MANIFEST_NAME)
+    except DropInError as error:
+        return DropInModel(folder, None, (str(error),))
+    return DropInModel(folder, manifest, tuple(difference(folder, manifest)))
+
+
+def check_name(name: str) -> None:
+    """Checks that a model's name can be that of a folder, and be in a URL.
+
+    Raises:
+        DropInError: If not.
+    """
+    if not _NAME.fullmatch(name):
+        raise DropInError(
+            f"expected a model name of letters from a to z, digits, '-', '_' and '.' that does not begin with '.', got "
+            f"{name!r}: clients reach it at /v2/models/NAME",
+            path=name,
+        )
+
+
+# ---- the folder ----------------------------------------------------------------------------------------------------
+
+
+def _unedited(model: DropInModel, verb: str) -> Manifest:
+    """What a folder is, if it still is what was written; else that is refused."""
+    if model.edits or model.manifest is None:
+        shown: Sequence[str] = model.edits[:5]
+        raise DropInError(
+            f"{model.path} was changed since it was written, so it is not for us to {verb} it: {'; '.join(shown)}. "
+            f"Keep what you need of it, and remove the folder yourself",
+            path=str(model.path),
+        )
+    return model.manifest
+
+
+def _refuse_unlike(target: Path, kept: Manifest, wanted: Manifest) -> None:
+    """Refuses a version that does not go together with those that are there."""
+    problem = ""
+    if kept.flavour != wanted.flavour:
+        problem = f"is served by the {kept.flavour} proxy"
+    elif kept.files[CONFIG_NAME] != wanted.files[CONFIG_NAME]:
+        problem = "has other tensors, or another configuration (config.pbtxt)"
+    elif kept.protocol[0] != wanted.protocol[0]:
+        problem = f"speaks protocol {kept.protocol[0]}.{kept.protocol[1]}"
+    if problem:
+        versions = " and ".join(map(str, sorted(kept.endpoints)))
+        raise DropInError(
+            f"{target} has version {versions}, which {problem}. Triton keeps one description for all versions of a "
+            f"name: give the same, choose another name, or remove version {versions} first (remove --version)",
+            path=str(target),
+        )
+
+
+def _beside(wanted: Manifest, kept: Manifest) -> Manifest:
+    """One version, and others that stay."""
+    return replace(
+        wanted,
+        endpoints={**kept.endpoints, **wanted.endpoints},
+        files=dict(sorted({**kept.files, **wanted.files}.items())),
+    )
+
+
+def _only_adds(old: Manifest, wanted: Manifest, version: int) -> bool:
+    """Whether a version comes, and nothing that is there changes."""
+    return version not in old.endpoints and all(wanted.files.get(name) == digest for name, digest in old.files.items())
+
+
+def _write_folder(
+    repository: Path, target: Path, wanted: Manifest, files: Mapping[str, bytes], old: Manifest | None
+) -> None:
+    """Makes the folder of a model, or puts it in the place of the one that is there, in one step.
+
+    Args:
+        repository: The repository.
+        target: The folder.
+        wanted: What it is to be.
+        files: Contents of those files that are not taken from the old folder.
+        old: What the old folder is; `None` where there is none.
+    """
+    try:
+        with _staging(repository) as staging:
+            staged = staging / target.name
+            contents = {name: files[name] if name in files else (target / name).read_bytes() for name in wanted.files}
+            _write(staged, {**contents, MANIFEST_NAME: render_manifest(wanted).encode()})
+            if old is None:
+                _move_in(staged, target)
+            else:
+                _swap(staged, target, staging)
+    except OSError as error:
+        raise DropInError(
+            f"{target} cannot be written, and nothing was changed: "
+            + explain(error, "Is the disk full, or the repository read-only for this user?"),
+            path=str(target),
+        ) from error
+
+
+def _foreign(target: Path) -> DropInError:
+    return DropInError(
+        f"{target} is there already and was not made by pytriton-proxy-backend (it has no {MANIFEST_NAME}): choose "
+        f"another name, or remove it yourself",
+        path=str(target),
+    )
+
+
+def _entries(repository: Path) -> list[Path]:
+    try:
+        return list(repository.iterdir())
+    except OSError as error:
+        raise DropInError(
+            f"expected a model repository at {repository}: {error.strerror or error}", path=str(repository)
+        ) from error
+
+
+@contextlib.contextmanager
+def _locked(repository: Path) -> Iterator[None]:
+    """Keeps other calls for the same repository waiting; on file systems without locks it does nothing."""
+    try:
+        fd = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise DropInError(
+            f"expected a model repository at {repository}: {error.strerror or error}", path=str(repository)
+        ) from error
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _staging(repository: Path) -> Iterator[Path]:
+    """A folder on the same file system, whose content is gone afterwards.
+
+    Inside the repository, because nothing else is known to be on its file system and writable. A server that looks at
+    the repository at this very moment finds no model in it: it has no configuration.
+    """
+    folder = repository / f".pytriton-{secrets.token_hex(4)}"
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("xb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+
+
+def _move_in(staged: Path, target: Path) -> None:
+    try:
+        _renameat2(staged, target, _NOREPLACE)
+    except OSError as error:
+        if error.errno == errno.EEXIST:
+            raise _foreign(target) from error
+        if error.errno not in _UNSUPPORTED:
+            raise
+        # What is there is refused by plain rename(2) as well, unless it is an empty folder.
+        os.rename(staged, target)
+
+
+def _swap(staged: Path, target: Path, staging: Path) -> None:
+    try:
+        _renameat2(staged, target, _EXCHANGE)
+    except OSError as error:
+        if error.errno not in _UNSUPPORTED:
+            raise
+        replaced = staging / "replaced"
+        os.rename(target, replaced)
+        try:
+            os.rename(staged, target)
+        except BaseException:
+            os.rename(replaced, target)
+            raise
+
+
+def _renameat2(source: Path, target: Path, flags: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    call = getattr(libc, "renameat2", None)  # glibc has it from 2.28 on
+    if call is None:
+        raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+    if call(_AT_FDCWD, os.fsencode(source), _AT_FDCWD, os.fsencode(target), ctypes.c_uint(flags)) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, os.strerror(code), str(target))
+
+
+# ---- beside the socket ---------------------------------------------------------------------------------------------
+
+
+def _described_at(manifest: Manifest, version: int) -> Path | None:
+    endpoint = manifest.endpoints[version].removeprefix("ipc://")
+    return description_path(Path(endpoint)) if endpoint.startswith("/") else None
+
+
+def _describe_endpoint(manifest: Manifest, model: ModelSpec) -> None:
+    """Writes the description beside the socket, where that folder is on this machine; the one in the model stays."""
+    path = _described_at(manifest, model.version)
+    if path is not None:
+        with contextlib.suppress(OSError):
+            write_description(path, model)
+
+
+def _forget_endpoint(manifest: Manifest, version: int) -> None:
+    path = _described_at(manifest, version)
+    if path is None:
+        return
+    with contextlib.suppress(OSError, DescriptionError):
+        described = read_description(path)
+        if (described.name, described.version) == (manifest.name, version):
+            path.unlink()

@@ -1,0 +1,309 @@
+"""One worker process as its parent sees it: the start, what it says, what it writes, and its end."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..system.forks import call_in_child, let_go_in_child, replace_descriptors
+from .messages import LineReader, WorkerJob, encode_message
+
+TAIL_LINES = 50
+"""How many of the last lines are kept."""
+
+_READ_BYTES = 65536
+_LINE_BYTES = 16384
+# More lines in a second are left out: a worker in a loop of warnings shall not fill the log.
+_MAX_LINES_PER_S = 1000
+_LAST_OUTPUT_S = 0.5
+_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
+_MAIN = "pytriton.proxy_backend.worker_main"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """How a worker process is started.
+
+    Attributes:
+        python: The interpreter; `None` is that of this process.
+        environment: Variables that it gets beside those of this process; `None` takes one away.
+        working_dir: Its working directory; `None` is that of this process.
+    """
+
+    python: str | None = None
+    environment: Mapping[str, str | None] | None = None
+    working_dir: str | None = None
+
+    def command(self) -> list[str]:
+        """The interpreter and its arguments, as far as they are the same for all."""
+        return [self.python or sys.executable, "-m", _MAIN]
+
+    def variables(self) -> dict[str, str]:
+        """All variables of its environment."""
+        # What it writes is to be seen when it is written.
+        variables: dict[str, str | None] = {**os.environ, "PYTHONUNBUFFERED": "1", **(self.environment or {})}
+        return {name: value for name, value in variables.items() if value is not None}
+
+
+class ChildProcess:
+    """A running worker process. It belongs to the thread that makes it, which has to live as long as the process.
+
+    Only `stop` may be called from other threads.
+
+    Args:
+        launch: How to start it.
+        job: What it is to do.
+        logger: Gets the lines that it writes.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+
+    def __init__(self, launch: Launch, job: WorkerJob, logger: logging.Logger) -> None:
+        self._output = _Output(logger)
+        self._reader = LineReader()
+        self._channel, theirs = socket.socketpair()
+        let_go_in_child(self._channel)
+        job_fd = -1
+        try:
+            job_fd = os.memfd_create("pytriton-job", os.MFD_CLOEXEC)
+            with open(job_fd, "w", encoding="utf-8", closefd=False) as file:
+                file.write(job.to_text())
+            os.lseek(job_fd, 0, os.SEEK_SET)
+            self._popen = subprocess.Popen(
+                [*launch.command(), str(theirs.fileno()), str(job_fd)],
+                env=launch.variables(),
+                cwd=launch.working_dir,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(theirs.fileno(), job_fd),
+                # Ctrl+C in a terminal goes to the whole group in front: when this one stops is ours to say. And what
+                # it starts itself ends with it.
+                start_new_session=True,
+            )
+        except BaseException:
+            self._channel.close()
+            raise
+        finally:
+            theirs.close()
+            if job_fd >= 0:
+                os.close(job_fd)
+        self._channel.setblocking(False)
+        self._stdout = self._popen.stdout
+        assert self._stdout is not None  # Popen was asked for a pipe
+        os.set_blocking(self._stdout.fileno(), False)
+        self._pidfd = _open_pidfd(self._popen.pid)
+        call_in_child(self, ChildProcess._let_go)
+        self._poller = select.poll()
+        for fd in (self._channel.fileno(), self._stdout.fileno(), self._pidfd):
+            if fd is not None:
+                self._poller.register(fd, select.POLLIN)
+        self.exit_code: int | None = None
+        """As `subprocess.Popen.returncode`; `None` while it runs."""
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._popen.pid
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it is gone, with everything that it wrote."""
+        return self.exit_code is not None
+
+    @property
+    def log_tail(self) -> tuple[str, ...]:
+        """The last lines that it wrote, oldest first."""
+        return tuple(self._output.tail)
+
+    def poll(self, timeout_s: float) -> list[dict[str, Any]]:
+        """Waits for something to happen, logs what it wrote, and gives its messages.
+
+        Raises:
+            ProtocolError: What it sent is no message.
+        """
+        assert self._stdout is not None
+        ready = {fd for fd, _ in self._poller.poll(timeout_s * 1000)}
+        if self._stdout.fileno() in ready and not self._output.read(self._stdout.fileno()):
+            self._poller.unregister(self._stdout.fileno())
+        messages = self._receive() if self._channel.fileno() in ready else []
+        if self._pidfd in ready or (self._pidfd is None and _has_ended(self._popen.pid)):
+            messages += self._receive()
+            self._reap()
+        return messages
+
+    def stop(self, timeout_s: float) -> None:
+        """Asks it to finish what is in flight and to end.
+
+        Args:
+            timeout_s: How long that may take; then it ends all the same.
+        """
+        # Where it has gone already, there is nobody to ask.
+        with contextlib.suppress(OSError):
+            self._channel.send(encode_message("stop", timeout_s=timeout_s))
+
+    def kill(self) -> None:
+        """Ends it, and what it has started, at once."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._popen.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Lets go of everything, killing the process where it still runs."""
+        if self.exit_code is None:
+            self.kill()
+            self._reap()
+        self._channel.close()
+
+    def _let_go(self) -> None:
+        """In a forked child: the process is one of the parent's."""
+        stdout = self._stdout
+        output = None if stdout is None or stdout.closed else stdout.fileno()
+        replace_descriptors([output, self._pidfd])
+
+    def _receive(self) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = []
+        while True:
+            try:
+                data = self._channel.recv(_READ_BYTES)
+            except BlockingIOError:
+                return messages
+            except OSError:
+                data = b""
+            if not data:
+                with contextlib.suppress(KeyError):
+                    self._poller.unregister(self._channel.fileno())
+                return messages
+            messages += self._reader.feed(data)
+
+    def _reap(self) -> None:
+        assert self._stdout is not None
+        # Before its number is free for others: what it has started is in its group.
+        self.kill()
+        self._popen.wait()
+        self._output.finish(self._stdout.fileno())
+        self._stdout.close()
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            os.close(pidfd)
+        self.exit_code = self._popen.returncode
+
+
+class _Output:
+    """What a process writes, as lines of the log."""
+
+    def __init__(self, logger: logging.Logger) -> None:
+        self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
+        self._logger = logger
+        self._rest = b""
+        self._level = logging.INFO
+        self._is_in_trace = False
+        self._second = 0
+        self._lines = 0
+
+    def read(self, fd: int) -> bool:
+        """Takes what is there; returns whether more may come."""
+        try:
+            chunk = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        self._take(chunk)
+        return bool(chunk)
+
+    def finish(self, fd: int) -> None:
+        """Takes what the ended process left; another one that inherited its output is not waited for."""
+        deadline = time.monotonic() + _LAST_OUTPUT_S
+        while time.monotonic() < deadline:
+            try:
+                chunk = os.read(fd, _READ_BYTES)
+            except BlockingIOError:
+                break
+            if not chunk:
+                break
+            self._take(chunk)
+        self._take(b"\n")
+
+    def _take(self, chunk: bytes) -> None:
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        if len(rest) > _LINE_BYTES:
+            lines.append(rest)
+            rest = b""
+        self._rest = rest
+        for line in lines:
+            text = line[:_LINE_BYTES].decode("utf-8", errors="replace").rstrip()
+            if text:
+                self._log(text)
+
+    def _log(self, text: str) -> None:
+        self.tail.append(text)
+        found = _LEVEL.match(text)
+        was_in_trace, self._is_in_trace = self._is_in_trace, text.startswith((" ", "\t", "Traceback "))
+        if found:
+            self._level = int(getattr(logging, found[1]))
+            # The log has levels of its own.
+            text = text[found.end() :]
+        elif not self._is_in_trace and not was_in_trace:
+            # The lines of a traceback, and the one after them, belong to the record before.
+            self._level = logging.INFO
+        second = int(time.monotonic())
+        if second != self._second:
+            if self._lines > _MAX_LINES_PER_S:
+                self._logger.warning("%d lines of one second were left out", self._lines - _MAX_LINES_PER_S)
+            self._second, self._lines = second, 0
+        self._lines += 1
+        if self._lines <= _MAX_LINES_PER_S:
+            self._logger.log(self._level, "%s", text)
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """Says in words how a process ended.
+
+    Args:
+        exit_code: As in `subprocess.Popen.returncode`: negative for a signal.
+    """
+    if exit_code is None:
+        return "could not be started"
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    hint = " (by somebody, or by the system because memory was short)" if -exit_code == signal.SIGKILL else ""
+    return f"was killed by {name}{hint}"
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        # Before Linux 5.3, and in some sandboxes.
+        return None
+
+
+def _has_ended(pid: int) -> bool:
+    """Whether a child has ended, without taking its exit code: its number stays its own until then."""
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return True
+
+
+def quote(lines: Sequence[str], count: int = 20) -> str:
+    """Renders the last lines that a process wrote for the end of an error's text."""
+    if not lines:
+        return " It wrote nothing."
+    last = lines[-count:]
+    return f" Its last {len(last)} lines:\n" + "\n".join(f"  {line}" for line in last)

@@ -1,0 +1,194 @@
+"""What passes between a program and its worker processes: one job, then lines of JSON in both directions.
+
+The job is a file in memory, whose descriptor the new process inherits with one end of a socket. On the socket the child
+says how far it is, and its parent says when to stop; the end of the socket is the end of the other one.
+
+=========== ================================================================================================
+from child  with
+=========== ================================================================================================
+hello       format, pid, python: the first message
+ready       the factory has returned, and the warm-up is over
+attached    value: whether it is attached to the proxy backend
+statistics  value: what the worker has counted, see `encode_statistics`
+alive       nothing: sent every second
+cut         nothing: the proxy backend has closed the connection, and the callable is still busy
+failed      stage ("load", "warm-up", "worker", "unrecoverable"), error, text, traceback: the last but for done
+done        nothing: it has detached, and the interpreter ends
+=========== ================================================================================================
+
+The parent sends `stop` with timeout_s.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from types import MappingProxyType
+from typing import Any
+
+from ..errors import ProtocolError
+from ..runtime.statistics import Histogram, WorkerStatistics
+
+FORMAT = 1
+MAX_LINE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerJob:
+    """What a worker process is to do; all of it is JSON.
+
+    Attributes:
+        target: What makes the callable: `module:name` or `file.py:name`.
+        model: The model's description, as `render_description` makes it.
+        endpoint: Where the proxy backend listens.
+        name: What the worker calls itself.
+        args: Positional arguments of the factory.
+        kwargs: Its keyword arguments.
+        sys_path: Where modules are looked for beside the places of the interpreter.
+        log_level: The least level of log records that the parent wants.
+        warmups: The model's warm-up: the fields of `ModelWarmup`.
+        trace_config: Where spans go; empty for nowhere.
+    """
+
+    target: str
+    model: str
+    endpoint: str
+    name: str
+    args: Sequence[Any] = ()
+    kwargs: Mapping[str, Any] = field(default_factory=dict)
+    sys_path: Sequence[str] = ()
+    log_level: int = 20
+    warmups: Sequence[Mapping[str, Any]] = ()
+    trace_config: Sequence[str] = ()
+
+    def to_text(self) -> str:
+        """The job as the child reads it."""
+        return json.dumps({"format": FORMAT, **asdict(self)})
+
+    @classmethod
+    def from_text(cls, text: str) -> WorkerJob:
+        """Reads a job.
+
+        Raises:
+            ProtocolError: It is of another format.
+        """
+        fields = json.loads(text)
+        found = fields.pop("format", None)
+        if found != FORMAT:
+            raise ProtocolError(
+                f"expected a job of format {FORMAT}, got {found!r}: the interpreter of the worker process and that of "
+                "its parent must have the same version of pytriton-proxy-backend"
+            )
+        return cls(**fields)
+
+
+def encode_message(kind: str, **fields: object) -> bytes:
+    """Makes one line."""
+    return json.dumps({"kind": kind, **fields}).encode() + b"\n"
+
+
+class LineReader:
+    """Puts lines together that come in pieces."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """Takes the next piece and gives the messages that are complete with it.
+
+        Raises:
+            ProtocolError: It is no line of JSON with a kind, or one without an end.
+        """
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > MAX_LINE_BYTES:
+            raise ProtocolError(f"a message of more than {MAX_LINE_BYTES} bytes came")
+        messages = []
+        for line in lines:
+            try:
+                message = json.loads(line)
+            except ValueError:
+                message = None
+            if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
+                raise ProtocolError(f"expected a line of JSON with a kind, got {line[:80]!r}")
+            messages.append(message)
+        return messages
+
+
+def encode_statistics(statistics: WorkerStatistics) -> dict[str, Any]:
+    """Makes JSON of what a worker has counted."""
+    return {
+        "requests": statistics.requests,
+        "batches": statistics.batches,
+        "failed_requests": dict(statistics.failed_requests),
+        "cancelled_requests": statistics.cancelled_requests,
+        "rows": asdict(statistics.rows),
+        "callable_seconds": asdict(statistics.callable_seconds),
+        "queued_seconds": statistics.queued_seconds,
+        "input_bytes": statistics.input_bytes,
+        "output_bytes": statistics.output_bytes,
+    }
+
+
+def decode_statistics(fields: Mapping[str, Any]) -> WorkerStatistics:
+    """Reads what `encode_statistics` made.
+
+    Raises:
+        ProtocolError: A field is missing or of another kind.
+    """
+    try:
+        return WorkerStatistics(
+            requests=int(fields["requests"]),
+            batches=int(fields["batches"]),
+            failed_requests=MappingProxyType({str(kind): int(n) for kind, n in fields["failed_requests"].items()}),
+            cancelled_requests=int(fields["cancelled_requests"]),
+            rows=_histogram(fields["rows"]),
+            callable_seconds=_histogram(fields["callable_seconds"]),
+            queued_seconds=float(fields["queued_seconds"]),
+            input_bytes=int(fields["input_bytes"]),
+            output_bytes=int(fields["output_bytes"]),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise ProtocolError(f"statistics of a worker cannot be read: {type(error).__name__}: {error}") from error
+
+
+def _histogram(fields: Mapping[str, Any]) -> Histogram:
+    return Histogram(
+        bounds=tuple(float(bound) for bound in fields["bounds"]),
+        counts=tuple(int(count) for count in fields["counts"]),
+        sum=float(fields["sum"]),
+    )
+
+
+def find_not_json(value: object, where: str) -> str | None:
+    """Looks for what JSON cannot carry as it is.
+
+    Args:
+        value: Any value.
+        where: What to call it.
+
+    Returns:
+        Where it is and what is there; `None` where all of it is JSON. Tuples count as lists.
+    """
+    if value is None or isinstance(value, (bool, str)) or type(value) is int:
+        return None
+    if type(value) is float:
+        return None if math.isfinite(value) else f"{where} is {value!r}"
+    if isinstance(value, (list, tuple)):
+        places = [find_not_json(item, f"{where}[{index}]") for index, item in enumerate(value)]
+        return next((place for place in places if place is not None), None)
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                return f"{where} has the key {key!r}, which is a {type(key).__name__}"
+            place = find_not_json(item, f"{where}[{key!r}]")
+            if place is not None:
+                return place
+        return None
+    return f"{where} is {_shortened(value)}, which is a {type(value).__module__}.{type(value).__qualname__}"
+
+
+def _shortened(value: object, limit: int = 60) -> str:
+    text = repr(value)
+    return text if len(text) <= limit else f"{text[: limit - 3]}..."

@@ -1,0 +1,397 @@
+"""A worker in a process of its own: started again when it ends by itself, given up when that happens too often."""
+
+from __future__ import annotations
+
+import collections
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import AttachError, ProtocolError, WorkerProcessError
+from ..runtime.statistics import Counters, WorkerStatistics, add_statistics
+from ..worker.loading import is_loading
+from .child import ChildProcess, Launch, describe_exit, quote
+from .messages import FORMAT, WorkerJob, decode_statistics
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.2
+_FIRST_DELAY_S = 0.1
+_LAST_DELAY_S = 5.0
+# Between the time that a worker may take for what is in flight and SIGKILL.
+_KILL_MARGIN_S = 0.5
+# What an interpreter may take to end after its worker has.
+_END_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestartLimits:
+    """When a worker process is started again, and when it is given up.
+
+    Attributes:
+        max_crashes: With so many ends within `crash_window_s` it is given up.
+        crash_window_s: The time in which they count, in seconds.
+        start_timeout_s: How long factory and warm-up may take, in seconds.
+        silence_timeout_s: A process that says nothing for so long, in seconds, is replaced, and so is one whose
+            connection the proxy backend has closed while its callable is busy; `None` lets them be.
+    """
+
+    max_crashes: int = 5
+    crash_window_s: float = 60.0
+    start_timeout_s: float = 300.0
+    silence_timeout_s: float | None = None
+
+
+class WorkerProcess:
+    """Serves one model version with one callable, in a process of its own. Used as a `Worker` is.
+
+    A process that ends by itself is started again after 0.1 s, then after twice the time, and so on up to 5 s. One that
+    does not come up the first time, or raises an unrecoverable error, is not.
+
+    States: new --start()--> starting --> attached --crash--> waiting --> starting ... --stop(), or given up--> ended
+    """
+
+    def __init__(
+        self,
+        job: WorkerJob,
+        model_name: str,
+        number: int,
+        *,
+        launch: Launch | None = None,
+        limits: RestartLimits | None = None,
+        on_unrecoverable: Callable[[str], None] | None = None,
+        on_given_up: Callable[[WorkerProcessError], None] | None = None,
+    ) -> None:
+        """Prepares a worker; nothing happens before `start`.
+
+        Args:
+            job: What it is to do.
+            model_name: The model that it serves, for errors and for the log.
+            number: Which of the model's workers it is, from 0 on; likewise.
+            launch: How its process is started.
+            limits: When it is started again.
+            on_unrecoverable: Called with the text of the error after which the callable must not be called again.
+            on_given_up: Called when the worker is not started again, for whatever reason.
+        """
+        self._job = job
+        self._model_name = model_name
+        self._number = number
+        self._launch = launch or Launch()
+        self._limits = limits or RestartLimits()
+        self._on_unrecoverable = on_unrecoverable
+        self._on_given_up = on_given_up
+        self._output_logger = logging.getLogger(f"pytriton.worker.{model_name}.{number}")
+        self._thread: threading.Thread | None = None
+        # Guards all that follows, and tells of every change of it.
+        self._changed = threading.Condition()
+        self._child: ChildProcess | None = None
+        self._ready = False
+        self._attached = self._was_attached = False
+        self._detached_since = 0.0
+        self._ended = False
+        self._error: WorkerProcessError | None = None
+        self._stop_deadline: float | None = None
+        self._past: WorkerStatistics = Counters().snapshot()
+        self._current: WorkerStatistics | None = None
+        # Only of the thread.
+        self._was_ready = False
+        self._crashes: collections.deque[float] = collections.deque()
+        self._failure: dict[str, Any] | None = None
+        self._heard = 0.0
+        self._has_greeted = False
+
+    # ---- as a Worker ------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to start the process, in a thread that looks after it.
+
+        Raises:
+            RuntimeError: It was started before, or this is a module that a worker process is just importing.
+        """
+        if self._thread is not None:
+            raise RuntimeError(f"{self._label} was started before")
+        if is_loading():
+            raise RuntimeError(
+                "a worker process imports this script to find its factory, and must not start servers itself: put what "
+                'the script does under `if __name__ == "__main__":`'
+            )
+        self._detached_since = time.monotonic()
+        self._thread = threading.Thread(
+            target=self._supervise, name=f"pytriton-{self._model_name}-process-{self._number}", daemon=True
+        )
+        self._thread.start()
+
+    def wait_warm(self, timeout_s: float) -> None:
+        """Waits until the factory has returned and the warm-up is over, in the present process or an earlier one.
+
+        Raises:
+            AttachError: It failed, with a `WorkerProcessError` as the cause, or is not over after `timeout_s` seconds.
+        """
+        if not self._wait(lambda: self._ready, timeout_s):
+            raise AttachError(f"{self._label} was not ready after {timeout_s:g} s: its factory or its warm-up goes on")
+
+    def wait_attached(self, timeout_s: float) -> None:
+        """Waits until the worker is attached.
+
+        Raises:
+            AttachError: It was given up, with a `WorkerProcessError` as the cause, or is not attached after
+                `timeout_s` seconds.
+        """
+        if not self._wait(lambda: self._attached, timeout_s):
+            # Who waits for one worker after the other has waited longer than this time.
+            waited_s = max(timeout_s, time.monotonic() - self._detached_since)
+            raise AttachError(f"{self._label} was not attached after {waited_s:.3g} s to {self._job.endpoint}")
+
+    def stop(self, timeout_s: float) -> bool:
+        """Detaches: takes no more batches and finishes those in flight.
+
+        Args:
+            timeout_s: A process that has not ended by then is killed, with a warning.
+
+        Returns:
+            Whether nothing of it is left, which does not depend on the callable.
+        """
+        with self._changed:
+            deadline = time.monotonic() + timeout_s
+            # A second call may only shorten it.
+            if self._stop_deadline is None or deadline < self._stop_deadline:
+                self._stop_deadline = deadline
+            if self._child is not None:
+                self._child.stop(timeout_s)
+            self._changed.notify_all()
+        thread = self._thread
+        if thread is None or thread is threading.current_thread():
+            return thread is None
+        thread.join(timeout_s + _KILL_MARGIN_S + _END_S + _POLL_S + 10.0)
+        return not thread.is_alive()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is looked after: it runs, or is about to be started again."""
+        return self._thread is not None and self._thread.is_alive() and not self._ended
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the worker is attached right now."""
+        return self._attached
+
+    @property
+    def was_attached(self) -> bool:
+        """Whether it was ever attached."""
+        return self._was_attached
+
+    @property
+    def error(self) -> WorkerProcessError | None:
+        """Why it is not started again."""
+        return self._error
+
+    @property
+    def statistics(self) -> WorkerStatistics:
+        """What its processes have counted in all, up to a quarter of a second ago."""
+        with self._changed:
+            return self._past if self._current is None else add_statistics(self._past, self._current)
+
+    @property
+    def pid(self) -> int | None:
+        """The present process; `None` while there is none."""
+        child = self._child
+        return None if child is None else child.pid
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+
+    @property
+    def _label(self) -> str:
+        return f"worker process {self._number} of model '{self._model_name}'"
+
+    def _wait(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: is_there() or not self.is_alive, timeout_s)
+            if is_there():
+                return True
+            if self._error is not None:
+                raise AttachError(str(self._error)) from self._error
+            if not self.is_alive:
+                raise AttachError(f"{self._label} was stopped")
+        return False
+
+    def _supervise(self) -> None:
+        error: WorkerProcessError | None = None
+        try:
+            while error is None and self._stop_deadline is None:
+                error = self._run_once()
+        except Exception as failure:
+            error = self._refusal(f"cannot be looked after: {type(failure).__name__}: {failure}")
+        with self._changed:
+            self._error = error
+            self._ended = True
+            self._changed.notify_all()
+        if error is None:
+            return
+        if self._failure is not None and self._failure.get("stage") == "unrecoverable":
+            if self._on_unrecoverable is not None:
+                self._on_unrecoverable(str(self._failure.get("text", "")))
+            return
+        trace = "" if self._failure is None else str(self._failure.get("traceback", "")).rstrip()
+        logger.error("%s%s", error, trace and f"\n{trace}")
+        if self._on_given_up is not None:
+            self._on_given_up(error)
+
+    def _run_once(self) -> WorkerProcessError | None:
+        """Runs one process to its end; returns why there shall be no other one."""
+        self._failure = None
+        self._has_greeted = False
+        try:
+            child = ChildProcess(self._launch, self._job, self._output_logger)
+        except OSError as error:
+            return self._after_end(None, f"cannot be started: {error}")
+        try:
+            with self._changed:
+                self._child = child
+                if self._stop_deadline is not None:
+                    child.stop(max(0.0, self._stop_deadline - time.monotonic()))
+            reason = self._look_after(child)
+        finally:
+            child.close()
+            with self._changed:
+                self._child = None
+                self._attached = False
+                self._detached_since = time.monotonic()
+                if self._current is not None:
+                    self._past = add_statistics(self._past, self._current)
+                    self._current = None
+                self._changed.notify_all()
+        if self._stop_deadline is not None:
+            return None
+        return self._after_end(child, reason)
+
+    def _look_after(self, child: ChildProcess) -> str | None:
+        """Follows a process to its end; returns why it had to be killed, if it had."""
+        started = self._heard = time.monotonic()
+        is_ready = False
+        done_since: float | None = None
+        reason = None
+        while True:
+            for message in self._messages(child):
+                kind = message["kind"]
+                is_ready = is_ready or kind == "ready"
+                if kind in ("done", "failed"):
+                    done_since = time.monotonic()
+                if kind == "cut" and self._limits.silence_timeout_s is not None:
+                    reason = "is still busy with a batch that the proxy backend has given up"
+                self._take(message)
+            if child.has_ended:
+                return reason
+            reason = reason or self._overdue(started, is_ready, done_since)
+            if reason is not None:
+                child.kill()
+
+    def _messages(self, child: ChildProcess) -> list[dict[str, Any]]:
+        try:
+            messages = child.poll(_POLL_S)
+        except ProtocolError as error:
+            # Something else in that process writes to our socket, or it is of another version.
+            logger.error("%s sent what cannot be read: %s", self._label, error)
+            child.kill()
+            return []
+        if messages:
+            self._heard = time.monotonic()
+        return messages
+
+    def _overdue(self, started: float, is_ready: bool, done_since: float | None) -> str | None:
+        """Says why a process is to be killed now, if it is."""
+        now = time.monotonic()
+        stop_deadline = self._stop_deadline
+        if done_since is not None:
+            if now < done_since + _END_S:
+                return None
+            return f"did not end within {_END_S:g} s after its worker had"
+        if stop_deadline is not None:
+            if now < stop_deadline + _KILL_MARGIN_S:
+                return None
+            logger.warning("%s is still busy after the time to stop: it is killed", self._label)
+            return "was still busy"
+        if not is_ready:
+            limit_s = self._limits.start_timeout_s
+            return None if now < started + limit_s else f"was not ready within {limit_s:g} s: it was killed"
+        silence_s = self._limits.silence_timeout_s
+        if silence_s is not None and now >= self._heard + silence_s:
+            return f"gave no sign of life for {silence_s:g} s: it was killed"
+        return None
+
+    def _take(self, message: dict[str, Any]) -> None:
+        kind = message["kind"]
+        if kind == "hello":
+            self._has_greeted = True
+            if message.get("format") != FORMAT:
+                raise ProtocolError(
+                    f"{self._label} speaks format {message.get('format')!r}, expected {FORMAT}: install the same "
+                    "version of pytriton-proxy-backend for its interpreter"
+                )
+            logger.debug("%s: pid %s, Python %s", self._label, message.get("pid"), message.get("python"))
+        elif kind == "failed":
+            self._failure = message
+        elif kind == "statistics":
+            statistics = decode_statistics(message.get("value") or {})
+            with self._changed:
+                self._current = statistics
+        elif kind in ("ready", "attached"):
+            with self._changed:
+                if kind == "ready":
+                    self._was_ready = self._ready = True
+                else:
+                    self._attached = bool(message.get("value"))
+                    self._detached_since = time.monotonic()
+                    self._was_attached = True
+                self._changed.notify_all()
+
+    def _after_end(self, child: ChildProcess | None, reason: str | None) -> WorkerProcessError | None:
+        """Waits until the next process may start; returns why there shall be none."""
+        ended = reason or describe_exit(None if child is None else child.exit_code)
+        failure = self._failure
+        if failure is not None:
+            what = {"load": "its factory failed", "warm-up": "its warm-up failed"}.get(failure.get("stage", ""), "")
+            ended = f"{what or 'it ended'}: {failure.get('text')}"
+            if failure.get("stage") == "unrecoverable":
+                return self._refusal(ended, child)
+        if not self._was_ready:
+            if child is not None and (child.exit_code or 0) > 0 and not self._has_greeted:
+                ended += f": expected a Python interpreter with pytriton-proxy-backend at {self._launch.command()[0]}"
+            return self._refusal(f"did not come up: {ended}", child, quoted=failure is None)
+        now = time.monotonic()
+        self._crashes.append(now)
+        while self._crashes[0] < now - self._limits.crash_window_s:
+            self._crashes.popleft()
+        count = len(self._crashes)
+        if count >= self._limits.max_crashes:
+            text = f"is given up after {count} ends within {self._limits.crash_window_s:g} s; the last time {ended}"
+            return self._refusal(text, child, quoted=failure is None)
+        delay_s = min(_FIRST_DELAY_S * 2 ** (count - 1), _LAST_DELAY_S)
+        logger.warning(
+            "%s (pid %s) %s; it is started again in %g s (end %d of at most %d within %g s)",
+            self._label,
+            None if child is None else child.pid,
+            ended,
+            delay_s,
+            count,
+            self._limits.max_crashes,
+            self._limits.crash_window_s,
+        )
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop_deadline is not None, delay_s)
+        return None
+
+    def _refusal(self, text: str, child: ChildProcess | None = None, *, quoted: bool = False) -> WorkerProcessError:
+        lines = () if child is None else child.log_tail
+        reason = f"{self._label} {text.rstrip('.')}"
+        return WorkerProcessError(
+            f"{reason}.{quote(lines)}" if quoted else reason,
+            reason=reason,
+            model_name=self._model_name,
+            number=self._number,
+            exit_code=None if child is None else child.exit_code,
+            crashes=len(self._crashes),
+            log_lines=lines,
+        )

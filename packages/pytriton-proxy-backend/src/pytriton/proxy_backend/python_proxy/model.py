@@ -1,0 +1,323 @@
+"""The model that Triton's Python backend runs. The one module that knows `triton_python_backend_utils`."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..description import DESCRIPTION_NAME, description_path, read_description, write_description
+from ..errors import ProxyBackendError
+from ..model import ModelSpec
+from ..transport.zmq_memory import AddressTakenError, MemoryListener, memory_path
+from ..transport.zmq_sockets import BindError, ZmqSocket, open_listener
+from ..wire.layout import ErrorCode
+from ..zmq_keys import check_keys_given
+from .dlpack import to_capsule
+from .endpoint import ProxyEndpoint
+from .records import RequestData, ResponseData
+from .settings import SETTINGS_NAME, PythonProxySettings
+from .workers import EndpointSettings, logger
+
+_MESSAGE_OVERHEAD = 1 << 20
+
+
+class UnsupportedModelError(ProxyBackendError):
+    """The stub of this server cannot serve this model; the text says why, and the way out."""
+
+
+class TritonPythonModel:
+    """Takes Triton's requests, and hands them to workers."""
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Begins to listen. What it raises, Triton gives as the reason why the model cannot be loaded."""
+        backend = importlib.import_module("triton_python_backend_utils")
+
+        if not logging.getLogger().handlers:
+            logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        folder = Path(args["model_repository"]) / args["model_version"]
+        self._backend = backend
+        self._model = read_description(folder / DESCRIPTION_NAME)
+        settings = PythonProxySettings.read(folder / SETTINGS_NAME)
+        _warn_about_sharing(args["model_name"], int(args["model_version"]), self._model, settings.address)
+        self._codec = TensorCodec(backend, self._model)
+        self._has_parameters = _takes_parameters(backend)
+        self._endpoint = ProxyEndpoint(
+            EndpointSettings(
+                model_name=args["model_name"],
+                model_version=int(args["model_version"]),
+                batching=self._model.batching,
+                decoupled=self._model.decoupled,
+                attach_timeout_s=settings.attach_timeout_s,
+                budget_bytes=settings.budget_bytes,
+                tensors_digest=self._model.tensors_digest,
+                execution_timeout_s=settings.execution_timeout_s,
+                repeatable=settings.repeatable,
+            ),
+            lambda: listen(settings),
+        )
+        self._endpoint.start()
+        if settings.address.startswith("ipc://"):
+            # The folder may not have been there yet when the model was added.
+            try:
+                write_description(description_path(Path(settings.address.removeprefix("ipc://"))), self._model)
+            except OSError as error:
+                logger.warning("workers need --description, it cannot be written beside the socket: %s", error)
+        logger.info("model '%s': workers attach at %s", args["model_name"], self._endpoint.address)
+
+    def execute(self, requests: Sequence[Any]) -> Any:
+        """Hands a batch over.
+
+        Requests are answered one by one through their senders; where the server has these for decoupled models alone,
+        all together by what is returned here.
+        """
+        senders = [_sender(request) for request in requests]
+        callers = [
+            TritonCaller(self._backend, self._codec, request, sender, self._has_parameters)
+            for request, sender in zip(requests, senders, strict=True)
+        ]
+        try:
+            data = [self._read(request) for request in requests]
+        except Exception as error:
+            for caller in callers:
+                caller.fail(ErrorCode.INTERNAL, f"model '{self._model.name}': the request cannot be read: {error}")
+        else:
+            self._endpoint.execute(data, callers)
+        if senders and senders[0] is None:
+            return [caller.wait() for caller in callers]
+        return None
+
+    def _read(self, request: Any) -> RequestData:
+        parameters = request.parameters() if hasattr(request, "parameters") else ""
+        trace: Any = request.trace() if hasattr(request, "trace") else None
+        context = trace.get_context() if hasattr(trace, "get_context") else None
+        return RequestData(
+            inputs={tensor.name(): self._codec.read(tensor) for tensor in request.inputs()},
+            outputs=list(request.requested_output_names()),
+            request_id=request.request_id(),
+            correlation_id=request.correlation_id(),
+            flags=request.flags() & 3,
+            timeout_us=request.timeout() if hasattr(request, "timeout") else 0,
+            trace_context=context if isinstance(context, str) else "",
+            parameters=json.loads(parameters) if parameters else {},
+        )
+
+    def is_ready(self) -> bool:
+        """Tells whether the model is ready. The Python backend of tritonserver 2.67 and later asks."""
+        return self._endpoint.is_ready()
+
+    def finalize(self) -> None:
+        """Ends the connections to all workers."""
+        self._endpoint.stop()
+
+
+class TensorCodec:
+    """Tensors of Triton's stub as numpy arrays and back, whatever numpy the stub was built for.
+
+    Raises:
+        UnsupportedModelError: If the model has tensors that do not survive this stub.
+    """
+
+    def __init__(self, backend: Any, model: ModelSpec) -> None:
+        self._backend = backend
+        self._dtypes = {tensor.name: tensor.dtype for tensor in (*model.inputs, *model.outputs)}
+        if any(dtype.name == "bfloat16" for dtype in self._dtypes.values()):
+            raise UnsupportedModelError(
+                f"model '{model.name}' has BF16 tensors, which Triton's Python backend does not give to Python: serve "
+                f"it with the native flavour of pytriton-proxy-backend"
+            )
+        self._plain = self._stub_fits()
+        strings = sorted(name for name, dtype in self._dtypes.items() if dtype.kind == "O")
+        if strings and not self._plain:
+            raise UnsupportedModelError(
+                f"model '{model.name}' has string tensors ({', '.join(strings)}), and the stub of this server's Python "
+                f"backend was not built for numpy {np.__version__}, with which it crashes on strings. Install numpy<2 "
+                f"in the server's Python, use a server whose Python backend is for numpy 2 (25.01 or later), or serve "
+                f"the model with the native flavour of pytriton-proxy-backend"
+            )
+
+    def _stub_fits(self) -> bool:
+        """Whether the stub and numpy agree on what an array is: asked of an array that the stub itself makes."""
+        if int(np.__version__.partition(".")[0]) < 2:
+            return True
+        expected = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.float32)
+        try:
+            made = self._backend.Tensor.from_dlpack("probe", to_capsule(expected)).as_numpy()
+            return made.shape == expected.shape and made.dtype == expected.dtype and bool((made == expected).all())
+        except Exception:  # however it fails, it does not fit
+            logger.debug("the stub of Triton's Python backend does not fit this numpy", exc_info=True)
+            return False
+
+    def read(self, tensor: Any) -> np.ndarray[Any, Any]:
+        """An input as an array; valid as long as its request."""
+        dtype = self._dtypes[tensor.name()]
+        if self._plain:
+            array: np.ndarray[Any, Any] = tensor.as_numpy()
+            return array
+        shape = tuple(tensor.shape())
+        if 0 in shape:
+            return np.empty(shape, dtype)
+        return np.from_dlpack(tensor)
+
+    def write(self, name: str, array: np.ndarray[Any, Any]) -> Any:
+        """An output as a tensor of the stub, which keeps the array as long as it needs it."""
+        if self._plain:
+            # Of views on a message that is not aligned, stubs make what they like.
+            return self._backend.Tensor(name, np.require(array, requirements=["C", "A"]))
+        return self._backend.Tensor.from_dlpack(name, to_capsule(array))
+
+
+class TritonCaller:
+    """One request of Triton's.
+
+    Args:
+        backend: `triton_python_backend_utils`.
+        codec: Makes tensors.
+        request: The request.
+        sender: What answers it; `None` where it is answered by what `execute` returns.
+        has_parameters: Whether responses can have parameters.
+    """
+
+    def __init__(self, backend: Any, codec: TensorCodec, request: Any, sender: Any, has_parameters: bool) -> None:
+        self._backend = backend
+        self._codec = codec
+        self._request = request
+        self._sender = sender
+        self._has_parameters = has_parameters
+        self._wanted = set(request.requested_output_names())
+        self._answered = threading.Event()
+        self._response: Any = None
+
+    def respond(self, response: ResponseData) -> None:
+        """Gives Triton one response; one that Triton refuses becomes an error."""
+        if response.error is not None:
+            self.fail(response.code, response.error)
+            return
+        try:
+            made = None if response.empty else self._make(response)
+        except Exception as error:
+            self.fail(ErrorCode.INTERNAL, f"the response cannot be given to Triton: {error}")
+            return
+        self._send(made, final=response.final)
+
+    def _make(self, response: ResponseData) -> Any:
+        tensors = [self._codec.write(name, array) for name, array in response.outputs.items() if name in self._wanted]
+        if response.parameters and self._has_parameters:
+            return self._backend.InferenceResponse(tensors, parameters=response.parameters)
+        return self._backend.InferenceResponse(tensors)
+
+    def fail(self, code: int, text: str) -> None:
+        """Ends the request with an error."""
+        codes = self._backend.TritonError
+        name = ErrorCode(code).name if code in ErrorCode.__members__.values() else "INTERNAL"
+        error = codes(text, getattr(codes, name, codes.INTERNAL)) if hasattr(codes, "INTERNAL") else codes(text)
+        self._send(self._backend.InferenceResponse(output_tensors=[], error=error), final=True)
+
+    def _send(self, response: Any, *, final: bool) -> None:
+        if self._sender is None:
+            self._response = response
+            self._answered.set()
+            return
+        flags = self._backend.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0
+        try:
+            if response is None:
+                if final:
+                    self._sender.send(flags=flags)
+            else:
+                self._sender.send(response, flags=flags)
+        except Exception as error:
+            logger.error("a response was not accepted by Triton: %s", error)
+
+    def wait(self) -> Any:
+        """The response, once there is one: every batch is answered by its worker, or failed when that is gone."""
+        self._answered.wait()
+        return self._response
+
+    def is_cancelled(self) -> bool:
+        """Whether nobody waits for it any more."""
+        ask = getattr(self._sender if self._sender is not None else self._request, "is_cancelled", None)
+        return bool(ask()) if ask is not None else False
+
+
+def _warn_about_sharing(name: str, version: int, written_for: ModelSpec, address: str) -> None:
+    """Warns where this model and another one are told to listen at the same place, as after a folder was copied."""
+    if (written_for.name, written_for.version) != (name, version):
+        logger.warning(
+            "model '%s' version %d: its folder was written for model '%s' version %d, whose endpoint %s it takes, and "
+            "whose workers it turns away. Do not copy or rename the folder: add each model with pytriton-proxy-backend "
+            "add",
+            name, version, written_for.name, written_for.version, address,
+        )  # fmt: skip
+        return
+    path = Path(address.removeprefix("ipc://"))
+    if not address.startswith("ipc://") or not path.is_socket():
+        return
+    try:
+        there = read_description(description_path(path))
+    except ProxyBackendError:
+        return  # whose socket it is, nobody knows
+    if (there.name, there.version) != (name, version):
+        logger.warning(
+            "model '%s' version %d: its endpoint %s is that of model '%s' version %d as well, which gets no worker "
+            "from now on: give each model an endpoint of its own",
+            name, version, address, there.name, there.version,
+        )  # fmt: skip
+
+
+def listen(settings: PythonProxySettings) -> tuple[ZmqSocket, MemoryListener | None]:
+    """Begins to listen for workers; those of this machine may share memory.
+
+    Raises:
+        BindError: If nobody can listen at the address.
+        KeyFileError: If a key cannot be read.
+        KeysMissingError: If anybody could attach there.
+    """
+    remedy = (
+        "Add the model again with --replace and with keys (--curve-secret-key and --curve-workers), or with --insecure "
+        "where nobody else reaches the address"
+    )
+    check_keys_given(settings.address, has_keys=settings.keys is not None, insecure=settings.insecure, remedy=remedy)
+    memory = None
+    path = memory_path(settings.address)
+    if path is not None:
+        try:
+            memory = MemoryListener(path)
+        except AddressTakenError as error:
+            raise BindError(str(error)) from error
+        except OSError as error:
+            logger.warning("tensors travel in messages, no memory can be shared at %s: %s", path, error)
+    try:
+        socket = open_listener(
+            settings.address,
+            max_message_bytes=settings.budget_bytes + _MESSAGE_OVERHEAD,
+            keys=settings.keys,
+            link_timeout_s=settings.link_timeout_s,
+        )
+    except BaseException:
+        if memory is not None:
+            memory.close()
+        raise
+    return socket, memory
+
+
+def _sender(request: Any) -> Any:
+    """What answers a request later; `None` where the server has that for decoupled models alone."""
+    try:
+        return request.get_response_sender()
+    except Exception:  # the type of the error differs from version to version
+        return None
+
+
+def _takes_parameters(backend: Any) -> bool:
+    try:
+        backend.InferenceResponse([], parameters={})
+    except TypeError:
+        return False
+    return True

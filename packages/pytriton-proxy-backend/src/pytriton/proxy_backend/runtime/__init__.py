@@ -1,0 +1,1 @@
+"""Batches through an inference callable: execution, outputs, warm-up, statistics, traces."""

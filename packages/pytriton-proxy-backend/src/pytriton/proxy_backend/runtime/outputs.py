@@ -1,0 +1,371 @@
+"""What a callable returned -> checked arrays, one dictionary per request."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytriton.proxy.types import ParameterValue, Request, Response
+
+from ..errors import OutputError
+from ..model import ModelSpec, TensorSpec
+from .texts import shortened, shown
+
+Array = np.ndarray[Any, Any]
+Outputs = dict[str, Array]
+
+logger = logging.getLogger(__name__)
+
+# By the identity of a model: what was warned of. The workers of a model in one process share it.
+_TOLD: dict[int, set[str]] = {}
+
+
+def _fits(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
+    return len(shape) == len(declared) and all(wanted in (-1, got) for wanted, got in zip(declared, shape, strict=True))
+
+
+def _is_text(value: str) -> bool:
+    """Whether UTF-8 has a form for it: not for the half of a surrogate pair."""
+    if value.isascii():
+        return True
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _listed(names: Iterable[object]) -> str:
+    return shortened(", ".join(map(str, names))) or "none"
+
+
+class OutputChecker:
+    """Checks what the callable of one model returns.
+
+    Without `strict`, an array is cast to its declared dtype where that is possible, outputs that are not declared are
+    dropped, those that are missing are left out and shapes are taken as they come; each of the three is warned of
+    once. With `strict`, names, dtypes and shapes must be those of the model. An answer without any of the outputs that
+    are wanted is an error in any case, unless it is one of a stream, which may leave out what comes later.
+    """
+
+    def __init__(self, model: ModelSpec) -> None:
+        self._model = model
+        self._specs = {spec.name: spec for spec in model.outputs}
+        self._names = [spec.name for spec in model.outputs]
+        told = _TOLD.get(id(model))
+        if told is None:
+            told = _TOLD[id(model)] = set()
+            weakref.finalize(model, _TOLD.pop, id(model), None)
+        self._told = told
+
+    def results(self, results: object, count: int) -> Sequence[object]:
+        """Checks the whole result of a callable: one element per request.
+
+        Raises:
+            OutputError: If it is no list (or tuple) of that length.
+        """
+        if isinstance(results, (list, tuple)):
+            if len(results) == count:
+                return results
+            received = f"a {type(results).__name__} of {len(results)}"
+        else:
+            received = f"{type(results).__name__}: {shown(results)}"
+        raise self._error(
+            "the inference callable must return a list with one element per request",
+            expected=f"a list of {count}",
+            received=received,
+        )
+
+    def wanted(self, requested: tuple[str, ...]) -> tuple[str, ...]:
+        """The declared outputs among those that are asked for, in the order of their declaration."""
+        return tuple(name for name in self._names if name in requested)
+
+    def has_exactly(self, results: Sequence[object], names: tuple[str, ...]) -> bool:
+        """Whether each result is a dictionary with as many outputs as are declared, and all of them are wanted."""
+        count = len(self._names)
+        return len(names) == count and all(type(result) is dict and len(result) == count for result in results)
+
+    def fits_whole(self, outputs: Outputs, names: tuple[str, ...]) -> bool:
+        """Whether numeric arrays over the whole batch can be sent as they are."""
+        if self._model.strict and not (len(names) == len(self._names) == len(outputs)):
+            return False
+        if len(outputs) != len(names):
+            self._tell_superfluous(outputs)
+        return all(self.fits(outputs[name], name) for name in names)
+
+    def fit_each(self, results: Sequence[Outputs], names: tuple[str, ...]) -> bool:
+        """Whether the numeric arrays of each request can be sent as they are."""
+        for result in results:
+            if len(result) != len(names):
+                self._tell_superfluous(result)
+        return all(self.fits(result[name], name) for name in names for result in results)
+
+    def fits(self, array: Array, name: str) -> bool:
+        """Whether a numeric array can be sent for an output as it is."""
+        spec = self._specs[name]
+        if array.dtype != spec.dtype or not array.dtype.isnative or spec.dtype.kind == "O":
+            return False
+        if self._has_shape(array, spec):
+            return True
+        self._tell_shape(array, spec)
+        return not self._model.strict
+
+    def one(
+        self, result: object, index: int, requested: Sequence[str] | None
+    ) -> tuple[Outputs, Mapping[str, ParameterValue]]:
+        """Checks the outputs of one request.
+
+        Args:
+            result: A mapping from names to arrays, a list or tuple of arrays in the order of the declared outputs,
+                a `Response`, or the request itself.
+            index: The request's place in the batch.
+            requested: The outputs that are wanted; all where it is `None`.
+
+        Returns:
+            The wanted outputs in their declared dtypes (strings in any of numpy's three forms), and the response
+            parameters.
+
+        Raises:
+            OutputError: If a name, dtype or shape is not as declared.
+        """
+        parameters: Mapping[str, ParameterValue] = {}
+        if type(result) is dict:
+            values: Mapping[str, object] = result
+        elif isinstance(result, Response):
+            values = result.data
+            parameters = self._parameters(result.parameters, index)
+        elif isinstance(result, Request):
+            values = result.data
+        elif isinstance(result, Mapping):
+            values = result
+        elif isinstance(result, (list, tuple)):
+            if len(result) != len(self._names):
+                raise self._error(
+                    "a list of outputs must have one array per declared output",
+                    index=index,
+                    expected=f"{len(self._names)} ({', '.join(self._names)})",
+                    received=str(len(result)),
+                )
+            values = dict(zip(self._names, result, strict=True))
+        else:
+            raise self._error(
+                "each element of the result must be a mapping from output names to numpy arrays",
+                index=index,
+                expected="a dictionary, a Response, or a list of arrays in the order of the declared outputs",
+                received=f"{type(result).__name__}: {shown(result)}",
+            )
+        self._check_names(values, index, requested)
+        outputs: Outputs = {}
+        batching = self._model.batching
+        for name, spec in self._specs.items():
+            value = values.get(name)
+            if value is None:
+                if name in values:
+                    raise self._error("an output must be a numpy array", name, index, "a numpy array", "None")
+                continue
+            if requested is not None and name not in requested:
+                continue
+            if type(value) is not np.ndarray or value.dtype is not spec.dtype:
+                value = self._convert(value, spec, index)
+            if value.dtype.kind in "OU":
+                self._check_strings(value, name, index)
+            if batching and value.ndim == 0:
+                raise self._error(
+                    "an output of a model that batches needs a batch axis in front",
+                    name,
+                    index,
+                    f"shape (batch, {', '.join(map(str, spec.shape))})",
+                    "shape ()",
+                )
+            if not self._has_shape(value, spec):
+                if self._model.strict:
+                    raise self._error("the shape is not the declared one", name, index, *self._shapes(value, spec))
+                self._tell_shape(value, spec)
+            outputs[name] = value
+        return outputs, parameters
+
+    def _check_names(self, values: Mapping[str, object], index: int, requested: Sequence[str] | None) -> None:
+        unknown = [name for name in values if name not in self._specs]
+        # A callable may leave out what its caller does not want.
+        wanted = self._names if requested is None else [name for name in self._names if name in requested]
+        missing = [name for name in wanted if name not in values]
+        if not unknown and not missing:
+            return
+        if self._model.strict:
+            raise self._error(
+                "the outputs must be the declared ones"
+                + (f"; not declared: {', '.join(map(str, unknown))}" if unknown else "")
+                + (f"; missing: {', '.join(missing)}" if missing else ""),
+                index=index,
+                expected=", ".join(self._names),
+                received=", ".join(map(str, values)),
+            )
+        for name in unknown:
+            if not isinstance(name, str):
+                raise self._error(
+                    "the name of an output must be a string", index=index, expected="str", received=shown(name)
+                )
+        if self._model.decoupled:
+            # A response of a stream may leave out what comes later, also everything: then it has no other names either.
+            missing = []
+            has_none = len(unknown) == len(values) > 0
+        else:
+            has_none = missing == wanted != []
+        if has_none:
+            raise self._error(
+                "the callable returned none of the outputs that are asked for",
+                index=index,
+                expected=", ".join(wanted),
+                received=_listed(values),
+            )
+        if unknown:
+            self._tell_superfluous(values)
+        if missing:
+            self._tell(
+                "missing",
+                f"the callable left out what its callers ask for ({', '.join(missing)}), who get a response without it",
+                ", ".join(wanted),
+                _listed(values),
+            )
+
+    def _tell_superfluous(self, values: Iterable[str]) -> None:
+        unknown = [name for name in values if name not in self._specs]
+        if unknown:
+            self._tell(
+                "superfluous",
+                f"the callable returned outputs that the model has not ({_listed(unknown)}), which are dropped",
+                ", ".join(self._names),
+                _listed(values),
+            )
+
+    def _tell_shape(self, value: Array, spec: TensorSpec) -> None:
+        if "shape" not in self._told:
+            self._tell(
+                "shape",
+                f"output '{spec.name}' has not the declared shape, and is sent as it is",
+                *self._shapes(value, spec),
+            )
+
+    def _tell(self, kind: str, what: str, expected: str, received: str) -> None:
+        """Warns of something that goes on all the same, once for each kind."""
+        if self._model.strict or kind in self._told:
+            return
+        self._told.add(kind)
+        logger.warning(
+            "model '%s': %s: expected %s, got %s. This is said once; with strict=True it is an error.",
+            self._model.name,
+            what,
+            expected,
+            received,
+        )
+
+    def _convert(self, value: object, spec: TensorSpec, index: int) -> Array:
+        if not isinstance(value, (np.ndarray, np.generic)):
+            raise self._error(
+                "an output must be a numpy array (numpy.asarray makes one)",
+                spec.name,
+                index,
+                "a numpy array",
+                f"{type(value).__name__}: {shown(value)}",
+            )
+        array = np.asarray(value)
+        kind = array.dtype.kind
+        if spec.dtype.kind == "O":
+            if kind in "OSU":
+                return array
+        elif array.dtype == spec.dtype or array.dtype.newbyteorder("=") == spec.dtype:
+            return array.astype(spec.dtype, copy=False)
+        elif not self._model.strict and (kind in "biufOSU" or array.dtype.name == "bfloat16"):
+            try:
+                return array.astype(spec.dtype)
+            except (ArithmeticError, TypeError, ValueError) as error:
+                raise self._error(
+                    f"its values cannot be cast: {error}",
+                    spec.name,
+                    index,
+                    f"dtype {spec.dtype}",
+                    f"dtype {array.dtype}",
+                ) from error
+        raise self._error(
+            f"the dtype {'is not' if self._model.strict else 'cannot be cast to'} the declared one",
+            spec.name,
+            index,
+            "strings (dtype object of bytes, S or U)" if spec.dtype.kind == "O" else f"dtype {spec.dtype}",
+            f"dtype {array.dtype}",
+        )
+
+    def _check_strings(self, value: Array, name: str, index: int) -> None:
+        for place, element in enumerate(value.ravel().tolist()):
+            if not isinstance(element, (bytes, bytearray, str)):
+                raise self._error(
+                    f"element {place} of an object array is no string",
+                    name,
+                    index,
+                    "bytes or str",
+                    f"{type(element).__name__}: {shown(element)}",
+                )
+            if isinstance(element, str) and not _is_text(element):
+                raise self._error(f"element {place} has no form in UTF-8", name, index, "text", shown(element))
+
+    def _has_shape(self, value: Array, spec: TensorSpec) -> bool:
+        return _fits(spec.shape, value.shape[1:] if self._model.batching else value.shape)
+
+    def _shapes(self, value: Array, spec: TensorSpec) -> tuple[str, str]:
+        """The declared shape and the one that came, for people."""
+        wanted = ", ".join(["batch"] * self._model.batching + [str(dim) for dim in spec.shape])
+        return f"shape ({wanted})", f"shape {value.shape}"
+
+    def _parameters(self, parameters: Mapping[str, object], index: int) -> Mapping[str, ParameterValue]:
+        if any(isinstance(value, np.generic) for value in parameters.values()):
+            parameters = {
+                name: value.item() if isinstance(value, np.generic) else value for name, value in parameters.items()
+            }
+        for name, value in parameters.items():
+            if not isinstance(name, str) or not isinstance(value, (str, bool, int, float)):
+                raise self._error(
+                    f"response parameter {name!r} has a type that Triton cannot carry",
+                    index=index,
+                    expected="str, bool, int or float",
+                    received=type(value).__name__,
+                )
+            if not _is_text(name) or (isinstance(value, str) and not _is_text(value)):
+                raise self._error(
+                    f"response parameter {name!r} has no form in UTF-8",
+                    index=index,
+                    expected="text",
+                    received=shown(value),
+                )
+            if isinstance(value, int) and not -(1 << 63) <= value < 1 << 63:
+                raise self._error(
+                    f"response parameter {name!r} is too large",
+                    index=index,
+                    expected="an integer of 64 bits",
+                    received=str(value),
+                )
+        return parameters  # type: ignore[return-value] # checked above
+
+    def _error(
+        self,
+        what: str,
+        name: str | None = None,
+        index: int | None = None,
+        expected: str = "",
+        received: str = "",
+    ) -> OutputError:
+        where = f"model '{self._model.name}'"
+        if name is not None:
+            where += f", output '{name}'"
+        if index is not None:
+            where += f", request {index} of the batch"
+        return OutputError(
+            f"{where}: {what}: expected {expected}, got {received}",
+            model_name=self._model.name,
+            output_name=name,
+            request_index=index,
+            expected=expected,
+            received=received,
+        )

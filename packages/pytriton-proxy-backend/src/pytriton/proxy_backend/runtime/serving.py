@@ -1,0 +1,170 @@
+"""Batches from a connection through a callable: one at a time, or many at once on an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Any
+
+from pytriton.proxy.tracers import find_tracer, worker_tracer
+
+from ..transport.connection import TICK_S
+from ..wire.batch import Batch
+from .execution import Execution
+from .service import Service
+
+OnFailure = Callable[[BaseException], None]
+
+
+class LazyLoop:
+    """The event loop of one worker, made when it is first needed: by many a synchronous callable, never."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def make(self) -> asyncio.AbstractEventLoop:
+        """Makes it, where it is not there yet.
+
+        Raises:
+            OSError: The system is out of descriptors or memory.
+        """
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+        return self._loop
+
+    def run(self, awaitable: Awaitable[Any]) -> Any:
+        """Runs it to its end."""
+        loop = self.make()
+        task = asyncio.ensure_future(awaitable, loop=loop)
+        while True:
+            try:
+                return loop.run_until_complete(task)
+            except (KeyboardInterrupt, SystemExit):
+                # asyncio ends the loop for what one of the callable's own tasks raised. Who awaits that task gets it.
+                if task.done():
+                    raise
+
+    def close(self) -> None:
+        """Ends the loop, where one was made, with what is still running on it."""
+        loop = self._loop
+        if loop is None:
+            return
+        left = asyncio.all_tasks(loop)
+        for task in left:
+            task.cancel()
+        self.run(_ended(left))
+        self.run(loop.shutdown_asyncgens())
+        self.run(loop.shutdown_default_executor())
+        loop.close()
+
+
+async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def serve(service: Service, loop: LazyLoop, on_failure: OnFailure) -> None:
+    """Serves a synchronous callable until the connection closes."""
+    tracer = worker_tracer()
+    # No name here may hold on to a batch: the memory of its inputs goes back while its answer is sent.
+    while (execution := _next(service, tracer)) is not None:
+        execution.run(loop.run)
+        if execution.failure is not None:
+            on_failure(execution.failure)
+
+
+def _next(service: Service, own_tracer: Any) -> Execution | None:
+    batch = service.connection.receive()
+    if batch is None:
+        return None
+    tracer = find_tracer(own_tracer)
+    return Execution(service, batch) if tracer is None else _traced(service, batch, tracer)
+
+
+def _traced(service: Service, batch: Batch, tracer: Any) -> Execution:
+    # Not at the top: it imports OpenTelemetry, which is there only where there is a tracer.
+    from .tracing import make_execution
+
+    return make_execution(service, batch, tracer)
+
+
+async def serve_async(service: Service, on_failure: OnFailure) -> None:
+    """Serves an asynchronous callable until the connection closes, with as many batches at once as come."""
+    connection = service.connection
+    own_tracer = worker_tracer()
+    loop = asyncio.get_running_loop()
+    closed: asyncio.Future[None] = loop.create_future()
+    tasks: dict[int, asyncio.Task[None]] = {}
+    waiting: dict[int, set[int]] = {}  # requests of a batch whose callers still wait
+    cancelled: list[tuple[int, int]] = []  # read, and maybe ahead of the batch that was read with them
+
+    def end(error: BaseException | None) -> None:
+        if closed.done():
+            return
+        if error is None:
+            closed.set_result(None)
+        else:
+            closed.set_exception(error)
+
+    def read() -> None:
+        try:
+            batches = connection.poll()
+        except Exception as error:
+            end(error)
+            return
+        if batches is None:
+            end(None)
+            return
+        while batches:
+            batch = batches.pop(0)
+            number = batch.number
+            waiting[number] = set(range(len(batch)))
+            tracer = find_tracer(own_tracer)
+            execution = Execution(service, batch) if tracer is None else _traced(service, batch, tracer)
+            tasks[number] = loop.create_task(run(execution, number))
+            del batch, execution
+        if cancelled:
+            # After the first step of every task: one that is cancelled before it would never answer.
+            loop.call_soon(cancel)
+
+    async def run(execution: Execution, number: int) -> None:
+        try:
+            await execution.run_async()
+            if execution.failure is not None:
+                on_failure(execution.failure)
+        except Exception as error:
+            end(error)
+        finally:
+            tasks.pop(number, None)
+            waiting.pop(number, None)
+        # Sending may have read messages while it waited for room.
+        read()
+
+    def cancel() -> None:
+        while cancelled:
+            number, request = cancelled.pop(0)
+            left = waiting.get(number)
+            if left is None:
+                continue
+            left.discard(request)
+            # The other requests of the batch still want their answers.
+            if not left:
+                tasks[number].cancel()
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            connection.tick()
+
+    connection.on_cancel = lambda number, request: cancelled.append((number, request))
+    loop.add_reader(connection.fileno(), read)
+    ticking = loop.create_task(tick())
+    try:
+        read()
+        await closed
+    finally:
+        loop.remove_reader(connection.fileno())
+        ticking.cancel()
+        running = list(tasks.values())
+        for task in running:
+            task.cancel()
+        await asyncio.gather(ticking, *running, return_exceptions=True)

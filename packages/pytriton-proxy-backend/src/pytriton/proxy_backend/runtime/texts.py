@@ -1,0 +1,54 @@
+"""Texts of what user code raises and returns, whatever its own `__str__` and `__repr__` do."""
+
+from __future__ import annotations
+
+from ..wire import layout
+
+_MAX_SHOWN = 200
+_LEFT_OUT = b" [...] "
+
+# gRPC sends a text in a header, percent-encoded, and clients take 8 KiB of headers; some of it is not ours.
+_MAX_ENCODED = 7 << 10
+_PERCENT = ord("%")
+
+
+def error_text(error: BaseException) -> str:
+    """The text of an error; says so where it has none because its `__str__` fails."""
+    try:
+        return str(error)
+    except Exception as failure:
+        return f"<its text cannot be told: __str__ raised {type(failure).__name__}>"
+
+
+def shown(value: object) -> str:
+    """The `repr` of a value, the begin of it where it is long."""
+    try:
+        text = repr(value)
+    except Exception as failure:
+        return f"<__repr__ raised {type(failure).__name__}>"
+    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+def shortened(text: str) -> str:
+    """A text that fits into a message, and into the trailers of gRPC: of a longer one, the begin and the end.
+
+    What UTF-8 has no form for, the half of a surrogate pair, is replaced.
+    """
+    raw = text.encode("utf-8", "replace")
+    kept = _both_ends(raw, layout.MAX_TEXT)
+    if _encoded_size(kept) > _MAX_ENCODED:
+        kept = _both_ends(raw, _MAX_ENCODED // 3)
+    return kept.decode("utf-8", "ignore")
+
+
+def _both_ends(raw: bytes, limit: int) -> bytes:
+    if len(raw) <= limit:
+        return raw
+    begin = limit // 4
+    end = limit - begin - len(_LEFT_OUT)
+    return raw[:begin] + _LEFT_OUT + raw[-end:]
+
+
+def _encoded_size(raw: bytes) -> int:
+    plain = sum(0x20 <= byte < 0x7F and byte != _PERCENT for byte in raw)
+    return plain + 3 * (len(raw) - plain)

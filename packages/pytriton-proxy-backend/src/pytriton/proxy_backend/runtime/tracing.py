@@ -1,0 +1,279 @@
+"""The spans of a batch: imported only when there is a tracer.
+
+For each request that came with a trace context, inside of Triton's own span:
+
+    pytriton.proxy               from the moment that the proxy backend got it until it was answered
+      pytriton.batch             of the first one only: the batch, with links to the other requests
+        proxy_inference_callable the callable; of the other requests right inside of pytriton.proxy, with a link
+
+Requests that nobody traces have no spans.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from time import monotonic_ns, time_ns
+from typing import Any
+
+from opentelemetry.context import Context, attach, detach
+from opentelemetry.trace import (
+    Link,
+    Span,
+    SpanContext,
+    SpanKind,
+    Status,
+    StatusCode,
+    get_current_span,
+    set_span_in_context,
+)
+from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+from pytriton.proxy.tracers import note_span
+
+from ..wire.batch import Batch
+from ..wire.response import Answer
+from .execution import Execution
+from .service import Service
+from .texts import error_text
+
+PROXY_SPAN = "pytriton.proxy"
+BATCH_SPAN = "pytriton.batch"
+# Called as PyTriton called it.
+CALLABLE_SPAN = "proxy_inference_callable"
+
+_TRACEPARENT = "traceparent"
+_HEADERS = (_TRACEPARENT, "tracestate")
+_UNTRACED = ("untraced",)
+_MAX_CLOCK_GAP_NS = 20_000
+
+_propagator = TraceContextTextMapPropagator()
+logger = logging.getLogger(__name__)
+
+
+def make_execution(service: Service, batch: Batch, tracer: Any) -> Execution:
+    """Makes the execution of a batch, with spans if any of its requests is traced."""
+    forms = batch.forms
+    if _UNTRACED in forms:
+        return Execution(service, batch)
+    contexts = [_context_of(batch, index) for index in range(len(batch))]
+    if not any(contexts):
+        # Batches of the same form have the same metadata.
+        forms[_UNTRACED] = True
+        return Execution(service, batch)
+    return TracedExecution(service, batch, Spans(tracer, service, batch, contexts))
+
+
+class Spans:
+    """The spans of one batch. They know nothing of its inputs.
+
+    Attributes:
+        current: The context that the callable runs in.
+        of_requests: The spans of the callable by request, `None` for one that is not traced.
+    """
+
+    def __init__(self, tracer: Any, service: Service, batch: Batch, contexts: Sequence[Context | None]) -> None:
+        """Starts the spans up to the batch's.
+
+        Args:
+            tracer: Makes them.
+            service: Whom the batch is for.
+            batch: The batch.
+            contexts: The trace contexts of the requests, one at least.
+        """
+        self._tracer = tracer
+        self._offset_ns = _clock_offset_ns()
+        requests, rows, _, input_bytes = batch.size
+        model = {"triton.model_name": service.model.name, "triton.model_version": service.model.version}
+        self._proxies: list[Span | None] = []
+        for index, context in enumerate(contexts):
+            if context is None:
+                self._proxies.append(None)
+                continue
+            request_id = batch.load_fields(index).request_id
+            attributes = {**model, "triton.request_id": request_id} if request_id else model
+            self._proxies.append(
+                tracer.start_span(
+                    PROXY_SPAN,
+                    context=context,
+                    kind=SpanKind.CONSUMER,
+                    attributes=attributes,
+                    start_time=self._wall_ns(batch.received_ns),
+                )
+            )
+        self._first = next(index for index, span in enumerate(self._proxies) if span is not None)
+        self._batch: Span = tracer.start_span(
+            BATCH_SPAN,
+            context=set_span_in_context(self._proxies[self._first], Context()),  # type: ignore[arg-type] # a span
+            attributes={
+                **model,
+                "pytriton.batch.requests": requests,
+                "pytriton.batch.rows": rows,
+                "pytriton.batch.input_bytes": input_bytes,
+            },
+            links=[
+                Link(span.get_span_context())
+                for index, span in enumerate(self._proxies)
+                if span is not None and index != self._first
+            ],
+            start_time=self._wall_ns(batch.sent_ns),
+        )
+        self.of_requests: list[Span | None] = []
+        self.current = Context()
+        self._failed: set[int] = set()
+        self._is_called = False
+
+    def call(self) -> None:
+        """Starts the spans of the callable."""
+        link = [Link(self._batch.get_span_context())]
+        for index, proxy in enumerate(self._proxies):
+            if proxy is None:
+                self.of_requests.append(None)
+                continue
+            is_first = index == self._first
+            span = self._tracer.start_span(
+                CALLABLE_SPAN,
+                context=set_span_in_context(self._batch if is_first else proxy, Context()),
+                links=None if is_first else link,
+            )
+            note_span(span, self._tracer)
+            self.of_requests.append(span)
+        self.current = set_span_in_context(self.of_requests[self._first])  # type: ignore[arg-type] # a span
+
+    def called(self) -> None:
+        """Ends the spans of the callable, once."""
+        if not self._is_called:
+            self._is_called = True
+            for span in self.of_requests:
+                if span is not None:
+                    span.end()
+
+    def fail(self, error: BaseException) -> None:
+        """Notes what the callable raised, or why its results cannot be sent."""
+        _record(self._batch, error)
+        status = Status(StatusCode.ERROR, _text(error))
+        self._batch.set_status(status)
+        for index, (proxy, span) in enumerate(zip(self._proxies, self.of_requests, strict=True)):
+            if proxy is not None and span is not None and index not in self._failed:
+                span.set_status(status)
+                proxy.set_status(status)
+
+    def fail_one(self, index: int, error: BaseException) -> None:
+        """Notes the error that one request is answered with."""
+        self._failed.add(index)
+        proxy = self._proxies[index]
+        if proxy is not None:
+            _record(proxy, error)
+            proxy.set_status(Status(StatusCode.ERROR, _text(error)))
+
+    def end(self) -> None:
+        """Ends all spans."""
+        self.called()
+        self._batch.end()
+        for proxy in self._proxies:
+            if proxy is not None:
+                proxy.end()
+
+    def _wall_ns(self, stamp_ns: int) -> int | None:
+        """Gives a stamp as the time of day; `None`, which is now, where there is no stamp."""
+        return stamp_ns + self._offset_ns if stamp_ns else None
+
+
+class TracedExecution(Execution):
+    """An execution that tells its spans what happens."""
+
+    __slots__ = ("_spans",)
+
+    def __init__(self, service: Service, batch: Batch, spans: Spans) -> None:
+        """Takes a batch and its spans."""
+        super().__init__(service, batch)
+        self._spans = spans
+        batch.spans = spans.of_requests
+
+    def run(self, run_async: Callable[[Awaitable[Any]], Any]) -> None:
+        """Serves the batch with a synchronous callable, see `Execution.run`."""
+        self._spans.call()
+        token = attach(self._spans.current)
+        try:
+            super().run(run_async)
+        finally:
+            detach(token)
+            self._spans.end()
+
+    async def run_async(self) -> None:
+        """Serves the batch with an asynchronous callable, see `Execution.run_async`."""
+        self._spans.call()
+        token = attach(self._spans.current)
+        try:
+            await super().run_async()
+        finally:
+            detach(token)
+            self._spans.end()
+
+    def _count_call(self) -> None:
+        self._spans.called()
+        super()._count_call()
+
+    def _refuse(self, index: int, error: BaseException) -> Answer:
+        self._spans.fail_one(index, error)
+        return super()._refuse(index, error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._spans.fail(error)
+        super()._fail(error)
+
+
+def _clock_offset_ns() -> int:
+    """Gives the time of day, as spans have it, minus the monotonic clock, as the proxy backend has it."""
+    before_ns = monotonic_ns()
+    wall_ns = time_ns()
+    after_ns = monotonic_ns()
+    # Once more where something else ran between the two.
+    if after_ns - before_ns > _MAX_CLOCK_GAP_NS:
+        before_ns = monotonic_ns()
+        wall_ns = time_ns()
+        after_ns = monotonic_ns()
+    return wall_ns - (before_ns + after_ns) // 2
+
+
+def _context_of(batch: Batch, index: int) -> Context | None:
+    """Gives the trace context of a request; `None` where it has none.
+
+    It is that of Triton's own span where Triton traces the request. Where not, it is the caller's, if the server
+    forwards its headers.
+    """
+    text = batch.load_fields(index).trace_context
+    if text:
+        carrier = _parsed(text)
+    else:
+        carrier = {
+            name.lower(): str(value) for name, value in batch.load_parameters(index).items() if name.lower() in _HEADERS
+        }
+    if _TRACEPARENT not in carrier:
+        return None
+    context = _propagator.extract(carrier, context=Context())
+    found: SpanContext = get_current_span(context).get_span_context()
+    return context if found.is_valid else None
+
+
+def _parsed(text: str) -> dict[str, str]:
+    """Reads what Triton gives: the headers of W3C Trace Context as a JSON object."""
+    try:
+        values = json.loads(text)
+    except ValueError:
+        return {}
+    if not isinstance(values, dict):
+        return {}
+    return {name: value for name, value in values.items() if name in _HEADERS and isinstance(value, str)}
+
+
+def _record(span: Any, error: BaseException) -> None:
+    try:
+        span.record_exception(error)
+    except Exception as failure:  # of the error's own __str__
+        logger.debug("a span goes without its error: %s", error_text(failure))
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error_text(error)}"

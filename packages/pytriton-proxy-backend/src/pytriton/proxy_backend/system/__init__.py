@@ -1,0 +1,1 @@
+"""What the operating system asks for: forks, descriptors that run out, native libraries."""

@@ -1,0 +1,1 @@
+"""Bytes between worker and proxy backend: unix sockets, ZeroMQ, shared memory."""

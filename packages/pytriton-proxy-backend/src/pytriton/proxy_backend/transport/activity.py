@@ -1,0 +1,47 @@
+"""What a proxy backend is at: how many batches are in flight, and how many there have been."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..wire import layout
+from ..wire.layout import MessageType
+
+__all__ = ["EndpointActivity", "ask_activity"]
+
+
+@dataclass(frozen=True)
+class EndpointActivity:
+    """What a proxy backend says of its batches, whichever workers have them."""
+
+    in_flight: int
+    """Batches that are not answered yet; those that wait for a worker count."""
+    taken: int
+    """Batches that it has got since its model was loaded."""
+
+
+def ask_activity(endpoint: Path, timeout_s: float) -> EndpointActivity | None:
+    """Asks a native proxy backend what it is at.
+
+    Args:
+        endpoint: Its socket.
+        timeout_s: How long it may take to answer, in seconds.
+
+    Returns:
+        Its answer; `None` where there is none, as from one that is stopped or gone.
+    """
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
+            peer.settimeout(timeout_s)
+            peer.connect(os.fspath(endpoint))
+            peer.send(layout.MESSAGE.pack(MessageType.ACTIVITY, 0, layout.MESSAGE.size, 0, 0, 0, 0, 0, 0))
+            packet = peer.recv(layout.MAX_PACKET)
+    except OSError:
+        return None
+    if len(packet) != layout.MESSAGE.size:
+        return None
+    kind, _, _, taken, _, _, _, _, in_flight = layout.MESSAGE.unpack(packet)
+    return EndpointActivity(in_flight=in_flight, taken=taken) if kind == MessageType.ACTIVITY else None

@@ -1,0 +1,328 @@
+"""Shared memory between a worker and the proxy backend: sealed memfd segments, each with one owner.
+
+The life of a block of the arena that a side owns::
+
+    free --allocate()--> in use, sent to the peer --the peer says so--> free
+
+and of a block that the peer owns::
+
+    mapped by the first view --the last view of it dies--> named in `PeerArena.released`, to be told to the peer
+"""
+
+from __future__ import annotations
+
+import bisect
+import collections
+import ctypes
+import fcntl
+import functools
+import mmap
+import os
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import ArenaFullError, ProtocolError
+from ..wire.layout import ALIGNMENT, align
+
+_FIRST_SEGMENT = 1 << 20
+# Not named by Python's mmap, or not by that of every version; the same on all platforms that have a tritonserver.
+_MAP_FIXED = 0x10
+_MAP_NORESERVE = 0x4000
+# Names of Linux that Python's fcntl has on every version we support; the seals make a read of a peer's memory safe.
+_SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+
+
+class OwnedBlock(NamedTuple):
+    """A piece of our arena, with the mapping to write it through."""
+
+    segment: int
+    offset: int
+    memory: mmap.mmap
+
+
+@dataclass
+class _OwnedSegment:
+    number: int
+    size: int
+    memory: mmap.mmap
+    # (offset, length), sorted, never adjacent
+    free: list[tuple[int, int]] = field(default_factory=list)
+    used: dict[int, int] = field(default_factory=dict)
+    idle_since: float | None = None
+
+
+@dataclass(frozen=True)
+class NewSegment:
+    """A segment that the peer must be told of; `fd` is to be closed once it was sent."""
+
+    number: int
+    size: int
+    fd: int
+
+
+class OwnArena:
+    """The arena that this side writes and the peer reads. Not thread-safe."""
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.size = 0
+        self.in_use = 0
+        self._segments: list[_OwnedSegment] = []
+        self._next = 1
+        # The block that was given back last, with its size: mostly the next one is of the same size.
+        self._spare: tuple[int, OwnedBlock] | None = None
+
+    def allocate(self, length: int) -> OwnedBlock | None:
+        """Takes `length` bytes, aligned to 64; `None` where no segment has them free."""
+        need = align(length or 1)
+        spare = self._spare
+        if spare is not None:
+            self._spare = None
+            if spare[0] == need:
+                self.in_use += need
+                return spare[1]
+            self._free(spare[1])
+        for segment in self._segments:
+            free = segment.free
+            for index, (offset, room) in enumerate(free):
+                if room >= need:
+                    if room == need:
+                        del free[index]
+                    else:
+                        free[index] = (offset + need, room - need)
+                    segment.used[offset] = need
+                    self.in_use += need
+                    return OwnedBlock(segment.number, offset, segment.memory)
+        return None
+
+    def can_grow(self, length: int) -> bool:
+        """Whether the budget allows one more segment for `length` bytes."""
+        return self.size + align(max(length, 1)) <= self.budget
+
+    def add_segment(self, length: int) -> NewSegment:
+        """Adds a segment with room for `length` bytes.
+
+        Raises:
+            ArenaFullError: If the budget does not allow it, or the system has no memory or descriptor for it.
+        """
+        if not self.can_grow(length):
+            raise ArenaFullError(
+                f"{length} bytes of outputs do not fit: the arena may have {self.budget} bytes and {self.in_use} of "
+                f"them are in use. Raise arena_budget_bytes of the model, or return smaller outputs",
+                needed=length,
+                budget=self.budget,
+                in_use=self.in_use,
+            )
+        size = max(_FIRST_SEGMENT, self.size)
+        while size < length:
+            size *= 2
+        # Never less than asked for; unused pages of a memfd take no memory.
+        size = align(max(min(size, self.budget - self.size), length))
+        try:
+            fd, memory = _make_segment(size)
+        except OSError as error:
+            raise ArenaFullError(
+                f"{length} bytes of outputs have no place: the system gives no shared memory of {size} bytes ({error})",
+                needed=length,
+                budget=self.budget,
+                in_use=self.in_use,
+            ) from error
+        number = self._next
+        self._next += 1
+        self.size += size
+        self._segments.append(_OwnedSegment(number, size, memory, [(0, size)]))
+        return NewSegment(number, size, fd)
+
+    def release(self, block: OwnedBlock) -> None:
+        """Gives a block back."""
+        segment = next(segment for segment in self._segments if segment.number == block.segment)
+        need = segment.used[block.offset]
+        self.in_use -= need
+        if self._spare is not None:
+            self._free(self._spare[1])
+        self._spare = (need, block)
+
+    def _free(self, block: OwnedBlock) -> None:
+        segment = next(segment for segment in self._segments if segment.number == block.segment)
+        begin = block.offset
+        length = segment.used.pop(begin)
+        free = segment.free
+        index = bisect.bisect(free, (begin, 0))
+        if index < len(free) and begin + length == free[index][0]:
+            length += free.pop(index)[1]
+        if index > 0 and sum(free[index - 1]) == begin:
+            index -= 1
+            begin, before = free.pop(index)
+            length += before
+        free.insert(index, (begin, length))
+        segment.idle_since = None
+
+    def has_idle(self) -> bool:
+        """Whether `trim` may have something to give back later."""
+        # The spare block counts as used until `trim` takes it back.
+        return (
+            self._spare is not None
+            or any(not segment.used for segment in self._segments[1:])
+            or (bool(self._segments) and self._segments[0].size > _FIRST_SEGMENT)
+        )
+
+    def drop_unused(self) -> list[int]:
+        """Drops every segment without a block in use, the first one too; returns their numbers."""
+        if self._spare is not None:
+            self._free(self._spare[1])
+            self._spare = None
+        unused = [segment for segment in self._segments if not segment.used]
+        self._segments = [segment for segment in self._segments if segment.used]
+        self.size -= sum(segment.size for segment in unused)
+        return [segment.number for segment in unused]
+
+    def trim(self, idle_s: float) -> list[int]:
+        """Drops segments that nobody used for `idle_s` seconds, all but a small first one; returns their numbers."""
+        if self._spare is not None:
+            self._free(self._spare[1])
+            self._spare = None
+        now = time.monotonic()
+        gone: list[int] = []
+        for index, segment in enumerate(list(self._segments)):
+            if segment.used or (index == 0 and segment.size <= _FIRST_SEGMENT):
+                segment.idle_since = None
+            elif segment.idle_since is None:
+                segment.idle_since = now
+            elif now - segment.idle_since >= idle_s:
+                gone.append(segment.number)
+                self.size -= segment.size
+                self._segments.remove(segment)
+        return gone
+
+
+def _make_segment(size: int) -> tuple[int, mmap.mmap]:
+    fd = os.memfd_create("pytriton-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+        return fd, map_shared(fd, size)
+    except BaseException:
+        os.close(fd)
+        raise
+
+
+def map_shared(fd: int, size: int) -> mmap.mmap:
+    """Maps a memfd, and keeps no descriptor of it: a forked child would have it, too.
+
+    An `mmap` of Python duplicates the descriptor that it is given (before 3.13, always), so it gets memory without
+    one, whose pages are then replaced.
+
+    Raises:
+        OSError: The system gives no memory.
+    """
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
+    anchor = ctypes.c_char.from_buffer(memory)
+    address = ctypes.addressof(anchor)
+    # While it is there, the memory cannot be closed.
+    del anchor
+    protection = mmap.PROT_READ | mmap.PROT_WRITE
+    if _c_mmap()(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != address:
+        number = ctypes.get_errno()
+        memory.close()
+        raise OSError(number, os.strerror(number))
+    return memory
+
+
+@functools.cache
+def _c_mmap() -> Callable[..., int | None]:
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    # off_t has the width of a long wherever this runs.
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+    made: Callable[..., int | None] = function
+    return made
+
+
+class InputBlock(np.ndarray[Any, Any]):
+    """A block of the peer's arena that lives as long as any numpy view of it.
+
+    A subclass, because numpy lets a view hold on to the owner of its memory and skips plain arrays in between; views
+    are made with `numpy.ndarray(buffer=block)` and are plain arrays themselves.
+    """
+
+    __slots__ = ("place", "released")
+
+    place: tuple[int, int]
+    released: collections.deque[tuple[int, int]]
+
+    def __del__(self) -> None:
+        # Runs in whatever thread drops the last view, also inside the garbage collector: only append here.
+        place = getattr(self, "place", None)
+        if place is not None:
+            self.released.append(place)
+
+
+class PeerArena:
+    """The arena that the peer owns: segments mapped by number, blocks handed out as numpy views."""
+
+    def __init__(self) -> None:
+        self.budget: int | None = None  # that the peer has for all its segments, in bytes; known after the greeting
+        self.released: collections.deque[tuple[int, int]] = collections.deque()
+        self._segments: dict[int, mmap.mmap] = {}
+
+    def attach(self, number: int, fd: int, size: int) -> None:
+        """Maps a segment; takes `fd` over.
+
+        Raises:
+            ProtocolError: If the number is taken, the budget does not allow it, or `fd` is no memfd of `size` bytes
+                sealed against shrinking.
+        """
+        try:
+            if number in self._segments:
+                raise ProtocolError(f"segment {number} was announced twice")
+            total = size + sum(map(len, self._segments.values()))
+            if self.budget is not None and total > align(self.budget):
+                raise ProtocolError(
+                    f"with segment {number} the arena would have {total} bytes, its budget is {self.budget}"
+                )
+            try:
+                seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
+            except OSError as error:
+                raise ProtocolError(f"segment {number} is not a memfd: {error}") from error
+            actual = os.fstat(fd).st_size
+            if not seals & fcntl.F_SEAL_SHRINK or actual < size or size == 0:
+                raise ProtocolError(
+                    f"segment {number} must be sealed against shrinking and hold {size} bytes; its seals are "
+                    f"{seals:#x} and it holds {actual} bytes"
+                )
+            self._segments[number] = map_shared(fd, size)
+        finally:
+            os.close(fd)
+
+    @property
+    def segments(self) -> Collection[int]:
+        """The numbers of the segments that are mapped."""
+        return self._segments.keys()
+
+    def detach(self, number: int) -> None:
+        """Forgets a segment; its memory goes when the last view of it does."""
+        self._segments.pop(number, None)
+
+    def block(self, number: int, offset: int, length: int) -> tuple[InputBlock, mmap.mmap]:
+        """A view of `length` bytes that reports the block as released when it and all views of it are gone.
+
+        Returns:
+            The view, and the segment that it is a piece of.
+
+        Raises:
+            ProtocolError: If the place does not lie inside a known segment.
+        """
+        memory = self._segments.get(number)
+        if memory is None or offset % ALIGNMENT or offset + length > len(memory):
+            size = "unknown" if memory is None else str(len(memory))
+            raise ProtocolError(
+                f"a block of {length} bytes at {offset} of segment {number} does not lie inside it (its size: {size})"
+            )
+        block = InputBlock.__new__(InputBlock, (length,), np.uint8, memory, offset)
+        block.released = self.released
+        block.place = (number, offset)
+        return block, memory

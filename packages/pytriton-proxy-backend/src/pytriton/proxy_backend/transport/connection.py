@@ -1,0 +1,524 @@
+"""The worker's end of one connection: greeting, messages, both arenas."""
+
+from __future__ import annotations
+
+import array
+import collections
+import contextlib
+import logging
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import AttachError, ConnectionLostError, ProtocolError, VersionMismatchError
+from ..model import ModelSpec
+from ..runtime.statistics import Counters
+from ..system.forks import let_go_in_child
+from ..wire import layout
+from ..wire.batch import Batch, Plan
+from ..wire.layout import MessageFlag, MessageType
+from ..wire.response import Answer, Array, ResponseWriter, Written, write_whole
+from .arena import NewSegment, OwnArena, OwnedBlock, PeerArena
+
+logger = logging.getLogger(__name__)
+
+_GREETING_TIMEOUT_S = 10.0
+_SEND_TIMEOUT_S = 30.0
+# How long a full output arena may wait for the proxy backend to read what is in it.
+_ARENA_TIMEOUT_S = 30.0
+# How much of its budget the arena may take for the responses of streams: a fast generator waits for the proxy backend
+# instead of filling more.
+STREAM_WINDOW = 64 << 20
+# How late a block that nobody uses any more is given back while no request comes.
+TICK_S = 1.0
+# Room for more descriptors than any message carries, so that a peer's surplus is seen and closed.
+_ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+_RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC
+_MESSAGE_SIZE = layout.MESSAGE.size
+_pack = layout.MESSAGE.pack
+_unpack = layout.MESSAGE.unpack_from
+# Plain integers: arithmetic on members of an enum costs a microsecond.
+_RESPONSE = int(MessageType.RESPONSE)
+_BATCH = int(MessageType.BATCH)
+_BATCH_DONE = int(MessageFlag.BATCH_DONE)
+_INPUT_RELEASED = int(MessageFlag.INPUT_RELEASED)
+
+
+class GreetingTimeoutError(AttachError):
+    """The proxy backend did not answer a greeting in time: it is slow or stopped, and may come back."""
+
+
+@dataclass(frozen=True)
+class Welcome:
+    """What the proxy backend says about the model when a worker attaches; times in seconds, 0 is no timeout."""
+
+    model_name: str
+    model_version: int
+    batching: bool
+    decoupled: bool
+    capabilities: layout.Capability
+    arena_budget: int
+    arena_idle_s: float
+    execution_timeout_s: float = 0.0
+
+
+def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return fds.tolist()
+
+
+def _timeval(seconds: float) -> bytes:
+    whole = int(seconds)
+    return struct.pack("@ll", whole, int((seconds - whole) * 1e6))
+
+
+class Connection:
+    """An attached worker. Not thread-safe, apart from `detach` and `shutdown`."""
+
+    def __init__(
+        self,
+        endpoint: Path,
+        name: str,
+        *,
+        max_in_flight: int = 1,
+        counters: Counters | None = None,
+        model: ModelSpec | None = None,
+    ) -> None:
+        """Connects and greets.
+
+        Args:
+            endpoint: Where the proxy backend listens.
+            name: What the worker calls itself.
+            max_in_flight: Batches that it takes at once.
+            model: What it serves: a proxy backend of another model, or of other tensors, refuses it.
+            counters: Where it counts; a place of its own by default.
+
+        Raises:
+            FileNotFoundError: If nobody listens there yet; `ConnectionRefusedError` likewise.
+            ConnectionResetError: If the proxy backend goes away before it has answered.
+            VersionMismatchError: If the proxy backend speaks another major version.
+            GreetingTimeoutError: If it does not answer in time.
+            AttachError: If it refuses for another reason.
+            OSError: If the system is out of descriptors or memory.
+        """
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        let_go_in_child(self._socket)
+        self._buffer = bytearray(layout.MAX_PACKET)
+        self._views = [memoryview(self._buffer)]
+        self._inputs = PeerArena()
+        self._unacknowledged: collections.deque[OwnedBlock] = collections.deque()
+        self._consumed = 0
+        self._pending: collections.deque[Batch] = collections.deque()
+        self._held: dict[int, tuple[int, int]] = {}  # place of each batch that is being worked on
+        self._writer = ResponseWriter()
+        self._plans: dict[bytes, Plan] = {}
+        self._counters = Counters() if counters is None else counters
+        self.on_cancel: Callable[[int, int], None] | None = None
+        try:
+            self._socket.settimeout(_GREETING_TIMEOUT_S)
+            self._socket.connect(os.fspath(endpoint))
+            self.welcome = self._greet(name, max_in_flight, model)
+            # The kernel's own timeouts: unlike Python's they cost no call of poll before each message.
+            self._socket.settimeout(None)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(TICK_S))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_TIMEOUT_S))
+        except TimeoutError as error:
+            self._socket.close()
+            raise GreetingTimeoutError(
+                f"the proxy backend at {endpoint} did not answer a greeting within {_GREETING_TIMEOUT_S:g} s"
+            ) from error
+        except BaseException:
+            self._socket.close()
+            raise
+        self._outputs = OwnArena(self.welcome.arena_budget)
+        self._inputs.budget = self.welcome.arena_budget
+
+    # ---- greeting -------------------------------------------------------------------------------------------------
+
+    def _greet(self, name: str, max_in_flight: int, model: ModelSpec | None) -> Welcome:
+        text = greeting_text(name, model)
+        greeting = layout.GREETING.pack(
+            layout.MAGIC, layout.MAJOR, layout.MINOR, os.getpid(), os.geteuid(), max_in_flight,
+            layout.CAPABILITIES, 0, len(text), 0 if model is None else model.version, 0, 0, 0,
+        )  # fmt: skip
+        size = layout.MESSAGE.size + len(greeting) + len(text)
+        self._socket.send(layout.MESSAGE.pack(MessageType.HELLO, 0, size, 0, 0, 0, 0, 0, 0) + greeting + text)
+        packet = self._socket.recv(layout.MAX_PACKET)
+        if not packet:
+            # Most likely its server ends just now: as good as nobody listening, so the worker tries again.
+            raise ConnectionResetError("the proxy backend closed the connection instead of answering the greeting")
+        return parse_greeting(packet)
+
+    # ---- receiving ------------------------------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        """The socket's descriptor, to wait for its readability."""
+        return self._socket.fileno()
+
+    def receive(self) -> Batch | None:
+        """Waits for the next batch, and sees to everything else that comes meanwhile.
+
+        Returns:
+            The batch, or `None` when the proxy backend has closed the connection.
+
+        Raises:
+            ProtocolError: If the connection cannot go on.
+        """
+        while True:
+            if self._pending:
+                return self._pending.popleft()
+            try:
+                if not self._read():
+                    return None
+            except BlockingIOError:
+                self.tick()
+
+    def poll(self) -> list[Batch] | None:
+        """Reads what is there without waiting; the batches among it, `None` when the connection is closed."""
+        try:
+            while self._read(socket.MSG_DONTWAIT):
+                pass
+        except BlockingIOError:
+            batches = list(self._pending)
+            self._pending.clear()
+            return batches
+        return None
+
+    def _read(self, flags: int = 0) -> bool:
+        try:
+            size, ancillary, message_flags, _ = self._socket.recvmsg_into(
+                self._views, _ANCILLARY_SIZE, flags | _RECEIVE_FLAGS
+            )
+        except BlockingIOError:
+            raise
+        except ConnectionResetError:
+            return False  # closed by the proxy backend with messages of ours unread
+        except OSError as error:
+            raise ConnectionLostError(f"the connection to the proxy backend broke: {error}") from error
+        fds = _descriptors(ancillary) if ancillary else []
+        try:
+            if size == 0:
+                return False
+            if size < layout.MESSAGE.size or message_flags & socket.MSG_TRUNC:
+                raise ProtocolError(f"a packet of {size} bytes came, a message has {layout.MESSAGE.size} or more")
+            message = _unpack(self._buffer)
+            if message[2] != size:
+                raise ProtocolError(f"a message says that it has {message[2]} bytes, {size} came")
+            if message[0] == _BATCH:
+                self._take_batch(message)
+            else:
+                self._handle(message, fds)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def _handle(self, message: tuple[int, ...], fds: list[int]) -> None:
+        kind, _, _, number, consumed, segment, index, _, length = message
+        if kind == MessageType.RELEASE:
+            self._acknowledge(consumed)
+        elif kind == MessageType.SEGMENT:
+            if len(fds) != 1:
+                raise ProtocolError(
+                    f"segment {segment} was announced with {len(fds)} descriptors, expected 1; where this process has "
+                    f"too many files open none can be received (see ulimit -n)"
+                )
+            self._inputs.attach(segment, fds.pop(), length)
+        elif kind == MessageType.SEGMENT_CLOSE:
+            self._inputs.detach(segment)
+        elif kind == MessageType.CANCEL:
+            self._counters.cancelled += 1
+            if self.on_cancel is not None:
+                self.on_cancel(number, index)
+        else:
+            raise ProtocolError(f"message {kind} came, which a proxy backend does not send to an attached worker")
+
+    def _take_batch(self, message: tuple[int, ...]) -> None:
+        _, _, _, number, consumed, segment, _, offset, length = message
+        if consumed != self._consumed:
+            self._acknowledge(consumed)
+        block, memory = self._inputs.block(segment, offset, length)
+        self._held[number] = block.place
+        try:
+            self._pending.append(Batch(block, memory, number, self.welcome.batching, self._plans))
+        except (ProtocolError, TypeError) as error:
+            # The doorbell was fine and the record is not: its requests get the reason, the connection goes on.
+            logger.warning("model %s: batch %d cannot be read: %s", self.welcome.model_name, number, str(error))
+            self._counters.failed["input"] += 1
+            self.fail(number, f"the worker cannot read the batch: {error}", layout.ErrorCode.INVALID_ARG)
+
+    def _acknowledge(self, consumed: int) -> None:
+        while self._consumed < consumed and self._unacknowledged:
+            self._outputs.release(self._unacknowledged.popleft())
+            self._consumed += 1
+        if self._consumed < consumed:
+            raise ProtocolError(f"{consumed} responses acknowledged, {self._consumed} sent")
+
+    # ---- sending --------------------------------------------------------------------------------------------------
+
+    def respond(self, number: int, answers: Sequence[Answer], *, done: bool, drop: Callable[[], None]) -> None:
+        """Sends answers to a batch.
+
+        Args:
+            number: The batch.
+            answers: At least one.
+            done: Whether nothing more comes for the batch.
+            drop: Lets go of everything that refers to the batch's inputs; called when the outputs are written.
+
+        Raises:
+            ArenaFullError: If the outputs do not fit; nothing was sent then.
+        """
+        written = self._writer.write(number, answers, self._allocate)
+        drop()
+        self.send(number, written, done=done)
+
+    def write_whole(
+        self,
+        batch: Batch,
+        outputs: dict[str, Array],
+        names: tuple[str, ...],
+        fits: Callable[[dict[str, Array], tuple[str, ...]], bool],
+    ) -> Written | None:
+        """Writes outputs over the whole batch, see `write_whole`; `send` sends them."""
+        return write_whole(batch, outputs, names, fits, self._outputs.allocate, self._make_room)
+
+    def write_plain(
+        self,
+        number: int,
+        results: Sequence[dict[str, Array]],
+        names: tuple[str, ...],
+        fits: Callable[[Sequence[dict[str, Array]], tuple[str, ...]], bool],
+    ) -> Written | None:
+        """Writes the last answers to a batch in one go, see `ResponseWriter.write_plain`; `send` sends them.
+
+        Between the two, the caller lets go of everything that refers to the batch's inputs.
+        """
+        return self._writer.write_plain(number, results, names, fits, self._outputs.allocate, self._make_room)
+
+    def send(self, number: int, written: Written, *, done: bool) -> None:
+        """Sends a record that was written.
+
+        Args:
+            number: The batch that it answers.
+            written: Its block, its length, and the bytes of its payloads.
+            done: Whether nothing more comes for the batch.
+        """
+        (segment, offset, _), length, payload = written
+        self._unacknowledged.append(written[0])
+        self._counters.output_bytes += payload
+        flags = self._settle(number, done)
+        if done:
+            flags |= _BATCH_DONE
+        try:
+            self._socket.send(_pack(_RESPONSE, flags, _MESSAGE_SIZE, number, 0, segment, 0, offset, length))
+        except OSError as error:
+            self._lost(error)
+
+    def fail(self, number: int, text: str, code: layout.ErrorCode = layout.ErrorCode.INTERNAL) -> None:
+        """Ends a batch with an error for every request of it that has no answer yet; needs no arena."""
+        raw = text.encode("utf-8", "replace")[: layout.MAX_TEXT]
+        flags = _BATCH_DONE | self._settle(number, True)
+        self._send(MessageType.FAIL, flags, number, 0, code, 0, 0, raw.decode("utf-8", "ignore").encode())
+
+    def _settle(self, number: int, done: bool) -> int:
+        """Gives released blocks back; says whether the batch's own is among them."""
+        flags = 0
+        own = self._held.pop(number, None) if done else self._held.get(number)
+        released = self._inputs.released
+        while released:
+            place = released.popleft()
+            if place == own:
+                flags = _INPUT_RELEASED
+                own = None
+            else:
+                self._send(MessageType.RELEASE, 0, 0, place[0], 0, place[1], 0)
+        return flags
+
+    def tick(self) -> None:
+        """What is due while nothing comes: blocks that became free, memory that nobody uses."""
+        released = self._inputs.released
+        while released:
+            segment, offset = released.popleft()
+            self._send(MessageType.RELEASE, 0, 0, segment, 0, offset, 0)
+        if self._outputs.has_idle():
+            for number in self._outputs.trim(self.welcome.arena_idle_s):
+                self._send(MessageType.SEGMENT_CLOSE, 0, 0, number, 0, 0, 0)
+
+    def _allocate(self, length: int) -> OwnedBlock:
+        block = self._outputs.allocate(length)
+        return self._make_room(length) if block is None else block
+
+    def _make_room(self, length: int) -> OwnedBlock:
+        # What was acknowledged meanwhile may be enough.
+        self._read_acknowledgements()
+        block = self._outputs.allocate(length)
+        waited = 0.0
+        while block is None:
+            if self._must_wait(length) and waited < _ARENA_TIMEOUT_S:
+                waited += self._wait_for_room()
+            elif self._outputs.can_grow(length):
+                self._announce(self._outputs.add_segment(length))
+            elif length <= self._outputs.budget and (unused := self._outputs.drop_unused()):
+                # Segments that were made for smaller outputs make way for a larger one.
+                for number in unused:
+                    self._send(MessageType.SEGMENT_CLOSE, 0, 0, number, 0, 0, 0)
+            elif length > self._outputs.budget or not self._unacknowledged or waited >= _ARENA_TIMEOUT_S:
+                self._outputs.add_segment(length)  # raises, with the numbers
+            else:
+                waited += self._wait_for_room()
+            block = self._outputs.allocate(length)
+        return block
+
+    def _must_wait(self, length: int) -> bool:
+        """Whether a stream has enough on its way, so that its arena shall not grow for more."""
+        return self.welcome.decoupled and bool(self._unacknowledged) and self._outputs.in_use + length > STREAM_WINDOW
+
+    def _wait_for_room(self) -> float:
+        """Reads one message; returns how long nothing came, in seconds."""
+        try:
+            self._read_or_lose(0)
+        except BlockingIOError:
+            return TICK_S
+        return 0.0
+
+    def _read_acknowledgements(self) -> None:
+        try:
+            while True:
+                self._read_or_lose(socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
+
+    def _read_or_lose(self, flags: int) -> None:
+        try:
+            if not self._read(flags):
+                raise ConnectionLostError("the proxy backend closed the connection")
+        except ProtocolError as error:
+            # Not the callable's fault, and not to be told to its callers as such.
+            raise ConnectionLostError(f"the proxy backend broke the protocol: {error}") from error
+
+    def _announce(self, segment: NewSegment) -> None:
+        try:
+            packet = layout.MESSAGE.pack(
+                MessageType.SEGMENT, 0, layout.MESSAGE.size, 0, 0, segment.number, 0, 0, segment.size
+            )
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [segment.fd]))
+            self._checked(lambda: self._socket.sendmsg([packet], [rights]))
+        finally:
+            os.close(segment.fd)
+
+    def _send(
+        self, kind: int, flags: int, number: int, segment: int, index: int, offset: int, length: int, body: bytes = b""
+    ) -> None:
+        packet = layout.MESSAGE.pack(
+            kind, flags, layout.MESSAGE.size + len(body), number, 0, segment, index, offset, length
+        )
+        try:
+            self._socket.send(packet + body if body else packet)
+        except OSError as error:
+            self._lost(error)
+
+    def _checked(self, send: Callable[[], object]) -> None:
+        try:
+            send()
+        except OSError as error:
+            self._lost(error)
+
+    def _lost(self, error: OSError) -> None:
+        if isinstance(error, BlockingIOError):
+            raise ConnectionLostError(
+                f"the proxy backend read nothing from its socket for {_SEND_TIMEOUT_S:g} s"
+            ) from error
+        raise ConnectionLostError(f"the connection to the proxy backend broke: {error}") from error
+
+    # ---- leaving --------------------------------------------------------------------------------------------------
+
+    def detach(self) -> None:
+        """Asks for no more batches; the proxy backend closes the connection when the last one is answered."""
+        packet = layout.MESSAGE.pack(MessageType.DETACH, 0, layout.MESSAGE.size, 0, 0, 0, 0, 0, 0)
+        self._checked(lambda: self._socket.send(packet))
+
+    def shutdown(self) -> None:
+        """Ends the connection at once; a `receive` in another thread returns."""
+        # Not connected any more is what was asked for.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def let_go_waiter(self) -> Callable[[], None]:
+        """A function that returns when the proxy backend has let this worker go, or the connection is shut down."""
+        # A descriptor of its own: the number of one that is closed meanwhile may come to mean something else.
+        watched = self._socket.dup()
+        let_go_in_child(watched)
+
+        def wait() -> None:
+            with watched:
+                poller = select.poll()
+                poller.register(watched, select.POLLRDHUP)
+                # Without a limit: whichever side shuts the connection down, this returns.
+                poller.poll()
+
+        return wait
+
+    def close(self) -> None:
+        """Closes the socket."""
+        self._socket.close()
+
+
+def greeting_text(name: str, model: ModelSpec | None) -> bytes:
+    """The text of a greeting: what the worker calls itself and, line by line, what it is for."""
+    # The name is for people: what is too long of it goes, what tells the model stays.
+    rest = "" if model is None else f"\n{model.name}\n{model.tensors_digest}"
+    raw = rest.encode("utf-8")
+    return name.replace("\n", " ").encode("utf-8")[: max(0, layout.MAX_TEXT - len(raw))] + raw[: layout.MAX_TEXT]
+
+
+def parse_greeting(packet: bytes) -> Welcome:
+    """Reads the answer to a greeting.
+
+    Raises:
+        VersionMismatchError: If the proxy backend speaks another major version.
+        AttachError: If it refuses, or is no proxy backend.
+    """
+    start = layout.MESSAGE.size
+    if len(packet) < start + layout.GREETING_VERSION.size:
+        raise AttachError(f"an answer of {len(packet)} bytes came to the greeting, which is too short for one")
+    kind, _, size, *_ = layout.MESSAGE.unpack_from(packet)
+    magic, major, minor = layout.GREETING_VERSION.unpack_from(packet, start)
+    if magic != layout.MAGIC or size != len(packet):
+        raise AttachError("the peer on this socket is not a pytriton proxy backend")
+    # Another major version promises no more than its magic and its version; what it has of the rest is worth showing.
+    text_start = start + layout.GREETING.size
+    fields = layout.GREETING.unpack(packet[start:text_start].ljust(layout.GREETING.size, b"\0"))
+    capabilities, model_flags, text_length, model_version, arena_budget, arena_idle_ms, timeout_ms = fields[6:]
+    text = packet[text_start : text_start + text_length].decode("utf-8", "replace")
+    if major != layout.MAJOR:
+        raise VersionMismatchError(
+            f"this worker speaks protocol {layout.MAJOR}.{layout.MINOR}, the proxy backend {major}.{minor}: the major "
+            f"versions must agree. Install the same version of pytriton-proxy-backend for both"
+            + (f" (it says: {text})" if text else ""),
+            ours=(layout.MAJOR, layout.MINOR),
+            theirs=(major, minor),
+        )
+    if len(packet) < text_start + text_length:
+        raise AttachError(f"the answer to the greeting, protocol {major}.{minor}, is cut off after {len(packet)} bytes")
+    if kind == MessageType.REFUSE:
+        raise AttachError(f"the proxy backend refused this worker: {text}")
+    if kind != MessageType.WELCOME:
+        raise AttachError(f"message {kind} came instead of an answer to the greeting")
+    flags = layout.ModelFlag(model_flags & (layout.ModelFlag.BATCHING | layout.ModelFlag.DECOUPLED))
+    return Welcome(
+        model_name=text,
+        model_version=model_version,
+        batching=bool(flags & layout.ModelFlag.BATCHING),
+        decoupled=bool(flags & layout.ModelFlag.DECOUPLED),
+        capabilities=layout.Capability(capabilities & layout.CAPABILITIES),
+        arena_budget=arena_budget,
+        arena_idle_s=arena_idle_ms / 1000,
+        execution_timeout_s=timeout_ms / 1000,
+    )

@@ -1,0 +1,354 @@
+"""Shared memory beside a ZeroMQ link on one machine.
+
+ZeroMQ carries no descriptors, so the memfds of both arenas cross on a unix socket beside the one of the link: the
+worker connects to it and sends a token, and greets over ZeroMQ with the same token. The messages then say where a
+record lies. A record for which an arena has no room is a part of its message, as between machines.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import stat
+import struct
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ..errors import ArenaFullError, ProtocolError
+from ..model import MAX_ENDPOINT_BYTES
+from ..system.forks import let_go_in_child
+from ..wire import layout
+from ..wire.layout import MessageType
+from .arena import InputBlock, OwnArena, OwnedBlock, PeerArena
+
+logger = logging.getLogger(__name__)
+
+_SCHEME = "ipc://"
+_SUFFIX = ".mem"
+TOKEN_BYTES = 16
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+_BACKLOG = 128
+# How long a worker may take from its connection here to its greeting.
+_UNCLAIMED_S = 30.0
+_MAX_UNCLAIMED = 256
+
+
+def memory_path(address: str) -> Path | None:
+    """Where the descriptors cross for a link; `None` where both ends may be on different machines."""
+    if not address.startswith(_SCHEME):
+        return None
+    path = Path(address.removeprefix(_SCHEME) + _SUFFIX)
+    # The link itself still fits: its tensors then travel in its messages.
+    return path if path.is_absolute() and len(os.fsencode(path)) <= MAX_ENDPOINT_BYTES else None
+
+
+def _is_own_user(channel: socket.socket) -> bool:
+    raw = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return bool(_CREDENTIALS.unpack(raw)[1] == os.geteuid())
+
+
+def _check_free(path: Path) -> None:
+    """Refuses a path where the process of another server listens, whose workers would be lost to it."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
+        try:
+            probe.connect(os.fspath(path))
+        except OSError:
+            return  # nobody is there, or was killed
+        pid = int(_CREDENTIALS.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0])
+    # The process of the same server that this one is about to replace, or one whose server is gone, makes way.
+    if pid != os.getpid() and _parent_of(pid) not in (os.getppid(), 1):
+        raise AddressTakenError(
+            f"another server (process {pid}) already listens at {path}; give each server a folder of its own"
+        )
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        status = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return None
+    # Behind the name, which may have blanks and brackets: state, parent.
+    return int(status.rpartition(")")[2].split()[1])
+
+
+class AddressTakenError(Exception):
+    """Another server listens there."""
+
+
+class MemoryListener:
+    """Where workers of this machine come to share memory. Not thread-safe; nothing of it ever waits."""
+
+    def __init__(self, path: Path) -> None:
+        """Listens.
+
+        Raises:
+            AddressTakenError: If another server's model listens there.
+            OSError: If nobody can listen there.
+        """
+        _check_free(path)
+        self._path = path
+        self._unclaimed: dict[bytes, tuple[socket.socket, float]] = {}
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        let_go_in_child(self._socket)
+        self._inode = 0
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                # As ZeroMQ does with the socket of the link: whoever loads a model takes its place.
+                if stat.S_ISSOCK(path.lstat().st_mode):
+                    path.unlink()
+            before = os.umask(0o177)
+            try:
+                self._socket.bind(os.fspath(path))
+            finally:
+                os.umask(before)
+            self._inode = path.lstat().st_ino
+            self._socket.listen(_BACKLOG)
+        except BaseException:
+            self.close()
+            raise
+
+    def claim(self, token: bytes, budget: int) -> SharedMemory | None:
+        """The memory of the worker that greets with a token, told it by a first segment; `None` if it shares none."""
+        self._collect()
+        channel, _ = self._unclaimed.pop(token, (None, 0.0))
+        if channel is None:
+            return None
+        memory = SharedMemory(channel, budget)
+        if not memory.offer():
+            memory.close()
+            return None
+        return memory
+
+    def _collect(self) -> None:
+        now = time.monotonic()
+        for token in [token for token, (_, since) in self._unclaimed.items() if now - since > _UNCLAIMED_S]:
+            self._unclaimed.pop(token)[0].close()
+        while len(self._unclaimed) < _MAX_UNCLAIMED:
+            try:
+                channel, _ = self._socket.accept()
+            except OSError:  # nobody is there, or there are no descriptors
+                return
+            let_go_in_child(channel)
+            channel.setblocking(False)
+            # A worker sends its token before it greets.
+            token = b""
+            with contextlib.suppress(OSError):
+                token = channel.recv(TOKEN_BYTES + 1)
+            if len(token) == TOKEN_BYTES and _is_own_user(channel):
+                self._unclaimed[token] = (channel, now)
+            else:
+                channel.close()
+
+    def close(self) -> None:
+        """Ends it; memory that is shared stays."""
+        self._socket.close()
+        for channel, _ in self._unclaimed.values():
+            channel.close()
+        self._unclaimed.clear()
+        # The model that follows under this name may listen in its place already.
+        with contextlib.suppress(OSError):
+            if self._inode and self._path.lstat().st_ino == self._inode:
+                self._path.unlink()
+
+
+class MemoryCaller:
+    """A worker's connection to a `MemoryListener`, before it has greeted.
+
+    Attributes:
+        token: What to greet with; empty where there is nobody to share memory with.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.token = b""
+        self._channel: socket.socket | None = None
+        path = memory_path(address)
+        if path is None:
+            return
+        channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        let_go_in_child(channel)
+        token = secrets.token_bytes(TOKEN_BYTES)
+        try:
+            channel.connect(os.fspath(path))
+            if not _is_own_user(channel):
+                raise PermissionError(f"{path} is another user's")
+            channel.send(token)
+        except OSError as error:
+            logger.debug("no memory is shared with the proxy at %s: %s", address, error)
+            channel.close()
+            return
+        self.token, self._channel = token, channel
+
+    def accepted(self, budget: int) -> SharedMemory | None:
+        """The memory that is shared from now on, once the proxy has answered the greeting; `None` if it wants none."""
+        if self._channel is None:
+            return None
+        memory = SharedMemory(self._channel, budget)
+        self._channel = None
+        if memory.was_offered():
+            return memory
+        memory.close()
+        return None
+
+    def close(self) -> None:
+        """Gives up."""
+        if self._channel is not None:
+            self._channel.close()
+            self._channel = None
+
+
+class SharedMemory:
+    """Both arenas of a worker and its proxy: blocks of our own to write, and blocks of the peer to read.
+
+    Blocks of our own may be taken, lent and taken back by different threads.
+    """
+
+    def __init__(self, channel: socket.socket, budget: int) -> None:
+        self._channel = channel
+        self._lock = threading.Lock()
+        self._own = OwnArena(budget)
+        self._theirs = PeerArena()
+        self._theirs.budget = budget
+        # By its place: which batch each block of our own was lent for.
+        self._lent: dict[tuple[int, int], tuple[OwnedBlock, int]] = {}
+        self._closed = False
+
+    # ---- blocks of our own ------------------------------------------------------------------------------------------
+
+    def offer(self) -> bool:
+        """Announces a first segment; says whether that was possible."""
+        with self._lock:
+            return self._grow(1)
+
+    def allocate(self, length: int, *, at_most: int | None = None, grow: bool = True) -> OwnedBlock | None:
+        """Takes a block; `None` where there is no room.
+
+        Args:
+            length: Bytes.
+            at_most: Bytes that may be in use with it; the budget by default.
+            grow: Whether a segment may be added for it.
+        """
+        with self._lock:
+            if self._closed or (at_most is not None and self._own.in_use + length > at_most):
+                return None
+            block = self._own.allocate(length)
+            if block is None and grow and self._grow(length):
+                block = self._own.allocate(length)
+            return block
+
+    def _grow(self, length: int) -> bool:
+        if self._closed or not self._own.can_grow(length):
+            return False
+        try:
+            segment = self._own.add_segment(length)
+        except ArenaFullError:
+            return False
+        packet = layout.MESSAGE.pack(
+            MessageType.SEGMENT, 0, layout.MESSAGE.size, 0, 0, segment.number, 0, 0, segment.size
+        )
+        try:
+            socket.send_fds(self._channel, [packet], [segment.fd], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+        except OSError as error:
+            # The peer does not know of it: nothing of ours is lent any more.
+            logger.warning("no more memory is shared: %s", error)
+            self._closed = True
+            return False
+        finally:
+            os.close(segment.fd)
+        return True
+
+    def lend(self, block: OwnedBlock, number: int) -> None:
+        """Notes that the peer is told of a block, for a batch."""
+        with self._lock:
+            self._lent[block.segment, block.offset] = (block, number)
+
+    def give_back(self, block: OwnedBlock) -> None:
+        """Frees a block that the peer was never told of."""
+        with self._lock:
+            self._own.release(block)
+
+    def take_back(self, segment: int, offset: int) -> None:
+        """Frees a block that the peer needs no more.
+
+        Raises:
+            ProtocolError: If it does not have it.
+        """
+        with self._lock:
+            block, _ = self._lent.pop((segment, offset), (None, 0))
+            if block is None:
+                raise ProtocolError(f"the block at {offset} of segment {segment} was given back, and was not in use")
+            self._own.release(block)
+
+    def mark_cancelled(self, block: OwnedBlock, number: int, request: int) -> None:
+        """Sets the byte `cancelled` of a request, if its batch is still in that block."""
+        with self._lock:
+            if self._lent.get((block.segment, block.offset), (None, 0))[1] == number:
+                entry = block.offset + layout.RECORD.size + request * layout.REQUEST.size
+                block.memory[entry + layout.REQUEST_CANCELLED_OFFSET] = 1
+
+    def trim(self, idle_s: float) -> list[int]:
+        """Drops segments that nobody used for so long; returns their numbers, which the peer is to be told."""
+        with self._lock:
+            return self._own.trim(idle_s) if self._own.has_idle() else []
+
+    # ---- blocks of the peer ----------------------------------------------------------------------------------------
+
+    def was_offered(self) -> bool:
+        """Whether the peer has announced a segment."""
+        return self._read_segment()
+
+    def view(self, segment: int, offset: int, length: int) -> tuple[InputBlock, Any]:
+        """A block of the peer, see `PeerArena.block`.
+
+        Raises:
+            ProtocolError: If the place does not lie inside an announced segment, or what was announced is no memory.
+        """
+        # What is announced on the other socket is there before the message that names it.
+        while segment not in self._theirs.segments and self._read_segment():
+            pass
+        return self._theirs.block(segment, offset, length)
+
+    def forget(self, segment: int) -> None:
+        """Lets go of a segment that the peer has closed."""
+        while segment not in self._theirs.segments and self._read_segment():
+            pass
+        self._theirs.detach(segment)
+
+    def unused(self) -> list[tuple[int, int]]:
+        """The blocks of the peer that are not used any more since the last call, to be told to it."""
+        released = self._theirs.released
+        return [released.popleft() for _ in range(len(released))]
+
+    def _read_segment(self) -> bool:
+        try:
+            packet, fds, _, _ = socket.recv_fds(
+                self._channel, layout.MESSAGE.size + 1, 4, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+            )
+        except OSError:
+            return False
+        try:
+            if not packet:
+                return False
+            if len(packet) != layout.MESSAGE.size or len(fds) != 1:
+                raise ProtocolError(
+                    f"a packet of {len(packet)} bytes with {len(fds)} descriptors came instead of a segment; where "
+                    f"this process has too many files open none can be received (see ulimit -n)"
+                )
+            kind, _, _, _, _, number, _, _, size = layout.MESSAGE.unpack(packet)
+            if kind != MessageType.SEGMENT:
+                raise ProtocolError(f"message {kind} came instead of a segment")
+            self._theirs.attach(number, fds.pop(), size)
+        finally:
+            for fd in fds:
+                os.close(fd)
+        return True
+
+    def close(self) -> None:
+        """Shares nothing more; memory stays as long as views of it do."""
+        with self._lock:
+            self._closed = True
+        self._channel.close()

@@ -1,0 +1,391 @@
+"""ZeroMQ, as little of it as worker and Python proxy need. The one module that imports pyzmq.
+
+A socket tells what came, and which of its connections ended: each message says over which connection (a number of the
+process's own) it came, and the monitor of the socket says which of them are gone. Heartbeats, answered by pyzmq's own
+thread whatever Python is busy with, make an end of a link that was cut.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import stat
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.auth
+import zmq.utils.monitor
+from zmq.auth.thread import ThreadAuthenticator
+
+from ..system.forks import call_in_child, replace_descriptors
+from ..zmq_keys import CurveKeys, KeyFileError, check_secret_file
+
+logger = logging.getLogger(__name__)
+
+# How long a link may be dead before both ends know. The worker's is the shorter one of this and the proxy's.
+LINK_TIMEOUT_S = 3.0
+_HEARTBEATS_IN_TIME = 3
+_HANDSHAKE_TIMEOUT_MS = 5000
+_LINGER_MS = 1000
+_QUEUED_RESPONSES = 64
+
+_GONE = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+_REFUSED = zmq.EVENT_HANDSHAKE_FAILED_AUTH | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+_CONNECTED = zmq.EVENT_HANDSHAKE_SUCCEEDED
+
+
+class BindError(Exception):
+    """An address cannot be listened at."""
+
+
+class WouldBlockError(Exception):
+    """There is no room for a message now."""
+
+
+class UnreachableError(Exception):
+    """The peer that a message is for is gone."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a connection.
+
+    Attributes:
+        kind: "connected", "gone" or "refused" (by CURVE).
+        link: The number of the connection.
+    """
+
+    kind: str
+    link: int
+
+
+class Message:
+    """One message as it came.
+
+    Attributes:
+        peer: Whom it is from, where several may be connected.
+        link: The number of the connection that it came over.
+        packet: Its first part.
+        parts: The memory of the others; it stays as long as anything refers to it.
+    """
+
+    __slots__ = ("link", "packet", "parts", "peer")
+
+    def __init__(self, frames: Sequence[Any], *, has_peer: bool) -> None:
+        self.peer = bytes(frames[0].buffer) if has_peer else b""
+        self.link = int(frames[0].get(zmq.SRCFD))
+        body = frames[1:] if has_peer else frames
+        self.packet = bytes(body[0].buffer) if body else b""
+        self.parts: list[memoryview] = [frame.buffer for frame in body[1:]]
+
+
+class ZmqSocket:
+    """A socket of one thread; only `wake` may be called from others.
+
+    Args:
+        address: `tcp://host:port`, `tcp://*:port` or `ipc:///path`.
+        listen: Whether it is the one that many connect to.
+        max_message_bytes: Peers that send a larger part are disconnected.
+        client_keys: The keys of one that connects, `None`: no encryption.
+        server_keys: The key pair of one that listens, and the folder with the public keys of those who may connect.
+        link_timeout_s: How long a link may be dead before both ends know.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        listen: bool,
+        max_message_bytes: int = -1,
+        client_keys: CurveKeys | None = None,
+        server_keys: tuple[Path, Path] | None = None,
+        link_timeout_s: float = LINK_TIMEOUT_S,
+    ) -> None:
+        self._context = zmq.Context()
+        self._authenticator: ThreadAuthenticator | None = None
+        self._closed = False
+        self._wake_lock = threading.Lock()
+        self._file: tuple[Path, int] | None = None
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._epoll = select.epoll()
+        self._listens = listen
+        # The descriptors of its connections with their inodes: ZeroMQ may close one before it is told here.
+        self._links: dict[int, int] = {}
+        call_in_child(self, ZmqSocket._let_go)
+        self._socket: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER if listen else zmq.DEALER)
+        self._monitor: zmq.Socket[bytes] = self._socket.get_monitor_socket(_GONE | _REFUSED | _CONNECTED)
+        try:
+            self._set_options(max_message_bytes, round(link_timeout_s * 1000))
+            if server_keys is not None:
+                self._serve_curve(*server_keys)
+            if client_keys is not None:
+                self._use_curve(client_keys)
+            if listen:
+                self._bind(address)
+            else:
+                self._socket.connect(address)
+        except BaseException:
+            self.close()
+            raise
+        for fd in (self._socket.fileno(), self._monitor.fileno(), self._wake_read):
+            self._epoll.register(fd, select.EPOLLIN)
+
+    def _set_options(self, max_message_bytes: int, link_timeout_ms: int) -> None:
+        options = {
+            zmq.LINGER: _LINGER_MS,
+            zmq.IPV6: 1,
+            zmq.HANDSHAKE_IVL: _HANDSHAKE_TIMEOUT_MS,
+            zmq.HEARTBEAT_IVL: link_timeout_ms // _HEARTBEATS_IN_TIME,
+            zmq.HEARTBEAT_TIMEOUT: link_timeout_ms,
+            # Who is told this sees the end of the link in the same time, whatever its own timeout.
+            zmq.HEARTBEAT_TTL: link_timeout_ms,
+            zmq.MAXMSGSIZE: max_message_bytes,
+            zmq.IMMEDIATE: 1,
+        }
+        if self._listens:
+            # What is sent is bounded by the batches that a worker takes; to whom nobody reads must be told.
+            options |= {zmq.ROUTER_MANDATORY: 1, zmq.SNDHWM: 0}
+        else:
+            # A connection that ended is not the same one again: the worker greets anew.
+            options |= {
+                zmq.RECONNECT_IVL: -1,
+                zmq.SNDHWM: _QUEUED_RESPONSES,
+                zmq.CONNECT_TIMEOUT: _HANDSHAKE_TIMEOUT_MS,
+            }
+        for option, value in options.items():
+            self._socket.setsockopt(option, value)
+
+    def _bind(self, address: str) -> None:
+        # The file is born with permissions for its owner alone. Nothing else of this process makes files meanwhile.
+        path = Path(address.removeprefix("ipc://")) if address.startswith("ipc://") else None
+        if path is not None and path.exists() and not path.is_socket():
+            # ZeroMQ would remove it without a word.
+            raise BindError(f"{path} is there and is not a socket; remove it, or choose another endpoint")
+        before = os.umask(0o177)
+        try:
+            self._socket.bind(address)
+        finally:
+            os.umask(before)
+        if path is not None:
+            self._file = (path, path.stat().st_ino)
+
+    def _serve_curve(self, secret_key_file: Path, clients: Path) -> None:
+        public, secret = _load_keys(secret_key_file, secret=True)
+        if not clients.is_dir():
+            raise KeyFileError(f"expected a folder with the public keys of workers at {clients}", path=str(clients))
+        self._authenticator = ThreadAuthenticator(self._context)
+        self._authenticator.start()
+        self._authenticator.configure_curve_callback(domain="*", credentials_provider=_KeyFolder(clients))
+        self._socket.curve_publickey = public
+        self._socket.curve_secretkey = secret
+        self._socket.curve_server = True
+
+    def _use_curve(self, keys: CurveKeys) -> None:
+        public, secret = _load_keys(keys.secret_key_file, secret=True)
+        self._socket.curve_publickey = public
+        self._socket.curve_secretkey = secret
+        self._socket.curve_serverkey = _load_keys(keys.server_key_file, secret=False)[0]
+
+    # ---- what comes ------------------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Where it listens, with the port that the system chose where it was asked to."""
+        return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
+
+    def fileno(self) -> int:
+        """A descriptor that is readable when something may have come: then read until there is nothing more."""
+        return self._epoll.fileno()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until something may have come, `wake` was called, or the time is over; says whether it was not that."""
+        woken = self._has_message() or bool(self._epoll.poll(timeout_s))
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, 4096)
+        return woken
+
+    def _has_message(self) -> bool:
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+    def wake(self) -> None:
+        """Ends a `wait`, from any thread; of a closed socket, nothing happens."""
+        # A full pipe wakes as well. The number of a descriptor that is closed may come to mean something else.
+        with self._wake_lock, contextlib.suppress(BlockingIOError):
+            if not self._closed:
+                os.write(self._wake_write, b"\0")
+
+    def receive(self) -> Message | None:
+        """Takes a message that is there; `None` if there is none."""
+        try:
+            frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return None
+        return Message(frames, has_peer=self._listens)
+
+    def events(self) -> list[Event]:
+        """Takes what happened to connections. To be called before the messages that came after are looked at."""
+        found: list[Event] = []
+        while True:
+            try:
+                raw = self._monitor.recv_multipart(zmq.NOBLOCK)
+            except zmq.Again:
+                return found
+            event = zmq.utils.monitor.parse_monitor_message(raw)
+            kind = int(event["event"])
+            name = (
+                "connected" if kind & _CONNECTED else "refused" if kind & _REFUSED else "gone" if kind & _GONE else ""
+            )
+            if name:
+                link = int(event["value"])
+                self._links.pop(link, None)
+                if name == "connected":
+                    self._links[link] = _socket_inode(link)
+                found.append(Event(name, link))
+
+    # ---- what goes -------------------------------------------------------------------------------------------------
+
+    def send(self, packet: bytes, *parts: Any, peer: bytes = b"") -> None:
+        """Sends a message. Large parts are not copied, so they must not change any more.
+
+        Raises:
+            WouldBlockError: If there is no room now.
+            UnreachableError: If the peer is gone.
+        """
+        frames = [peer, packet, *parts] if self._listens else [packet, *parts]
+        try:
+            self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
+        except zmq.Again as error:
+            raise WouldBlockError from error
+        except zmq.ZMQError as error:
+            if error.errno == zmq.EHOSTUNREACH:
+                raise UnreachableError from error
+            raise
+        # Sending may take note of what came meanwhile, after which the descriptor does not tell of it any more.
+        if self._has_message():
+            self.wake()
+
+    def wait_writable(self, timeout_s: float) -> None:
+        """Waits for room."""
+        self._socket.poll(round(timeout_s * 1000), zmq.POLLOUT)
+
+    def close(self) -> None:
+        """Ends it; what was sent still goes out for a second, if somebody is there to take it."""
+        with self._wake_lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._socket.disable_monitor()
+        self._monitor.close(0)
+        self._socket.close()
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self._context.term()
+        if self._file is not None:
+            path, inode = self._file
+            # The model that follows under this name may listen in its place already.
+            with contextlib.suppress(FileNotFoundError):
+                if path.stat().st_ino == inode:
+                    path.unlink()
+        self._epoll.close()
+        os.close(self._wake_read)
+        os.close(self._wake_write)
+
+    def _let_go(self) -> None:
+        """In a forked child: what is behind its descriptors is the parent's alone."""
+        links = [link for link, inode in self._links.items() if inode and _socket_inode(link) == inode]
+        own = [] if self._closed else [self._epoll.fileno(), self._wake_read, self._wake_write]
+        replace_descriptors([*links, *own])
+
+
+def _socket_inode(descriptor: int) -> int:
+    """The number of the socket behind a descriptor; 0 where there is none."""
+    try:
+        status = os.fstat(descriptor)
+    except OSError:
+        return 0
+    return status.st_ino if stat.S_ISSOCK(status.st_mode) else 0
+
+
+class _KeyFolder:
+    """Whoever has a public key in a folder may connect, as the folder is at that moment."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Called in the authenticator's thread for each worker that connects."""
+        try:
+            paths = [path for path in self._folder.iterdir() if path.suffix == ".key"]
+        except OSError as error:
+            logger.error("the folder with the keys of workers cannot be read: %s", error)
+            return False
+        for path in paths:
+            try:
+                if zmq.auth.load_certificate(path)[0] == key:
+                    return True
+            except (OSError, ValueError) as error:
+                logger.error("the key file %s cannot be read: %s", path, error)
+        return False
+
+
+def open_listener(
+    address: str,
+    *,
+    max_message_bytes: int,
+    keys: tuple[Path, Path] | None,
+    link_timeout_s: float = LINK_TIMEOUT_S,
+) -> ZmqSocket:
+    """A socket that many connect to.
+
+    Raises:
+        BindError: If nobody can listen there.
+        KeyFileError: If a key cannot be read.
+    """
+    try:
+        return ZmqSocket(
+            address, listen=True, max_message_bytes=max_message_bytes, server_keys=keys, link_timeout_s=link_timeout_s
+        )
+    except zmq.ZMQError as error:
+        raise BindError(str(error)) from error
+
+
+def make_keys(folder: Path, name: str) -> tuple[Path, Path]:
+    """Makes a key pair in files that only their owner may read.
+
+    Returns:
+        The file with the public key, and the one with both.
+
+    Raises:
+        KeyFileError: If they are there already, or cannot be written.
+    """
+    public, secret = folder / f"{name}.key", folder / f"{name}.key_secret"
+    for path in (public, secret):
+        if path.exists():
+            raise KeyFileError(f"{path} is there already, and keys are never overwritten", path=str(path))
+    before = os.umask(0o077)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        zmq.auth.create_certificates(os.fspath(folder), name)
+    except OSError as error:
+        raise KeyFileError(f"the keys cannot be written to {folder}: {error.strerror}", path=str(folder)) from error
+    finally:
+        os.umask(before)
+    return public, secret
+
+
+def _load_keys(path: Path, *, secret: bool) -> tuple[bytes, bytes]:
+    if secret:
+        check_secret_file(path)
+    try:
+        public_key, secret_key = zmq.auth.load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise KeyFileError(f"the key file {path} cannot be read: {error}", path=str(path)) from error
+    if secret and secret_key is None:
+        raise KeyFileError(f"{path} holds no secret key: name the file that ends with .key_secret", path=str(path))
+    return public_key, secret_key or b""

@@ -1,0 +1,1 @@
+"""Protocol 1 as bytes: the one home of every structure that crosses the border between the processes."""

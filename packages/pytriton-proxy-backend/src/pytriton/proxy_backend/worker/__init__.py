@@ -1,0 +1,1 @@
+"""Workers: one inference callable, one thread, one connection to a proxy backend."""

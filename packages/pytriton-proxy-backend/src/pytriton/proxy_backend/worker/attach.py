@@ -1,0 +1,301 @@
+"""A worker that a shell attaches to an endpoint that is there already: find it, serve, follow it, leave it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import stat
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ..description import description_path, read_description
+from ..errors import AttachError, DescriptionError, ProxyBackendError, TargetError
+from ..model import SOCKET_SUFFIX, ZMQ_SUFFIX, ModelSpec
+from ..system.forks import call_in_child
+from ..system.shortage import explain
+from ..zmq_keys import CurveKeys
+from .context import check_callable, make_context, unrecoverable_errors
+from .loading import load_target
+from .worker import Worker
+
+__all__ = ["Attachment", "find_endpoint", "serve_endpoint"]
+
+_IPC = "ipc://"
+_LOOK_S = 0.2
+_FAILED = 1
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attachment:
+    """What a worker from a shell is to serve, and with what.
+
+    Attributes:
+        target: The inference callable, `module:name` or `path/to/file.py:name`.
+        endpoint: The folder of the endpoints, a socket in it (`*.sock`, or `*.zmq` of a Python proxy), or the address
+            `tcp://host:port` or `ipc:///path`.
+        model: The model's name; `None` is the only one in the folder.
+        version: Its version; `None` is the only one.
+        description: The file that describes the model; `None` is the one beside the socket.
+        is_factory: Whether the target makes the callable.
+        arguments: Keyword arguments of the factory.
+        attach_timeout_s: How long it may take until the worker is attached, in seconds.
+        stop_timeout_s: How long requests in flight may take after a signal, in seconds.
+        curve_keys: Keys for a Python proxy that asks for them.
+        insecure: Whether to attach to a `tcp://` address without keys.
+    """
+
+    target: str
+    endpoint: str
+    model: str | None = None
+    version: int | None = None
+    description: Path | None = None
+    is_factory: bool = False
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    attach_timeout_s: float = 30.0
+    stop_timeout_s: float = 30.0
+    curve_keys: CurveKeys | None = None
+    insecure: bool = False
+
+
+def find_endpoint(wanted: Attachment) -> tuple[Path | str, ModelSpec]:
+    """Finds where to attach, and what the model is like.
+
+    Returns:
+        The socket or the address, and the model.
+
+    Raises:
+        AttachError: There is no such model, or more than one; says which there are.
+        DescriptionError: The description of the model cannot be read.
+    """
+    if "://" in wanted.endpoint:
+        described = wanted.description
+        if described is None and wanted.endpoint.startswith(_IPC):
+            described = description_path(Path(wanted.endpoint.removeprefix(_IPC)))
+        if described is None:
+            raise DescriptionError(
+                f"nothing beside the address {wanted.endpoint} describes its model: give the file pytriton.json of the "
+                "model's version folder with --description"
+            )
+        return wanted.endpoint, _checked(read_description(described), wanted, wanted.endpoint)
+    path = Path(wanted.endpoint).absolute()
+    if not os.path.isdir(path):
+        # A socket by its own name; it may come later.
+        described = wanted.description or description_path(path)
+        return _as_endpoint(path), _checked(read_description(described), wanted, str(described))
+    return _find_in(path, wanted)
+
+
+def _as_endpoint(socket: Path) -> Path | str:
+    """A socket as `Worker` wants it: the path of a native proxy's, the address of a Python proxy's."""
+    return f"{_IPC}{socket}" if socket.suffix == ZMQ_SUFFIX else socket
+
+
+def _find_in(folder: Path, wanted: Attachment) -> tuple[Path | str, ModelSpec]:
+    found: dict[tuple[str, int], tuple[tuple[bool, float], Path, ModelSpec]] = {}
+    endings = tuple(description_path(Path(suffix)).name for suffix in (SOCKET_SUFFIX, ZMQ_SUFFIX))
+    try:
+        files = sorted(file for file in folder.iterdir() if file.name.endswith(endings))
+    except OSError as error:
+        raise AttachError(
+            f"the endpoints in {folder} cannot be listed: "
+            + explain(error, "They are for the user of the server: run the worker as that user")
+        ) from error
+    for file in files:
+        socket = file.with_suffix("")
+        try:
+            spec = read_description(wanted.description or file)
+            # A model that was changed while it was served has had several sockets: the last one that is there counts.
+            rank = (_is_socket(socket), file.stat().st_mtime)
+        except (DescriptionError, FileNotFoundError):
+            # Taken away just now.
+            if file.exists():
+                raise
+            continue
+        known = found.get((spec.name, spec.version))
+        if known is None or known[0] < rank:
+            found[spec.name, spec.version] = (rank, socket, spec)
+    fitting = [
+        (_as_endpoint(socket), spec)
+        for (name, version), (_, socket, spec) in found.items()
+        if wanted.model in (None, name) and wanted.version in (None, version)
+    ]
+    if len(fitting) == 1:
+        return fitting[0]
+    there = ", ".join(f"{name} (version {version})" for name, version in sorted(found)) or "none"
+    what = "any model" if wanted.model is None else f"model '{wanted.model}'"
+    what += "" if wanted.version is None else f" version {wanted.version}"
+    if not fitting:
+        raise AttachError(f"{folder} has no endpoint of {what}; there are: {there}")
+    raise AttachError(f"{folder} has several endpoints of {what}: say which with --model and --version ({there})")
+
+
+def serve_endpoint(wanted: Attachment) -> int:
+    """Serves a model until SIGINT or SIGTERM; requests in flight are finished then. A second signal ends it at once.
+
+    Returns:
+        The exit code: 0 after a signal, 1 when the worker ended by itself; the log says why.
+
+    Raises:
+        TargetError: There is no such callable, or it cannot take the inputs of the model.
+        AttachError: The worker is not attached in time, or was refused.
+        DescriptionError: The description of the model cannot be read.
+    """
+    # Where `python -m` looks, too.
+    sys.path.insert(0, os.getcwd())
+    stop = _StopSignals()
+    with stop:
+        return _Attached(wanted, _load(wanted), stop.wanted).serve()
+
+
+def _load(wanted: Attachment) -> Callable[..., Any]:
+    infer_func = load_target(wanted.target)
+    if wanted.is_factory and callable(infer_func):
+        infer_func = infer_func(**wanted.arguments)
+    if not callable(infer_func):
+        raise TargetError(
+            f"{wanted.target!r} {'made' if wanted.is_factory else 'is'} {infer_func!r}: expected an inference callable",
+            target=wanted.target,
+        )
+    loaded: Callable[..., Any] = infer_func
+    return loaded
+
+
+class _Attached:
+    """A worker, and another one wherever its model moves to."""
+
+    def __init__(self, wanted: Attachment, infer_func: Callable[..., Any], stop: threading.Event) -> None:
+        self._wanted = wanted
+        self._infer_func = infer_func
+        self._stop = stop
+
+    def serve(self) -> int:
+        deadline = time.monotonic() + self._wanted.attach_timeout_s
+        place = self._wait_for_endpoint(deadline)
+        if place is None:
+            return 0
+        worker = self._start(*place)
+        try:
+            self._wait_attached(worker, deadline)
+            while worker.is_alive and not self._stop.wait(_LOOK_S):
+                if worker.is_attached:
+                    continue
+                moved = self._moved_to(place)
+                if moved is not None:
+                    place = moved
+                    worker.stop(self._wanted.stop_timeout_s)
+                    worker = self._start(*place)
+        finally:
+            # Unless it has ended by itself; it takes nothing more, and answers what it has.
+            ended = worker.stop(self._wanted.stop_timeout_s)
+        if not ended:
+            logger.error(
+                "The callable is still busy %g s after the signal: its requests fail.", self._wanted.stop_timeout_s
+            )
+            return _FAILED
+        if worker.error is not None:
+            logger.error("The worker ended: %s: %s", type(worker.error).__name__, worker.error)
+            return _FAILED
+        return 0
+
+    def _start(self, endpoint: Path | str, spec: ModelSpec) -> Worker:
+        check_callable(self._infer_func, spec, self._wanted.target)
+        worker = Worker(
+            self._infer_func,
+            spec,
+            endpoint,
+            unrecoverable=unrecoverable_errors(),
+            context=make_context(self._infer_func, spec),
+            curve_keys=self._wanted.curve_keys,
+            insecure=self._wanted.insecure,
+        )
+        logger.info("Attaching to model %s (version %d) at %s", spec.name, spec.version, endpoint)
+        worker.start()
+        return worker
+
+    def _wait_for_endpoint(self, deadline: float) -> tuple[Path | str, ModelSpec] | None:
+        while True:
+            try:
+                return find_endpoint(self._wanted)
+            except (AttachError, DescriptionError):
+                # The server may be starting just now.
+                if time.monotonic() >= deadline:
+                    raise
+            if self._stop.wait(_LOOK_S):
+                return None
+
+    def _wait_attached(self, worker: Worker, deadline: float) -> None:
+        while not worker.is_attached and not self._stop.is_set():
+            remaining_s = deadline - time.monotonic()
+            try:
+                # In short steps, for the sake of a signal.
+                worker.wait_attached(max(0.0, min(_LOOK_S, remaining_s)))
+            except AttachError:
+                if remaining_s <= 0 or not worker.is_alive:
+                    raise
+
+    def _moved_to(self, place: tuple[Path | str, ModelSpec]) -> tuple[Path | str, ModelSpec] | None:
+        """Where the model is now, if it is somewhere else than before or another one than before."""
+        try:
+            found = find_endpoint(self._wanted)
+        except ProxyBackendError:
+            # Not anywhere, at the moment.
+            return None
+        endpoint = found[0]
+        if found == place:
+            return None
+        path = str(endpoint).removeprefix(_IPC)
+        if "://" not in path and not _is_socket(Path(path)):
+            # Described already, and nobody listens there yet.
+            return None
+        return found
+
+
+class _StopSignals:
+    """SIGINT and SIGTERM as an event; a second one does what it always does."""
+
+    def __init__(self) -> None:
+        self.wanted = threading.Event()
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> None:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            self._before[number] = signal.signal(number, self._note)
+        # A process that the callable forks shall end by them, as others do.
+        call_in_child(self, _StopSignals._restore)
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _note(self, _number: int, _frame: FrameType | None) -> None:
+        self._restore()
+        self.wanted.set()
+
+    def _restore(self) -> None:
+        while self._before:
+            number, handler = self._before.popitem()
+            signal.signal(number, handler)
+
+
+def _checked(spec: ModelSpec, wanted: Attachment, where: str) -> ModelSpec:
+    if wanted.model in (None, spec.name) and wanted.version in (None, spec.version):
+        return spec
+    raise AttachError(
+        f"{where} is about model '{spec.name}' version {spec.version}, not about model '{wanted.model}' version "
+        f"{'of any number' if wanted.version is None else wanted.version}"
+    )
+
+
+def _is_socket(path: Path) -> bool:
+    try:
+        return stat.S_ISSOCK(path.stat().st_mode)
+    except OSError:
+        return False

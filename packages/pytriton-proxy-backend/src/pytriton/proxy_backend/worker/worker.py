@@ -1,0 +1,467 @@
+"""A worker: one inference callable, one thread, one connection to the proxy backend."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import errno
+import logging
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ..errors import AttachError, ConnectionLostError, ProtocolError, ProxyBackendError
+from ..model import ModelSpec
+from ..runtime.service import InferenceCallable, Service, is_async
+from ..runtime.serving import LazyLoop, serve, serve_async
+from ..runtime.statistics import Counters, WorkerStatistics
+from ..runtime.texts import error_text
+from ..runtime.warmup import WarmupBatches, warm_up, warm_up_async
+from ..system.forks import call_in_child
+from ..system.shortage import explain
+from ..transport.connection import Connection, GreetingTimeoutError
+from ..zmq_keys import CurveKeys, check_keys_given
+from .watch import ConnectionWatch, stack_of
+
+logger = logging.getLogger(__name__)
+
+# Batches that one async callable works on at once: what comes while it has so many is joined to larger batches.
+ASYNC_MAX_IN_FLIGHT = 64
+# A stream may last, and its place is that of no other: as many as the protocol allows.
+STREAMS_MAX_IN_FLIGHT = 1024
+_FIRST_RETRY_S = 0.005
+_LAST_RETRY_S = 0.25
+# What a system that is short of something says for a moment: no reason to give up.
+_SHORTAGE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOBUFS)
+
+
+class Worker:
+    """Serves one model version with one callable, in a thread of this process.
+
+    The thread warms the callable up, connects as soon as the proxy backend listens, and again after the server was
+    restarted. A synchronous callable gets one batch at a time. An `async` one gets up to 64 at once, up to 1024 where
+    the model is decoupled, all on one event loop in that thread, which lasts as long as the worker.
+
+    States: new --start()--> warming up --> attaching <--> attached --stop(), or an error--> ended
+    """
+
+    def __init__(
+        self,
+        infer_func: InferenceCallable,
+        model: ModelSpec,
+        endpoint: Path | str,
+        *,
+        unrecoverable: tuple[type[BaseException], ...] = (),
+        on_unrecoverable: Callable[[BaseException], None] | None = None,
+        context: contextvars.Context | None = None,
+        warmup: WarmupBatches = (),
+        curve_keys: CurveKeys | None = None,
+        insecure: bool = False,
+    ) -> None:
+        """Prepares a worker; nothing happens before `start`.
+
+        Args:
+            infer_func: Takes a list of `Request`, returns a list with one mapping of arrays per request. A function,
+                a method or an object with `__call__`; `async`, a generator or an async generator as well.
+            model: The model that it serves.
+            endpoint: The socket of that model version; the address of a Python proxy is a string with "://" in it.
+            unrecoverable: Errors of the callable after which it must not be called again.
+            on_unrecoverable: Called with such an error in the worker's thread, after the callers got their answer.
+            context: The callable runs in a copy of this context; of the current one by default.
+            warmup: Batches of requests for the callable to serve before the worker attaches; their results are checked
+                like any others and thrown away. What fails here ends the worker with that error.
+            curve_keys: Keys for a Python proxy that asks for them, as one at a `tcp://` address does.
+            insecure: Whether to attach to a `tcp://` address without keys, to whoever listens there.
+
+        Raises:
+            KeysMissingError: `endpoint` is a `tcp://` address, and there are neither keys nor `insecure`.
+        """
+        remedy = (
+            "Give the worker keys (curve_keys=CurveKeys(...); --curve-secret-key and --curve-server-key), or say so "
+            "where nobody else reaches the address (insecure=True; --insecure)"
+        )
+        check_keys_given(str(endpoint), has_keys=curve_keys is not None, insecure=insecure, remedy=remedy)
+        self.model = model
+        self.endpoint = endpoint
+        self._curve_keys = curve_keys
+        self._infer_func = infer_func
+        self._unrecoverable = unrecoverable
+        self._on_unrecoverable = on_unrecoverable
+        self._name = getattr(infer_func, "__qualname__", None) or type(infer_func).__name__
+        # A copy: a context cannot be entered by two threads, and its owner may give it to several workers.
+        self._context = contextvars.copy_context() if context is None else context.copy()
+        self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
+        self._warmup = warmup
+        self._warm = threading.Event()
+        self._attached = threading.Event()
+        self._counters = Counters()
+        self._changed = threading.Condition()
+        self._connection: Connection | None = None
+        self._ended = False
+        self._trying_since = 0.0
+        self._trouble = ""  # why the last attempt to attach failed, where that is worth telling
+        self._stuck: str | None = None
+        self._error: BaseException | None = None
+        call_in_child(self, Worker._end_in_child)
+
+    # ---- life -------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begins to attach, in the worker's own thread.
+
+        Raises:
+            RuntimeError: If it was started before.
+        """
+        if self._thread is not None:
+            raise RuntimeError(f"the worker of model '{self.model.name}' was started before")
+        self._trying_since = time.monotonic()
+        self._thread = threading.Thread(
+            target=self._context.run, args=(self._run,), name=f"pytriton-{self.model.name}", daemon=True
+        )
+        self._thread.start()
+
+    def wait_warm(self, timeout_s: float) -> None:
+        """Waits until the callable has served the warm-up requests; at once where there are none.
+
+        Raises:
+            AttachError: If the warm-up failed, with the callable's error as its cause, or is not over after
+                `timeout_s` seconds.
+        """
+        if not self._wait(self._warm, timeout_s):
+            raise AttachError(
+                f"the warm-up of model '{self.model.name}' was not over after {timeout_s:g} s. Allow more time, "
+                f"or warm up with fewer or smaller requests"
+            )
+
+    def wait_attached(self, timeout_s: float) -> None:
+        """Waits until the worker is attached.
+
+        Raises:
+            AttachError: If its warm-up failed, it was refused, or it is not attached after `timeout_s` seconds.
+        """
+        if not self._wait(self._attached, timeout_s):
+            raise self._not_attached(timeout_s)
+
+    def _not_attached(self, waited_s: float) -> AttachError:
+        # Who waits in steps, or for one worker after the other, has waited longer than this time.
+        waited_s = max(waited_s, time.monotonic() - self._trying_since)
+        what = f"the worker of model '{self.model.name}' was not attached after {waited_s:.3g} s"
+        if not self._warm.is_set():
+            return AttachError(
+                f"{what}: its warm-up is not over. Allow more time, or warm up with fewer or smaller requests"
+            )
+        return AttachError(
+            f"{what}: nobody accepts it at {self.endpoint}. Is tritonserver running, and has it loaded the model?"
+            f"{self._trouble}"
+        )
+
+    def _wait(self, event: threading.Event, timeout_s: float) -> bool:
+        with self._changed:
+            self._changed.wait_for(lambda: event.is_set() or not self.is_alive, timeout_s)
+        if event.is_set():
+            return True
+        if self._error is None:
+            return False
+        if self._warm.is_set():
+            what = f"the worker of model '{self.model.name}' ended"
+        else:
+            what = f"the warm-up of model '{self.model.name}' failed"
+        raise AttachError(f"{what}: {_shown(self._error)}") from self._error
+
+    def stop(self, timeout_s: float) -> bool:
+        """Detaches: takes no more batches and finishes those in flight.
+
+        Returns:
+            Whether it ended within `timeout_s` seconds. If not, the connection is cut, so that the callers of what is
+            in flight get an error; the thread ends when the callable returns.
+        """
+        self._stopping.set()
+        thread = self._thread
+        if thread is None or not thread.is_alive():
+            return True
+        connection = self._connection
+        if connection is not None:
+            try:
+                connection.detach()
+            except ConnectionLostError:
+                logger.debug("model %s: already disconnected", self.model.name)
+        if thread is threading.current_thread():
+            return False
+        thread.join(timeout_s)
+        if thread.is_alive() and connection is not None:
+            connection.shutdown()
+            thread.join(min(timeout_s, 1.0))
+        return not thread.is_alive()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the thread runs: attached, or trying to attach."""
+        return self._thread is not None and self._thread.is_alive() and not self._ended
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the worker is attached right now."""
+        return self._attached.is_set()
+
+    @property
+    def stuck(self) -> str | None:
+        """Why it gets no batches although it is alive; `None` where it does.
+
+        Its callable took longer than the model allows and is still at it. It attaches again when the callable returns.
+        """
+        return self._stuck
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why it ended, where it did not end by `stop`."""
+        return self._error
+
+    @property
+    def statistics(self) -> WorkerStatistics:
+        """What it has done since it was made, as a snapshot; cheap, and may be asked for from any thread."""
+        return self._counters.snapshot()
+
+    # ---- the thread -------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        service = Service(self._infer_func, self.model, self._unrecoverable, self._counters)
+        try:
+            loop = LazyLoop()
+            try:
+                if is_async(self._infer_func):
+                    if self._make_loop(loop):
+                        loop.run(self._run_async(service))
+                else:
+                    self._run_sync(service, loop)
+            finally:
+                loop.close()
+        except BaseException as error:
+            self._end(error)
+        else:
+            self._end(None)
+
+    def _make_loop(self, loop: LazyLoop) -> bool:
+        """Makes the event loop, which takes descriptors, as soon as there are some; false if it is to stop before."""
+        while not self._stopping.is_set():
+            try:
+                loop.make()
+            except OSError as error:
+                if error.errno not in _SHORTAGE:
+                    raise
+                self._note_trouble(f"no event loop can be made for its coroutines: {explain(error)}")
+                self._stopping.wait(_LAST_RETRY_S)
+            else:
+                return True
+        return False
+
+    def _run_sync(self, service: Service, loop: LazyLoop) -> None:
+        warm_up(service, self._warmup, loop.run)
+        self._warmed()
+        for pause_s in self._connections(service, max_in_flight=1):
+            if pause_s:
+                self._stopping.wait(pause_s)
+                continue
+            with self._attachment(service):
+                serve(service, loop, self._give_up)
+
+    async def _run_async(self, service: Service) -> None:
+        await warm_up_async(service, self._warmup)
+        self._warmed()
+        max_in_flight = STREAMS_MAX_IN_FLIGHT if self.model.decoupled else ASYNC_MAX_IN_FLIGHT
+        for pause_s in self._connections(service, max_in_flight=max_in_flight):
+            if pause_s:
+                # Not the thread's: what the callable has started on this loop goes on meanwhile.
+                await asyncio.sleep(pause_s)
+                continue
+            with self._attachment(service):
+                await serve_async(service, self._give_up)
+
+    def _warmed(self) -> None:
+        self._warmup = ()
+        with self._changed:
+            self._warm.set()
+            self._changed.notify_all()
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._changed:
+            self._error = error
+            self._ended = True
+            self._changed.notify_all()
+        if error is None:
+            return
+        if not self._warm.is_set():
+            logger.error(
+                "model %s: the warm-up failed\n%s", self.model.name, "".join(traceback.format_exception(error))
+            )
+        elif not isinstance(error, self._unrecoverable):
+            logger.error("model %s: the worker ended: %s", self.model.name, error_text(error))
+
+    def _connections(self, service: Service, *, max_in_flight: int) -> Iterator[float]:
+        """Attaches until the worker is stopped.
+
+        Yields:
+            0 when it is attached; where nobody listens, how long to wait before the next attempt, in seconds.
+        """
+        pause_s = _FIRST_RETRY_S
+        while not self._stopping.is_set():
+            try:
+                connection = self._connect(max_in_flight)
+            except (FileNotFoundError, ConnectionError, BlockingIOError):
+                yield pause_s
+                pause_s = min(pause_s * 1.2, _LAST_RETRY_S)
+                continue
+            except PermissionError as error:
+                raise _not_allowed(self.endpoint) from error
+            except (GreetingTimeoutError, OSError) as error:
+                if isinstance(error, OSError) and error.errno == errno.EPROTOTYPE:
+                    raise AttachError(
+                        f"{self.endpoint} is a socket at which no native proxy listens. One of a Python proxy is given "
+                        f"as an address: ipc://{self.endpoint}"
+                    ) from error
+                if isinstance(error, OSError) and error.errno not in _SHORTAGE:
+                    raise
+                self._note_trouble(_trouble_text(error))
+                yield _LAST_RETRY_S
+                continue
+            self._trouble = ""
+            self._check(connection)
+            service.connection = service.answers = connection
+            logger.info("Serving model %s (version %d) at %s", self.model.name, self.model.version, self.endpoint)
+            with self._changed:
+                self._connection = connection
+                self._attached.set()
+                self._changed.notify_all()
+            if self._stopping.is_set():
+                # Where the proxy backend is gone already, the first read says so.
+                with contextlib.suppress(ConnectionLostError):
+                    connection.detach()
+            yield 0
+            pause_s = _FIRST_RETRY_S
+
+    def _note_trouble(self, reason: str) -> None:
+        """Logs why it cannot attach, once as long as the reason is the same."""
+        trouble = f" The last attempt: {reason}"
+        if trouble != self._trouble:
+            logger.warning("model %s: cannot attach: %s; trying again", self.model.name, reason)
+        self._trouble = trouble
+
+    def _connect(self, max_in_flight: int) -> Connection:
+        if isinstance(self.endpoint, str) and "://" in self.endpoint:
+            # Not at the top: most workers have no use for ZeroMQ.
+            from ..transport.zmq_connection import ZmqConnection
+
+            return ZmqConnection(
+                self.endpoint,
+                self._name,
+                max_in_flight=max_in_flight,
+                counters=self._counters,
+                model=self.model,
+                keys=self._curve_keys,
+            )
+        return Connection(
+            Path(self.endpoint), self._name, max_in_flight=max_in_flight, counters=self._counters, model=self.model
+        )
+
+    def _check(self, connection: Connection) -> None:
+        """Compares what the proxy backend serves with what this worker is for; closes the connection if they differ."""
+        welcome = connection.welcome
+        model = self.model
+        if (welcome.model_name, welcome.model_version) != (model.name, model.version):
+            connection.close()
+            raise AttachError(
+                f"{self.endpoint} serves model '{welcome.model_name}' version {welcome.model_version}, this worker "
+                f"is for model '{model.name}' version {model.version}: give each model its own socket"
+            )
+        if welcome.batching != model.batching or welcome.decoupled != model.decoupled:
+            connection.close()
+            raise AttachError(
+                f"the proxy backend of model '{model.name}' has batching={welcome.batching}, "
+                f"decoupled={welcome.decoupled}; this worker was made for batching={model.batching}, "
+                f"decoupled={model.decoupled}"
+            )
+
+    @contextlib.contextmanager
+    def _attachment(self, service: Service) -> Iterator[None]:
+        """Sees to the end of a connection; an end that is not the callable's fault is no error of the worker."""
+        watch: ConnectionWatch | None = None
+        try:
+            if service.connection.welcome.execution_timeout_s:
+                name = f"pytriton-{self.model.name}-watch"
+                limit_s = service.connection.welcome.execution_timeout_s
+                watch = ConnectionWatch(service.connection, name, lambda: self._note_stuck(limit_s))
+            yield
+            self._note_detached("the model was unloaded, or its server ended", logging.INFO)
+        except ConnectionLostError as error:
+            self._note_detached(str(error), logging.WARNING)
+        except ProtocolError as error:
+            logger.error("model %s: the proxy backend broke the protocol: %s", self.model.name, str(error))
+            self._stopping.wait(_LAST_RETRY_S)
+        except OSError as error:
+            if error.errno not in _SHORTAGE:
+                raise
+            self._note_trouble(_trouble_text(error))
+            self._stopping.wait(_LAST_RETRY_S)
+        finally:
+            self._trying_since = time.monotonic()
+            self._attached.clear()
+            self._connection = None
+            if watch is not None:
+                watch.end()
+            service.connection.close()
+            if self._stuck is not None:
+                logger.warning("model %s: the callable has returned after all", self.model.name)
+                self._stuck = None
+
+    def _note_detached(self, reason: str, level: int) -> None:
+        """Logs the end of a connection, and why, unless the worker itself was to end it."""
+        name, version = self.model.name, self.model.version
+        if self._stopping.is_set():
+            logger.info("Detached from model %s (version %d) at %s", name, version, self.endpoint)
+        else:
+            logger.log(level, "Lost model %s (version %d): %s; attaching again", name, version, reason)
+
+    def _note_stuck(self, limit_s: float) -> None:
+        if self._stopping.is_set():
+            return
+        self._attached.clear()
+        self._stuck = (
+            f"the inference callable '{self._name}' of model '{self.model.name}' took longer than the execution "
+            f"timeout of {limit_s:g} s and has not returned; its worker gets no more batches until it does"
+        )
+        logger.error("%s. What it does right now:\n%s", self._stuck, stack_of(self._thread))
+
+    def _end_in_child(self) -> None:
+        """In a forked child: a callable that returns there, too, must not become a second worker."""
+        # Made anew: another thread may have held the locks of the old ones.
+        self._changed = threading.Condition()
+        self._stopping = threading.Event()
+        self._stopping.set()
+        self._attached = threading.Event()
+
+    def _give_up(self, failure: BaseException) -> None:
+        if self._on_unrecoverable is not None:
+            self._on_unrecoverable(failure)
+        raise failure
+
+
+def _trouble_text(error: Exception) -> str:
+    return explain(error) if isinstance(error, OSError) else str(error)
+
+
+def _not_allowed(endpoint: Path | str) -> AttachError:
+    return AttachError(
+        f"user {os.geteuid()}, as which this worker runs, may not use the endpoint {endpoint}: it is for the user of "
+        "the server alone. Run the worker as that user"
+    )
+
+
+def _shown(error: BaseException) -> str:
+    """An error of ours by its text, another by its type and its text."""
+    if isinstance(error, ProxyBackendError):
+        return str(error)
+    return f"{type(error).__name__}: {error_text(error)}"

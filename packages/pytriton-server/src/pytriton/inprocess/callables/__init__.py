@@ -1,0 +1,1 @@
+"""Functions of this process as models of a server in process."""

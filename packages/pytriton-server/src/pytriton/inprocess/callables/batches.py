@@ -1,0 +1,339 @@
+"""Batches of requests as Triton hands them over inside the process, and the way back of their answers.
+
+Both have the form of the records of the proxy's protocol, so that everything between the two is the worker's: what
+differs is only where the memory is. A batch is written to a *slab* before Python is called. Arrays are views on the
+slab, and a slab that anything still refers to is replaced instead of being written again, so views may be kept.
+
+An input of `IN_PLACE_BYTES` or more that is alone in its batch is not copied: the callable gets a view on the memory
+that the caller gave to Triton. That memory is the caller's, so such views are read-only, and the view keeps the
+caller's objects alive. Inputs of that size are read-only also where they had to be gathered: whether an input may be
+written to depends on its own size only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import mmap
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from pytriton.proxy_backend.runtime.statistics import Counters
+from pytriton.proxy_backend.transport.arena import OwnedBlock
+from pytriton.proxy_backend.wire import layout
+from pytriton.proxy_backend.wire.batch import Array, Batch, Plan, find_plan
+from pytriton.proxy_backend.wire.response import Answer, ResponseWriter, Tensor, Written, write_whole
+from pytriton.proxy_backend.wire.strings import decode_strings
+
+__all__ = ["IN_PLACE_BYTES", "DirectAnswers", "DirectBatch", "Handle", "Slab", "SlabPool"]
+
+logger = logging.getLogger(__name__)
+
+IN_PLACE_BYTES = 1 << 20
+"""Inputs of so many bytes are views on the memory of the caller where that is possible, and read-only."""
+# Outputs of so many bytes are copied once, from where they are to where Triton wants them.
+_POINTED_TO_BYTES = 64 << 10
+_FIRST_SLAB_BYTES = 64 << 10
+# Larger slabs go when the batch does, whoever needs one of the size again gets a new one.
+_KEPT_SLAB_BYTES = 64 << 20
+_KEPT_SLABS = 16
+# References to the memory of a slab that nobody else has: its attribute, and the argument of getrefcount.
+_OWN_REFERENCES = 2
+_ALL_REQUESTS = 0xFFFFFFFF
+
+_HEADER = layout.RECORD.unpack_from
+
+
+class Slab:
+    """Memory for one record.
+
+    Attributes:
+        memory: What views are made of; each of them refers to it.
+        address: Where it begins.
+        capacity: Its bytes.
+    """
+
+    __slots__ = ("address", "capacity", "memory")
+
+    def __init__(self, length: int) -> None:
+        """Takes memory for `length` bytes or more.
+
+        Raises:
+            OSError: If the system has none.
+        """
+        self.capacity = max(_FIRST_SLAB_BYTES, 1 << (length - 1).bit_length()) if length < _KEPT_SLAB_BYTES else length
+        self.memory = mmap.mmap(-1, self.capacity, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+
+    def is_free(self) -> bool:
+        """Whether no view is left, and it may be written again."""
+        return sys.getrefcount(self.memory) <= _OWN_REFERENCES
+
+
+class SlabPool:
+    """Slabs that are free, for one model instance. Every method is one step for other threads."""
+
+    def __init__(self) -> None:
+        self._free: list[Slab] = []
+
+    def take(self, length: int = 1) -> Slab:
+        """Gives a slab of `length` bytes or more.
+
+        Raises:
+            OSError: If the system has no memory.
+        """
+        try:
+            slab = self._free.pop()
+        except IndexError:
+            return Slab(length)
+        return slab if slab.capacity >= length else Slab(length)
+
+    def give_back(self, slab: Slab) -> None:
+        """Takes a slab back, if it is free; the last view of any other one ends it."""
+        if slab.is_free() and slab.capacity < _KEPT_SLAB_BYTES and len(self._free) < _KEPT_SLABS:
+            self._free.append(slab)
+
+
+class Handle:
+    """A batch on the other side. It is deleted with the last reference; requests that are open then get an error.
+
+    Attributes:
+        address: Where it is; the number of the batch, too.
+    """
+
+    __slots__ = ("_library", "address")
+
+    def __init__(self, library: Any, address: int) -> None:
+        self._library = library
+        self.address = address
+
+    def is_cancelled(self, index: int = _ALL_REQUESTS) -> bool:
+        """Whether the caller of a request has given it up; of all that are open by default."""
+        return bool(self._library.is_cancelled(self.address, index))
+
+    def fail(self, text: str, code: int) -> None:
+        """Answers every request that is open with an error; from any thread."""
+        # The C side ends a text at a zero byte.
+        self._library.fail(self.address, code, text.encode("utf-8", "replace").replace(b"\0", b"\\0"))
+
+    def __del__(self) -> None:
+        # Runs wherever the last reference goes, maybe in the garbage collector.
+        if not self._library.delete(self.address):
+            self.fail("the request was given up without an answer", layout.ErrorCode.INTERNAL)
+            self._library.delete(self.address)
+
+
+class _Foreign:
+    """Memory of somebody else as numpy takes it, read-only."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, address: int, length: int, owner: object) -> None:
+        self.__array_interface__ = {"shape": (length,), "typestr": "|u1", "data": (address, True), "version": 3}
+        self.owner = owner
+
+
+class DirectBatch(Batch):
+    """One batch: its requests, their inputs as views on a slab or on memory of the caller.
+
+    Args:
+        slab: Where it was written.
+        handle: The batch on the other side.
+        batching: Whether tensors have a batch axis.
+        plans: What earlier metadata say.
+        in_place: The tensors, by their place in the record, that are not in the slab, and their addresses.
+        owner: What keeps those alive; `None` where nothing is known to: they are copied then.
+        writable: Whether all inputs may be written to, as they are all in the slab.
+
+    Raises:
+        TypeError: If a tensor's dtype has no numpy type here.
+        ValueError: If a tensor has more dimensions than numpy allows.
+    """
+
+    __slots__ = ("_handle",)
+
+    def __init__(
+        self,
+        slab: Slab,
+        handle: Handle,
+        batching: bool,
+        plans: dict[bytes, Plan],
+        in_place: Sequence[tuple[int, int]] = (),
+        owner: object = None,
+        writable: bool = False,
+    ) -> None:
+        memory = slab.memory
+        _, count, tensor_count, number, length, record_length, entries, tensors, received_ns, sent_ns = _HEADER(memory)
+        plan = find_plan(memory[:length], (count, tensor_count, record_length, entries, tensors), batching, plans)
+        self._take(plan, number, received_ns, sent_ns, batching)
+        self._handle = handle
+        if plan.plain is not None and not in_place:
+            self.columns = {name: np.ndarray(shape, dtype, memory, offset) for name, shape, dtype, offset in plan.plain}
+        else:
+            self.columns = {}
+            self._read_all(plan, memory, dict(in_place), owner)
+        if record_length >= IN_PLACE_BYTES and not writable:
+            self._freeze(plan)
+
+    def _read_all(self, plan: Plan, memory: mmap.mmap, in_place: Mapping[int, int], owner: object) -> None:
+        for index, tensor in enumerate(plan.tensors):
+            address = in_place.get(index)
+            array: Array
+            if tensor.strings:
+                if address is None:
+                    payload = memory[tensor.offset : tensor.offset + tensor.length]
+                else:
+                    payload = ctypes.string_at(address, tensor.length)
+                array = decode_strings(payload, tensor.shape)
+            elif address is None:
+                array = np.ndarray(tensor.shape, tensor.dtype, memory, tensor.offset)
+            else:
+                source: Array = np.asarray(_Foreign(address, tensor.length, owner))
+                if owner is None:
+                    source = source.copy()
+                array = np.ndarray(tensor.shape, tensor.dtype, source)
+            self._place(tensor, array)
+
+    def _freeze(self, plan: Plan) -> None:
+        rows = plan.starts[-1] if self._batching else 1
+        for tensor in plan.tensors:
+            length = tensor.length
+            if tensor.owner == layout.WHOLE_BATCH and rows:
+                length = length // rows * max(self.rows) if self._batching else length
+            if length >= IN_PLACE_BYTES and not tensor.strings:
+                arrays = self.columns if tensor.owner == layout.WHOLE_BATCH else (self._extras or [])[tensor.owner]
+                arrays[tensor.name].flags.writeable = False
+
+    def is_cancelled(self, index: int) -> bool:
+        return self._handle.is_cancelled(index)
+
+
+class DirectAnswers:
+    """Sends answers straight into Triton's responses. For one thread at a time, apart from `hold` and `fail_late`.
+
+    Args:
+        library: The calls into the other side.
+        counters: Where it counts.
+    """
+
+    def __init__(self, library: Any, counters: Counters) -> None:
+        self._library = library
+        self._counters = counters
+        self._writer = ResponseWriter()
+        self._slab = Slab(1)
+        self._held: dict[int, Handle] = {}
+        # When each batch was taken or had its last response so far; only where there is a limit to that.
+        self._moved: dict[int, float] | None = None
+
+    def watch(self) -> None:
+        """Notes from now on what `fail_late` looks at."""
+        self._moved = {}
+
+    def hold(self, handle: Handle) -> None:
+        """Keeps a batch until its last answer is sent."""
+        self._held[handle.address] = handle
+        if self._moved is not None:
+            self._moved[handle.address] = time.monotonic()
+
+    def fail_late(self, limit_s: float, text: str, code: int) -> bool:
+        """Answers the requests with an error whose callable has given nothing for so many seconds; from any thread.
+
+        Returns:
+            Whether there were any.
+        """
+        moved = self._moved
+        oldest = time.monotonic() - limit_s
+        late = [number for number, at in list((moved or {}).items()) if at < oldest]
+        for number in late:
+            handle = self._held.get(number)
+            if moved is not None and moved.pop(number, None) is not None and handle is not None:
+                handle.fail(text, code)
+        return bool(late)
+
+    def let_go(self, number: int) -> None:
+        """Lets go of a batch whose callable has returned. Where it was not answered its requests get an error."""
+        self._forget(number)
+
+    def _forget(self, number: int) -> None:
+        self._held.pop(number, None)
+        if self._moved is not None:
+            self._moved.pop(number, None)
+
+    def _note_sent(self, number: int, done: bool) -> None:
+        if done:
+            self._forget(number)
+        elif self._moved is not None and number in self._moved:
+            self._moved[number] = time.monotonic()
+
+    # ---- AnswerWay ------------------------------------------------------------------------------------------------
+
+    def respond(self, number: int, answers: Sequence[Answer], *, done: bool, drop: Callable[[], None]) -> None:
+        if sum([array.nbytes for answer in answers for array in answer.outputs.values()]) < _POINTED_TO_BYTES:
+            written = self._writer.write(number, answers, self._allocate)
+            drop()
+            self.send(number, written, done=done)
+            return
+        (_, length, payload), tensors = self._writer.write_apart(number, answers, self._allocate)
+        drop()
+        self._counters.output_bytes += payload
+        kept = [_address(tensor) for tensor in tensors]
+        payloads = (ctypes.c_void_p * len(kept))(*[address for address, _ in kept])
+        self._library.respond(number, self._slab.address, length, payloads)
+        self._note_sent(number, done)
+
+    def write_whole(
+        self,
+        batch: Batch,
+        outputs: dict[str, Array],
+        names: tuple[str, ...],
+        fits: Callable[[dict[str, Array], tuple[str, ...]], bool],
+    ) -> Written | None:
+        return write_whole(batch, outputs, names, fits, self._allocate_little, _none)
+
+    def write_plain(
+        self,
+        number: int,
+        results: Sequence[dict[str, Array]],
+        names: tuple[str, ...],
+        fits: Callable[[Sequence[dict[str, Array]], tuple[str, ...]], bool],
+    ) -> Written | None:
+        return self._writer.write_plain(number, results, names, fits, self._allocate_little, _none)
+
+    def send(self, number: int, written: Written, *, done: bool) -> None:
+        _, length, payload = written
+        self._counters.output_bytes += payload
+        self._library.respond(number, self._slab.address, length, None)
+        self._note_sent(number, done)
+
+    def fail(self, number: int, text: str, code: layout.ErrorCode = layout.ErrorCode.INTERNAL) -> None:
+        handle = self._held.get(number)
+        if handle is not None:
+            handle.fail(text, code)
+        self._forget(number)
+
+    # ---------------------------------------------------------------------------------------------------------------
+
+    def _allocate_little(self, length: int) -> OwnedBlock | None:
+        """Gives memory for a record whose payloads are worth copying into it; what is larger is pointed to."""
+        return self._allocate(length) if length < _POINTED_TO_BYTES else None
+
+    def _allocate(self, length: int) -> OwnedBlock:
+        if length > self._slab.capacity:
+            self._slab = Slab(length)
+        return OwnedBlock(0, 0, self._slab.memory)
+
+
+def _none(length: int) -> None:
+    """Says that a record is not to be written in one piece."""
+
+
+def _address(tensor: Tensor) -> tuple[int, object]:
+    """Where the payload of a tensor is, and what has to live as long as the address is used."""
+    if tensor.strings is not None:
+        return ctypes.cast(ctypes.c_char_p(tensor.strings), ctypes.c_void_p).value or 0, tensor.strings
+    array = np.ascontiguousarray(tensor.arrays[0])
+    return array.ctypes.data, array

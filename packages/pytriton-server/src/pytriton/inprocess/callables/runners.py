@@ -1,0 +1,308 @@
+"""Serves the batches of one model instance with one callable.
+
+A synchronous callable is called in the thread in which Triton executes the instance, which waits for it: Triton goes on
+collecting the next batch meanwhile. An `async` one runs on an event loop in a thread of its own; Triton's thread hands
+the batch over and waits only where as many are in flight as may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from pytriton.inprocess.callables.backend import Backend, Instance
+from pytriton.inprocess.callables.batches import IN_PLACE_BYTES, DirectAnswers, DirectBatch, Handle, Slab, SlabPool
+from pytriton.inprocess.requests.inflight import owner_of
+from pytriton.proxy.tracers import find_tracer, worker_tracer
+from pytriton.proxy_backend.runtime.execution import Execution
+from pytriton.proxy_backend.runtime.service import Service
+from pytriton.proxy_backend.runtime.serving import LazyLoop
+from pytriton.proxy_backend.runtime.texts import error_text
+from pytriton.proxy_backend.wire.batch import Plan
+from pytriton.proxy_backend.wire.layout import ErrorCode
+from pytriton.proxy_backend.worker.worker import ASYNC_MAX_IN_FLIGHT, STREAMS_MAX_IN_FLIGHT
+
+__all__ = ["AsyncRunner", "Runner", "SyncRunner"]
+
+logger = logging.getLogger(__name__)
+
+# What `in_place_from` is where nothing stays in place.
+_NEVER = (1 << 64) - 1
+# How late an async callable learns that its caller has given a request up.
+_CANCEL_POLL_S = 0.01
+_STACK_ENTRIES = 12
+_LONGEST_WATCH_S = 0.5
+_LARGEST_KEPT = 64 << 20
+_UNLOAD_TIMEOUT_S = 5.0
+
+
+class Runner:
+    """What both kinds of callables have in common.
+
+    Args:
+        backend: The native library.
+        service: The callable and its model.
+        context: Where the callable runs.
+        instance: The instance that it serves.
+        copy_inputs: Whether every input is copied, so that all may be written to.
+        execution_timeout_s: How long a batch may take, in seconds; `None` is as long as it likes.
+        on_unload: Called when no batch comes any more and the callable is done.
+    """
+
+    def __init__(
+        self,
+        backend: Backend,
+        service: Service,
+        context: contextvars.Context,
+        instance: Instance,
+        copy_inputs: bool,
+        *,
+        execution_timeout_s: float | None = None,
+        on_unload: Callable[[Runner], None],
+    ) -> None:
+        self._on_unload = on_unload
+        self._backend = backend
+        self._service = service
+        self._context = context
+        self._instance = instance
+        self._copy_inputs = copy_inputs
+        self._batching = service.model.batching
+        self._plans: dict[bytes, Plan] = {}
+        self._pool = SlabPool()
+        self._failure: BaseException | None = None
+        self.answers = DirectAnswers(backend, service.counters)
+        service.answers = self.answers
+        self._watch_ends: threading.Event | None = None
+        if execution_timeout_s is not None:
+            self._start_watch(float(execution_timeout_s))
+        instance.batching = int(service.model.batching)
+        instance.decoupled = int(service.model.decoupled)
+        instance.in_place_from = _NEVER if copy_inputs else IN_PLACE_BYTES
+        self._put(self._pool.take())
+
+    def _put(self, slab: Slab) -> None:
+        self._slab = slab
+        self._instance.slab = slab.address
+        self._instance.capacity = slab.capacity
+
+    def make_room(self, length: int) -> None:
+        """See `InstanceRunner`."""
+        self._put(self._pool.take(length))
+
+    def _execution(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> Execution | None:
+        """Reads the batch in the slab; `None` where that cannot be served, and its requests have their error."""
+        self.answers.hold(handle)
+        number = handle.address
+        if self._failure is not None:
+            failure = self._failure
+            name = self._service.model.name
+            text = f"model '{name}': its callable cannot go on: {type(failure).__name__}: {error_text(failure)}"
+            self.answers.fail(number, text, ErrorCode.UNAVAILABLE)
+            return None
+        try:
+            owner = owner_of(request) if in_place else None
+            batch = DirectBatch(self._slab, handle, self._batching, self._plans, in_place, owner, self._copy_inputs)
+        except (TypeError, ValueError) as error:
+            self._service.counters.failed["input"] += 1
+            self.answers.fail(number, f"the inputs cannot be read: {error}", ErrorCode.INVALID_ARG)
+            return None
+        tracer = find_tracer(worker_tracer())
+        if tracer is None:
+            return Execution(self._service, batch)
+        # Not at the top: it imports OpenTelemetry, which is there only where there is a tracer.
+        from pytriton.proxy_backend.runtime.tracing import make_execution
+
+        return make_execution(self._service, batch, tracer)
+
+    def execute(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> None:
+        """See `InstanceRunner`."""
+        raise NotImplementedError
+
+    def unload(self) -> None:
+        """See `InstanceRunner`."""
+        raise NotImplementedError
+
+    def _start_watch(self, limit_s: float) -> None:
+        self.answers.watch()
+        ends = self._watch_ends = threading.Event()
+        name = self._service.model.name
+        text = f"model '{name}': the inference callable took longer than the model's execution timeout, {limit_s:g} s"
+
+        def watch() -> None:
+            while not ends.wait(min(limit_s / 4, _LONGEST_WATCH_S)):
+                if self.answers.fail_late(limit_s, text, ErrorCode.UNAVAILABLE):
+                    logger.error("%s, and has not returned. What it does right now:\n%s", text, self.stuck_at or "")
+
+        threading.Thread(target=watch, name=f"pytriton-{name}-watch", daemon=True).start()
+
+    def _unloaded(self) -> None:
+        if self._watch_ends is not None:
+            self._watch_ends.set()
+        self._on_unload(self)
+
+    def _note(self, failure: BaseException | None) -> None:
+        if failure is not None:
+            self._failure = failure
+
+    @property
+    def stuck_at(self) -> str | None:
+        """What the callable does right now, as a stack; `None` where it does nothing."""
+        return None
+
+
+class SyncRunner(Runner):
+    """Serves a synchronous callable."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        self._loop = LazyLoop()
+        self._thread: int | None = None
+
+    def execute(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> None:
+        """See `InstanceRunner`; returns when the batch is answered."""
+        self._thread = threading.get_ident()
+        number = handle.address
+        try:
+            self._context.run(self._run, handle, request, in_place)
+        finally:
+            self._thread = None
+            del handle
+            self.answers.let_go(number)
+        slab = self._slab
+        if not slab.is_free() or slab.capacity > _LARGEST_KEPT:
+            self._put(self._pool.take())
+
+    def _run(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> None:
+        execution = self._execution(handle, request, in_place)
+        if execution is not None:
+            execution.run(self._loop.run)
+            self._note(execution.failure)
+
+    def unload(self) -> None:
+        """See `InstanceRunner`."""
+        try:
+            self._context.run(self._loop.close)
+        finally:
+            self._unloaded()
+
+    @property
+    def stuck_at(self) -> str | None:
+        """See `Runner`."""
+        thread = self._thread
+        frame = None if thread is None else sys._current_frames().get(thread)
+        return None if frame is None else "".join(traceback.format_stack(frame)[-_STACK_ENTRIES:])
+
+
+class AsyncRunner(Runner):
+    """Serves an asynchronous callable: many batches at once, on one event loop in a thread of its own."""
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
+        limit = STREAMS_MAX_IN_FLIGHT if self._service.model.decoupled else ASYNC_MAX_IN_FLIGHT
+        # Triton forms a batch before it calls: the wait for a place is at the end of a call, for the next one.
+        self._places = threading.Semaphore(limit - 1)
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._handles: dict[int, Handle] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._ready = threading.Event()
+        self._stopped: asyncio.Event | None = None
+        self._thread = threading.Thread(
+            target=self._context.run, args=(self._serve,), name=f"pytriton-{self._service.model.name}", daemon=True
+        )
+        self._thread.start()
+        self._ready.wait()
+
+    def execute(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> None:
+        """See `InstanceRunner`; returns when there is a place for one more batch."""
+        # The tracer is looked up in the context of the callable, which the thread of the loop has entered.
+        execution = self._execution(handle, request, in_place)
+        slab = self._slab
+        self._put(self._pool.take())
+        loop = self._loop
+        if execution is None:
+            self._pool.give_back(slab)
+            return
+        if loop is None:
+            handle.fail(f"model '{self._service.model.name}' is being unloaded", ErrorCode.UNAVAILABLE)
+            return
+        # A copy: the thread of the loop has entered the callable's own.
+        loop.call_soon_threadsafe(self._start, execution, handle, slab, context=self._context.copy())
+        del execution, slab
+        self._places.acquire()
+
+    def _start(self, execution: Execution, handle: Handle, slab: Slab) -> None:
+        number = handle.address
+        self._handles[number] = handle
+        loop = asyncio.get_running_loop()
+        if not self._tasks:
+            loop.call_later(_CANCEL_POLL_S, self._poll_cancelled)
+        self._tasks[number] = loop.create_task(self._run(execution, number, slab))
+
+    async def _run(self, execution: Execution, number: int, slab: Slab) -> None:
+        try:
+            await execution.run_async()
+            self._note(execution.failure)
+        finally:
+            del execution
+            self._tasks.pop(number, None)
+            self._handles.pop(number, None)
+            self.answers.let_go(number)
+            self._pool.give_back(slab)
+            self._places.release()
+
+    def _poll_cancelled(self) -> None:
+        for number, task in list(self._tasks.items()):
+            handle = self._handles.get(number)
+            if handle is not None and handle.is_cancelled():
+                task.cancel()
+        if self._tasks:
+            asyncio.get_running_loop().call_later(_CANCEL_POLL_S, self._poll_cancelled)
+
+    def _serve(self) -> None:
+        loop = LazyLoop()
+        try:
+            loop.run(self._wait())
+        finally:
+            self._loop = None
+            loop.close()
+
+    async def _wait(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._stopped = asyncio.Event()
+        self._ready.set()
+        await self._stopped.wait()
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def run_coroutine(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Runs a coroutine on the loop of the callable, and waits for its end."""
+        loop = self._loop
+        if loop is None:
+            raise RuntimeError(f"the event loop of model '{self._service.model.name}' has ended")
+        asyncio.run_coroutine_threadsafe(make(), loop).result()
+
+    def unload(self) -> None:
+        """See `InstanceRunner`. Triton unloads a model when its requests are answered: the loop has nothing to do."""
+        loop, stopped = self._loop, self._stopped
+        if loop is not None and stopped is not None:
+            loop.call_soon_threadsafe(stopped.set)
+        self._thread.join(_UNLOAD_TIMEOUT_S)
+        if self._thread.is_alive():
+            logger.warning("model %s: its event loop is left to end by itself", self._service.model.name)
+        self._unloaded()
+
+    @property
+    def stuck_at(self) -> str | None:
+        """See `Runner`."""
+        if not self._tasks:
+            return None
+        frame = sys._current_frames().get(self._thread.ident or -1)
+        return None if frame is None else "".join(traceback.format_stack(frame)[-_STACK_ENTRIES:])

@@ -1,0 +1,1 @@
+"""Triton's C API: the library, its functions, types, enumerations and errors."""

@@ -1,0 +1,135 @@
+"""Calls of Triton's C API.
+
+`load_api()` gives one object with all functions of the API under their C names. A function that returns an error raises
+it, so that no call site can forget to look. The declarations are in `functions.py`, the types in `_c_types.py`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from pytriton.inprocess.capi import functions
+from pytriton.inprocess.capi.errors import TritonError, UnsupportedError, code_of, error_class
+from pytriton.inprocess.capi.library import Library, load_library
+from pytriton.server.tritonserver.version import describe_server_version
+
+__all__ = ["Api", "load_api"]
+
+_lock = threading.Lock()
+_api: Api | None = None
+
+
+class Api:
+    """The functions of the C API, as attributes with their C names.
+
+    Those that return a `TRITONSERVER_Error*` of which the caller becomes the owner raise it as a `TritonError` and
+    return `None`. The two exceptions return the pointer: `TRITONSERVER_ErrorNew`, and
+    `TRITONSERVER_InferenceResponseError`, whose error belongs to the response.
+
+    A function that the library lacks raises an `UnsupportedError` where it is called: most programs do without.
+
+    Args:
+        library: The loaded library.
+    """
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        # The same library once more, but called with the GIL kept.
+        keeping_gil = ctypes.PyDLL(str(library.path), handle=library.handle._handle)
+        self._declare(library.handle, functions.CALLS)
+        self._declare(keeping_gil, functions.SHORT_CALLS)
+        for name, (restype, *argtypes) in functions.VALUES.items():
+            function = _function(keeping_gil, name, argtypes)
+            if function is not None:
+                function.restype = restype
+            setattr(self, name, function or self._missing(name))
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        # Reached for unknown names only: the functions are in the instance's dictionary.
+        raise AttributeError(f"{name!r} is not declared in pytriton.inprocess.capi.functions", name=name, obj=self)
+
+    def error_from(self, error: Any, *, owned: bool = False) -> TritonError:
+        """Make the exception for a `TRITONSERVER_Error*`.
+
+        Args:
+            error: The pointer, not null.
+            owned: Whether to delete it.
+        """
+        code: int = self.TRITONSERVER_ErrorCode(error)
+        text: bytes = self.TRITONSERVER_ErrorMessage(error) or b""
+        if owned:
+            self.TRITONSERVER_ErrorDelete(error)
+        return error_class(code)(text.decode(errors="replace"))
+
+    def check(self, error: Any) -> None:
+        """Raise the error that a function gave and delete it; a null pointer is no error.
+
+        Only needed for an error that came in some other way than as a result of a function of this object.
+        """
+        if error:
+            raise self.error_from(error, owned=True)
+
+    def new_error(self, error: BaseException) -> int:
+        """Make a `TRITONSERVER_Error*` for an exception, to be returned to Triton, which becomes its owner."""
+        text = str(error) if isinstance(error, TritonError) else f"{type(error).__name__}: {error}"
+        # The C side ends the text at a zero byte.
+        encoded = text.replace("\0", "\\0").encode(errors="replace")
+        pointer = self.TRITONSERVER_ErrorNew(int(code_of(error)), encoded)
+        return int(pointer.value or 0)
+
+    def _declare(self, library: ctypes.CDLL, table: dict[str, tuple[Any, ...]]) -> None:
+        for name, argtypes in table.items():
+            function = _function(library, name, argtypes)
+            if function is not None:
+                function.restype = ctypes.c_void_p
+                function.errcheck = self._raise
+            setattr(self, name, function or self._missing(name))
+
+    def _missing(self, name: str) -> Callable[..., NoReturn]:
+        def missing(*_arguments: Any) -> NoReturn:
+            library = self.library
+            raise UnsupportedError(
+                f"Expected the function {name} in {library.path}, which has none: its tritonserver is "
+                f"{describe_server_version(library.binary)}, with API {library.api_version[0]}."
+                f"{library.api_version[1]}. Do without what calls it, or use the server that comes with "
+                "pytriton-server.",
+                expected=name,
+                received=library.api_version,
+                where=str(library.path),
+            )
+
+        return missing
+
+    def _raise(self, result: int | None, function: Any, arguments: tuple[Any, ...]) -> None:
+        if result is not None:
+            raise self.error_from(result, owned=True)
+
+
+def _function(library: ctypes.CDLL, name: str, argtypes: Any) -> Any:
+    try:
+        # Not as an attribute: that object would be shared by all who declare functions of this library.
+        function = library[name]
+    except AttributeError:
+        return None
+    function.argtypes = list(argtypes)
+    return function
+
+
+def load_api() -> Api:
+    """Load the library and its functions, or give those that are loaded.
+
+    Raises:
+        TritonServerNotFoundError: If there is no tritonserver in any of the places that are searched.
+        UnsupportedError: If its library cannot be used.
+    """
+    global _api
+    # Without the lock once it is there: it is read on every call into Triton.
+    if _api is None:
+        library = load_library()
+        with _lock:
+            if _api is None:
+                _api = Api(library)
+    return _api

@@ -1,0 +1,200 @@
+"""Errors of Triton in process.
+
+```
+PyTritonError
+└── TritonError
+    ├── UnknownError
+    ├── InternalError
+    ├── NotFoundError
+    │   ├── ModelNotFoundError        (also an InternalError) a model is in no repository
+    │   └── RepositoryNotFoundError   (also an InternalError) a model repository is not there
+    ├── InvalidArgumentError
+    │   └── OptionTypeError           (also a TypeError) an option has a value of the wrong type
+    ├── UnavailableError
+    │   └── TimedOutError             (also a TimeoutError) a wait was over before what it waited for
+    ├── UnsupportedError
+    ├── AlreadyExistsError
+    └── CancelledError                the request was cancelled
+```
+
+The direct subclasses are the codes of `TRITONSERVER_Error`. Errors of Triton come with its text; those that are found
+on this side, before Triton is asked, also say what was expected, what was received and where, in their text and as
+attributes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pytriton.exceptions import PyTritonError
+from pytriton.proxy_backend.system.shortage import advise
+from pytriton.proxy_backend.wire.layout import ErrorCode
+
+__all__ = [
+    "AlreadyExistsError",
+    "CancelledError",
+    "InternalError",
+    "InvalidArgumentError",
+    "ModelNotFoundError",
+    "NotFoundError",
+    "OptionTypeError",
+    "RepositoryNotFoundError",
+    "TimedOutError",
+    "TritonError",
+    "UnavailableError",
+    "UnknownError",
+    "UnsupportedError",
+    "code_of",
+    "encoded_text",
+    "error_class",
+    "wrong_argument",
+]
+
+
+class TritonError(PyTritonError):
+    """Base of all errors of `pytriton.inprocess`.
+
+    Args:
+        message: The text of the error.
+        *details: What belongs to the error, such as the response that carried it. They are kept in `args` behind the
+            text, and are not part of it.
+        expected: What would have been right, if the error was found by a check of a value.
+        received: What came instead.
+        where: What the value belongs to, such as `"model 'linear', input 'x'"`.
+    """
+
+    def __init__(
+        self, message: str = "", *details: object, expected: Any = None, received: Any = None, where: str | None = None
+    ) -> None:
+        advice = advise(message)
+        if advice not in message:
+            message = f"{message.rstrip(' .')}. {advice}"
+        super().__init__(message)
+        self.args = (message, *details)
+        self.expected = expected
+        self.received = received
+        self.where = where
+
+
+class UnknownError(TritonError):
+    """Triton failed and does not say of what kind the failure is."""
+
+
+class InternalError(TritonError):
+    """Something went wrong inside Triton, a backend or a model's own code."""
+
+
+class NotFoundError(TritonError):
+    """There is no such model, version or file."""
+
+
+class ModelNotFoundError(NotFoundError, InternalError):
+    """A model that is to be loaded or unloaded is in no repository.
+
+    It is an `InternalError`, too, because that is what Triton reports for the load.
+    """
+
+
+class RepositoryNotFoundError(NotFoundError, InternalError):
+    """A model repository is not there.
+
+    It is an `InternalError`, too, because that is what Triton reports for it.
+    """
+
+
+class InvalidArgumentError(TritonError):
+    """A value is not accepted, or the call is not possible in the present state."""
+
+
+class OptionTypeError(InvalidArgumentError, TypeError):
+    """An option has a value of the wrong type."""
+
+
+class UnavailableError(TritonError):
+    """The server or the model cannot answer now."""
+
+
+class TimedOutError(UnavailableError, TimeoutError):
+    """A wait was over before what it waited for happened."""
+
+
+class UnsupportedError(TritonError):
+    """The call is not supported by this server, model or build."""
+
+
+class AlreadyExistsError(TritonError):
+    """What is to be made is there already."""
+
+
+class CancelledError(TritonError):
+    """The request was cancelled before it was answered."""
+
+
+_CLASSES: dict[int, type[TritonError]] = {
+    ErrorCode.UNKNOWN: UnknownError,
+    ErrorCode.INTERNAL: InternalError,
+    ErrorCode.NOT_FOUND: NotFoundError,
+    ErrorCode.INVALID_ARG: InvalidArgumentError,
+    ErrorCode.UNAVAILABLE: UnavailableError,
+    ErrorCode.UNSUPPORTED: UnsupportedError,
+    ErrorCode.ALREADY_EXISTS: AlreadyExistsError,
+    ErrorCode.CANCELLED: CancelledError,
+}
+
+
+def error_class(code: int) -> type[TritonError]:
+    """Give the class for a code of the C API; `UnknownError` for a code that is not known here."""
+    return _CLASSES.get(code, UnknownError)
+
+
+def code_of(error: BaseException) -> ErrorCode:
+    """Give the code that an exception is reported to Triton with.
+
+    Returns:
+        The code of the class for a `TritonError`, `INTERNAL` for everything else.
+    """
+    for code, cls in _CLASSES.items():
+        if isinstance(error, cls):
+            return ErrorCode(code)
+    return ErrorCode.INTERNAL
+
+
+def wrong_argument(name: str, expected: str, received: object, *, where: str | None = None) -> InvalidArgumentError:
+    """Make the error for an argument of the wrong type.
+
+    Args:
+        name: Name of the argument.
+        expected: What it should be, in words.
+        received: What it is.
+        where: What the call is about, such as `"model 'linear'"`.
+    """
+    place = f"{where}: " if where else ""
+    return InvalidArgumentError(
+        f"{place}expected {name} to be {expected}, received {received!r} of type {type(received).__name__}.",
+        expected=expected,
+        received=received,
+        where=where or name,
+    )
+
+
+def encoded_text(name: str, text: object, *, where: str | None = None) -> bytes:
+    """Give a text as the C API takes it.
+
+    Args:
+        name: Name of the argument.
+        text: The text.
+        where: What the call is about, such as `"model 'linear'"`.
+
+    Raises:
+        InvalidArgumentError: If it is no `str`, or has what a text of the C API cannot have.
+    """
+    if not isinstance(text, str):
+        raise wrong_argument(name, "a str", text, where=where)
+    try:
+        encoded = text.encode()
+    except UnicodeEncodeError:
+        raise wrong_argument(name, "a str that UTF-8 can hold", text, where=where) from None
+    if 0 in encoded:
+        # The C side would end it there.
+        raise wrong_argument(name, "a str without zero characters", text, where=where)
+    return encoded

@@ -1,0 +1,135 @@
+"""Loads `libtritonserver` into the process, from the server that `pytriton.server.tritonserver.binary` finds.
+
+The library is loaded with `RTLD_LOCAL`. With its symbols made global, modules that are imported later would bind to the
+old OpenSSL and zlib that come with it. It cannot be unloaded: it is loaded once per process, however many servers run.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from pytriton.inprocess.capi.errors import UnsupportedError
+from pytriton.server.tritonserver.binary import TritonServerBinary, find_tritonserver
+
+__all__ = ["Library", "load_library"]
+
+_SUPPORTED_MAJOR: Final = 1
+
+_lock = threading.Lock()
+_loaded: Library | None = None
+
+
+@dataclass(frozen=True)
+class Library:
+    """The server's library in this process.
+
+    Attributes:
+        handle: The library, called without the GIL.
+        path: Its file.
+        binary: The server that it belongs to.
+        api_version: Major and minor version of its `TRITONSERVER_*` functions.
+    """
+
+    handle: ctypes.CDLL
+    path: Path
+    binary: TritonServerBinary
+    api_version: tuple[int, int]
+
+
+def load_library() -> Library:
+    """Load the library, or give the one that is loaded.
+
+    Raises:
+        TritonServerNotFoundError: If there is no tritonserver in any of the places that are searched.
+        UnsupportedError: If the one that was found has no library, or one that does not load or whose API is of
+            another major version.
+    """
+    global _loaded
+    with _lock:
+        if _loaded is None:
+            binary = find_tritonserver()
+            path = _find_file(binary)
+            handle = _open(path)
+            _loaded = Library(handle, path, binary, _api_version(handle, path))
+        return _loaded
+
+
+def _find_file(binary: TritonServerBinary) -> Path:
+    for folder in binary.library_dirs:
+        # A wheel renames what it bundles: libtritonserver-<hash>.so.
+        for file in sorted(folder.glob("libtritonserver*.so*")):
+            if file.is_file():
+                return file
+    places = ", ".join(str(folder) for folder in binary.library_dirs) or "a folder lib beside its bin, which is missing"
+    raise UnsupportedError(
+        f"Expected libtritonserver.so of {binary.origin} in {places}, found none. A server in process needs the "
+        "library and not only the executable.",
+        expected="libtritonserver*.so",
+        received=None,
+        where=places,
+    )
+
+
+def _open(path: Path) -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    except OSError:
+        _preload_siblings(path)
+    try:
+        return ctypes.CDLL(str(path), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+    except OSError as error:
+        raise UnsupportedError(
+            f"Cannot load {path} into this process: {error}", expected="a library that loads", received=str(error)
+        ) from error
+
+
+def _preload_siblings(path: Path) -> None:
+    """Load what lies beside the library, as what it needs has no run path that would find it.
+
+    Libraries that fail are tried again once others were loaded, until a round changes nothing: they need each other.
+    """
+    waiting = [
+        file
+        for file in sorted(path.parent.glob("*.so*"))
+        # A second libpython in the process would not share its state with the one that runs.
+        if file.is_file() and file != path and not file.name.startswith("libpython")
+    ]
+    while waiting:
+        failed = []
+        for file in waiting:
+            try:
+                ctypes.CDLL(str(file), mode=os.RTLD_LOCAL | os.RTLD_NOW)
+            except OSError:
+                # Whether it matters is known when the server's library is loaded: that one names what it lacks.
+                failed.append(file)
+        if len(failed) == len(waiting):
+            return
+        waiting = failed
+
+
+def _api_version(handle: ctypes.CDLL, path: Path) -> tuple[int, int]:
+    major, minor = ctypes.c_uint32(), ctypes.c_uint32()
+    function = getattr(handle, "TRITONSERVER_ApiVersion", None)
+    if function is None:
+        raise UnsupportedError(
+            f"Expected Triton's library in {path}, but it has no TRITONSERVER_ApiVersion.",
+            expected="TRITONSERVER_ApiVersion",
+            received=None,
+            where=str(path),
+        )
+    function.restype = ctypes.c_void_p
+    function(ctypes.byref(major), ctypes.byref(minor))
+    if major.value != _SUPPORTED_MAJOR:
+        raise UnsupportedError(
+            f"Expected version {_SUPPORTED_MAJOR} of Triton's API in {path}, received {major.value}.{minor.value}. Use "
+            "the server that comes with pytriton-server.",
+            expected=_SUPPORTED_MAJOR,
+            received=(major.value, minor.value),
+            where=str(path),
+        )
+    return major.value, minor.value

@@ -1,0 +1,211 @@
+"""What servers in process share with the process: its fork, its exit and its interrupts.
+
+* A fork takes none of Triton's threads along. In the child every use of a server of the parent is an error, nothing is
+  stopped or removed on its behalf, and no server can be started: the library is in the state that it had at the moment
+  of the fork, locks included. A process that was forked before the first start is as good as any other.
+* At exit of the interpreter the servers that still run are stopped: Triton's threads must not call into an interpreter
+  that is gone.
+* An interrupt (Ctrl-C) ends the wait of the main thread for Triton. What Triton does goes on, and is undone when it is
+  done.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from pytriton.inprocess.capi.errors import UnsupportedError
+
+if TYPE_CHECKING:
+    from pytriton.inprocess.server.session import Session
+
+__all__ = ["check_may_start", "delete_when_alone", "interruptible", "is_alone", "register", "shared"]
+
+logger = logging.getLogger(__name__)
+
+_Result = TypeVar("_Result")
+
+
+class _State:
+    """What all copies of this module share, should the package be imported a second time."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.sessions: set[Session] = set()
+        """Servers that run, or are about to be started or stopped."""
+        self.stopped: list[Callable[[], object]] = []
+        """What deletes the stopped servers that are not deleted yet."""
+        self.is_watched = False
+        self.forked_from: int | None = None
+        self.leave_at_exit: Callable[[], object] = bool
+        self.shared: dict[str, Any] = {}
+        """What else there is one of in the process, by name."""
+
+
+def _shared_state() -> _State:
+    # There is one library in the process, whose servers share what `delete_when_alone` is about, and one exit.
+    state: _State = sys.__dict__.setdefault("_pytriton_inprocess", _State())
+    return state
+
+
+_state = _shared_state()
+
+
+def shared(name: str, make: Callable[[], _Result]) -> _Result:
+    """Give the one object of a name in this process, also to a package that was imported a second time.
+
+    Args:
+        name: Name of the object.
+        make: Makes it if it is not there.
+    """
+    with _state.lock:
+        if name not in _state.shared:
+            _state.shared[name] = make()
+        made: _Result = _state.shared[name]
+        return made
+
+
+def check_may_start() -> None:
+    """Check that a server can be started in this process, and watch the process from now on.
+
+    Raises:
+        UnsupportedError: If the process was forked from one in which a server was started.
+    """
+    if _state.forked_from is not None:
+        raise UnsupportedError(
+            f"Expected to start a server in a process of its own, but process {os.getpid()} was forked from "
+            f"{_state.forked_from} after the start of a server there, without the threads of Triton's library. Fork "
+            "before the first start, or make the process with multiprocessing's 'spawn' or 'forkserver' or with "
+            "subprocess.",
+            expected="a process that was not forked from one with servers",
+            received=_state.forked_from,
+        )
+    with _state.lock:
+        if not _state.is_watched:
+            _state.is_watched = True
+            _state.leave_at_exit = _exit_leaver()
+            os.register_at_fork(after_in_child=_after_fork)
+            atexit.register(_stop_all)
+
+
+def register(session: Session) -> None:
+    """Remember a server that is about to be started, which also keeps it alive, until `delete_when_alone`."""
+    with _state.lock:
+        _state.sessions.add(session)
+
+
+def is_alone(session: Session) -> bool:
+    """Tell whether there is no other server than this one, running or stopped and not deleted."""
+    with _state.lock:
+        return _state.sessions == {session} and not _state.stopped
+
+
+def delete_when_alone(session: Session, delete: Callable[[], object] | None) -> None:
+    """Forget a server, and delete it once no other one runs.
+
+    All servers of the process share Triton's manager of pinned memory, which also serves the ensembles, and the
+    deletion of any of them deletes that, with the memory that the others have from it. A stopped server has no models,
+    so that little is lost by keeping it.
+
+    Args:
+        session: The server, which is stopped.
+        delete: What deletes it, if there is anything to delete.
+    """
+    with _state.lock:
+        _state.sessions.discard(session)
+        if delete is not None:
+            _state.stopped.append(delete)
+        while not _state.sessions and _state.stopped:
+            _state.stopped.pop()()
+
+
+def interruptible(work: Callable[[], _Result], undo: Callable[[_Result], object], what: str) -> _Result:
+    """Do something that blocks in Triton, so that an interrupt of the main thread gets through at once.
+
+    Args:
+        work: What to do. It is done in a thread of its own if this is the main thread, the only one that is
+            interrupted.
+        undo: What to do with the result if there was an interrupt before it.
+        what: What it is, for the name of the thread.
+
+    Returns:
+        What `work` returned.
+
+    Raises:
+        BaseException: What `work` raised, or the interrupt.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return work()
+    future: Future[_Result] = Future()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def clean_up(done: Future[_Result]) -> None:
+        # A failure has nothing to undo, and the interrupt tells more.
+        if done.exception() is None:
+            undo(done.result())
+
+    # Not a daemon: the interpreter must not go while Triton may still call into it.
+    threading.Thread(target=run, name=f"pytriton-inprocess-{what}").start()
+    try:
+        return future.result()
+    except BaseException:
+        if not future.done() or future.exception() is None:
+            future.add_done_callback(clean_up)
+        raise
+
+
+def _after_fork() -> None:
+    # Another thread of the parent may have held it.
+    _state.lock = threading.Lock()
+    _state.forked_from = os.getppid()
+    _state.leave_at_exit()
+    for session in _state.sessions:
+        session.after_fork()
+
+
+def _exit_leaver() -> Callable[[], None]:
+    """Give a function that makes the exit of this process skip the destructors of libraries that are loaded by now.
+
+    At exit, Triton's library waits for the thread that reads the metrics of devices. In a forked child that thread is
+    not there, and waiting for it crashes or never ends. What Python does at its exit is done before, and output that C
+    code has buffered is written.
+    """
+    c = ctypes.CDLL(None)
+    # Looked up now: after the fork, the loader's lock may be one of those that nobody releases.
+    on_exit, leave = getattr(c, "on_exit", None), getattr(c, "_exit", None)
+    at_exit, flush = getattr(c, "__cxa_atexit", None), getattr(c, "fflush", None)
+
+    def register_in_child() -> None:
+        # Called in reverse order at exit: fflush(NULL), _exit(status).
+        if on_exit is not None:
+            on_exit(leave, None)
+        if at_exit is not None:
+            at_exit(flush, None, None)
+
+    return register_in_child
+
+
+def _stop_all() -> None:
+    if _state.forked_from is not None:
+        return
+    for session in list(_state.sessions):
+        logger.debug("Stopping the server %r, which still runs at exit.", session.name)
+        try:
+            session.stop()
+        except Exception:
+            # There is nobody left to raise to.
+            logger.exception("The server %r could not be stopped at exit.", session.name)

@@ -1,0 +1,1 @@
+"""Requests to a server in process, and their responses."""

@@ -1,0 +1,222 @@
+"""What a model takes and gives, and why it refuses a request.
+
+Triton checks every request itself, but for inputs that are missing in a model that has optional ones. The description
+is asked for once per model, and again where Triton's own error does not say enough.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pytriton.inprocess.capi.enums import DataType
+from pytriton.inprocess.capi.errors import InvalidArgumentError, NotFoundError, TritonError
+
+if TYPE_CHECKING:
+    from pytriton.inprocess.server.model import Model
+    from pytriton.inprocess.server.session import Session
+
+__all__ = ["InputSpec", "ModelSpec", "describe", "explain", "fetch_spec", "forget_spec", "known_spec"]
+
+
+@dataclass(frozen=True)
+class InputSpec:
+    """One input of a model.
+
+    Attributes:
+        data_type: Type of its elements.
+        dims: The dimensions, with the batch dimension where the model has one; -1 stands for any size.
+        optional: Whether a request may leave it out.
+        fixed_rank: Whether the dimensions can be compared with those of a request.
+    """
+
+    data_type: DataType
+    dims: tuple[int, ...]
+    optional: bool = False
+    fixed_rank: bool = True
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """Inputs and outputs of a model, by name.
+
+    Attributes:
+        inputs: The inputs.
+        outputs: Names of the outputs.
+        max_batch_size: The most rows of one request; 0 for a model without a batch dimension.
+        required: Names of the inputs that are not optional.
+    """
+
+    inputs: Mapping[str, InputSpec]
+    outputs: tuple[str, ...]
+    max_batch_size: int = 0
+    required: frozenset[str] = frozenset()
+
+
+@dataclass
+class _Known:
+    specs: dict[tuple[str, int], ModelSpec] = field(default_factory=dict)
+
+
+# What was fetched, by server and model. It may be out of date, as models are loaded anew.
+_known: weakref.WeakKeyDictionary[Session, _Known] = weakref.WeakKeyDictionary()
+
+
+def describe(model: Model) -> str:
+    """Name a model in an error."""
+    return f"model {model.name!r}" if model.version < 0 else f"model {model.name!r} version {model.version}"
+
+
+def fetch_spec(model: Model) -> ModelSpec:
+    """Ask the server for the description of a model, and keep it.
+
+    Raises:
+        TritonError: If the server does not know the model, or does not serve it now.
+    """
+    metadata, config = model.metadata(), model.config()
+    configured = {entry["name"]: entry for entry in config.get("input", ())}
+    inputs = {}
+    for entry in metadata.get("inputs", ()):
+        name = entry["name"]
+        details = configured.get(name, {})
+        data_type = DataType.__members__.get(entry["datatype"])
+        if data_type is not None:
+            special = details.get("is_shape_tensor") or details.get("allow_ragged_batch")
+            dims = tuple(int(dim) for dim in entry["shape"])
+            inputs[name] = InputSpec(data_type, dims, bool(details.get("optional")), not special)
+    outputs = tuple(entry["name"] for entry in metadata.get("outputs", ()))
+    required = frozenset(name for name, entry in inputs.items() if not entry.optional)
+    spec = ModelSpec(inputs, outputs, int(config.get("max_batch_size", 0)), required)
+    _known.setdefault(model._server._running(), _Known()).specs[model.name, model.version] = spec
+    return spec
+
+
+def known_spec(model: Model) -> ModelSpec:
+    """Give the description that was fetched last, or fetch it."""
+    known = _known.get(model._server._running())
+    spec = known.specs.get((model.name, model.version)) if known is not None else None
+    return spec or fetch_spec(model)
+
+
+def forget_spec(model: Model) -> bool:
+    """Forget a description, as it may be out of date; tell whether there was one."""
+    with contextlib.suppress(TritonError):
+        known = _known.get(model._server._running())
+        return known is not None and known.specs.pop((model.name, model.version), None) is not None
+    return False
+
+
+def explain(
+    error: TritonError,
+    model: Model,
+    inputs: Mapping[str, tuple[DataType, tuple[int, ...]]],
+    requested_outputs: Sequence[str] = (),
+) -> TritonError:
+    """Find out why Triton refused a request.
+
+    Args:
+        error: What Triton says.
+        model: The model.
+        inputs: Data type and shape of what was sent.
+        requested_outputs: Names of the outputs that were asked for.
+
+    Returns:
+        An error that says what was expected, what was received and where, or, if nothing is wrong with the request,
+        the error of Triton with the place.
+    """
+    place = describe(model)
+    try:
+        spec = fetch_spec(model)
+    except TritonError as unknown:
+        # There is no such model, or it does not answer: that is the error.
+        kind = type(error) if isinstance(error, NotFoundError) else type(unknown)
+        return kind(
+            f"{_sentence(place)}: expected a model that is loaded and ready, received: {error.args[0]}",
+            expected="a model that is loaded and ready",
+            received=(model.name, model.version),
+            where=place,
+        )
+    found = _unlike_inputs(spec, place, inputs) or _unlike_outputs(spec, place, requested_outputs)
+    if found is not None:
+        return found
+    if error.where is None:
+        error.where = place
+    return error
+
+
+def _unlike_inputs(
+    spec: ModelSpec, place: str, inputs: Mapping[str, tuple[DataType, tuple[int, ...]]]
+) -> TritonError | None:
+    names = tuple(spec.inputs)
+    for name in inputs:
+        if name not in spec.inputs:
+            return _refusal(
+                f"{place}, input {name!r}",
+                f"an input of {_listed(names)}",
+                "an input that the model does not have",
+                names,
+                name,
+            )
+    missing = tuple(name for name in names if name in spec.required and name not in inputs)
+    if missing:
+        return _refusal(f"{place}, input {missing[0]!r}", "a value", "none", missing, tuple(inputs))
+    for name, (data_type, shape) in inputs.items():
+        entry = spec.inputs[name]
+        where = f"{place}, input {name!r}"
+        if entry.data_type is not data_type:
+            return _refusal(
+                where, entry.data_type.name, f"{data_type.name} of shape {shape}", entry.data_type, data_type
+            )
+        if not entry.fixed_rank:
+            continue
+        if len(shape) != len(entry.dims) or any(
+            wanted not in (-1, dim) for wanted, dim in zip(entry.dims, shape, strict=True)
+        ):
+            batch = ", the first dimension being the batch" if spec.max_batch_size else ""
+            return _refusal(where, f"shape {entry.dims} (-1 is any size{batch})", f"shape {shape}", entry.dims, shape)
+        if spec.max_batch_size and not 0 < shape[0] <= spec.max_batch_size:
+            return _refusal(
+                where,
+                f"a batch of 1 to {spec.max_batch_size} (max_batch_size)",
+                f"one of {shape[0]}",
+                spec.max_batch_size,
+                shape[0],
+            )
+    batches = {shape[0] for _, shape in inputs.values()} if spec.max_batch_size else set()
+    if len(batches) > 1:
+        sizes = {name: shape[0] for name, (_, shape) in inputs.items()}
+        return _refusal(place, "the same batch size in all inputs", str(sizes), "one batch size", sizes)
+    return None
+
+
+def _unlike_outputs(spec: ModelSpec, place: str, requested: Sequence[str]) -> TritonError | None:
+    for name in requested:
+        if name not in spec.outputs:
+            return _refusal(
+                f"{place}, output {name!r}",
+                f"an output of {_listed(spec.outputs)}",
+                "an output that the model does not have",
+                spec.outputs,
+                name,
+            )
+    return None
+
+
+def _refusal(where: str, expected: str, received: str, expected_value: Any, received_value: Any) -> TritonError:
+    return InvalidArgumentError(
+        f"{_sentence(where)}: expected {expected}, received {received}.",
+        expected=expected_value,
+        received=received_value,
+        where=where,
+    )
+
+
+def _sentence(place: str) -> str:
+    return place[:1].upper() + place[1:]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names) or "nothing"

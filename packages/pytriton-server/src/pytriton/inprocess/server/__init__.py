@@ -1,0 +1,1 @@
+"""The server in process: options, start, models, metrics, stop."""

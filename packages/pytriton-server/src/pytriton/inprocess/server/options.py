@@ -1,0 +1,366 @@
+"""`Options`: everything that can be set before a server starts, and how it is handed to Triton."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from pytriton.inprocess.capi.c_types import ServerOptionsHandle
+from pytriton.inprocess.capi.enums import InstanceGroupKind, LogFormat, ModelControlMode, RateLimitMode
+from pytriton.inprocess.capi.errors import InternalError, InvalidArgumentError
+from pytriton.inprocess.server import option_rules as rules
+
+if TYPE_CHECKING:
+    from pytriton.inprocess.capi.api import Api
+
+__all__ = ["ModelLoadDeviceLimit", "Options", "RateLimiterResource", "option_values"]
+
+_MEBIBYTE = 1 << 20
+
+
+@dataclass(slots=True)
+class RateLimiterResource:
+    """A resource that model instances share, for `RateLimitMode.EXEC_COUNT`.
+
+    Attributes:
+        name: Name that the instance groups of the models refer to.
+        count: How many of it there are.
+        device: Device that it belongs to; -1 for one that all devices share, as `global` in a model's configuration.
+    """
+
+    name: str
+    count: int
+    device: int = -1
+
+
+@dataclass(slots=True)
+class ModelLoadDeviceLimit:
+    """How much of a device's memory may be in use for another model to be loaded onto it.
+
+    Attributes:
+        kind: Kind of the device. Triton supports `InstanceGroupKind.GPU`.
+        device: Its number.
+        fraction: Limit as a fraction of its memory, from 0 to 1.
+    """
+
+    kind: InstanceGroupKind
+    device: int
+    fraction: float
+
+
+@dataclass(slots=True)
+class Options:
+    """Settings of a server in process. Every one of them is set on start, so that defaults of Triton never apply.
+
+    Nothing is checked before `Server.start()` (or `check()`): the fields may be changed until then. Log settings belong
+    to the process and not to the server: those of the server that was started last apply to all.
+
+    Attributes:
+        model_repository: Folder with models, or several. With none the server starts without models, for those that
+            are bound or loaded from memory.
+        server_id: Name of the server in its metadata and log.
+        model_control_mode: Who decides which models are loaded.
+        startup_models: Models to load at the start in mode `EXPLICIT`; `["*"]` for all.
+        strict_model_config: Whether to refuse models whose configuration is not complete.
+        rate_limiter_mode: Whether executions wait for resources.
+        rate_limiter_resources: The resources.
+        pinned_memory_pool_size: Pinned host memory to reserve where there is a GPU, in bytes.
+        cuda_memory_pool_sizes: Memory to reserve per GPU, in bytes, by number of the GPU. Triton's own default is
+            64 MiB for each.
+        cuda_virtual_address_sizes: Address space to reserve per GPU for memory that grows, in bytes.
+        cache_config: Settings of the response cache by name of the cache, such as `{"local": {"size": 1 << 24}}`. There
+            can be one cache, and one server with a cache in a process until all of its servers have stopped. Models
+            use it if their configuration has `response_cache { enable: true }`.
+        cache_directory: Folder with the implementations of the response cache; `None` for those of the server that is
+            in use.
+        min_supported_compute_capability: GPUs below this are not used.
+        exit_on_error: Whether a start fails if a model does.
+        strict_readiness: Whether the server is ready only if all of its models are.
+        exit_timeout: How long `stop()` waits for requests and models to end, in seconds.
+        buffer_manager_thread_count: Threads that copy tensors, 0 for none of their own.
+        model_load_thread_count: How many models are loaded at the same time.
+        model_load_retry_count: How often a model that fails to load is tried again.
+        model_namespacing: Whether models of the same name may be in different repositories.
+        enable_peer_access: Whether GPUs may access each other's memory.
+        log_file: File for the log; standard error without one.
+        log_info: Whether to log information, which also logs warnings.
+        log_warn: Whether to log warnings, which also logs errors.
+        log_error: Whether to log errors.
+        log_format: How a log line begins.
+        log_verbose: Level of verbose messages, 0 for none. Any other level logs everything else, too.
+        metrics: Whether to count.
+        gpu_metrics: Whether the counts include those of GPUs.
+        cpu_metrics: Whether the counts include those of the CPU.
+        metrics_interval: How often the metrics of devices are read, in milliseconds.
+        backend_directory: Folder with backends that are used beside those of the server, and before them; `None` for
+            those of the server only.
+        repo_agent_directory: Folder with repository agents; `None` for none. For this and the other two folders, the
+            ones of Triton's containers in `/opt/tritonserver` stand for `None` where they are not there.
+        model_load_device_limits: Limits of the memory that models are loaded into.
+        backend_configuration: Settings by name of the backend, such as
+            `{"python": {"shm-default-byte-size": "1048576"}}`.
+        host_policies: Settings by name of the host policy, such as `{"gpu_0": {"numa-node": "0"}}`.
+        metrics_configuration: Settings of the metrics by their group, such as `{"": {"summary_latencies": "true"}}`.
+        model_config_name: Which of the alternative configurations of the models to use, by the name of its file in
+            their folder `configs`.
+    """
+
+    model_repository: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = field(default_factory=list)
+    server_id: str = "triton"
+    model_control_mode: ModelControlMode = ModelControlMode.NONE
+    startup_models: list[str] = field(default_factory=list)
+    strict_model_config: bool = False
+    rate_limiter_mode: RateLimitMode = RateLimitMode.OFF
+    rate_limiter_resources: list[RateLimiterResource] = field(default_factory=list)
+    pinned_memory_pool_size: int = 256 * _MEBIBYTE
+    cuda_memory_pool_sizes: dict[int, int] = field(default_factory=dict)
+    cache_config: dict[str, dict[str, Any]] = field(default_factory=dict)
+    cache_directory: str | os.PathLike[str] | None = None
+    min_supported_compute_capability: float = 6.0
+    exit_on_error: bool = True
+    strict_readiness: bool = True
+    exit_timeout: int = 30
+    buffer_manager_thread_count: int = 0
+    model_load_thread_count: int = 4
+    model_load_retry_count: int = 0
+    model_namespacing: bool = False
+    enable_peer_access: bool = True
+    log_file: str | os.PathLike[str] | None = None
+    log_info: bool = False
+    log_warn: bool = False
+    log_error: bool = False
+    log_format: LogFormat = LogFormat.DEFAULT
+    log_verbose: int = 0
+    metrics: bool = True
+    gpu_metrics: bool = True
+    cpu_metrics: bool = True
+    metrics_interval: int = 2000
+    backend_directory: str | os.PathLike[str] | None = None
+    repo_agent_directory: str | os.PathLike[str] | None = None
+    model_load_device_limits: list[ModelLoadDeviceLimit] = field(default_factory=list)
+    backend_configuration: dict[str, dict[str, str]] = field(default_factory=dict)
+    host_policies: dict[str, dict[str, str]] = field(default_factory=dict)
+    metrics_configuration: dict[str, dict[str, str]] = field(default_factory=dict)
+    cuda_virtual_address_sizes: dict[int, int] = field(default_factory=dict)
+    model_config_name: str = ""
+
+    def check(self) -> None:
+        """Check the types and values of all fields, as `Server.start()` does.
+
+        Raises:
+            OptionTypeError: If a field has a value of the wrong type. It is a `TypeError`, too.
+            InvalidArgumentError: If a value is outside of what is accepted, or `model_repository` is `None`.
+            RepositoryNotFoundError: If a model repository is not there.
+        """
+        option_values(self)
+
+    def repositories(self) -> list[str]:
+        """Give the model repositories as a list of paths.
+
+        Raises:
+            OptionTypeError: If `model_repository` is neither a path nor several of them.
+            InvalidArgumentError: If it is `None`.
+        """
+        return rules.repositories(self.model_repository)
+
+
+_RULES: dict[str, rules.Rule] = {
+    "server_id": rules.text,
+    "model_control_mode": rules.member_of(ModelControlMode),
+    "startup_models": rules.list_of(rules.text),
+    "strict_model_config": rules.boolean,
+    "rate_limiter_mode": rules.member_of(RateLimitMode),
+    "rate_limiter_resources": rules.list_of(
+        rules.record(RateLimiterResource, name=rules.text, count=rules.uint64, device=rules.int32)
+    ),
+    "pinned_memory_pool_size": rules.uint64,
+    "cuda_memory_pool_sizes": rules.mapping(rules.int32, rules.uint64),
+    "cache_config": rules.mapping(rules.text, rules.json_text),
+    "cache_directory": rules.optional(rules.path),
+    "min_supported_compute_capability": rules.number,
+    "exit_on_error": rules.boolean,
+    "strict_readiness": rules.boolean,
+    "exit_timeout": rules.uint32,
+    "buffer_manager_thread_count": rules.uint32,
+    "model_load_thread_count": rules.uint32,
+    "model_load_retry_count": rules.uint32,
+    "model_namespacing": rules.boolean,
+    "enable_peer_access": rules.boolean,
+    "log_file": rules.optional(rules.path),
+    "log_info": rules.boolean,
+    "log_warn": rules.boolean,
+    "log_error": rules.boolean,
+    "log_format": rules.member_of(LogFormat),
+    "log_verbose": rules.uint31,
+    "metrics": rules.boolean,
+    "gpu_metrics": rules.boolean,
+    "cpu_metrics": rules.boolean,
+    "metrics_interval": rules.uint64,
+    "backend_directory": rules.optional(rules.path),
+    "repo_agent_directory": rules.optional(rules.path),
+    "model_load_device_limits": rules.list_of(
+        rules.record(
+            ModelLoadDeviceLimit, kind=rules.member_of(InstanceGroupKind), device=rules.int32, fraction=rules.number
+        )
+    ),
+    "backend_configuration": rules.mapping(rules.text, rules.mapping(rules.text, rules.setting)),
+    "host_policies": rules.mapping(rules.text, rules.mapping(rules.text, rules.setting)),
+    "metrics_configuration": rules.mapping(rules.text, rules.mapping(rules.text, rules.setting)),
+    "cuda_virtual_address_sizes": rules.mapping(rules.int32, rules.uint64),
+    "model_config_name": rules.text,
+}
+
+
+def option_values(options: Options) -> dict[str, Any]:
+    """Check all fields and give their values as the C API wants them: text as `bytes`, enumerations as numbers.
+
+    Raises:
+        OptionTypeError: If a field has a value of the wrong type.
+        InvalidArgumentError: If a value is outside of what is accepted.
+        RepositoryNotFoundError: If a model repository is not there.
+    """
+    if not isinstance(options, Options):
+        raise rules.wrong_type("options", "an Options", options)
+    values = {name: rule(getattr(options, name), name) for name, rule in _RULES.items()}
+    values["model_repository"] = rules.existing_folders(rules.repositories(options.model_repository))
+    if len(values["cache_config"]) > 1:
+        raise InvalidArgumentError(
+            f"Options.cache_config: expected one cache, received {len(values['cache_config'])} "
+            f"({', '.join(options.cache_config)}). Triton supports a single one.",
+            expected="one cache",
+            received=tuple(options.cache_config),
+            where="Options.cache_config",
+        )
+    if values["model_load_thread_count"] == 0:
+        raise rules.bad_value("model_load_thread_count", "at least 1", 0)
+    return values
+
+
+@contextmanager
+def c_options(
+    api: Api,
+    values: Mapping[str, Any],
+    *,
+    repositories: Sequence[bytes],
+    backend_directory: bytes,
+    cache_directory: bytes,
+    repo_agent_directory: bytes,
+) -> Iterator[ServerOptionsHandle]:
+    """Make the options object of the C API and delete it at the end.
+
+    Args:
+        api: The functions.
+        values: What `option_values` gave.
+        repositories: The model repositories, at least one.
+        backend_directory: Folder with all backends.
+        cache_directory: Folder with the caches.
+        repo_agent_directory: Folder with the repository agents.
+    """
+    handle = ServerOptionsHandle()
+    api.TRITONSERVER_ServerOptionsNew(ctypes.byref(handle))
+    try:
+        for repository in repositories:
+            api.TRITONSERVER_ServerOptionsSetModelRepositoryPath(handle, repository)
+        api.TRITONSERVER_ServerOptionsSetBackendDirectory(handle, backend_directory)
+        api.TRITONSERVER_ServerOptionsSetCacheDirectory(handle, cache_directory)
+        api.TRITONSERVER_ServerOptionsSetRepoAgentDirectory(handle, repo_agent_directory)
+        _set_behaviour(api, handle, values)
+        _set_memory_and_devices(api, handle, values)
+        _set_log(api, handle, values)
+        _set_metrics(api, handle, values)
+        yield handle
+    finally:
+        api.TRITONSERVER_ServerOptionsDelete(handle)
+
+
+def _set_behaviour(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -> None:
+    api.TRITONSERVER_ServerOptionsSetServerId(handle, values["server_id"])
+    mode = values["model_control_mode"]
+    startup_models = values["startup_models"] if mode == ModelControlMode.EXPLICIT else []
+    if mode == ModelControlMode.NONE:
+        # What Triton does for NONE, and nothing else, is to load all models at the start and to refuse all changes
+        # later. With EXPLICIT it does the first, too, and `Server` refuses the changes; but models can be bound, and
+        # `stop()` can unload them by itself, where Triton's own stop sleeps in steps of whole seconds.
+        mode, startup_models = ModelControlMode.EXPLICIT, [b"*"]
+    api.TRITONSERVER_ServerOptionsSetModelControlMode(handle, mode)
+    for model in startup_models:
+        api.TRITONSERVER_ServerOptionsSetStartupModel(handle, model)
+    api.TRITONSERVER_ServerOptionsSetStrictModelConfig(handle, values["strict_model_config"])
+    api.TRITONSERVER_ServerOptionsSetModelConfigName(handle, values["model_config_name"])
+    api.TRITONSERVER_ServerOptionsSetRateLimiterMode(handle, values["rate_limiter_mode"])
+    for resource in values["rate_limiter_resources"]:
+        api.TRITONSERVER_ServerOptionsAddRateLimiterResource(
+            handle, resource["name"], resource["count"], resource["device"]
+        )
+    for name, config in values["cache_config"].items():
+        api.TRITONSERVER_ServerOptionsSetCacheConfig(handle, name, config)
+    api.TRITONSERVER_ServerOptionsSetExitOnError(handle, values["exit_on_error"])
+    api.TRITONSERVER_ServerOptionsSetStrictReadiness(handle, values["strict_readiness"])
+    api.TRITONSERVER_ServerOptionsSetExitTimeout(handle, values["exit_timeout"])
+    api.TRITONSERVER_ServerOptionsSetBufferManagerThreadCount(handle, values["buffer_manager_thread_count"])
+    api.TRITONSERVER_ServerOptionsSetModelLoadThreadCount(handle, values["model_load_thread_count"])
+    # Triton 2.51 leaves this field uninitialised: without the call a model that fails to load is tried without end.
+    api.TRITONSERVER_ServerOptionsSetModelLoadRetryCount(handle, values["model_load_retry_count"])
+    api.TRITONSERVER_ServerOptionsSetModelNamespacing(handle, values["model_namespacing"])
+    for backend, settings in values["backend_configuration"].items():
+        for setting, value in settings.items():
+            api.TRITONSERVER_ServerOptionsSetBackendConfig(handle, backend, setting, value)
+
+
+def _set_memory_and_devices(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -> None:
+    api.TRITONSERVER_ServerOptionsSetPinnedMemoryPoolByteSize(handle, values["pinned_memory_pool_size"])
+    for device, size in values["cuda_memory_pool_sizes"].items():
+        api.TRITONSERVER_ServerOptionsSetCudaMemoryPoolByteSize(handle, device, size)
+    for device, size in values["cuda_virtual_address_sizes"].items():
+        api.TRITONSERVER_ServerOptionsSetCudaVirtualAddressSize(handle, device, size)
+    api.TRITONSERVER_ServerOptionsSetMinSupportedComputeCapability(handle, values["min_supported_compute_capability"])
+    api.TRITONSERVER_ServerOptionsSetEnablePeerAccess(handle, values["enable_peer_access"])
+    for limit in values["model_load_device_limits"]:
+        api.TRITONSERVER_ServerOptionsSetModelLoadDeviceLimit(handle, limit["kind"], limit["device"], limit["fraction"])
+    for policy, settings in values["host_policies"].items():
+        for setting, value in settings.items():
+            api.TRITONSERVER_ServerOptionsSetHostPolicy(handle, policy, setting, value)
+
+
+def _set_log(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -> None:
+    verbose = values["log_verbose"]
+    info = verbose > 0 or values["log_info"]
+    warn = info or values["log_warn"]
+    # An empty name is standard error.
+    log_file = values["log_file"] or b""
+    try:
+        api.TRITONSERVER_ServerOptionsSetLogFile(handle, log_file)
+    except InternalError as error:
+        path = os.fsdecode(log_file)
+        # Behind the place in Triton's source.
+        reason = error.message.rpartition("file: ")[2].strip()
+        raise InvalidArgumentError(
+            f"Options.log_file: expected a file that can be written, received {path!r}: {reason}.",
+            expected="a file that can be written",
+            received=path,
+            where="Options.log_file",
+        ) from error
+    api.TRITONSERVER_ServerOptionsSetLogFormat(handle, values["log_format"])
+    api.TRITONSERVER_ServerOptionsSetLogVerbose(handle, verbose)
+    api.TRITONSERVER_ServerOptionsSetLogInfo(handle, info)
+    api.TRITONSERVER_ServerOptionsSetLogWarn(handle, warn)
+    api.TRITONSERVER_ServerOptionsSetLogError(handle, warn or values["log_error"])
+
+
+def _set_metrics(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -> None:
+    api.TRITONSERVER_ServerOptionsSetMetrics(handle, values["metrics"])
+    # Without a driver there is nothing to read, and NVIDIA's library says so on standard error at every start.
+    api.TRITONSERVER_ServerOptionsSetGpuMetrics(handle, values["gpu_metrics"] and _has_nvidia_driver())
+    api.TRITONSERVER_ServerOptionsSetCpuMetrics(handle, values["cpu_metrics"])
+    api.TRITONSERVER_ServerOptionsSetMetricsInterval(handle, values["metrics_interval"])
+    for group, settings in values["metrics_configuration"].items():
+        for setting, value in settings.items():
+            api.TRITONSERVER_ServerOptionsSetMetricsConfig(handle, group, setting, value)
+
+
+def _has_nvidia_driver() -> bool:
+    return any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/dxg"))

@@ -1,0 +1,449 @@
+"""One run of a server, from its start to its stop. A `Server` has one at a time and may have several in its life."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from pytriton.inprocess.capi import process
+from pytriton.inprocess.capi.api import Api, load_api
+from pytriton.inprocess.capi.c_types import MessageHandle, ServerHandle
+from pytriton.inprocess.capi.enums import ModelControlMode
+from pytriton.inprocess.capi.errors import (
+    InternalError,
+    InvalidArgumentError,
+    ModelNotFoundError,
+    TimedOutError,
+    TritonError,
+    UnavailableError,
+)
+from pytriton.inprocess.server import stubs
+from pytriton.inprocess.server.load_parameters import Parameter, c_parameters, files_of
+from pytriton.inprocess.server.memory_models import MemoryRepository, is_plain
+from pytriton.inprocess.server.options import Options, option_values
+from pytriton.inprocess.server.startup import Folders, failure_of_models, new_server
+from pytriton.server.workspace import Workspace
+
+__all__ = ["InFlight", "Session", "read_message"]
+
+logger = logging.getLogger(__name__)
+
+_FIRST_PAUSE_S = 0.001
+_LONGEST_PAUSE_S = 0.02
+# How long Triton may look for what is left once all of its models are unloaded.
+_EMPTY_EXIT_TIMEOUT_S = 1
+_GONE_STATES = (None, "UNAVAILABLE")
+
+
+class InFlight(Protocol):
+    """A request that Triton has and has not finished."""
+
+    def cancel(self) -> None:
+        """Ask Triton to cancel it. Called from any thread; must not raise."""
+
+
+class _Call:
+    """A call of the C API that is not over; a context manager, which gives the handle of the server.
+
+    No generator: an exception that ends one may keep it in a cycle, where a signal comes at the wrong moment.
+    """
+
+    __slots__ = ("__weakref__", "_session")
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __enter__(self) -> ServerHandle:
+        session = self._session
+        session._calls.add(self)
+        # Looked at after the call was noted: `stop` sets it before it looks at the calls.
+        if session._stopping:
+            session._calls.discard(self)
+            raise session._refusal()
+        return session.handle
+
+    def __exit__(self, *_: object) -> None:
+        self._session._calls.discard(self)
+
+
+class Session:
+    """A running server of the C API with all that belongs to it.
+
+    Args:
+        options: Its settings.
+
+    Raises:
+        OptionTypeError: If an option has a value of the wrong type.
+        InvalidArgumentError: If the value of an option is not accepted.
+        RepositoryNotFoundError: If a model repository is not there.
+        TritonServerNotFoundError: If there is no tritonserver.
+        TritonError: What Triton says if it does not start, as when a model fails to load.
+    """
+
+    def __init__(self, options: Options) -> None:
+        values = option_values(options)
+        self.name = options.server_id
+        self.api: Api = load_api()
+        self.in_flight: set[InFlight] = set()
+        # Says what keeps bound callables from returning, for the error of a stop that takes too long.
+        self.describe_busy: Callable[[], list[str]] = list
+        self.control_mode = ModelControlMode(values["model_control_mode"])
+        self._exit_timeout_s = float(values["exit_timeout"])
+        python = values["backend_configuration"].get(b"python", {})
+        self._shm_prefix = python.get(b"shm-region-prefix-name", b"").decode()
+        self._stop_lock = threading.Lock()
+        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
+        self._stopping = False
+        self._stopped = False
+        self._is_empty = False  # whether all models are unloaded, for good
+        self._forked_from: int | None = None
+        self._workspace = Workspace()
+        self._workspace.create()
+        self.memory = MemoryRepository(self._workspace.model_store_path)
+        self.handle = ServerHandle()
+        process.register(self)
+        try:
+            self._create(values)
+        except BaseException:
+            self._abandon()
+            raise
+
+    def _create(self, values: dict[str, Any]) -> None:
+        folders = Folders(self.api, self._workspace, values)
+        # Triton must not delete one that fails, as others may run. So it is asked to go on, and looked at then.
+        self.handle = new_server(self.api, values, folders, exit_on_error=False)
+        try:
+            index = self._index(self.handle)
+        except UnavailableError:
+            raise self._no_server(values, folders) from None
+        if values["exit_on_error"] and (failure := failure_of_models(self.name, values, index)) is not None:
+            raise failure
+
+    def _no_server(self, values: dict[str, Any], folders: Folders) -> TritonError:
+        """Give the error for a server that could not even look for models."""
+        if process.is_alone(self):
+            try:
+                # Once more, for what it says when it fails for good.
+                self.handle = new_server(self.api, values, folders, exit_on_error=True)
+            except TritonError as error:
+                return error
+        about_cache = (
+            "The process can have one response cache, which another server may have, or may have had while others "
+            "still run. "
+            if values["cache_config"]
+            else ""
+        )
+        return InternalError(
+            f"Server {self.name!r} did not start. {about_cache}Triton's log (log_error=True) tells why.",
+            expected="a server that starts",
+            received="one that failed",
+            where=f"server {self.name!r}",
+        )
+
+    def _abandon(self) -> None:
+        """Free what a start that failed has left."""
+        self._stopping = True
+        try:
+            if self.handle:
+                with contextlib.suppress(UnavailableError):
+                    self._unload_all(time.monotonic() + self._exit_timeout_s)
+        finally:
+            self._delete()
+
+    @property
+    def is_stoppable(self) -> bool:
+        """Whether it runs, and in this process."""
+        return not self._stopped and self._forked_from is None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it belongs to the process that this one was forked from."""
+        return self._forked_from is not None
+
+    # -- use ---------------------------------------------------------------------------------------------------------
+
+    def admit(self, request: InFlight) -> ServerHandle:
+        """Note that a request is about to be given to Triton, and give the handle for that.
+
+        Whoever calls it calls `finish` when Triton has released the request and given its last response.
+
+        Raises:
+            UnavailableError: If the server is being stopped.
+            InvalidArgumentError: If the server was stopped, or belongs to the process that this one was forked from.
+        """
+        self.in_flight.add(request)
+        # Looked at after the request was noted: `stop` sets it before it looks at the requests.
+        if self._stopping:
+            self.finish(request)
+            raise self._refusal()
+        return self.handle
+
+    def finish(self, request: InFlight) -> None:
+        """Note that Triton is done with a request. Does nothing for one that is not known."""
+        self.in_flight.discard(request)
+
+    def use(self) -> _Call:
+        """Give the handle for a call, in a `with` block, and keep the server from being deleted during it.
+
+        Raises:
+            UnavailableError: If the server is being stopped.
+            InvalidArgumentError: If the server was stopped, or belongs to the process that this one was forked from.
+        """
+        # Gone with the call, also where a signal ends that before or after the block.
+        return _Call(self)
+
+    def index(self, *, ready_only: bool = False) -> list[dict[str, Any]]:
+        """List the models of the repositories, as Triton's model index does."""
+        with self.use() as handle:
+            return self._index(handle, ready_only=ready_only)
+
+    def load(self, name: str, parameters: Mapping[str, Parameter]) -> None:
+        """Load a model in whatever mode of control.
+
+        Args:
+            name: Name of the model.
+            parameters: Parameters of the load as Triton has them. If they hold the configuration or files of a model
+                that no repository has, they become one of the server's own repository. Its configuration is the
+                parameter `config` as JSON, or the file `file:config.pbtxt`.
+
+        Raises:
+            ModelNotFoundError: If no repository has the model.
+            TritonError: What Triton says if it does not load.
+        """
+        with self.use() as handle:
+            if parameters and self._is_in_memory_only(handle, name):
+                self.memory.write(name, files_of(name, parameters))
+                parameters = {}
+            try:
+                with c_parameters(self.api, parameters) as (array, count):
+                    self.api.TRITONSERVER_ServerLoadModelWithParameters(handle, name.encode(), array, count)
+            except TritonError as error:
+                if not parameters and isinstance(error, InternalError) and not self._is_known(handle, name):
+                    raise self._no_model(name) from error
+                error.where = f"model {name!r}"
+                if "failed to poll from model repository" not in error.message:
+                    raise
+                # That is all that it says of a configuration or a folder that it cannot use.
+                raise type(error)(
+                    f"{error.message}: expected a folder and a configuration that Triton can use. Its log "
+                    "(log_error=True) tells what is wrong with them.",
+                    expected="a folder and a configuration that Triton can use",
+                    received=name,
+                    where=error.where,
+                ) from error
+
+    def unload(self, name: str, *, dependents: bool = False) -> None:
+        """Unload a model in whatever mode of control. Does not wait."""
+        with self.use() as handle:
+            if dependents:
+                self.api.TRITONSERVER_ServerUnloadModelAndDependents(handle, name.encode())
+            else:
+                self.api.TRITONSERVER_ServerUnloadModel(handle, name.encode())
+
+    def check_listed(self, name: str) -> None:
+        """Check that there is a model of a name, loaded or in a repository. Triton unloads any name without an error.
+
+        Raises:
+            ModelNotFoundError: If there is none.
+        """
+        with self.use() as handle:
+            if not self._is_known(handle, name):
+                raise self._no_model(name)
+
+    def is_listed(self, name: str) -> bool:
+        """Tell whether a repository has a folder for a model, loaded or not."""
+        return any(model["name"] == name for model in self.index())
+
+    def _is_in_memory_only(self, handle: ServerHandle, name: str) -> bool:
+        if name in self.memory:
+            return True
+        return is_plain(name) and all(model["name"] != name for model in self._index(handle))
+
+    def _is_known(self, handle: ServerHandle, name: str) -> bool:
+        try:
+            return any(model["name"] == name for model in self._index(handle))
+        except InternalError:
+            # The folder of a repository has gone, so that nobody can tell.
+            return True
+
+    def _no_model(self, name: str) -> ModelNotFoundError:
+        return ModelNotFoundError(
+            f"Server {self.name!r}: expected a model {name!r} in one of the model repositories, found none.",
+            expected="the name of a model in a repository",
+            received=name,
+            where=f"model {name!r}",
+        )
+
+    def _index(self, handle: ServerHandle, *, ready_only: bool = False) -> list[dict[str, Any]]:
+        message = MessageHandle()
+        self.api.TRITONSERVER_ServerModelIndex(handle, int(ready_only), ctypes.byref(message))
+        listed: list[dict[str, Any]] = read_message(self.api, message)
+        return listed
+
+    def _refusal(self) -> TritonError:
+        if self._forked_from is not None:
+            return InvalidArgumentError(
+                f"Server {self.name!r} runs in process {self._forked_from}, and this is process {os.getpid()}, which "
+                "was forked from it without the threads of the server. Use the server in its own process, or start one "
+                "in a process made with multiprocessing's 'spawn' or 'forkserver' or with subprocess.",
+                expected=self._forked_from,
+                received=os.getpid(),
+                where=f"server {self.name!r}",
+            )
+        if self._stopped:
+            return InvalidArgumentError(f"Server not started: server {self.name!r} was stopped.")
+        return UnavailableError(f"Server {self.name!r} is being stopped and takes no more calls.")
+
+    # -- end ---------------------------------------------------------------------------------------------------------
+
+    def stop(self) -> None:
+        """Cancel what runs, unload all models and delete the server. Does nothing if that is done.
+
+        Raises:
+            TimedOutError: If requests or models were not done within `Options.exit_timeout`. The server is as good as
+                stopped for its users, but still there: another call waits again.
+            InvalidArgumentError: If the server belongs to the process that this one was forked from.
+        """
+        if self._forked_from is not None:
+            raise self._refusal()
+        with self._stop_lock:
+            if not self._stopped:
+                self._stop(time.monotonic() + self._exit_timeout_s)
+
+    def _stop(self, deadline: float) -> None:
+        self._stopping = True
+        for request in list(self.in_flight):
+            request.cancel()
+        self._wait(self._users_left, deadline)
+        if self.control_mode is not ModelControlMode.POLL:
+            self._unload_all(deadline)
+        self._delete()
+
+    def after_fork(self) -> None:
+        """Make the copy in a forked child useless: whatever it holds belongs to the parent."""
+        self._stop_lock = threading.Lock()
+        self._stopping = True
+        self._forked_from = os.getppid()
+
+    def _unload_all(self, deadline: float) -> None:
+        """Unload all models, so that the stop of Triton finds none and does not sleep in steps of whole seconds."""
+        try:
+            listed = self._index(self.handle)
+        except InternalError as error:
+            # The folder of a repository has gone, which Triton wants to read for its list, but not for its stop.
+            logger.debug("Server %r leaves the unloading of its models to Triton: %s", self.name, error)
+            return
+        loaded = [model for model in listed if model.get("state") not in _GONE_STATES]
+        crashed = stubs.crashed(self._configs(loaded))
+        regions = stubs.idle_regions(self._shm_prefix) if crashed else set()
+        for name in {model["name"] for model in loaded}:
+            self.api.TRITONSERVER_ServerUnloadModel(self.handle, name.encode())
+        given_up_at = time.monotonic() + stubs.GRACE_S
+        self._wait(lambda: self._models_left(crashed if time.monotonic() >= given_up_at else ()), deadline)
+        if left := self._models_left():
+            stubs.clear_away(crashed, regions & stubs.idle_regions(self._shm_prefix))
+            logger.warning(
+                "Server %r: a process of Triton's Python backend has crashed, and Triton holds on to %s. Nothing "
+                "can be asked of it; its memory is given back at the end of the process.",
+                self.name,
+                left,
+            )
+        self._is_empty = True
+
+    def _configs(self, models: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+        for model in models:
+            message = MessageHandle()
+            # It may be about to be unloaded just now.
+            with contextlib.suppress(TritonError):
+                self.api.TRITONSERVER_ServerModelConfig(
+                    self.handle, model["name"].encode(), int(model["version"]), 1, ctypes.byref(message)
+                )
+                yield model["name"], model["version"], read_message(self.api, message)
+
+    def _users_left(self) -> str:
+        """Say who keeps the server from being stopped, in words; empty if nobody does."""
+        # Counted one by one: a signal in the wrong moment leaves the set with places of calls that are gone.
+        calls, requests = sum(1 for _ in self._calls), len(self.in_flight)
+        parts = [f"{requests} requests in flight"] if requests else []
+        parts += [f"{calls} calls of other threads"] if calls else []
+        return " and ".join(parts)
+
+    def _models_left(self, given_up: Collection[tuple[str, str]] = ()) -> str:
+        left = [
+            model
+            for model in self._index(self.handle)
+            if model.get("state") not in _GONE_STATES and (model["name"], model.get("version")) not in given_up
+        ]
+        named = ", ".join(f"{model['name']} version {model.get('version')} ({model.get('state')})" for model in left)
+        return f"models that are not unloaded: {named}" if left else ""
+
+    def _wait(self, left: Any, deadline: float) -> None:
+        pause_s = _FIRST_PAUSE_S
+        while what := left():
+            if time.monotonic() > deadline:
+                raise TimedOutError(
+                    f"Server {self.name!r} was not stopped within the exit_timeout of {self._exit_timeout_s:g} s: "
+                    f"there are still {what}. They were cancelled, which takes effect where the model looks for it. "
+                    + "\n".join(["Call stop() again to go on waiting.", *self.describe_busy()]),
+                    expected="nothing left",
+                    received=what,
+                    where=f"server {self.name!r}",
+                )
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _stop_triton(self) -> bool:
+        """Stop Triton itself; tells whether it may be deleted.
+
+        When a loaded model is loaded again and that fails, Triton counts the failed one among its live models for ever,
+        though it is in no list, and waits for it in vain.
+        """
+        if self._is_empty:
+            self.api.TRITONSERVER_ServerSetExitTimeout(self.handle, _EMPTY_EXIT_TIMEOUT_S)
+        try:
+            self.api.TRITONSERVER_ServerStop(self.handle)
+        except InternalError as error:
+            if "Exit timeout expired" not in str(error):
+                raise
+            if self._is_empty:
+                return False
+            raise TimedOutError(
+                f"Server {self.name!r} was not stopped within the exit_timeout of {self._exit_timeout_s:g} s: there "
+                "are still models that are not unloaded. Triton stays in memory with them.",
+                expected="nothing left",
+                received="models that are not unloaded",
+                where=f"server {self.name!r}",
+            ) from error
+        return True
+
+    def _delete(self) -> None:
+        delete: Callable[[], object] | None = None
+        try:
+            # If it does not stop, deleting it would pull the ground from under the models that are left. It stays in
+            # memory then.
+            if self.handle and self._stop_triton():
+                delete = functools.partial(self.api.TRITONSERVER_ServerDelete, self.handle)
+        finally:
+            self._stopped = True
+            process.delete_when_alone(self, delete)
+            self._workspace.clean()
+
+
+def read_message(api: Api, message: MessageHandle) -> Any:
+    """Read the JSON of a message of the C API, and delete the message."""
+    text = ctypes.c_char_p()
+    size = ctypes.c_size_t()
+    try:
+        api.TRITONSERVER_MessageSerializeToJson(message, ctypes.byref(text), ctypes.byref(size))
+        return json.loads(ctypes.string_at(text, size.value))
+    finally:
+        api.TRITONSERVER_MessageDelete(message)

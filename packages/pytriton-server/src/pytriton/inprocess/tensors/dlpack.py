@@ -1,0 +1,241 @@
+"""DLPack capsules: reading those of other libraries, and making those of ours.
+
+The structures are those of `dlpack.h`, unversioned (before 1.0) and versioned (1.x).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, c_char_p, c_int32, c_int64, c_uint8, c_uint16, c_uint32, c_uint64, c_void_p, py_object
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+
+from pytriton.inprocess.capi.enums import DataType, DLDeviceType
+from pytriton.inprocess.capi.errors import InvalidArgumentError, UnsupportedError
+from pytriton.inprocess.tensors.dtypes import DLPACK_TYPES, Array
+
+__all__ = ["Imported", "array_to_capsule", "read_capsule", "view_of_address"]
+
+_UNVERSIONED: Final = b"dltensor"
+_VERSIONED: Final = b"dltensor_versioned"
+_READ_ONLY: Final = 1
+_SUPPORTED_MAJOR: Final = 1
+
+
+class _Tensor(ctypes.Structure):
+    _fields_ = (
+        ("data", c_void_p),
+        ("device_type", c_int32),
+        ("device_id", c_int32),
+        ("ndim", c_int32),
+        ("code", c_uint8),
+        ("bits", c_uint8),
+        ("lanes", c_uint16),
+        ("shape", POINTER(c_int64)),
+        ("strides", POINTER(c_int64)),
+        ("byte_offset", c_uint64),
+    )
+
+
+class _Managed(ctypes.Structure):
+    _fields_ = (("tensor", _Tensor), ("context", c_void_p), ("deleter", c_void_p))
+
+
+class _ManagedVersioned(ctypes.Structure):
+    _fields_ = (
+        ("major", c_uint32),
+        ("minor", c_uint32),
+        ("context", c_void_p),
+        ("deleter", c_void_p),
+        ("flags", c_uint64),
+        ("tensor", _Tensor),
+    )
+
+
+# As ctypes.pythonapi is shared by all of the process, its own function objects are left as they are.
+_python = ctypes.PyDLL(None)
+_is_valid = _python["PyCapsule_IsValid"]
+_is_valid.argtypes = [py_object, c_char_p]
+_is_valid.restype = ctypes.c_int
+_pointer_of = _python["PyCapsule_GetPointer"]
+_pointer_of.argtypes = [py_object, c_char_p]
+_pointer_of.restype = c_void_p
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What a capsule says of a tensor.
+
+    Attributes:
+        address: Of its first element; 0 for an empty tensor without memory.
+        device: The device type of DLPack, as a number: it may be one that is not known here.
+        device_id: Number of the device.
+        dtype: Code, bits and lanes of DLPack.
+        shape: The dimensions.
+        strides: In elements; `None` means C order.
+        read_only: Whether its memory must not be written.
+        capsule: Keeps the memory: it is not consumed, and releases the tensor when it goes.
+    """
+
+    address: int
+    device: int
+    device_id: int
+    dtype: tuple[int, int, int]
+    shape: tuple[int, ...]
+    strides: tuple[int, ...] | None
+    read_only: bool
+    capsule: Any
+
+    @property
+    def contiguous(self) -> bool:
+        """Whether the elements lie in C order without gaps."""
+        if self.strides is None or 0 in self.shape:
+            return True
+        expected = 1
+        for dim, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if dim != 1 and stride != expected:
+                return False
+            expected *= dim
+        return True
+
+
+def read_capsule(source: Any) -> Imported:
+    """Get a tensor from an object with `__dlpack__`, or from a capsule, without copying it.
+
+    Raises:
+        InvalidArgumentError: If the object does not give a capsule that can be read; the reason is in its text.
+        UnsupportedError: If the capsule is of a later major version of DLPack.
+    """
+    capsule = source if type(source).__name__ == "PyCapsule" else _ask(source)
+    if _is_valid(capsule, _VERSIONED):
+        managed = _ManagedVersioned.from_address(_pointer_of(capsule, _VERSIONED))
+        if managed.major != _SUPPORTED_MAJOR:
+            raise UnsupportedError(
+                f"Expected a DLPack tensor of version {_SUPPORTED_MAJOR} from {type(source).__name__}, received "
+                f"{managed.major}.{managed.minor}.",
+                expected=_SUPPORTED_MAJOR,
+                received=(managed.major, managed.minor),
+            )
+        tensor, read_only = managed.tensor, bool(managed.flags & _READ_ONLY)
+    elif _is_valid(capsule, _UNVERSIONED):
+        tensor, read_only = _Managed.from_address(_pointer_of(capsule, _UNVERSIONED)).tensor, False
+    else:
+        raise InvalidArgumentError(
+            f"Expected a DLPack capsule that nobody consumed from {type(source).__name__}, received {capsule!r}.",
+            expected="a DLPack capsule",
+            received=capsule,
+        )
+    ndim = tensor.ndim
+    return Imported(
+        address=(tensor.data or 0) + tensor.byte_offset,
+        device=tensor.device_type,
+        device_id=tensor.device_id,
+        dtype=(tensor.code, tensor.bits, tensor.lanes),
+        shape=tuple(tensor.shape[:ndim]),
+        strides=tuple(tensor.strides[:ndim]) if tensor.strides else None,
+        read_only=read_only,
+        capsule=capsule,
+    )
+
+
+def _ask(source: Any) -> Any:
+    export = getattr(source, "__dlpack__", None)
+    if export is None:
+        raise InvalidArgumentError(
+            f"Expected an object with __dlpack__, received {type(source).__name__}.",
+            expected="an object with __dlpack__",
+            received=type(source).__name__,
+        )
+    try:
+        try:
+            return export(max_version=(_SUPPORTED_MAJOR, 0))
+        except TypeError:
+            # From before DLPack 1.0, which has no such argument.
+            return export()
+    except (BufferError, RuntimeError, TypeError, ValueError) as error:
+        raise InvalidArgumentError(
+            f"Expected a tensor that {type(source).__name__}.__dlpack__ can export, which failed: {error}",
+            expected="a tensor that can be exported",
+            received=f"{type(error).__name__}: {error}",
+        ) from error
+
+
+def view_of_address(address: int, size_bytes: int, owner: object) -> Array:
+    """Give memory as an array of bytes that keeps its owner alive, as long as the array or a view of it lives."""
+    if not size_bytes:
+        return np.empty(0, np.uint8)
+    memory: Any = (ctypes.c_char * size_bytes).from_address(address)
+    # The array refers to this object, and this object to the owner.
+    memory.owner = owner
+    return np.asarray(np.frombuffer(memory, np.uint8))
+
+
+def array_to_capsule(
+    array: Array,
+    data_type: DataType,
+    owner: object,
+    *,
+    max_version: tuple[int, int] | None,
+    dl_device: tuple[int, int] | None,
+    copy: bool | None,
+) -> Any:
+    """Make a capsule over an array in host memory.
+
+    Its memory is managed by numpy, so that releasing it needs nothing of ours, at any time and in any thread.
+
+    Args:
+        array: The elements; for BF16 their bits.
+        data_type: What they are.
+        owner: What the capsule, and what is made of it, keeps alive with one reference, unless it has a copy.
+        max_version: The highest version of DLPack that the reader knows; `None`: from before 1.0.
+        dl_device: Where the reader wants it. Only host memory is possible.
+        copy: Whether to copy: always (`True`), never (`False`), or if it is needed (`None`).
+
+    Raises:
+        BufferError: If it is asked for on another device, or for reading only without a copy by a reader that
+            cannot know that.
+    """
+    if dl_device is not None and dl_device[0] != DLDeviceType.kDLCPU:
+        raise BufferError(
+            f"Expected the host (1, 0) as the device of a tensor in host memory, received {dl_device}: to_device() "
+            "moves it."
+        )
+    try:
+        capsule = _numpy_capsule(array.copy() if copy else _owned(array, owner), max_version)
+    except BufferError:
+        if array.flags.writeable or copy is False:
+            raise
+        # A reader from before 1.0 could not be told that the memory is not to be written.
+        capsule = _numpy_capsule(array.copy(), max_version)
+    if data_type is DataType.BF16:
+        # Only the type is another one than numpy wrote: the structure belongs to this capsule alone.
+        if _is_valid(capsule, _VERSIONED):
+            tensor = _ManagedVersioned.from_address(_pointer_of(capsule, _VERSIONED)).tensor
+        else:
+            tensor = _Managed.from_address(_pointer_of(capsule, _UNVERSIONED)).tensor
+        tensor.code, tensor.bits = DLPACK_TYPES[data_type]
+    return capsule
+
+
+class _OwnedArray(np.ndarray[Any, Any]):
+    """A view of an array that keeps another object alive as well."""
+
+    owner: object
+
+
+def _owned(array: Array, owner: object) -> Array:
+    view = array.view(_OwnedArray)
+    view.owner = owner
+    return view
+
+
+def _numpy_capsule(array: Any, max_version: tuple[int, int] | None) -> Any:
+    if max_version is not None:
+        try:
+            return array.__dlpack__(max_version=max_version)
+        except TypeError:
+            # numpy before 2.1 has no versions, which a reader must expect of any producer.
+            return array.__dlpack__()
+    return array.__dlpack__()

@@ -1,0 +1,121 @@
+"""Memory of CUDA devices. All of it needs the package `cupy`, which is imported when a tensor is to be moved."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from typing import Any
+
+import numpy as np
+
+from pytriton.inprocess.capi.enums import DataType, DLDeviceType, MemoryType
+from pytriton.inprocess.capi.errors import InvalidArgumentError, UnsupportedError
+from pytriton.inprocess.tensors.dlpack import view_of_address
+from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES
+from pytriton.inprocess.tensors.memory import DEVICES, MemoryBuffer
+
+__all__ = ["allocate", "copy_to", "parse_device", "to_capsule"]
+
+_NAME = re.compile(r"(cpu|gpu)(?::(\d+))?", re.IGNORECASE)
+_EXPECTED = '"cpu", "gpu", "gpu:<number>", a MemoryType, or a pair of a MemoryType or DLDeviceType and a number'
+
+
+def parse_device(device: Any) -> tuple[MemoryType, int]:
+    """Give kind of memory and number of a device; pinned host memory counts as host memory.
+
+    Raises:
+        InvalidArgumentError: If it names no device.
+    """
+    if isinstance(device, str):
+        match = _NAME.fullmatch(device)
+        if match:
+            return MemoryType[match[1].upper()], int(match[2] or 0)
+    elif isinstance(device, (MemoryType, DLDeviceType)):
+        return parse_device((device, 0))
+    elif isinstance(device, tuple) and len(device) == 2 and isinstance(device[1], int) and device[1] >= 0:
+        kind, number = device
+        if isinstance(kind, MemoryType):
+            return (MemoryType.GPU, number) if kind is MemoryType.GPU else (MemoryType.CPU, number)
+        # A plain number is one of DLPack: pairs come from __dlpack_device__().
+        memory_type = DEVICES.get(kind) if isinstance(kind, int) else None
+        if memory_type is not None:
+            return memory_type, number
+    raise InvalidArgumentError(
+        f"Expected {_EXPECTED} as a device, received {device!r}.", expected=_EXPECTED, received=device
+    )
+
+
+def allocate(size_bytes: int, device_id: int) -> Any:
+    """Allocate memory on a GPU.
+
+    Returns:
+        A `cupy` array of bytes.
+
+    Raises:
+        UnsupportedError: If `cupy` is not installed or finds no such device.
+    """
+    cupy = _cupy()
+    try:
+        with cupy.cuda.Device(device_id):
+            return cupy.empty(size_bytes, dtype=np.uint8)
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise _unsupported(f"GPU {device_id}: {error}") from error
+
+
+def copy_to(buffer: MemoryBuffer, memory_type: MemoryType, device_id: int) -> MemoryBuffer:
+    """Copy memory from or to a GPU, or between two.
+
+    Raises:
+        UnsupportedError: If `cupy` is not installed or finds no such device.
+    """
+    cupy = _cupy()
+    if memory_type is MemoryType.GPU:
+        target = allocate(buffer.size, device_id)
+        with cupy.cuda.Device(device_id):
+            if buffer.memory_type is MemoryType.GPU:
+                target[...] = _device_array(cupy, buffer, np.dtype(np.uint8), (buffer.size,))
+            else:
+                target.set(view_of_address(buffer.data_ptr, buffer.size, buffer))
+            cupy.cuda.get_current_stream().synchronize()
+        return MemoryBuffer(int(target.data.ptr), MemoryType.GPU, device_id, buffer.size, target)
+    with cupy.cuda.Device(buffer.memory_type_id):
+        host = cupy.asnumpy(_device_array(cupy, buffer, np.dtype(np.uint8), (buffer.size,)))
+    return MemoryBuffer.from_dlpack(host)
+
+
+def to_capsule(buffer: MemoryBuffer, data_type: DataType, shape: tuple[int, ...], stream: Any) -> Any:
+    """Make a DLPack capsule over memory of a GPU.
+
+    Raises:
+        UnsupportedError: If `cupy` is not installed, or it is BF16, which `cupy` does not have.
+    """
+    if data_type is DataType.BF16:
+        raise UnsupportedError(
+            "Expected a data type that cupy has, received BF16: to_host() gives a tensor that can be exported.",
+            expected="a data type other than BF16",
+            received=data_type,
+        )
+    cupy = _cupy()
+    with cupy.cuda.Device(buffer.memory_type_id):
+        return _device_array(cupy, buffer, NUMPY_TYPES[data_type], shape).__dlpack__(stream=stream)
+
+
+def _device_array(cupy: Any, buffer: MemoryBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Any:
+    memory = cupy.cuda.UnownedMemory(buffer.data_ptr, buffer.size, buffer, buffer.memory_type_id)
+    return cupy.ndarray(shape, dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+
+def _cupy() -> Any:
+    try:
+        return importlib.import_module("cupy")
+    except ImportError as error:
+        raise _unsupported(str(error)) from error
+
+
+def _unsupported(reason: str) -> UnsupportedError:
+    return UnsupportedError(
+        f"Expected the package cupy and a CUDA device to move tensors from or to a GPU: {reason}. Install cupy for "
+        "your version of CUDA, such as cupy-cuda12x.",
+        expected="cupy",
+        received=reason,
+    )

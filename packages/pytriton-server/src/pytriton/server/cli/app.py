@@ -1,0 +1,185 @@
+"""The commands. The one module that imports typer."""
+
+import importlib.metadata
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from pytriton.server.cli.report import Report, ReportError
+from pytriton.server.cli.steps import Steps
+
+__all__ = ["run"]
+
+_INTERRUPTED = 128 + signal.SIGINT
+_BANNER = (
+    "The report names files, hosts, users and settings of this machine, and variables of the environment. What looks "
+    "like a secret is left out, which no program gets right every time: read it before you hand it on."
+)
+
+Workspace = Annotated[
+    Path | None,
+    typer.Option(
+        "--workspace",
+        "-w",
+        help="Folder to make for logs and files, which must not exist yet. Without it they are removed in the end.",
+    ),
+]
+Zip = Annotated[bool, typer.Option("--zip/--no-zip", help="Put logs and files into a ZIP in the current folder.")]
+
+app = typer.Typer(
+    name="pytriton",
+    help="Checks an installation of pytriton, and attaches workers.",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def run() -> None:
+    """Runs the command line, and ends the interpreter."""
+    signal.signal(signal.SIGTERM, _end)
+    # Under `python -m` the program would be called by the name of its file.
+    app(prog_name="pytriton")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Checks an installation of pytriton. Without a command: `check`."""
+    if version:
+        typer.echo(f"pytriton {importlib.metadata.version('pytriton-server')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        check(None, True)
+
+
+@app.command()
+def check(workspace: Workspace = None, zip_report: Zip = True) -> None:
+    """Describe the environment, then serve a model and call it. Exit code 0 when all of it works."""
+    _report("check", workspace, zip_report, _environment, _add_sub, _add_sub_script)
+
+
+@app.command()
+def env(workspace: Workspace = None, zip_report: Zip = True) -> None:
+    """Describe the environment: versions, machine, tritonserver, ports, variables."""
+    _report("env", workspace, zip_report, _environment)
+
+
+@app.command()
+def examples(workspace: Workspace = None, zip_report: Zip = True) -> None:
+    """Run all examples."""
+    _report("examples", workspace, zip_report, _add_sub, _add_sub_script)
+
+
+@app.command("example-add-sub")
+def add_sub(workspace: Workspace = None, zip_report: Zip = True) -> None:
+    """Serve a model in this process, and call it over HTTP and gRPC."""
+    _report("example-add-sub", workspace, zip_report, _add_sub)
+
+
+@app.command("example-add-sub-script")
+def add_sub_script(workspace: Workspace = None, zip_report: Zip = True) -> None:
+    """Serve a model with a script in a process of its own, call it, and end it with SIGTERM."""
+    _report("example-add-sub-script", workspace, zip_report, _add_sub_script)
+
+
+@app.command()
+def worker(
+    target: Annotated[
+        str,
+        typer.Argument(metavar="MODULE:CALLABLE", help="The inference callable; also path/to/file.py:callable."),
+    ],
+    endpoint: Annotated[
+        str,
+        typer.Option(
+            metavar="DIR",
+            help="The folder of the endpoints; also a socket in it, or an address such as tcp://host:port.",
+        ),
+    ],
+    model: Annotated[str | None, typer.Option(help="The model; not needed where there is only one.")] = None,
+    version: Annotated[int | None, typer.Option(min=1, help="Its version; likewise.")] = None,
+    description: Annotated[
+        Path | None, typer.Option(help="What the model is like; by default the file beside the socket.")
+    ] = None,
+    curve_secret_key: Annotated[
+        Path | None, typer.Option(help="The worker's own keys, for a Python proxy with keys.")
+    ] = None,
+    curve_server_key: Annotated[Path | None, typer.Option(help="The public key of that proxy.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Attach to a tcp:// address without keys, to whoever listens there.")
+    ] = False,
+    factory: Annotated[bool, typer.Option("--factory", help="The target makes the callable.")] = False,
+    kwargs: Annotated[str, typer.Option(metavar="JSON", help="Keyword arguments of the factory, an object.")] = "{}",
+    attach_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the endpoint.")] = 30.0,
+    stop_timeout: Annotated[float, typer.Option(min=0, help="Seconds that requests in flight may take.")] = 30.0,
+    log_level: Annotated[str, typer.Option(help="The least level: DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+) -> None:
+    """Serve a model of a running server with a callable, until SIGINT or SIGTERM."""
+    # One command line for both programs: this one only has the look of its own.
+    from pytriton.proxy_backend.cli.app import run as run_command
+
+    options: dict[str, object] = {"--model": model, "--version": version, "--description": description}
+    options |= {"--curve-secret-key": curve_secret_key, "--curve-server-key": curve_server_key}
+    arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
+    arguments += ["--factory"] if factory else []
+    arguments += ["--insecure"] if insecure else []
+    arguments += [f"--endpoint={endpoint}", f"--kwargs={kwargs}", f"--log-level={log_level.upper()}"]
+    arguments += [f"--attach-timeout={attach_timeout}", f"--stop-timeout={stop_timeout}"]
+    run_command(["worker", *arguments, "--", target], program="pytriton")
+
+
+def _environment(_steps: Steps, folder: Path) -> None:
+    # What the parts need takes a second to import, which is too long for `--help`.
+    from pytriton.server.cli.environment import describe_environment
+
+    text = describe_environment()
+    (folder / "environment.txt").write_text(text, encoding="utf-8")
+    typer.echo(text)
+
+
+def _add_sub(steps: Steps, folder: Path) -> None:
+    from pytriton.server.cli.examples import example_add_sub
+
+    example_add_sub(steps, folder)
+
+
+def _add_sub_script(steps: Steps, folder: Path) -> None:
+    from pytriton.server.cli.examples import example_add_sub_script
+
+    example_add_sub_script(steps, folder)
+
+
+def _report(command: str, workspace: Path | None, zip_report: bool, *parts: Callable[[Steps, Path], None]) -> None:
+    """Runs the parts one after the other, each whatever became of the ones before."""
+    typer.echo(f"{_BANNER}\n")
+    steps = Steps(typer.echo)
+    try:
+        with Report(command, workspace, zip_report=zip_report) as report:
+            for part in parts:
+                part(steps, report.folder)
+            (report.folder / "steps.txt").write_text(steps.text, encoding="utf-8")
+            if not zip_report and workspace is None and steps.failed:
+                typer.echo("\nRun it again with --workspace or --zip to see the logs.")
+        for path in report.kept:
+            typer.echo(f"\nLogs and files are in {path}.")
+    except ReportError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.echo("\nInterrupted.", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    if zip_report:
+        typer.echo(_BANNER)
+    if steps.failed:
+        raise typer.Exit(1)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    # As an exception, so that servers are stopped and folders removed on the way out.
+    raise SystemExit(128 + number)

@@ -1,0 +1,1 @@
+"""Calls to a running server: readiness, load, unload, statistics."""

@@ -1,0 +1,186 @@
+"""The calls of `control` over gRPC, for servers that are not asked over HTTP. Only this imports tritonclient."""
+
+import socket
+import ssl
+from collections.abc import Mapping
+from typing import Any
+
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
+
+from pytriton.server.control.http import CALL_TIMEOUT_S, Activity, ControlError, ModelState, ModelUpload, activity_of
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.tritonserver.ports import Endpoint
+
+__all__ = ["GrpcControl"]
+
+_OPEN_TIMEOUT_S = 1.0
+_METADATA_PREFIX = "triton-grpc-protocol-"
+_MUTUAL_ADVICE = (
+    " With TritonConfig.grpc_use_ssl_mutual and without HTTP, the server is asked with its own certificate, which "
+    "TritonConfig.grpc_root_cert has to vouch for and whose extended key usage, if it has one, must name client "
+    "authentication. Or allow HTTP, on 127.0.0.1 if nobody else is to use it."
+)
+
+
+class GrpcControl:
+    """The calls over gRPC.
+
+    Args:
+        endpoint: Where the server listens.
+        headers: HTTP headers that carry the same as the metadata of the calls.
+        config: The server's settings, for TLS.
+        credentials: For TLS with a server of somebody else; of `grpc.ssl_channel_credentials`.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, headers: Mapping[str, str], config: TritonConfig, *, credentials: Any = None
+    ) -> None:
+        self._endpoint = endpoint
+        self._headers = {_METADATA_PREFIX + name: value for name, value in headers.items()}
+        self._config = config
+        self._credentials = credentials
+        self._made: Any = None
+
+    @property
+    def _client(self) -> Any:
+        # Made when the server listens: with TLS it takes a look at the server's certificate.
+        if self._made is None:
+            config = self._config
+            uses_tls = bool(config.grpc_use_ssl or config.grpc_use_ssl_mutual)
+            mutual = uses_tls and bool(config.grpc_use_ssl_mutual)
+            self._made = tritonclient.grpc.InferenceServerClient(
+                self._endpoint.authority,
+                ssl=uses_tls,
+                creds=self._credentials,
+                # The certificate is the server's, given to it by whoever configured both: no other authority is asked.
+                root_certificates=_text(config.grpc_server_cert) if uses_tls else None,
+                private_key=_text(config.grpc_server_key) if mutual else None,
+                certificate_chain=_text(config.grpc_server_cert) if mutual else None,
+                channel_args=_name_override(self._endpoint, config) if uses_tls else None,
+            )
+        return self._made
+
+    def is_listening(self, timeout_s: float = _OPEN_TIMEOUT_S) -> bool:
+        """Tells whether the port is open."""
+        # gRPC itself waits longer and longer between attempts at a port that is not open yet.
+        try:
+            address = self._endpoint.host, self._endpoint.port
+            socket.create_connection(address, min(timeout_s, _OPEN_TIMEOUT_S)).close()
+        except OSError:
+            return False
+        return True
+
+    def is_ready(self) -> bool:
+        """Tells whether the server says that it is ready."""
+        if not self.is_listening():
+            return False
+        try:
+            return bool(self._client.is_server_ready(headers=self._headers, client_timeout=CALL_TIMEOUT_S))
+        except (InferenceServerException, ControlError):
+            return False
+
+    def has_failed(self) -> bool:
+        """Tells whether the server answers that it could not be set up, and serves nothing."""
+        try:
+            return not self._client.is_server_live(headers=self._headers, client_timeout=CALL_TIMEOUT_S)
+        except (InferenceServerException, ControlError):
+            return False
+
+    def server_version(self) -> str:
+        """Gives the version of the server, `"2.51.0"` for example."""
+        return str(self._call("get_server_metadata").version)
+
+    def load(self, model_name: str, timeout_s: float, upload: ModelUpload | None = None) -> None:
+        """Loads all versions of a model, from the repository or from `upload`, and waits until they are loaded."""
+        if upload is None:
+            self._call("load_model", model_name, timeout_s=timeout_s)
+        else:
+            files = {f"file:{path}": data for path, data in upload.files.items()}
+            self._call("load_model", model_name, timeout_s=timeout_s, config=upload.config, files=files)
+
+    def unload(self, model_name: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Takes all versions of a model out of service. Does not wait for its requests to finish."""
+        self._call("unload_model", model_name, timeout_s=timeout_s)
+
+    def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
+        """Lists the models of the repository, which those that came with an upload are not part of."""
+        return [
+            ModelState(item.name, int(item.version) if item.version else None, item.state, item.reason)
+            for item in self._call("get_model_repository_index", timeout_s=timeout_s).models
+        ]
+
+    def is_model_ready(self, model_name: str) -> bool:
+        """Tells whether any version of a model is served, and ready."""
+        try:
+            return bool(self._call("is_model_ready", model_name))
+        except ControlError as error:
+            # Newer servers answer so for a model that they do not have.
+            if error.status == "NOT_FOUND":
+                return False
+            raise
+
+    def model_config(self, model_name: str) -> dict[str, Any]:
+        """Gives the configuration that a model has on the server."""
+        config: dict[str, Any] = self._call("get_model_config", model_name, as_json=True)["config"]
+        return config
+
+    def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
+        """Gives Triton's statistics of one version of a model."""
+        found = self._call("get_inference_statistics", model_name, str(model_version), as_json=True)
+        statistics: dict[str, Any] = found["model_stats"][0]
+        return statistics
+
+    def activity(self) -> Activity:
+        """Tells what all models of the server have answered so far."""
+        return activity_of(self._call("get_inference_statistics", as_json=True).get("model_stats", ()))
+
+    def close(self) -> None:
+        """Closes the connection."""
+        if self._made is not None:
+            self._made.close()
+
+    def _call(self, method: str, *arguments: object, timeout_s: float = CALL_TIMEOUT_S, **options: object) -> Any:
+        try:
+            return getattr(self._client, method)(*arguments, headers=self._headers, client_timeout=timeout_s, **options)
+        except InferenceServerException as error:
+            reason, status = error.message(), error.status() or ""
+            if status.endswith("DEADLINE_EXCEEDED") or (status.endswith("UNAVAILABLE") and not self.is_listening()):
+                raise ControlError(
+                    f"tritonserver did not answer {method} over gRPC within {timeout_s:g} s: {reason}."
+                ) from error
+            advice = _MUTUAL_ADVICE if self._config.grpc_use_ssl_mutual else ""
+            raise ControlError(
+                f"tritonserver refused {method} over gRPC: {reason}{advice}",
+                reason=reason,
+                status=status.removeprefix("StatusCode."),
+            ) from error
+
+
+def _name_override(endpoint: Endpoint, config: TritonConfig) -> list[tuple[str, str]]:
+    """Lets gRPC expect the name that the server's certificate is made for in place of the loopback address."""
+    context = ssl.create_default_context(cafile=_text(config.grpc_server_cert))
+    context.check_hostname = False
+    # The certificate itself is the anchor, whoever signed it.
+    context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
+    context.set_alpn_protocols(["h2"])
+    if config.grpc_use_ssl_mutual:
+        context.load_cert_chain(str(config.grpc_server_cert), _text(config.grpc_server_key))
+    try:
+        with (
+            socket.create_connection((endpoint.host, endpoint.port), timeout=CALL_TIMEOUT_S) as plain,
+            context.wrap_socket(plain) as secured,
+        ):
+            certificate: Any = secured.getpeercert() or {}
+    except OSError as error:
+        raise ControlError(
+            f"The gRPC port {endpoint.port} does not accept TLS with the certificate {config.grpc_server_cert} of "
+            f"TritonConfig.grpc_server_cert: {error}. Do certificate and key fit together?"
+        ) from error
+    names = [name for kind, name in certificate.get("subjectAltName", ()) if kind == "DNS"]
+    names += [value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"]
+    return [("grpc.ssl_target_name_override", names[0].replace("*", "any"))] if names else []
+
+
+def _text(path: object) -> str | None:
+    return None if path is None else str(path)

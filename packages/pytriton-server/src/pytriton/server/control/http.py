@@ -1,0 +1,274 @@
+"""Calls to a server: is it ready, load, unload, what is loaded, statistics.
+
+Over HTTP they need nothing but the standard library; importing tritonclient for them would cost more time than the
+start of the server. Where HTTP is not allowed they go over gRPC (`control_grpc`).
+"""
+
+import base64
+import contextlib
+import http.client
+import json
+import math
+import ssl
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from pytriton.server.errors import TritonServerError
+from pytriton.server.tritonserver.ports import Endpoint
+
+__all__ = ["Activity", "Control", "ControlError", "HttpControl", "ModelState", "ModelUpload", "activity_of"]
+
+CALL_TIMEOUT_S = 5.0
+"""How long one call may take, in seconds, where nothing else is said."""
+
+
+class ControlError(TritonServerError):
+    """The server refused a call, or did not answer it.
+
+    Args:
+        message: The text of the error.
+        reason: What the server said; None when it did not answer.
+        status: The status that it answered with, a number in text over HTTP, a name over gRPC.
+    """
+
+    def __init__(self, message: str, *, reason: str | None = None, status: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.status = status
+
+
+@dataclass(frozen=True)
+class ModelUpload:
+    """A model that comes with the call that loads it."""
+
+    config: str
+    """Its configuration, in JSON."""
+    files: Mapping[str, bytes]
+    """Contents by path in the model's folder."""
+
+
+@dataclass(frozen=True)
+class ModelState:
+    """One line of the server's list of models."""
+
+    name: str
+    version: int | None
+    """None for a model that was never loaded."""
+    state: str
+    """`READY`, `LOADING`, `UNLOADING`, `UNAVAILABLE`, or empty for a model that was never loaded."""
+    reason: str
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether the server has it, or is about to."""
+        return self.state not in ("UNAVAILABLE", "")
+
+
+@dataclass(frozen=True)
+class Activity:
+    """What a server has answered so far."""
+
+    answered: int
+    """How many requests it has answered, with an error or without."""
+    age_s: float
+    """How long ago the last answer was, in seconds, by the clock on the wall; infinity without any."""
+    longest_mean_s: float
+    """How long a request of the slowest model takes in the mean, in seconds."""
+    models: frozenset[str] = frozenset()
+    """Names of the models that are loaded."""
+
+
+class Control(Protocol):
+    """What is asked of a server. Every call raises `ControlError` when refused or not answered."""
+
+    def is_listening(self, timeout_s: float = CALL_TIMEOUT_S) -> bool:
+        """Tells whether the server answers at all."""
+
+    def is_ready(self) -> bool:
+        """Tells whether the server says that it is ready."""
+
+    def has_failed(self) -> bool:
+        """Tells whether the server answers that it could not be set up, and serves nothing."""
+
+    def server_version(self) -> str:
+        """Gives the version of the server, `"2.51.0"` for example."""
+
+    def load(self, model_name: str, timeout_s: float, upload: ModelUpload | None = None) -> None:
+        """Loads all versions of a model, from the repository or from `upload`, and waits until they are loaded."""
+
+    def unload(self, model_name: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Takes all versions of a model out of service. Does not wait for its requests to finish."""
+
+    def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
+        """Lists the models of the repository, which those that came with an upload are not part of."""
+
+    def is_model_ready(self, model_name: str) -> bool:
+        """Tells whether any version of a model is served, and ready."""
+
+    def model_config(self, model_name: str) -> dict[str, Any]:
+        """Gives the configuration that a model has on the server."""
+
+    def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
+        """Gives Triton's statistics of one version of a model."""
+
+    def activity(self) -> Activity:
+        """Tells what all models of the server have answered so far."""
+
+    def close(self) -> None:
+        """Lets go of connections."""
+
+
+class HttpControl:
+    """The calls over HTTP. No connection outlives its call: one would keep the server from ending at once.
+
+    Args:
+        endpoint: Where the server listens.
+        headers: Headers for every call, such as the access token.
+        tls: What a certificate has to fulfil, for calls over TLS.
+    """
+
+    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str], tls: ssl.SSLContext | None = None) -> None:
+        self._endpoint = endpoint
+        self._tls = tls
+        self._headers = {**headers, "Connection": "close"}
+
+    def is_listening(self, timeout_s: float = CALL_TIMEOUT_S) -> bool:
+        """Tells whether the server answers at all."""
+        try:
+            self._call("GET", "/v2/health/live", None, timeout_s)
+        except ssl.SSLError:
+            # Somebody is there. What is wrong with the certificate, the next call tells.
+            return True
+        except (OSError, http.client.HTTPException):
+            return False
+        return True
+
+    def is_ready(self) -> bool:
+        """Tells whether the server says that it is ready."""
+        try:
+            return self._call("GET", "/v2/health/ready")[0] == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException):
+            return False
+
+    def has_failed(self) -> bool:
+        """Tells whether the server answers that it could not be set up, and serves nothing."""
+        try:
+            status = self._call("GET", "/v2/health/live")[0]
+        except (OSError, http.client.HTTPException):
+            return False
+        # Anything else, such as a refusal, comes from a server that was set up.
+        return status in (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.SERVICE_UNAVAILABLE)
+
+    def server_version(self) -> str:
+        """Gives the version of the server, `"2.51.0"` for example."""
+        return str(self._checked("GET", "/v2")["version"])
+
+    def load(self, model_name: str, timeout_s: float, upload: ModelUpload | None = None) -> None:
+        """Loads all versions of a model, from the repository or from `upload`, and waits until they are loaded."""
+        body: dict[str, Any] = {}
+        if upload is not None:
+            files = {f"file:{path}": base64.b64encode(data).decode() for path, data in upload.files.items()}
+            body = {"parameters": {"config": upload.config, **files}}
+        self._checked("POST", f"/v2/repository/models/{model_name}/load", body, timeout_s)
+
+    def unload(self, model_name: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
+        """Takes all versions of a model out of service. Does not wait for its requests to finish."""
+        self._checked("POST", f"/v2/repository/models/{model_name}/unload", {}, timeout_s)
+
+    def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
+        """Lists the models of the repository, which those that came with an upload are not part of."""
+        return [
+            ModelState(
+                name=str(item.get("name")),
+                version=int(item["version"]) if item.get("version") else None,
+                state=str(item.get("state", "")),
+                reason=str(item.get("reason", "")),
+            )
+            for item in self._checked("POST", "/v2/repository/index", {}, timeout_s)
+        ]
+
+    def is_model_ready(self, model_name: str) -> bool:
+        """Tells whether any version of a model is served, and ready."""
+        path = f"/v2/models/{model_name}/ready"
+        try:
+            return self._call("GET", path)[0] == http.HTTPStatus.OK
+        except (OSError, http.client.HTTPException) as error:
+            raise _unanswered("GET", path, CALL_TIMEOUT_S, error) from error
+
+    def model_config(self, model_name: str) -> dict[str, Any]:
+        """Gives the configuration that a model has on the server."""
+        config: dict[str, Any] = self._checked("GET", f"/v2/models/{model_name}/config")
+        return config
+
+    def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
+        """Gives Triton's statistics of one version of a model."""
+        found = self._checked("GET", f"/v2/models/{model_name}/versions/{model_version}/stats")
+        statistics: dict[str, Any] = found["model_stats"][0]
+        return statistics
+
+    def activity(self) -> Activity:
+        """Tells what all models of the server have answered so far."""
+        return activity_of(self._checked("GET", "/v2/models/stats")["model_stats"])
+
+    def close(self) -> None:
+        """Does nothing: there is no connection between two calls."""
+
+    def _checked(self, method: str, path: str, body: object = None, timeout_s: float = CALL_TIMEOUT_S) -> Any:
+        try:
+            status, answer = self._call(method, path, body, timeout_s)
+        except (OSError, http.client.HTTPException) as error:
+            raise _unanswered(method, path, timeout_s, error) from error
+        if status != http.HTTPStatus.OK:
+            reason = _reason(answer)
+            raise ControlError(
+                f"tritonserver refused {method} {path} with status {status}: {reason}",
+                reason=reason,
+                status=str(status),
+            )
+        return json.loads(answer) if answer else None
+
+    def _call(
+        self, method: str, path: str, body: object = None, timeout_s: float = CALL_TIMEOUT_S
+    ) -> tuple[int, bytes]:
+        host, port = self._endpoint.host, self._endpoint.port
+        connection = (
+            http.client.HTTPConnection(host, port, timeout=timeout_s)
+            if self._tls is None
+            else http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
+        )
+        with contextlib.closing(connection):
+            data = None if body is None else json.dumps(body).encode()
+            connection.request(method, path, data, self._headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+
+
+def activity_of(statistics: Iterable[Mapping[str, Any]]) -> Activity:
+    """Adds up Triton's statistics of models, as their JSON has them."""
+    answered, last_ms, longest_ns = 0, 0, 0.0
+    models: set[str] = set()
+    for model in statistics:
+        models.add(str(model.get("name", "")))
+        last_ms = max(last_ms, int(model.get("last_inference", 0)))
+        kinds = model.get("inference_stats", {})
+        counts = [int(kinds.get(kind, {}).get("count", 0)) for kind in ("success", "fail", "cancel")]
+        answered += sum(counts)
+        if counts[0]:
+            longest_ns = max(longest_ns, int(kinds["success"].get("ns", 0)) / counts[0])
+    age_s = max(0.0, time.time() - last_ms / 1000) if last_ms else math.inf
+    return Activity(answered=answered, age_s=age_s, longest_mean_s=longest_ns * 1e-9, models=frozenset(models))
+
+
+def _unanswered(method: str, path: str, timeout_s: float, error: Exception) -> ControlError:
+    return ControlError(
+        f"tritonserver did not answer {method} {path} within {timeout_s:g} s: {error or type(error).__name__}."
+    )
+
+
+def _reason(answer: bytes) -> str:
+    try:
+        return str(json.loads(answer)["error"]).strip()
+    except (ValueError, KeyError, TypeError):
+        return answer.decode("utf-8", "replace").strip() or "no reason given"

@@ -1,0 +1,149 @@
+"""The time between the order to stop and the end: not ready any more, and still answering."""
+
+import enum
+import logging
+import time
+from collections.abc import Callable, Collection
+
+from pytriton.server.control.http import Control, ControlError
+from pytriton.server.lifecycle.connections import has_connections, has_unsent
+from pytriton.server.lifecycle.hosting import ModelHost
+from pytriton.server.lifecycle.stranded import STRANDED, StrandedRequests
+from pytriton.server.tritonserver.ports import ReservedPorts
+from pytriton.server.tritonserver.process import ServerProcess
+from pytriton.server.tritonserver.stubs import LOST, LostStubs
+
+__all__ = ["CUT_DEADLINE_S", "LONGEST_LINGER_S", "QUIET_S", "Finish", "finish_requests", "linger"]
+
+LONGEST_LINGER_S = 5.0
+"""How long requests go on to be accepted after SIGTERM, in seconds, where nothing else is said."""
+QUIET_S = 1.0
+"""After so long without a request, in seconds, whoever sends them has gone elsewhere; where nothing else is said."""
+CUT_DEADLINE_S = 2.0
+"""How long the server may take to fail requests whose workers were cut off, and then to end, in seconds. A caller that
+keeps a gRPC stream open keeps the model of its first request loaded, and the server up, for as long as it likes."""
+
+_POLL_S = 0.05
+_FINISH_POLL_S = 0.02
+_CALL_TIMEOUT_S = 2.0
+# A model that takes long for a request is heard of only so often.
+_REQUESTS_OF_QUIET = 2.0
+
+logger = logging.getLogger(__name__)
+
+
+def linger(control: Control, limit_s: float | None, *, most_s: float, ended: Callable[[float], bool]) -> None:
+    """Lets a server that says that it is not ready go on, until those who have seen it send their requests elsewhere.
+
+    Args:
+        control: How the server is asked.
+        limit_s: How long, in seconds. None is for as long as requests come, up to `LONGEST_LINGER_S`: not at all where
+            none came in the last `QUIET_S`.
+        most_s: The most of all, in seconds.
+        ended: Waits for so many seconds; True ends it all.
+    """
+    begun = time.monotonic()
+    deadline = begun + min(most_s, LONGEST_LINGER_S if limit_s is None else limit_s)
+    # Triton tells the time of the last answer by the clock on the wall; how many there were needs no clock.
+    seen = -1
+    heard = begun
+    while (left := deadline - time.monotonic()) > 0:
+        if limit_s is None:
+            try:
+                activity = control.activity()
+            except ControlError as error:
+                logger.debug("The server does not tell whether requests come: %s", error)
+                return
+            now = time.monotonic()
+            quiet_s = max(QUIET_S, _REQUESTS_OF_QUIET * activity.longest_mean_s)
+            if seen < 0:
+                heard = now - min(quiet_s, max(0.0, activity.age_s))
+            elif activity.answered != seen:
+                heard = now
+            seen = activity.answered
+            if not seen or now - heard >= quiet_s:
+                return
+        if ended(min(_POLL_S, left)):
+            return
+
+
+class Finish(enum.Enum):
+    """How the requests of a server ended."""
+
+    ANSWERED = enum.auto()
+    CUT = enum.auto()
+    """Some were not answered in time, or the server holds some that never will be: it does not end by itself soon."""
+    UNKNOWN = enum.auto()
+    """It could not be asked."""
+
+
+def finish_requests(
+    process: ServerProcess,
+    control: Control,
+    host: ModelHost,
+    ports: ReservedPorts,
+    *,
+    deadline: float,
+    hurried: Callable[[], bool],
+) -> Finish:
+    """Takes all models out of service and waits until their requests are answered, and the answers are sent.
+
+    When the time is over, the workers are cut off. Callers get an error then, and the server has nothing left to wait
+    for; it would hang in its exit, were there still a request.
+
+    Args:
+        process: The server.
+        control: How it is asked.
+        host: Its models.
+        ports: Where it listens.
+        deadline: Until when requests may take, on the clock of `time.monotonic`.
+        hurried: Asked again and again; True ends the wait.
+    """
+    was_cut = False
+    fronts = {each.port for each in (ports.http, ports.grpc, ports.sagemaker, ports.vertex_ai) if each is not None}
+    grpc = {ports.grpc.port} if ports.grpc is not None else set()
+    stranded = StrandedRequests()
+    try:
+        ready = {state.name for state in control.index(_CALL_TIMEOUT_S) if state.state == "READY"}
+        lost = LostStubs(process.pid, control, ready.difference(model.name for model in host.models))
+        for name in ready:
+            control.unload(name, _CALL_TIMEOUT_S)
+        while process.is_running and not hurried():
+            # What is not in the repository any more is not in the index either.
+            pending = {state.name for state in control.index(_CALL_TIMEOUT_S) if state.is_loaded} | set(host.busy())
+            if not pending:
+                # The server counts connections when it is told to end and sleeps for a second if there are any, so it
+                # has to have noticed first that the one of this very call is closed.
+                process.wait(_FINISH_POLL_S)
+                break
+            names = ", ".join(map(repr, sorted(pending)))
+            # A caller that reads a stream slowly lets the server keep answers, of which only the server knows.
+            if not has_connections(grpc) and not has_unsent(fronts) and host.has_only_stranded(stranded):
+                logger.warning(STRANDED, names)
+                return Finish.CUT
+            if lost.look(pending):
+                logger.warning(LOST, names)
+                return Finish.CUT
+            if time.monotonic() >= deadline:
+                if was_cut:
+                    return Finish.CUT
+                logger.warning("Requests of %s are still being served: they are cut off now.", names)
+                host.cut_workers()
+                was_cut = True
+                deadline = time.monotonic() + CUT_DEADLINE_S
+            process.wait(_FINISH_POLL_S)
+    except ControlError as error:
+        logger.warning("The server cannot be asked to finish its requests, so it is stopped at once: %s", error)
+        if not was_cut:
+            return Finish.UNKNOWN
+    _wait_sent(process, fronts, deadline, hurried)
+    return Finish.ANSWERED
+
+
+def _wait_sent(process: ServerProcess, ports: Collection[int], deadline: float, hurried: Callable[[], bool]) -> None:
+    """Waits until callers have got the answers that the server has: its end does not wait for slow readers."""
+    while process.is_running and not hurried() and has_unsent(ports):
+        if time.monotonic() >= deadline:
+            logger.warning("Callers have not read their answers in time: they are cut off now.")
+            return
+        process.wait(_FINISH_POLL_S)

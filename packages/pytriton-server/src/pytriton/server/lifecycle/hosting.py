@@ -1,0 +1,407 @@
+"""The models of one running server: how they come into service, follow each other, and leave it."""
+
+import itertools
+import logging
+import threading
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from pytriton.proxy_backend import ProxyBackendError
+from pytriton.server.control.http import ControlError
+from pytriton.server.errors import TritonModelLoadError, WorkspaceError
+from pytriton.server.lifecycle.readiness import StartCancelled
+from pytriton.server.lifecycle.stranded import STRANDED, StrandedRequests
+from pytriton.server.models.bound_model import BoundModel
+
+__all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "ModelHost", "Placement", "StopWanted"]
+
+WORKER_DEADLINE_S = 2.0
+"""How long a worker is waited for that has nothing to do for anybody any more, in seconds."""
+HURRIED_DEADLINE_S = 0.2
+"""The same when somebody waits for the end."""
+
+_LOOK_S = 0.1
+_POLL_S = 0.005
+# Between the end of the last request and that of the model's socket.
+_RELEASE_DEADLINE_S = 5.0
+
+logger = logging.getLogger(__name__)
+
+StopWanted = Callable[[], bool]
+"""Asked again and again while something is waited for; True ends the wait."""
+
+
+class Placement(Protocol):
+    """How models get into a server."""
+
+    def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
+        """Makes the server serve these versions under a name, and no others. Returns when they are loaded.
+
+        Args:
+            name: The name of all of them.
+            models: The versions; none takes the name out of service.
+            timeout_s: How long a load may take, in seconds.
+
+        Returns:
+            False where the name stays in service although it is not to, since other processes serve it as well.
+
+        Raises:
+            ControlError: The server refused, or did not answer. It serves what it served before.
+            PyTritonInvalidOperationError: Other processes serve the name as well, and would not fit any more.
+            WorkspaceError: A file cannot be written. The server serves what it served before.
+        """
+
+    def has_others(self, names: Collection[str]) -> bool:
+        """Tells whether the server has, or may have, models beside these."""
+
+
+class ModelHost:
+    """The models of one running server. Not safe for several threads at once.
+
+    Args:
+        placement: How models get into the server.
+        endpoints: Folder of the sockets between server and workers.
+        is_running: Tells whether the server runs; without it, nothing that is in flight is waited for.
+        log_tail: Gives the last log lines of the server, for errors.
+        on_unrecoverable: Called when a callable raised PyTritonUnrecoverableError.
+    """
+
+    def __init__(
+        self,
+        placement: Placement,
+        endpoints: Path,
+        *,
+        is_running: Callable[[], bool],
+        log_tail: Callable[[], Sequence[str]],
+        on_unrecoverable: Callable[[BaseException], None],
+    ) -> None:
+        self._placement = placement
+        self._endpoints = endpoints
+        self._is_running = is_running
+        self._log_tail = log_tail
+        self._on_unrecoverable = on_unrecoverable
+        self._models: list[BoundModel] = []
+        # Out of service, with requests that their workers are still to answer.
+        self._leaving: list[BoundModel] = []
+        # The same after the wait for these requests has ended in vain.
+        self._stranded: list[BoundModel] = []
+        self._generations = itertools.count(1)
+
+    @property
+    def models(self) -> Sequence[BoundModel]:
+        """The models in service."""
+        return tuple(self._models)
+
+    @property
+    def endpoints(self) -> Path:
+        """Folder of the sockets between server and workers."""
+        return self._endpoints
+
+    def busy(self) -> list[str]:
+        """Gives the names of the models that are out of service and that the server has not let go of."""
+        return [model.name for model in (*self._leaving, *self._stranded) if self._is_loaded(model)]
+
+    def has_only_stranded(self, stranded: StrandedRequests, models: Sequence[BoundModel] | None = None) -> bool:
+        """Tells whether the server can never answer what it still holds of models.
+
+        Args:
+            stranded: That of this wait.
+            models: Models that are out of service; all there are by default.
+        """
+        loaded = list(filter(self._is_loaded, self._all() if models is None else models))
+        # A model that went on under the same name has a socket of its own, or the workers of both.
+        if not stranded.look({model.endpoint(self._endpoints): model.batching_delay_s for model in loaded}):
+            return False
+        return not self._placement.has_others({model.name for model in self._all()})
+
+    def prepare(self, model: BoundModel) -> None:
+        """Starts the workers of a model that the server is going to load. They attach as soon as it has."""
+        if model.endpoint(self._endpoints).exists():
+            # Of a model whose requests were cut off, and whose end takes its time.
+            model.generation = next(self._generations)
+        self._models.append(model)
+        model.describe(self._endpoints)
+        model.start_workers(self._endpoints, self._on_unrecoverable)
+
+    def wait_warm(self, model: BoundModel, stop_wanted: StopWanted) -> None:
+        """Waits until the callables of a model have done their warm-up, at once where there is none.
+
+        Raises:
+            StartCancelled: `stop_wanted` said so.
+            TritonModelLoadError: A callable failed, or did not end in time.
+        """
+        try:
+            model.workers.wait_warm(cancelled=stop_wanted)
+        except ProxyBackendError as error:
+            cause = error.__cause__ or error
+            raise self.refused(model, str(error), cause) from cause
+
+    def wait_attached(self, model: BoundModel, timeout_s: float) -> None:
+        """Waits until the workers of a loaded model are attached.
+
+        Raises:
+            TritonModelLoadError: One is not within `timeout_s` seconds, or was refused.
+        """
+        try:
+            model.workers.wait_attached(timeout_s)
+        except ProxyBackendError as error:
+            raise TritonModelLoadError(
+                f"Model {model.name!r} (version {model.version}) is loaded, but nothing serves it: {error}",
+                model_name=model.name,
+                model_version=model.version,
+                reason=str(error),
+            ) from error
+
+    def load(self, model: BoundModel, *, timeout_s: float, stop_wanted: StopWanted) -> None:
+        """Brings a model into service. After an error nothing of it is left.
+
+        Args:
+            model: The model.
+            timeout_s: How long the load, and then the attaching of its callables, may take, in seconds.
+            stop_wanted: True ends the wait for its warm-up.
+
+        Raises:
+            StartCancelled: `stop_wanted` said so.
+            TritonModelLoadError: The server refused it, with Triton's reason, or its warm-up failed.
+            WorkspaceError: Its files cannot be written.
+        """
+        placed = False
+        try:
+            self.prepare(model)
+            self.wait_warm(model, stop_wanted)
+            placed = True
+            try:
+                self._placement.place(model.name, self._named(model.name), timeout_s)
+            except ControlError as error:
+                # What it refused is not there; what it did not answer may come yet.
+                placed = error.reason is None
+                raise self.refused(model, error.reason or str(error)) from error
+            self.wait_attached(model, timeout_s)
+        except BaseException as error:
+            if model in self._models:
+                self._models.remove(model)
+            if placed:
+                self._take_back(model)
+            model.stop_workers(_grace_s(error))
+            raise
+
+    def unload(
+        self, models: Sequence[BoundModel], *, timeout_s: float, patience_s: float, stop_wanted: StopWanted
+    ) -> None:
+        """Takes versions of one name out of service and waits until their requests are answered.
+
+        Args:
+            models: The versions.
+            timeout_s: How long the server may take to answer, in seconds.
+            patience_s: How long requests in flight may take, in seconds; then they are cut off, with a warning.
+            stop_wanted: True ends the wait. `stop_workers` has to follow.
+
+        Raises:
+            TritonServerError: The server refused, or did not answer. All of them stay in service.
+            WorkspaceError: The files cannot be changed. All of them stay in service.
+        """
+        name = models[0].name
+        is_gone = self._placement.place(name, [model for model in self._named(name) if model not in models], timeout_s)
+        for model in models:
+            self._models.remove(model)
+        if not is_gone:
+            self._detach(models, patience_s, stop_wanted)
+            return
+        self._leaving += models
+        self._wait_gone(models, patience_s, stop_wanted)
+
+    def unload_all(self, *, timeout_s: float, patience_s: float, stop_wanted: StopWanted) -> None:
+        """Takes all models out of service, as `unload` does. Those that the server keeps are named in the log."""
+        shared: list[BoundModel] = []
+        for name in dict.fromkeys(model.name for model in self._models):
+            try:
+                is_gone = self._placement.place(name, [], timeout_s)
+            except (ControlError, WorkspaceError) as error:
+                logger.warning("Model %r stays on the server, without anybody to answer: %s", name, error)
+                continue
+            if is_gone:
+                self._leaving += self._named(name)
+            else:
+                shared += self._named(name)
+            self._models = [model for model in self._models if model.name != name]
+        self._detach(shared, patience_s, stop_wanted)
+        self._wait_gone(tuple(self._leaving), patience_s, stop_wanted)
+
+    def replace(
+        self, old: BoundModel, new: BoundModel, *, timeout_s: float, patience_s: float, stop_wanted: StopWanted
+    ) -> None:
+        """Puts a model in the place of another one of its name and version. No request is lost on the way.
+
+        Where only the callables differ, the workers of both are attached for a moment, then those of the old one
+        finish what they have, and Triton notices nothing. Otherwise Triton loads the new model beside the old one,
+        which answers the requests that it has got.
+
+        Args:
+            old: The model in service.
+            new: The model to be.
+            timeout_s: How long the load, and the attaching of the callables, may take, in seconds.
+            patience_s: How long requests that the old model has got may take, in seconds; then they are cut off, with a
+                warning.
+            stop_wanted: True ends every wait. `stop_workers` has to follow.
+
+        Raises:
+            StartCancelled: `stop_wanted` said so. The old one stays in service.
+            TritonModelLoadError: The server refused the new model, or its warm-up failed. The old one stays in service.
+            WorkspaceError: Its files cannot be written. The old one stays in service.
+        """
+        place = self._models.index(old)
+        new.generation = old.generation
+        same = self._files(new) == self._files(old)
+        if not same:
+            # Both listen at once, so each needs a socket of its own.
+            new.generation = next(self._generations)
+            new.shared_endpoint = None
+        try:
+            if not same:
+                new.describe(self._endpoints)
+            new.start_workers(self._endpoints, self._on_unrecoverable)
+            self.wait_warm(new, stop_wanted)
+            if same:
+                self.wait_attached(new, timeout_s)
+                # Not before: where it fails, what lies beside the socket is that of the old one.
+                new.describe(self._endpoints)
+                self._models[place] = new
+            else:
+                self._models[place] = new
+                self._reload(new, timeout_s)
+        except BaseException as error:
+            self._models[place] = old
+            new.stop_workers(_grace_s(error))
+            raise
+        if same:
+            self._detach([old], patience_s, stop_wanted)
+            return
+        try:
+            self.wait_attached(new, timeout_s)
+        finally:
+            self._leaving.append(old)
+            self._wait_gone([old], patience_s, stop_wanted)
+
+    def move(self, model: BoundModel, endpoint: Path | None) -> None:
+        """Lets the workers of a model serve it at another socket, when what was at the old one is gone.
+
+        Args:
+            model: The model.
+            endpoint: The socket of another process that has loaded the same; None is one of our own.
+        """
+        model.stop_workers(WORKER_DEADLINE_S)
+        model.shared_endpoint = endpoint
+        model.describe(self._endpoints)
+        model.start_workers(self._endpoints, self._on_unrecoverable)
+
+    def cut_workers(self) -> None:
+        """Cuts all workers off: callers of what is in flight get an error at once. `stop_workers` has to follow."""
+        for model in self._all():
+            model.workers.cut()
+
+    def stop_workers(self, timeout_s: float = WORKER_DEADLINE_S) -> None:
+        """Stops all workers: nothing is to be answered any more.
+
+        Args:
+            timeout_s: How long callables that are still busy may take, in seconds.
+        """
+        deadline = time.monotonic() + timeout_s
+        models = [*self._models, *self._leaving]
+        self._models, self._leaving, self._stranded = [], [], []
+        for model in models:
+            model.stop_workers(max(0.0, deadline - time.monotonic()))
+
+    def refused(self, model: BoundModel, reason: str, cause: BaseException | None = None) -> TritonModelLoadError:
+        """Makes the error for a model that the server does not serve.
+
+        Args:
+            model: The model.
+            reason: Why not.
+            cause: The error of a callable, if it was one; the log of the server has nothing to say then.
+        """
+        return TritonModelLoadError(
+            f"Model {model.name!r} (version {model.version}) cannot be served: {reason}"
+            if cause is not None
+            else f"tritonserver did not load model {model.name!r} (version {model.version}): {reason}",
+            model_name=model.name,
+            model_version=model.version,
+            reason=reason,
+            log_lines=() if cause is not None else self._log_tail(),
+        )
+
+    def _all(self) -> list[BoundModel]:
+        return [*self._models, *self._leaving, *self._stranded]
+
+    def _named(self, name: str) -> list[BoundModel]:
+        return [model for model in self._models if model.name == name]
+
+    def _files(self, model: BoundModel) -> tuple[str, list[tuple[str, str]]]:
+        return model.config_text, model.side_files(self._endpoints)
+
+    def _reload(self, model: BoundModel, timeout_s: float) -> None:
+        try:
+            self._placement.place(model.name, self._named(model.name), timeout_s)
+        except ControlError as error:
+            raise self.refused(model, error.reason or str(error)) from error
+
+    def _take_back(self, model: BoundModel) -> None:
+        try:
+            self._placement.place(model.name, self._named(model.name), WORKER_DEADLINE_S)
+        except (ControlError, WorkspaceError) as error:
+            logger.debug("After a failed load, model %r: %s", model.name, error)
+
+    def _detach(self, models: Sequence[BoundModel], patience_s: float, stop_wanted: StopWanted) -> None:
+        """Lets the workers of models finish what they have, while others serve what comes."""
+        stoppers = [
+            threading.Thread(
+                target=model.stop_workers, args=(patience_s,), name=f"pytriton-{model.name}-detach", daemon=True
+            )
+            for model in models
+        ]
+        for stopper in stoppers:
+            stopper.start()
+        for stopper in stoppers:
+            while stopper.is_alive() and not stop_wanted():
+                stopper.join(_LOOK_S)
+
+    def _wait_gone(self, models: Sequence[BoundModel], patience_s: float, stop_wanted: StopWanted) -> None:
+        """Waits until models that are leaving have answered what they have got, then stops their workers."""
+        deadline = time.monotonic() + patience_s
+        grace_s = WORKER_DEADLINE_S
+        release_s = _RELEASE_DEADLINE_S
+        stranded = StrandedRequests()
+        while left := [model for model in models if self._is_loaded(model)]:
+            if stop_wanted():
+                # The end of the server is waited for with a patience of its own.
+                return
+            if time.monotonic() >= deadline:
+                logger.warning(
+                    "Requests of model %r have not been answered %g s after it was taken out of service: they are cut "
+                    "off now.",
+                    left[0].name,
+                    patience_s,
+                )
+                grace_s = 0.0
+                break
+            if self.has_only_stranded(stranded, models):
+                logger.warning(STRANDED, repr(left[0].name))
+                release_s = 0.0
+                break
+            time.sleep(_POLL_S)
+        for model in models:
+            model.stop_workers(grace_s)
+            self._leaving.remove(model)
+        deadline = time.monotonic() + release_s
+        while any(map(self._is_loaded, models)) and time.monotonic() < deadline and not stop_wanted():
+            time.sleep(_POLL_S)
+        self._stranded = list(filter(self._is_loaded, [*self._stranded, *models]))
+
+    def _is_loaded(self, model: BoundModel) -> bool:
+        # The server removes the socket with the model, after the last of its requests.
+        return self._is_running() and model.endpoint(self._endpoints).exists()
+
+
+def _grace_s(error: BaseException) -> float:
+    return HURRIED_DEADLINE_S if isinstance(error, (StartCancelled, KeyboardInterrupt)) else WORKER_DEADLINE_S

@@ -1,0 +1,447 @@
+"""One run of tritonserver: files, ports, process, models; from its start to its end."""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from pathlib import Path
+
+from pytriton.proxy_backend import BACKEND_NAME, library_path
+from pytriton.server.control.http import Control, ControlError, HttpControl
+from pytriton.server.errors import (
+    TritonModelLoadError,
+    TritonServerError,
+    TritonServerStartError,
+    describe_exit,
+    quote_log,
+)
+from pytriton.server.lifecycle.drain import CUT_DEADLINE_S, Finish, finish_requests
+from pytriton.server.lifecycle.hosting import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, ModelHost
+from pytriton.server.lifecycle.readiness import POLL_S, StartCancelled, wait_guarded, wait_until_up
+from pytriton.server.lifecycle.readiness_gate import GATE_NAMES
+from pytriton.server.lifecycle.readiness_keeper import ReadinessKeeper
+from pytriton.server.lifecycle.stranded import has_others
+from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.repository import ModelRepository
+from pytriton.server.observe.metrics_page import MetricsPage
+from pytriton.server.observe.tracing import export_environment
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.settings.preflight import check_settings
+from pytriton.server.settings.security import TritonSecurityConfig
+from pytriton.server.tritonserver.backends import make_backends
+from pytriton.server.tritonserver.binary import find_tritonserver
+from pytriton.server.tritonserver.command_line import (
+    EXIT_TIMEOUT_S,
+    QUIET_WITHOUT_GPU,
+    ServerFolders,
+    build_command,
+    control_headers,
+    has_gpu,
+    redacted,
+    secrets_of,
+)
+from pytriton.server.tritonserver.guard import Guard, GuardConfig, find_guard
+from pytriton.server.tritonserver.options import check_options
+from pytriton.server.tritonserver.ports import (
+    Endpoint,
+    ReservedPorts,
+    port_setting_of_bind_failure,
+    reserve_ports,
+    taken,
+)
+from pytriton.server.tritonserver.process import ExitReport, ServerProcess
+from pytriton.server.tritonserver.stubs import remove_shared_memory, shared_memory_of
+from pytriton.server.workspace import Workspace
+
+__all__ = ["DRAIN_DEADLINE_S", "ServerSession"]
+
+DRAIN_DEADLINE_S = 30.0
+"""How long a stop waits for requests that are being served, in seconds, unless `exit_timeout_secs` says."""
+
+_START_ATTEMPTS = 3
+_END_NOTICE_S = 1.0
+# What tritonserver needs to end beyond its own exit timeout: its metrics thread sleeps in steps of
+# `metrics_interval_ms`.
+_EXIT_MARGIN_S = 5.0
+_END_S = EXIT_TIMEOUT_S + _EXIT_MARGIN_S
+
+logger = logging.getLogger(__name__)
+
+
+class ServerSession:
+    """One run of tritonserver.
+
+    Args:
+        config: The settings.
+        security: The token and what it protects.
+        workspace: The folder for its files, which is made by `start` and removed by `close`.
+        guard: What requests may ask of the server; None is what the environment says.
+        on_exit: Called when the process has ended after a successful start and nobody stopped it.
+        on_unrecoverable: Called when a callable raised PyTritonUnrecoverableError.
+    """
+
+    def __init__(
+        self,
+        config: TritonConfig,
+        security: TritonSecurityConfig,
+        workspace: Workspace,
+        *,
+        guard: GuardConfig | None,
+        on_exit: Callable[[ExitReport], None],
+        on_unrecoverable: Callable[[BaseException], None],
+    ) -> None:
+        self._guard_config = guard
+        self._config = config
+        self._security = security
+        self._workspace = workspace
+        self._on_exit = on_exit
+        self._repository = ModelRepository(workspace.model_store_path)
+        self._host = ModelHost(
+            self,
+            workspace.endpoints_path,
+            is_running=lambda: self.is_running,
+            log_tail=self._log_tail,
+            on_unrecoverable=on_unrecoverable,
+        )
+        self._ports: ReservedPorts | None = None
+        self._process: ServerProcess | None = None
+        self._control: Control | None = None
+        self._metrics_page: MetricsPage | None = None
+        self._folders: ServerFolders | None = None
+        self._environment: dict[str, str] = {}
+        self._readiness = ReadinessKeeper(workspace, lambda: self._host.models)
+        self._is_up = False
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server is up."""
+        return self._is_up and self._process is not None and self._process.is_running
+
+    @property
+    def process(self) -> ServerProcess | None:
+        """The server's process; None before the start."""
+        return self._process
+
+    @property
+    def host(self) -> ModelHost:
+        """The models on the server."""
+        return self._host
+
+    @property
+    def ports(self) -> ReservedPorts | None:
+        """Where it listens; None before the start."""
+        return self._ports
+
+    @property
+    def control(self) -> Control:
+        """The calls to the running server."""
+        if self._control is None:
+            raise TritonServerStartError("tritonserver is not running.")
+        return self._control
+
+    def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+        """Starts the server with `models` and waits until they are served. After an error, `close` has to follow.
+
+        Args:
+            models: The models that are bound already.
+            timeout_s: How long the server, and then each model's callables, may take, in seconds.
+            cancelled: Asked again and again; True ends the wait.
+
+        Raises:
+            StartCancelled: `cancelled` said so.
+            TritonServerNotFoundError: There is no tritonserver.
+            TritonServerStartError: It ended instead of answering, or a port is taken.
+            TritonServerTimeoutError: It did not answer in time.
+            TritonModelLoadError: It refused a model, or a worker.
+            WorkspaceError: The files cannot be written.
+        """
+        check_settings(self._config, self._security)
+        binary = find_tritonserver()
+        check_options(self._config, binary)
+        self._workspace.create()
+        make_backends(self._workspace.backends_path, binary, {BACKEND_NAME: library_path()})
+        self._folders = ServerFolders(
+            executable=binary.executable,
+            models=self._repository.path,
+            backends=self._workspace.backends_path,
+            caches=binary.caches_dir if binary.caches_dir.is_dir() else None,
+        )
+        for model in models:
+            # At once: attaching is done by the time that the server answers.
+            self._host.prepare(model)
+        for name in {model.name for model in self._host.models}:
+            self._repository.write(name, *self._files([model for model in self._host.models if model.name == name]))
+        # Before the server starts, because it says that it is ready as soon as it has loaded its models.
+        for model in self._host.models:
+            self._host.wait_warm(model, cancelled)
+        self._environment = export_environment(binary.environment(os.environ))
+        for attempt in range(1, _START_ATTEMPTS + 1):
+            try:
+                self._start_process(self._folders, reserve_ports(self._config), timeout_s, cancelled)
+                break
+            except TritonServerStartError as error:
+                # Between the choice of a free port and the server's bind somebody else may take it.
+                endpoint = self._lost_port(error)
+                if endpoint is None:
+                    raise
+                if not endpoint.picked or attempt == _START_ATTEMPTS:
+                    raise taken(endpoint, exit_code=error.exit_code, log_lines=list(error.log_lines)) from error
+                logger.info("Port %d was taken by somebody else in the meantime: trying another one.", endpoint.port)
+        self._wait_served(timeout_s, cancelled)
+
+    def restart(self, *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+        """Starts a server that has died once more: with the same models, on the same ports, for the same workers.
+
+        After an error it may be called again.
+
+        Args:
+            timeout_s: How long the server, and then each model's callables, may take, in seconds.
+            cancelled: Asked again and again; True ends the wait.
+
+        Raises:
+            StartCancelled: `cancelled` said so.
+            TritonServerError: As `start`.
+        """
+        folders, ports = self._folders, self._ports
+        if folders is None or ports is None:
+            raise TritonServerStartError("tritonserver was never started, so it cannot be started again.")
+        self._is_up = False
+        self._readiness.forget()
+        if self._process is not None:
+            self._process.stop(_EXIT_MARGIN_S, hurried=cancelled)
+        if self._control is not None:
+            self._control.close()
+        # Left by the server that died. That one of them is there means that its model is.
+        for socket in self._host.endpoints.glob("*.sock"):
+            socket.unlink(missing_ok=True)
+        ports.hold_again()
+        self._start_process(folders, ports, timeout_s, cancelled)
+        self._wait_served(timeout_s, cancelled)
+
+    def claim(self, model: BoundModel) -> None:
+        """Does nothing: the names of a server of our own are ours."""
+
+    def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
+        """Makes the server serve these versions under a name, and no others; see `hosting.Placement`."""
+        with self._repository.changed(name, *self._files(models)):
+            if models:
+                self.control.load(name, timeout_s)
+            else:
+                self.control.unload(name, timeout_s)
+        return True
+
+    def has_others(self, names: Collection[str]) -> bool:
+        """Tells whether the server has, or may have, models beside these."""
+        return has_others(self.control, names)
+
+    def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
+        """Ends the server: waits for requests that are being served, detaches the workers, stops the process.
+
+        Args:
+            hurried: Asked again and again; True ends all patience.
+            linger_s: How long to accept requests while the server says already that it is not ready, in seconds; None
+                is as long as some come, within limits.
+        """
+        patience = DRAIN_DEADLINE_S if self._config.exit_timeout_secs is None else float(self._config.exit_timeout_secs)
+        deadline = time.monotonic() + patience
+        # What is left when the drain is broken off, as by a KeyboardInterrupt.
+        rest = 0.0
+        try:
+            if self._is_up and self._process is not None:
+                self._readiness.say_draining(self._process, deadline, linger_s, hurried)
+            rest = self._drain(deadline, hurried) if self._is_up else _END_S
+        finally:
+            self._end(rest, hurried)
+
+    def _drain(self, deadline: float, hurried: Callable[[], bool]) -> float:
+        """Takes all models out of service when their requests are answered; gives how long the end may take then."""
+        process, ports = self._process, self._ports
+        if process is None or ports is None or not process.is_running:
+            return _END_S
+        how = finish_requests(process, self.control, self._host, ports, deadline=deadline, hurried=hurried)
+        if how is Finish.CUT:
+            return CUT_DEADLINE_S
+        if how is Finish.UNKNOWN and self._config.exit_timeout_secs is not None:
+            # Its own patience is all there is.
+            return max(_END_S, deadline - time.monotonic() + _EXIT_MARGIN_S)
+        return _END_S
+
+    def _end(self, patience_s: float, hurried: Callable[[], bool]) -> None:
+        has_served = self._is_up
+        try:
+            self._readiness.stop()
+            if self._metrics_page is not None:
+                self._metrics_page.close()
+            if self._process is not None:
+                regions = shared_memory_of(self._process.pid)
+                self._process.stop(patience_s, hurried=hurried)
+                if not self._process.is_running:
+                    remove_shared_memory(regions)
+        finally:
+            self._is_up = False
+            # With the server gone, what a callable still computes is for nobody.
+            is_in_hurry = not has_served or not patience_s or hurried()
+            try:
+                self._host.stop_workers(HURRIED_DEADLINE_S if is_in_hurry else WORKER_DEADLINE_S)
+            finally:
+                if self._ports is not None:
+                    self._ports.release()
+                if self._control is not None:
+                    self._control.close()
+                self._workspace.clean()
+
+    def _start_process(
+        self, folders: ServerFolders, ports: ReservedPorts, timeout_s: float, cancelled: Callable[[], bool]
+    ) -> None:
+        self._ports = ports
+        try:
+            command = build_command(self._config, self._security, folders, ports)
+            logger.debug("Starting %s", redacted(command))
+            self._control = control = self._make_control(ports)
+            process = self._spawn(command, control, cancelled)
+            wait_until_up(process, control, ports, timeout_s=timeout_s, cancelled=cancelled)
+            self._serve_metrics(ports)
+        finally:
+            ports.release()
+
+    def _spawn(self, command: Sequence[str], control: Control, cancelled: Callable[[], bool]) -> ServerProcess:
+        """Start the process with its guard, and without where that turns out not to be there."""
+        guard = find_guard(self._guard_config, Path(command[0]))
+        while True:
+            self._process = process = ServerProcess(
+                command,
+                self._environment,
+                on_exit=self._exited,
+                log_file=self._config.log_file,
+                quiet=GATE_NAMES if has_gpu() else (*GATE_NAMES, *QUIET_WITHOUT_GPU),
+                secrets=secrets_of(command),
+                guard=guard,
+            )
+            process.start()
+            if guard.library is not None and not wait_guarded(process, control, cancelled=cancelled):
+                # Its token is a random text now, since the guard was to put the real one in.
+                process.stop(0.0)
+                guard = Guard(obstacle=f"the loader did not take {guard.library}")
+                continue
+            if guard.obstacle is not None:
+                logger.warning(
+                    "tritonserver runs without the guard, so a single hostile request may end it: %s. A proxy in "
+                    "front of it can limit requests; GuardConfig(enabled=False) accepts it.",
+                    guard.obstacle,
+                )
+            return process
+
+    def _wait_served(self, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+        """Waits until a server that answers serves all models."""
+        try:
+            self._check_loaded()
+            for model in self._host.models:
+                self._wait_attached(model, timeout_s, cancelled)
+        except TritonServerError as error:
+            if self._process is not None and isinstance(error, ControlError) and error.reason is None:
+                # No answer, most likely because it just ended, which takes a moment to be known.
+                self._process.wait(_END_NOTICE_S)
+            # Some of what Triton cannot open, it calls otherwise: "failed to open directory".
+            shortage = "" if self._process is None else self._process.shortage
+            if shortage and isinstance(error, ControlError):
+                error = TritonServerStartError(f"{error}. {shortage}", log_lines=error.log_lines)
+            raise self._ended_in_start() or error from error
+        # From here on `on_exit` tells of the end; what happened before that has to be told here.
+        self._is_up = True
+        ended = self._ended_in_start()
+        if ended is not None:
+            self._is_up = False
+            raise ended
+        self._readiness.start(self.control)
+
+    def _wait_attached(self, model: BoundModel, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + timeout_s
+        while (left := deadline - time.monotonic()) > POLL_S and model.is_alive and not model.is_attached:
+            if cancelled():
+                raise StartCancelled
+            ended = self._ended_in_start()
+            if ended is not None:
+                raise ended
+            time.sleep(POLL_S)
+        self._host.wait_attached(model, max(0.0, left))
+
+    def _serve_metrics(self, ports: ReservedPorts) -> None:
+        page, triton, listener = ports.metrics, ports.triton_metrics, ports.take_metrics_listener()
+        if page is None or triton is None or listener is None:
+            return
+
+        def render() -> bytes:
+            # Not at the top: its import takes as long as the rest of the start.
+            from pytriton.server.observe.metrics import render_metrics
+
+            return render_metrics(triton, lambda: self._host.models)
+
+        self._metrics_page = MetricsPage(listener, render)
+        self._metrics_page.start()
+        logger.info("Metrics are served at http://%s/metrics", page.authority)
+
+    def _ended_in_start(self) -> TritonServerStartError | None:
+        process = self._process
+        if process is None or process.is_running:
+            return None
+        lines = process.log_tail
+        return TritonServerStartError(
+            f"tritonserver {describe_exit(process.exit_code)} right after its start.{quote_log(lines)}",
+            exit_code=process.exit_code,
+            log_lines=lines,
+        )
+
+    def _make_control(self, ports: ReservedPorts) -> Control:
+        if ports.http is not None:
+            return HttpControl(ports.http, control_headers(self._config, self._security, "http"))
+        # Not at the top: its import takes longer than the start of the server, and is needed only without HTTP.
+        from pytriton.server.control.grpc import GrpcControl
+
+        if ports.grpc is None:
+            raise TritonServerStartError(
+                "Neither HTTP nor gRPC is allowed: there is no way to ask the server anything."
+            )
+        return GrpcControl(ports.grpc, control_headers(self._config, self._security, "grpc"), self._config)
+
+    def _exited(self, report: ExitReport) -> None:
+        if self._is_up and not report.expected:
+            self._on_exit(report)
+
+    def _lost_port(self, error: TritonServerStartError) -> Endpoint | None:
+        if self._ports is None or error.exit_code is None:
+            return None
+        return port_setting_of_bind_failure(list(error.log_lines), self._ports)
+
+    def _files(self, models: Sequence[BoundModel]) -> tuple[str, dict[int, list[tuple[str, str]]]]:
+        """Gives the configuration of one name, and the files of its versions."""
+        endpoints = self._host.endpoints
+        if models and models[0].triton_config.response_cache is not None and not self._config.cache_config:
+            # Triton itself says nothing.
+            logger.warning(
+                "Model %r: response_cache=True has no effect, because the server has no cache. Give it one with "
+                'TritonConfig(cache_config=["local,size=<bytes>"]).',
+                models[0].name,
+            )
+        return models[0].config_text if models else "", {m.version: m.side_files(endpoints) for m in models}
+
+    def _log_tail(self) -> list[str]:
+        return self._process.log_tail if self._process is not None else []
+
+    def _check_loaded(self) -> None:
+        states = {(state.name, state.version): state for state in self.control.index()}
+        for model in self._host.models:
+            state = states.get((model.name, model.version))
+            if state is None or state.state != "READY":
+                raise self._host.refused(
+                    model, state.reason if state is not None else "it is not in the server's list of models"
+                )
+        if self._config.exit_on_error is not False:
+            for state in states.values():
+                if state.state == "UNAVAILABLE":
+                    raise TritonModelLoadError(
+                        f"tritonserver cannot load model {state.name!r} of {self._config.model_repository}: "
+                        f"{state.reason} Mend the model, or set TritonConfig.exit_on_error=False to serve without it.",
+                        model_name=state.name,
+                        model_version=state.version,
+                        reason=state.reason,
+                    )

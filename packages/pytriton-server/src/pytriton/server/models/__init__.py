@@ -1,0 +1,1 @@
+"""Bound models: their files, their configuration, their workers."""

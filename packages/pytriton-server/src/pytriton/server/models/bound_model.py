@@ -1,0 +1,396 @@
+"""One bound model: what the user gave, checked; what Triton and the proxy are told; and the workers that serve it."""
+
+import contextvars
+import copy
+import dataclasses
+import hashlib
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from pytriton.decorators import TritonContext
+from pytriton.decorators.serving import check_callable, set_served_model
+from pytriton.model_config import DeviceKind, DynamicBatcher, ModelConfig, Tensor
+from pytriton.model_config.triton_model_config import ResponseCache, TritonModelConfig
+from pytriton.proxy.tracers import use_worker_tracer
+from pytriton.proxy_backend import (
+    SIDE_FILE_NAME,
+    EndpointError,
+    ModelSpec,
+    ProxySettings,
+    description_path,
+    endpoint_path,
+    write_description,
+)
+from pytriton.proxy_backend.system.shortage import explain
+from pytriton.server.errors import WorkspaceError
+from pytriton.server.models.arguments import (
+    InferFunc,
+    checked_callables,
+    checked_config,
+    checked_name,
+    checked_tensors,
+    checked_version,
+    named_specs,
+    wire_specs,
+)
+from pytriton.server.models.config_pbtxt import render_config, render_config_json
+from pytriton.server.models.process_workers import ProcessWorker
+from pytriton.server.models.warmup import WarmupBatches
+from pytriton.server.models.workers import ModelWorkers
+from pytriton.server.observe.metrics_totals import CallableTotals
+from pytriton.server.observe.tracing import ModelTracing, TracerLease
+
+__all__ = ["BoundModel", "InferFunc", "calling_model"]
+
+_SHORT_NAME_LENGTH = 12
+_CALLING: Final[contextvars.ContextVar["weakref.ref[BoundModel] | None"]] = contextvars.ContextVar(
+    "pytriton_calling_model", default=None
+)
+
+
+class BoundModel:
+    """One version of a model and the callables that serve it.
+
+    Args:
+        name: Name of the model.
+        infer_func: The callable, or several that serve the model in parallel; a `ProcessWorker` stands for as many as
+            it has copies.
+        inputs: Its inputs.
+        outputs: Its outputs.
+        version: Its version.
+        config: How it is served. It is copied: later changes have no effect.
+        strict: Whether outputs are held against their description in every detail.
+        triton_context: What the callables learn about the other models.
+        generation: Tells the sockets of models apart that follow each other under one name and version, because
+            for a moment both are there.
+        tracing: Which tracer the callables get.
+
+    Raises:
+        PyTritonValidationError: A name, a version, a tensor or a callable is not acceptable, or a callable under a
+            decorator has not the parameters for the inputs.
+        PyTritonBadParameterError: `config` breaks one of its own rules.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        infer_func: "InferFunc | ProcessWorker | Sequence[InferFunc | ProcessWorker]",
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        version: int,
+        config: ModelConfig,
+        strict: bool,
+        triton_context: TritonContext,
+        generation: int = 0,
+        tracing: ModelTracing | None = None,
+    ) -> None:
+        self.name = checked_name(name)
+        self._inputs = checked_tensors(inputs, "inputs", name)
+        self._outputs = checked_tensors(outputs, "outputs", name)
+        self._strict = strict
+        self.version = checked_version(version, name)
+        self._infer_funcs = checked_callables(infer_func, name)
+        named_inputs = named_specs(self._inputs, "INPUT", name)
+        named_outputs = named_specs(self._outputs, "OUTPUT", name)
+        checked_config(config, name, named_inputs)
+        self._config = copy.deepcopy(config)
+        self.triton_config = TritonModelConfig(
+            model_name=name,
+            model_version=self.version,
+            max_batch_size=int(config.max_batch_size or 0),
+            batching=bool(config.batching),
+            batcher=self._config.batcher,
+            # One Triton instance hands batches to all workers.
+            instance_group={DeviceKind.KIND_CPU: 1},
+            decoupled=bool(config.decoupled),
+            inputs=named_inputs,
+            outputs=named_outputs,
+            response_cache=ResponseCache(enable=True) if config.response_cache else None,
+            model_warmup=self._config.model_warmup,
+        )
+        for infer in self._own_callables():
+            check_callable(infer, self.triton_config)
+        self._triton_context = triton_context
+        self.generation = generation
+        self.shared_endpoint: Path | None = None
+        """The socket of the model where another process has loaded it, and this one serves it together with that."""
+        self._spec = ModelSpec(
+            name=name,
+            version=self.version,
+            inputs=wire_specs(self.triton_config.inputs),
+            outputs=wire_specs(self.triton_config.outputs),
+            batching=self.triton_config.batching,
+            max_batch_size=self.triton_config.max_batch_size if config.batching else 0,
+            decoupled=self.triton_config.decoupled,
+            strict=bool(strict),
+            send_tracebacks=bool(config.send_tracebacks),
+        )
+        warmup = WarmupBatches(
+            self._config.model_warmup or (),
+            batching=bool(config.batching),
+            output_names=[spec.name for spec in named_outputs],
+        )
+        self.workers = ModelWorkers(self._spec, self._config, warmup=warmup)
+        """Who serves it."""
+        self._tracing = tracing
+        self._tracer: TracerLease | None = None
+        self._description: Path | None = None
+
+    def successor(
+        self,
+        infer_func: "InferFunc | ProcessWorker | Sequence[InferFunc | ProcessWorker]",
+        *,
+        inputs: Sequence[Tensor] | None = None,
+        outputs: Sequence[Tensor] | None = None,
+        config: ModelConfig | None = None,
+        strict: bool | None = None,
+    ) -> "BoundModel":
+        """Makes the model that is to follow this one under its name and version. What is None stays as it is.
+
+        Raises:
+            PyTritonValidationError: A tensor or a callable is not acceptable.
+            PyTritonBadParameterError: `config` breaks one of its own rules.
+        """
+        model = BoundModel(
+            name=self.name,
+            infer_func=infer_func,
+            inputs=self._inputs if inputs is None else inputs,
+            outputs=self._outputs if outputs is None else outputs,
+            version=self.version,
+            config=self._config if config is None else config,
+            strict=self._strict if strict is None else strict,
+            triton_context=self._triton_context,
+            tracing=self._tracing,
+        )
+        model.shared_endpoint = self.shared_endpoint
+        # What was counted is the model's, whoever served it.
+        model.workers.totals = self.workers.totals
+        return model
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What no two models of one server share: the name without regard to case, and the version."""
+        return self.name.lower(), self.version
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model as a worker sees it."""
+        return self._spec
+
+    @property
+    def callables(self) -> "list[InferFunc | ProcessWorker]":
+        """What serves it."""
+        return self._infer_funcs
+
+    @property
+    def warmup_timeout_s(self) -> float:
+        """How long its warm-up may take, in seconds."""
+        return float(self._config.warmup_timeout_s)
+
+    @property
+    def execution_timeout_s(self) -> float | None:
+        """How long a batch may take, in seconds; None is as long as it likes."""
+        return self._config.execution_timeout_s
+
+    def new_warmup(self) -> WarmupBatches:
+        """Gives the batches of its warm-up, for one of its callables."""
+        return self.workers.new_warmup()
+
+    def make_context(self, infer: InferFunc, tracer: object) -> contextvars.Context:
+        """Makes the context in which a callable runs: a copy of the current one that knows the model.
+
+        Args:
+            infer: The callable.
+            tracer: Its tracer; None where it has none of its own.
+        """
+        context = contextvars.copy_context()
+        context.run(use_worker_tracer, tracer)
+        context.run(_CALLING.set, weakref.ref(self))
+        context.run(set_served_model, infer, self.triton_config, self._triton_context)
+        return context
+
+    @property
+    def config_text(self) -> str:
+        """The text of the model's `config.pbtxt`."""
+        return render_config(self.triton_config)
+
+    def differences(self, other: "BoundModel") -> list[str]:
+        """Says in words where two models differ in what Triton would be told of them; empty if nowhere."""
+        if self.config_text == other.config_text:
+            return []
+        pairs = [
+            (name, getattr(self.triton_config, name), getattr(other.triton_config, name))
+            for name in ("inputs", "outputs", "batching", "max_batch_size", "batcher", "decoupled", "response_cache")
+        ]
+        return [f"{name} ({mine} and {its})" for name, mine, its in pairs if mine != its] or ["its tensors"]
+
+    def config_json(self, parameters: Mapping[str, str]) -> str:
+        """Gives the same as `config_text` in JSON.
+
+        Args:
+            parameters: Further parameters. Where they differ from before, Triton loads the model again even if nothing
+                else does.
+        """
+        parameters = {**self.triton_config.backend_parameters, **parameters}
+        return render_config_json(dataclasses.replace(self.triton_config, backend_parameters=parameters))
+
+    @property
+    def batching_delay_s(self) -> float:
+        """How long Triton may hold a request back for others to join its batch, in seconds."""
+        batcher = self.triton_config.batcher
+        return 0.0 if batcher is None else batcher.max_queue_delay_microseconds * 1e-6
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the model has workers and all of them run, none of them stuck in its callable."""
+        return self.workers.is_alive
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether the model has workers and all of them are attached to the server right now."""
+        return self.workers.is_attached
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why a worker ended that nobody stopped."""
+        return self.workers.error
+
+    def publish(self) -> None:
+        """Lets the callables of all models of the server see this model's configuration."""
+        for infer in self._own_callables():
+            self._triton_context.model_configs[infer] = self.triton_config
+
+    def unpublish(self) -> None:
+        """Takes the configuration back where `publish` has put it and nobody has put another one since."""
+        configs = self._triton_context.model_configs
+        for infer in self._own_callables():
+            if configs.get(infer) is self.triton_config:
+                del configs[infer]
+
+    def _own_callables(self) -> list[InferFunc]:
+        return [infer for infer in self._infer_funcs if not isinstance(infer, ProcessWorker)]
+
+    def endpoint(self, endpoints: Path) -> Path:
+        """Gives the path of the socket between the server and the workers; the file is there while the model is loaded.
+
+        Args:
+            endpoints: Folder for the sockets.
+
+        Raises:
+            EndpointError: The folder's path is too long for the system.
+        """
+        if self.shared_endpoint is not None:
+            return self.shared_endpoint
+        # "~" is in no model's name.
+        suffix = f"~{self.generation}" if self.generation else ""
+        try:
+            return endpoint_path(endpoints, self.name + suffix, self.version)
+        except EndpointError:
+            # Linux allows a socket's path 107 bytes, of which a usual workspace takes more than half.
+            short = hashlib.sha256(self.name.encode()).hexdigest()[:_SHORT_NAME_LENGTH]
+            return endpoint_path(endpoints, f"~{short}{suffix}", self.version)
+
+    def side_files(self, endpoints: Path) -> list[tuple[str, str]]:
+        """Gives names and texts of the files that the proxy reads from the version's folder.
+
+        Args:
+            endpoints: Folder for the sockets.
+
+        Raises:
+            EndpointError: The path of the socket is too long for the system.
+        """
+        settings = ProxySettings(
+            endpoint=self.endpoint(endpoints),
+            batching=self._spec.batching,
+            decoupled=self._spec.decoupled,
+            attach_timeout_s=self._config.attach_timeout_s,
+            max_waiting=_max_queue_size(self._config.batcher),
+            arena_budget_bytes=self._config.arena_budget_bytes,
+            execution_timeout_s=self._config.execution_timeout_s,
+            repeatable=bool(self._config.repeatable),
+            tensors_digest=self._spec.tensors_digest,
+        )
+        return [(SIDE_FILE_NAME, settings.to_text())]
+
+    def start_workers(self, endpoints: Path, on_unrecoverable: Callable[[BaseException], None]) -> None:
+        """Starts one worker per callable. They warm their callables up, and attach as soon as the proxy listens.
+
+        Args:
+            endpoints: Folder for the sockets.
+            on_unrecoverable: Called in a worker's thread when its callable raised PyTritonUnrecoverableError, after the
+                caller got its answer.
+        """
+        endpoint = self.endpoint(endpoints)
+        if self._tracing is not None and self._tracer is None:
+            self._tracer = self._tracing.acquire()
+        for infer in self._infer_funcs:
+            if isinstance(infer, ProcessWorker):
+                trace_config = () if self._tracing is None else self._tracing.trace_config
+                self.workers.start_processes(infer, endpoint, trace_config, on_unrecoverable)
+                continue
+            context = self.make_context(infer, None if self._tracer is None else self._tracer.tracer)
+            self.workers.start_thread(infer, endpoint, context, on_unrecoverable)
+
+    def describe(self, endpoints: Path) -> None:
+        """Writes what a worker from elsewhere must know beside the socket; `stop_workers` removes it.
+
+        Args:
+            endpoints: Folder for the sockets.
+
+        Raises:
+            WorkspaceError: The file cannot be written.
+        """
+        path = description_path(self.endpoint(endpoints))
+        try:
+            write_description(path, self._spec)
+        except OSError as error:
+            raise WorkspaceError(
+                f"The description of model {self.name!r} cannot be written to {path}: "
+                + explain(error, "Is the disk full, or the workspace removed?"),
+                path=str(path),
+            ) from error
+        self._description = path
+
+    def read_totals(self) -> list[CallableTotals]:
+        """Gives what the callables have done, those included that served the model before. From any thread."""
+        return self.workers.totals.read()
+
+    def stop_workers(self, timeout_s: float) -> None:
+        """Detaches the workers when they have finished what they are at.
+
+        Args:
+            timeout_s: After so many seconds a busy one is cut off and left behind, with a warning.
+        """
+        self.workers.stop(timeout_s)
+        # A successor that listens at the same place has the file, too.
+        if self._description is not None and not self._description.with_suffix("").exists():
+            self._description.unlink(missing_ok=True)
+        tracer, self._tracer = self._tracer, None
+        if tracer is not None:
+            tracer.release()
+
+
+def _max_queue_size(batcher: DynamicBatcher | None) -> int:
+    """Gives how many requests a queue of Triton's may hold for a model; 0 is any number."""
+    if batcher is None:
+        return 0
+    policies = [batcher.default_queue_policy, *(batcher.priority_queue_policy or {}).values()]
+    sizes = [0 if policy is None else policy.max_queue_size for policy in policies]
+    return max(sizes) if all(sizes) else 0
+
+
+def calling_model(triton_context: TritonContext) -> BoundModel | None:
+    """Gives the model whose callable runs in this thread or task; None where that is none of a certain server.
+
+    What a callable hands to `asyncio.to_thread`, or to a thread with `contextvars.copy_context`, counts as well: all of
+    these may be waited for by it.
+
+    Args:
+        triton_context: What all models of the server have in common.
+    """
+    reference = _CALLING.get()
+    model = None if reference is None else reference()
+    return model if model is not None and model._triton_context is triton_context else None

@@ -1,0 +1,267 @@
+"""`ProcessWorker`: the description of inference callables that live in processes of their own."""
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytriton.exceptions import PyTritonBadParameterError, PyTritonRuntimeError
+from pytriton.proxy_backend import TargetError, WorkerProcessError
+from pytriton.proxy_backend.process.child import Launch
+from pytriton.proxy_backend.process.messages import find_not_json
+from pytriton.proxy_backend.process.worker_process import RestartLimits
+from pytriton.proxy_backend.worker.loading import target_of
+
+__all__ = ["Environment", "ProcessWorker", "TritonWorkerError"]
+
+Environment = Mapping[str, "str | Sequence[str | None] | None"] | Sequence[Mapping[str, str | None]]
+"""Variables by name; a list has one value for each copy. Or one mapping for each copy."""
+
+MAX_COPIES = 1024
+
+
+class TritonWorkerError(PyTritonRuntimeError):
+    """A process worker does not work, and is not started again.
+
+    Args:
+        error: What is known of it.
+    """
+
+    def __init__(self, error: WorkerProcessError) -> None:
+        super().__init__(str(error))
+        self.reason = error.reason
+        """The text without the lines that it wrote."""
+        self.model_name = error.model_name
+        """The model that it was to serve."""
+        self.number = error.number
+        """Which of the model's workers it is, from 0 on."""
+        self.exit_code = error.exit_code
+        """How its last process ended: negative for a signal, None where that is not known."""
+        self.crashes = error.crashes
+        """How many processes ended by themselves within `crash_window_s`."""
+        self.log_lines = error.log_lines
+        """The last lines that its processes wrote, oldest first."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = {
+            "reason": self.reason,
+            "model_name": self.model_name,
+            "number": self.number,
+            "exit_code": self.exit_code,
+            "crashes": self.crashes,
+            "log_lines": self.log_lines,
+        }
+        return _rebuilt, (self.message, facts)
+
+
+class ProcessWorker:
+    """Inference callables in processes of their own, to be given to `Triton.bind` in place of a callable.
+
+    Each process calls the factory once, and serves the model with the callable that it returns. It shares neither an
+    interpreter lock nor a crash with this process or with other copies. One that ends by itself is started again after
+    0.1 s, and after twice the time whenever it ends again, up to 5 s.
+
+    The processes end with this one, however it ends. What they write goes to the loggers
+    `pytriton.worker.<model>.<number>`.
+
+    Args:
+        factory: What makes the callable: `"package.module:name"`, `"path/to/file.py:name"`, or a function or class at
+            the level of a module. A factory in the script that is being run is found if the script guards what it does
+            with `if __name__ == "__main__":`.
+        args: Positional arguments of the factory. They are sent as JSON.
+        kwargs: Keyword arguments of the factory, likewise.
+        copies: How many processes.
+        env: Environment variables beside those of this process: by name, where a list has one value for each copy
+            (`{"CUDA_VISIBLE_DEVICES": ["0", "1"]}`); or one mapping for each copy. None takes a variable away.
+        python: Another Python interpreter. It needs `pytriton-proxy-backend`, for the decorators `pytriton-decorators`,
+            and what the model needs.
+        working_dir: The working directory, where modules are looked for as well; that of this process by default.
+        max_crashes: A worker whose processes have ended by themselves so many times within `crash_window_s` is given
+            up.
+        crash_window_s: The time in which they count, in seconds.
+        start_timeout_s: How long factory and warm-up of one process may take, in seconds.
+
+    Raises:
+        PyTritonBadParameterError: An argument is not acceptable; says which one, and why.
+    """
+
+    def __init__(
+        self,
+        factory: "str | Callable[..., Any]",
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        copies: int = 1,
+        env: Environment | None = None,
+        python: "str | os.PathLike[str] | None" = None,
+        working_dir: "str | os.PathLike[str] | None" = None,
+        max_crashes: int = 5,
+        crash_window_s: float = 60.0,
+        start_timeout_s: float = 300.0,
+    ) -> None:
+        self.target = _checked_target(factory)
+        """The factory as text."""
+        self.args = _checked_args(args)
+        """Positional arguments of the factory."""
+        self.kwargs = _checked_kwargs(kwargs)
+        """Keyword arguments of the factory."""
+        self.copies = _integer("copies", copies, MAX_COPIES)
+        """How many processes."""
+        self.environments = _checked_environments(env, self.copies)
+        """The variables of each copy."""
+        self.python = _checked_python(python)
+        """The interpreter; None is that of this process."""
+        self.working_dir = _checked_folder(working_dir)
+        """The working directory, absolute; None is that of this process."""
+        self.limits = RestartLimits(
+            max_crashes=_integer("max_crashes", max_crashes),
+            crash_window_s=_seconds("crash_window_s", crash_window_s),
+            start_timeout_s=_seconds("start_timeout_s", start_timeout_s),
+        )
+        """When a process is started again, and when it is given up."""
+
+    def __repr__(self) -> str:
+        return f"ProcessWorker({self.target!r}, copies={self.copies})"
+
+    @property
+    def sys_path(self) -> list[str]:
+        """Where the processes look for modules beside the places of their interpreter."""
+        if self.python is None:
+            return [path for path in sys.path if path]
+        # What is installed for this interpreter is not for another one; what lies beside the script may be.
+        file = getattr(sys.modules.get("__main__"), "__file__", None)
+        return [] if file is None else [str(Path(file).absolute().parent)]
+
+    def launch(self, copy: int) -> Launch:
+        """Gives how one copy is started.
+
+        Args:
+            copy: Which, from 0 on.
+        """
+        return Launch(python=self.python, environment=self.environments[copy], working_dir=self.working_dir)
+
+
+def _rebuilt(message: str, facts: dict[str, Any]) -> TritonWorkerError:
+    return TritonWorkerError(WorkerProcessError(message, **facts))
+
+
+def _rejected(parameter: str, value: object, rule: str, why: str = "") -> PyTritonBadParameterError:
+    field = f"ProcessWorker.{parameter}"
+    text = f"{field} must be {rule}; got {value!r}." + (f" {why}" if why else "")
+    return PyTritonBadParameterError(text, parameter=field, value=value, rule=rule)
+
+
+def _checked_target(factory: Any) -> str:
+    rule = "'module:name' or a function or class at the level of a module, which makes the inference callable"
+    if isinstance(factory, str):
+        module, separator, name = factory.rpartition(":")
+        if not (separator and module and name):
+            raise _rejected("factory", factory, rule)
+        return factory
+    if not callable(factory):
+        raise _rejected("factory", factory, rule)
+    try:
+        return target_of(factory)
+    except TargetError as error:
+        raise _rejected("factory", factory, rule, f"{error}.") from error
+
+
+_NO_JSON = "Arguments are sent as JSON: None, bool, int, float, str, lists and dictionaries of them; for all else send "
+_NO_JSON += "what it is made of, such as a path or .tolist(), and make it in the factory."
+
+
+def _checked_args(args: Any) -> list[Any]:
+    if isinstance(args, (str, bytes, Mapping)) or not isinstance(args, Sequence):
+        raise _rejected("args", args, "a tuple or list of arguments")
+    for index, value in enumerate(args):
+        place = find_not_json(value, f"args[{index}]")
+        if place is not None:
+            raise _rejected(f"args[{index}]", value, "JSON", f"{place}. {_NO_JSON}")
+    return list(args)
+
+
+def _checked_kwargs(kwargs: Any) -> dict[str, Any]:
+    if kwargs is None:
+        return {}
+    if not isinstance(kwargs, Mapping) or not all(isinstance(name, str) for name in kwargs):
+        raise _rejected("kwargs", kwargs, "a dictionary of arguments by name")
+    for name, value in kwargs.items():
+        place = find_not_json(value, f"kwargs[{name!r}]")
+        if place is not None:
+            raise _rejected(f"kwargs[{name!r}]", value, "JSON", f"{place}. {_NO_JSON}")
+    return dict(kwargs)
+
+
+def _checked_environments(env: Any, copies: int) -> list[dict[str, str | None]]:
+    if env is None:
+        return [{} for _ in range(copies)]
+    if isinstance(env, Mapping):
+        made: list[dict[str, str | None]] = [{} for _ in range(copies)]
+        for name, value in env.items():
+            values = value if isinstance(value, (list, tuple)) else [value] * copies
+            if len(values) != copies:
+                raise _rejected(f"env[{name!r}]", value, f"one text, or a list of {copies}, one for each copy")
+            for copy, text in enumerate(values):
+                made[copy][name] = text
+    elif isinstance(env, Sequence) and all(isinstance(item, Mapping) for item in env) and len(env) == copies:
+        made = [dict(item) for item in env]
+    else:
+        raise _rejected("env", env, f"a dictionary, or a list of {copies} dictionaries, one for each copy")
+    for variables in made:
+        for name, text in variables.items():
+            if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+                raise _rejected("env", env, "a dictionary by names of variables", f"{name!r} is none.")
+            if text is not None and (not isinstance(text, str) or "\0" in text):
+                raise _rejected(f"env[{name!r}]", text, "text, or None")
+    return made
+
+
+def _checked_python(python: Any) -> str | None:
+    if python is None:
+        if not sys.executable:
+            raise _rejected("python", None, "the path of a Python interpreter, since this program has none of its own")
+        return None
+    try:
+        path = os.path.expanduser(os.fspath(python))
+    except TypeError:
+        path = None
+    found = shutil.which(path) if isinstance(path, str) else None
+    if found is None:
+        raise _rejected("python", python, "the path of a Python interpreter that this user may run")
+    # Not resolved: the link in a virtual environment is what makes it one.
+    return os.path.abspath(found)
+
+
+def _checked_folder(folder: Any) -> str | None:
+    if folder is None:
+        return None
+    try:
+        path = os.path.abspath(os.path.expanduser(os.fspath(folder)))
+    except TypeError:
+        path = ""
+    if not isinstance(path, str) or not os.path.isdir(path):
+        raise _rejected("working_dir", folder, "a folder that exists")
+    return path
+
+
+def _integer(name: str, value: Any, limit: int | None = None) -> int:
+    rule = "an integer of at least 1" + (f" and at most {limit}" if limit else "")
+    try:
+        number = None if isinstance(value, bool) else value.__index__()
+    except AttributeError:
+        number = None
+    if number is None or number < 1 or (limit is not None and number > limit):
+        raise _rejected(name, value, rule)
+    return int(number)
+
+
+def _seconds(name: str, value: Any) -> float:
+    try:
+        number = None if isinstance(value, (bool, str)) else float(value)
+    except (TypeError, ValueError):
+        number = None
+    if number is None or not 0 < number < float("inf"):
+        raise _rejected(name, value, "a finite number of seconds above 0")
+    return number

@@ -1,0 +1,171 @@
+"""The model repository of a server: the files that tritonserver finds its models by."""
+
+import contextlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+
+from pytriton.proxy_backend.system.shortage import explain
+from pytriton.server.errors import WorkspaceError
+
+__all__ = ["CONFIG_FILE", "ModelRepository"]
+
+CONFIG_FILE = "config.pbtxt"
+"""Name of the file in the folder of a model that describes it."""
+
+logger = logging.getLogger(__name__)
+
+
+class ModelRepository:
+    """A folder with one folder per model, laid out as Triton wants it.
+
+    tritonserver loads a version again when its files are newer than at the last time, and only then. So files that stay
+    the same are not written, those of a change that is taken back return with their old times, and whatever is
+    written is newer than all before, however coarse the clock of the file system.
+
+    Args:
+        path: The folder, which exists.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # Beside the repository: in it, it would be a model.
+        self._aside = path.with_name(f"{path.name}-replaced")
+        self._newest_ns = 0
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return self._path
+
+    def write(self, name: str, config: str, versions: Mapping[int, Iterable[tuple[str, str]]]) -> None:
+        """Gives a model these versions and no others. Nothing has changed after an error.
+
+        Args:
+            name: Name of the model.
+            config: Text of the configuration.
+            versions: Names and texts of the files for each version's folder. No version at all removes the model.
+
+        Raises:
+            WorkspaceError: A file cannot be written.
+        """
+        with self.changed(name, config, versions):
+            pass
+
+    @contextlib.contextmanager
+    def changed(self, name: str, config: str, versions: Mapping[int, Iterable[tuple[str, str]]]) -> Iterator[None]:
+        """Writes as `write` does. If the block raises, everything is put back as it was.
+
+        Args:
+            name: Name of the model.
+            config: Text of the configuration.
+            versions: Names and texts of the files for each version's folder. No version at all removes the model.
+
+        Raises:
+            WorkspaceError: A file cannot be written.
+        """
+        change = _Change(self._aside)
+        model = self._path / name
+        try:
+            try:
+                self._apply(change, model, config, {version: dict(files) for version, files in versions.items()})
+            except OSError as error:
+                raise WorkspaceError(
+                    f"The files of model {name!r} cannot be written to {model}: "
+                    + explain(error, "Is the disk full, or the workspace removed?"),
+                    path=str(model),
+                ) from error
+            yield
+        except BaseException:
+            change.undo()
+            raise
+        change.keep()
+
+    def _apply(self, change: "_Change", model: Path, config: str, versions: Mapping[int, Mapping[str, str]]) -> None:
+        if not versions:
+            change.remove(model)
+            return
+        if not model.exists():
+            change.make(model)
+        written = [model]
+        for folder in sorted(model.iterdir()):
+            if folder.is_dir() and folder.name not in map(str, versions):
+                change.remove(folder)
+        for version, files in versions.items():
+            folder = model / str(version)
+            if _texts(folder) != files:
+                change.remove(folder)
+                change.make(folder)
+                for file_name, text in files.items():
+                    (folder / file_name).write_text(text, encoding="utf-8")
+                written.append(folder)
+        if _texts(model) != {CONFIG_FILE: config}:
+            file = model / CONFIG_FILE
+            change.remove(file)
+            change.added(file)
+            file.write_text(config, encoding="utf-8")
+            written.append(file)
+        self._stamp(written)
+
+    def _stamp(self, paths: Sequence[Path]) -> None:
+        self._newest_ns = max(time.time_ns(), self._newest_ns + 1)
+        for path in paths:
+            os.utime(path, ns=(self._newest_ns, self._newest_ns))
+
+
+class _Change:
+    """Files and folders that were made and moved aside, and the way back.
+
+    Args:
+        aside: Where to keep what was removed, until it is known whether it comes back.
+    """
+
+    def __init__(self, aside: Path) -> None:
+        self._aside = aside
+        self._made: list[Path] = []
+        self._removed: list[tuple[Path, Path]] = []
+
+    def make(self, folder: Path) -> None:
+        folder.mkdir()
+        self._made.append(folder)
+
+    def added(self, file: Path) -> None:
+        self._made.append(file)
+
+    def remove(self, path: Path) -> None:
+        """Moves a file or a folder aside; what is not there is fine."""
+        if path.exists():
+            self._aside.mkdir(mode=0o700, exist_ok=True)
+            place = self._aside / str(len(self._removed))
+            path.rename(place)
+            self._removed.append((path, place))
+
+    def undo(self) -> None:
+        for path in reversed(self._made):
+            _discard(path)
+        for path, place in reversed(self._removed):
+            try:
+                place.rename(path)
+            except OSError as error:
+                logger.error("%s cannot be put back: %s", path, error)
+        _discard(self._aside)
+
+    def keep(self) -> None:
+        _discard(self._aside)
+
+
+def _discard(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _texts(folder: Path) -> dict[str, str]:
+    """Gives names and texts of the files in a folder; none where there is no folder."""
+    if not folder.exists():
+        return {}
+    return {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.is_file()}

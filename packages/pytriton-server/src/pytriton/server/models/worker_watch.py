@@ -1,0 +1,89 @@
+"""Looking after the workers of all models, so that the server says that it is not ready while one has none."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from pytriton.server.models.bound_model import BoundModel
+
+__all__ = ["WorkerWatch", "connected_workers", "sockets_at"]
+
+WATCH_PERIOD_S = 0.25
+"""How often is looked, in seconds. A model counts as without workers when it has been found so twice."""
+
+_SOCKETS = Path("/proc/net/unix")
+_CONNECTED = "03"
+_END_DEADLINE_S = 10.0
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerWatch:
+    """A thread that tells when some model has no worker, and when all have one again.
+
+    Args:
+        models: Gives the models in service.
+        endpoints: Folder of their sockets.
+        on_change: Called in the thread, when it has changed, with whether every model has a worker. Tells whether that
+            could be passed on; if not, it is called again.
+    """
+
+    def __init__(
+        self, models: Callable[[], Sequence[BoundModel]], endpoints: Path, on_change: Callable[[bool], bool]
+    ) -> None:
+        self._models = models
+        self._endpoints = endpoints
+        self._on_change = on_change
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="pytriton-worker-watch", daemon=True)
+
+    def start(self) -> None:
+        """Begins to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends it. `on_change` is not called any more when this returns."""
+        self._ending.set()
+        if self._thread.ident is not None and self._thread is not threading.current_thread():
+            self._thread.join(_END_DEADLINE_S)
+
+    def _watch(self) -> None:
+        are_complete = True
+        were_without: set[tuple[str, int]] = set()
+        while not self._ending.wait(WATCH_PERIOD_S):
+            # One that is only just being bound takes nothing from the others while it warms up.
+            served = [model for model in self._models() if model.workers.was_attached]
+            without = {model.key: model for model in served if not self._has_worker(model)}
+            lasting = [model for key, model in without.items() if key in were_without]
+            were_without = set(without)
+            if bool(lasting) != are_complete or self._ending.is_set():
+                continue
+            if lasting and are_complete:
+                names = ", ".join(f"{model.name!r} (version {model.version})" for model in lasting)
+                logger.warning("No worker is attached to model %s: the server says that it is not ready.", names)
+            if self._on_change(not lasting):
+                are_complete = not lasting
+
+    def _has_worker(self, model: BoundModel) -> bool:
+        return model.workers.has_attached or bool(connected_workers(model.endpoint(self._endpoints)))
+
+
+def connected_workers(endpoint: Path) -> int:
+    """Counts the connections to a socket, whoever's they are."""
+    return sum(state == _CONNECTED for state, _ in sockets_at(endpoint))
+
+
+def sockets_at(endpoint: Path) -> list[tuple[str, str]]:
+    """Gives state and inode of the sockets at a path: of the one that listens, and of those that it has accepted."""
+    found = []
+    try:
+        with _SOCKETS.open(encoding="utf-8", errors="replace") as table:
+            for line in table:
+                # Num RefCount Protocol Flags Type St Inode Path; what was accepted has the path of its listener.
+                columns = line.rstrip("\n").split(maxsplit=7)
+                if len(columns) == 8 and columns[7] == str(endpoint):
+                    found.append((columns[5], columns[6]))
+    except OSError as error:
+        logger.debug("%s cannot be read: %s", _SOCKETS, error)
+    return found

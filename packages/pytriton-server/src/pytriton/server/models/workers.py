@@ -1,0 +1,247 @@
+"""The workers of one model, in threads and in processes: started, waited for and stopped together."""
+
+import contextlib
+import contextvars
+import copy
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pytriton.exceptions import PyTritonUnrecoverableError
+from pytriton.model_config import ModelConfig
+from pytriton.proxy_backend import AttachError, ModelSpec, Worker, WorkerProcessError
+from pytriton.proxy_backend.process.worker_process import WorkerProcess
+from pytriton.server.lifecycle.readiness import POLL_S, StartCancelled
+from pytriton.server.models.process_workers import ProcessWorker, TritonWorkerError
+from pytriton.server.models.process_workers_bound import StandIn, make_worker_process
+from pytriton.server.models.warmup import WarmupBatches
+from pytriton.server.observe.metrics_totals import StatisticsTotals
+
+__all__ = ["ModelWorkers"]
+
+logger = logging.getLogger(__name__)
+
+
+class ModelWorkers:
+    """The workers of one model, none at first. They may be stopped, and others started, any number of times.
+
+    Args:
+        spec: The model.
+        config: How it is served.
+        warmup: What each callable serves before it is attached.
+    """
+
+    def __init__(self, spec: ModelSpec, config: ModelConfig, *, warmup: WarmupBatches) -> None:
+        self._spec = spec
+        self._config = config
+        self._warmup = warmup
+        self.totals = StatisticsTotals()
+        """What the workers do, added up, those included that were here before."""
+        self._workers: list[Worker | WorkerProcess] = []
+        # One for each worker; None for those in processes of their own.
+        self._warmups: list[WarmupBatches | None] = []
+        self._stand_in: StandIn | None = None
+        self.was_attached = False
+        """Whether all workers have been waited for, until they were attached: before, the model is not yet served."""
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether there are workers and all of them run, none of them stuck in its callable."""
+        return bool(self._workers) and all(
+            worker.is_alive and not (isinstance(worker, Worker) and worker.stuck) for worker in self._workers
+        )
+
+    @property
+    def is_attached(self) -> bool:
+        """Whether there are workers and all of them are attached to the server right now."""
+        return self.is_alive and all(worker.is_attached for worker in self._workers)
+
+    @property
+    def has_attached(self) -> bool:
+        """Whether one of the workers at least is attached to the server right now."""
+        return any(worker.is_attached for worker in tuple(self._workers))
+
+    @property
+    def error(self) -> BaseException | None:
+        """Why a worker ended that nobody stopped."""
+        error = next((worker.error for worker in self._workers if worker.error is not None), None)
+        return TritonWorkerError(error) if isinstance(error, WorkerProcessError) else error
+
+    def new_warmup(self) -> WarmupBatches:
+        """Gives the batches of the model's warm-up, for one of its callables."""
+        return copy.copy(self._warmup)
+
+    def start_thread(
+        self,
+        infer: Callable[..., Any],
+        endpoint: Path,
+        context: contextvars.Context,
+        on_unrecoverable: Callable[[BaseException], None],
+    ) -> None:
+        """Starts a worker in a thread of this process.
+
+        Args:
+            infer: The callable.
+            endpoint: The socket of the model.
+            context: What the callable runs in.
+            on_unrecoverable: Called in the worker's thread when the callable raised PyTritonUnrecoverableError.
+        """
+        warmup = self.new_warmup()
+        worker = Worker(
+            infer,
+            self._spec,
+            endpoint,
+            unrecoverable=(PyTritonUnrecoverableError,),
+            on_unrecoverable=on_unrecoverable,
+            context=context,
+            warmup=warmup,
+        )
+        self._add(worker, warmup)
+
+    def start_processes(
+        self,
+        described: ProcessWorker,
+        endpoint: Path,
+        trace_config: Sequence[str],
+        on_unrecoverable: Callable[[BaseException], None],
+    ) -> None:
+        """Starts workers in processes of their own.
+
+        Args:
+            described: What the user said about them.
+            endpoint: The socket of the model.
+            trace_config: Where their spans go.
+            on_unrecoverable: Called when a callable raised PyTritonUnrecoverableError.
+        """
+        if self._stand_in is None:
+            self._stand_in = StandIn(self._spec, endpoint)
+        for place in range(described.copies):
+            self._add(
+                make_worker_process(
+                    described,
+                    place,
+                    number=len(self._workers),
+                    spec=self._spec,
+                    config=self._config,
+                    endpoint=endpoint,
+                    trace_config=trace_config,
+                    on_unrecoverable=on_unrecoverable,
+                    on_given_up=self._note_given_up,
+                )
+            )
+
+    def _add(self, worker: Worker | WorkerProcess, warmup: WarmupBatches | None = None) -> None:
+        self._workers.append(worker)
+        self._warmups.append(warmup)
+        worker.start()
+        self.totals.add(len(self._workers) - 1, worker)
+
+    def _note_given_up(self, error: WorkerProcessError) -> None:
+        workers, stand_in = self._workers, self._stand_in
+        was_served = any(isinstance(worker, WorkerProcess) and worker.was_attached for worker in workers)
+        # With others left, an answer that comes at once would draw the requests away from them: other workers of this
+        # model, or those of the one that it was to follow.
+        if stand_in is not None and was_served and not any(worker.is_alive for worker in workers):
+            stand_in.start(error)
+
+    def wait_warm(self, timeout_s: float | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
+        """Waits until every callable has served the model's warm-up, and those in processes of their own are made.
+
+        Args:
+            timeout_s: How long to wait for warm-ups in this process, in seconds; None is
+                `ModelConfig.warmup_timeout_s`.
+            cancelled: Asked again and again; True ends the wait.
+
+        Raises:
+            StartCancelled: `cancelled` said so.
+            AttachError: A callable failed (its error is the cause, and in the text), or the time is over.
+        """
+        limit_s = float(self._config.warmup_timeout_s if timeout_s is None else timeout_s)
+        deadline = time.monotonic() + limit_s
+        # Processes have their factories to call in any case, and deadlines of their own.
+        waiting = [
+            pair
+            for pair in zip(self._workers, self._warmups, strict=True)
+            if pair[1] is None or self._config.model_warmup
+        ]
+        while waiting := [pair for pair in waiting if not _is_warm(*pair)]:
+            if cancelled():
+                raise StartCancelled
+            late = next((warmup for _, warmup in waiting if warmup is not None), None)
+            if late is not None and time.monotonic() >= deadline:
+                raise AttachError(
+                    f"the warm-up of model {self._spec.name!r} (version {self._spec.version}) was not over after "
+                    f"{limit_s:g} s: {late.progress}. Set ModelConfig.warmup_timeout_s higher, or warm up with less"
+                )
+            with contextlib.suppress(AttachError):
+                waiting[0][0].wait_warm(POLL_S)
+
+    def wait_attached(self, timeout_s: float) -> None:
+        """Waits until every worker is attached to the server.
+
+        Raises:
+            AttachError: One is not within `timeout_s` seconds, or was refused; the text has the reason.
+        """
+        deadline = time.monotonic() + timeout_s
+        for worker in self._workers:
+            worker.wait_attached(max(0.0, deadline - time.monotonic()))
+        self.was_attached = True
+
+    def cut(self) -> None:
+        """Cuts the workers off from the server, whatever they are at. `stop` has to follow."""
+        for worker in self._workers:
+            worker.stop(0.0)
+
+    def stop(self, timeout_s: float) -> None:
+        """Detaches the workers when they have finished what they are at.
+
+        Args:
+            timeout_s: After so many seconds a busy one is cut off and left behind, with a warning.
+        """
+        for warmup in self._warmups:
+            if warmup is not None:
+                warmup.cut()
+        workers, self._workers, self._warmups = self._workers, [], []
+        for _ in range(_still_busy(workers, timeout_s)):
+            logger.warning(
+                "The inference callable of model %r (version %d) is still busy: it is left to end by itself.",
+                self._spec.name,
+                self._spec.version,
+            )
+        stand_in, self._stand_in = self._stand_in, None
+        if stand_in is not None:
+            stand_in.stop(timeout_s)
+
+
+def _is_warm(worker: Worker | WorkerProcess, warmup: WarmupBatches | None) -> bool:
+    try:
+        worker.wait_warm(0.0)
+    except AttachError as error:
+        if worker.error is not None:
+            if warmup is None:
+                raise
+            raise AttachError(f"{error} ({warmup.progress})") from worker.error
+        if not worker.is_alive:
+            raise
+        return False
+    return True
+
+
+def _still_busy(workers: Sequence[Worker | WorkerProcess], timeout_s: float) -> int:
+    """Stops workers and tells how many have not ended."""
+    ended: list[bool] = []
+    # All at once: each takes no more batches from the beginning, and has the whole time for what it is at.
+    stoppers = [
+        threading.Thread(target=lambda worker=worker: ended.append(worker.stop(timeout_s)), name="pytriton-stop-worker")
+        for worker in workers[1:]
+    ]
+    for stopper in stoppers:
+        stopper.start()
+    if workers:
+        ended.append(workers[0].stop(timeout_s))
+    for stopper in stoppers:
+        stopper.join()
+    return ended.count(False)

@@ -1,0 +1,1 @@
+"""Models on a server that somebody else started."""

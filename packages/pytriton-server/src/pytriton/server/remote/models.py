@@ -1,0 +1,321 @@
+"""Which names on somebody else's server are ours: who loads a model, who serves it as well, and who takes it off."""
+
+import contextlib
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+
+from pytriton.exceptions import PyTritonInvalidOperationError
+from pytriton.proxy_backend import LIBRARY_NAME, library_path
+from pytriton.server.control.http import Control, ControlError, ModelUpload
+from pytriton.server.lifecycle.hosting import ModelHost
+from pytriton.server.lifecycle.stranded import has_others
+from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.remote.sharing import (
+    DIGEST_PARAMETER,
+    ENDPOINT_PARAMETER,
+    REPLACED_PARAMETER,
+    Membership,
+    ServedModel,
+    ServerProcessWatch,
+    digest_of,
+    exclusively,
+)
+from pytriton.server.workspace import remove_abandoned
+
+__all__ = ["LOAD_DEADLINE_S", "RemoteModels"]
+
+LOAD_DEADLINE_S = 60.0
+"""How long a server may take to load or unload a model, in seconds."""
+
+_POLL_S = 0.1
+# How long somebody who was the last to serve a model may take to unload it.
+_LEAVING_DEADLINE_S = 10.0
+# What a server says that was started with another --model-control-mode.
+_NOT_EXPLICIT = "explicit model load / unload is not allowed"
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteModels:
+    """The names on one server under which models of this process are served. A `hosting.Placement`.
+
+    Args:
+        control: How the server is asked.
+        url: Its address, for errors.
+        host: Gives the models of this process.
+        replace_models: Whether models of the same names that others have put there may be replaced.
+    """
+
+    def __init__(self, control: Control, url: str, host: Callable[[], ModelHost], *, replace_models: bool) -> None:
+        self._control = control
+        self._url = url
+        self._get_host = host
+        self._replace_models = replace_models
+        # Of the names that may be loaded and unloaded: what tells their configuration from that of others, and a number
+        # that grows when Triton is to load all versions again.
+        self._revisions: dict[str, tuple[str, int]] = {}
+        # Of the same names: that we are among those who serve them, and the server that has loaded them.
+        self._memberships: dict[str, Membership] = {}
+        self._servers: dict[str, ServerProcessWatch] = {}
+        # What the server tells of them as long as nobody replaces them.
+        self._placed: dict[str, ServedModel] = {}
+        # Those that have taken the place of a model from the server's repository, which is put back in the end.
+        self._replaced: set[str] = set()
+
+    @property
+    def _host(self) -> ModelHost:
+        return self._get_host()
+
+    def claim(self, model: BoundModel) -> None:
+        """Makes sure that a model may get its name, and finds out whether another process has loaded the same already.
+
+        Raises:
+            PyTritonInvalidOperationError: A model of somebody else has it, or another process serves the name as well.
+            TritonServerError: The server refused to tell, or did not answer.
+        """
+        name = model.name
+        model.shared_endpoint = None
+        if any(other.name == name for other in self._host.models):
+            self._refuse_shared(name)
+            return
+        there = self._find(model)
+        if model.shared_endpoint is None:
+            if there is not None and not self._replace_models:
+                raise PyTritonInvalidOperationError(
+                    f"The server at {self._url} has a model {name!r} that was not bound here, and that is "
+                    "not the same: to serve a model together, name, version, tensors and configuration have to agree. "
+                    "Bind under another name, or make RemoteTriton with replace_models=True if that one may be "
+                    "replaced, for example because the process that served it has died."
+                )
+            if there is not None and (there.has_replaced or self._is_in_repository(name, there)):
+                self._replaced.add(name)
+            self._revisions[name] = (secrets.token_hex(4), 0)
+
+    def _is_in_repository(self, name: str, there: ServedModel) -> bool:
+        """Whether the server can load again what it serves under a name; what came with the call to load it cannot."""
+        return there.digest is None and any(state.name == name and state.is_loaded for state in self._control.index())
+
+    def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
+        """Makes the server serve these versions under a name, and no others; see `hosting.Placement`."""
+        if not models:
+            return self._take_off(name, timeout_s)
+        if len(models) == 1 and models[0].shared_endpoint is not None:
+            # Another process has loaded it.
+            return True
+        self._refuse_shared(name)
+        origin, number = self._revisions[name]
+        number = max([number, *(model.generation for model in models)])
+        folder = self._host.endpoints
+        membership = self._memberships.get(name)
+        if membership is None or membership.folder != folder:
+            self._memberships[name] = Membership(folder, name)
+            if membership is not None:
+                membership.close()
+                remove_abandoned(membership.folder.parent)
+        self._load(name, models, f"{origin}.{number}", timeout_s)
+        self._revisions[name] = (origin, number)
+        return True
+
+    def has_others(self, names: Collection[str]) -> bool:
+        """Tells whether the server has, or may have, models beside these."""
+        return has_others(self._control, names)
+
+    def mend(self, name: str, *, was_away: bool) -> bool:
+        """Brings a name back where that is ours to do; tells whether its workers may be expected to attach.
+
+        Args:
+            name: The name.
+            was_away: Whether the server did not answer a moment ago.
+
+        Raises:
+            TritonServerError: The server refused, or did not answer.
+            PyTritonInvalidOperationError: Others serve the name as well, and would not fit any more.
+            OSError: A file is in the way.
+        """
+        models = [model for model in self._host.models if model.name == name]
+        membership = self._memberships[name]
+        with exclusively(membership.folder, name, _LEAVING_DEADLINE_S) as is_our_turn:
+            there = self._served(name) if is_our_turn else None
+            if there is not None and there.endpoint is not None:
+                if there.endpoint in self._endpoints_of(name):
+                    return True
+                if len(models) == 1 and there.digest == digest_of(models) and self._join(models[0], there):
+                    # Both had the same idea, and the other one was later.
+                    self._host.move(models[0], there.endpoint)
+                    return True
+                return False
+            if there is not None or not is_our_turn:
+                return False
+            if not was_away and not self._has_ended(name):
+                # Somebody has unloaded it.
+                return False
+            logger.info("The server at %s was started again: model %s is loaded again.", self._url, name)
+            self._load(name, models, f"{secrets.token_hex(4)}.0", LOAD_DEADLINE_S)
+            return True
+
+    def _has_ended(self, name: str) -> bool:
+        """Tells whether the server that had a model has ended; another one may have taken its place at once."""
+        watch = self._servers.get(name)
+        if watch is not None and watch.has_ended:
+            return True
+        # It may have ended before it could be watched. A model that is unloaded takes its socket with it.
+        return any(map(os.path.lexists, self._endpoints_of(name)))
+
+    def forget_all(self) -> None:
+        """Lets go of all names, whatever the server has."""
+        for name in list(self._memberships):
+            self._forget(name)
+
+    def _served(self, name: str) -> ServedModel | None:
+        """Gives what the server has under a name, if anything."""
+        is_ready = self._control.is_model_ready(name)
+        try:
+            # Asked for one that is not ready, too: newer servers say so of a model whose workers are gone.
+            return ServedModel.from_config(self._control.model_config(name))
+        except ControlError as error:
+            if error.reason is None:
+                raise
+            logger.debug("The server does not tell the configuration of %r: %s", name, error)
+        is_there = is_ready or any(state.name == name for state in self._control.index())
+        return ServedModel(None, None) if is_there else None
+
+    def _find(self, model: BoundModel) -> ServedModel | None:
+        """Gives what is in the way of a model. Where it is the same, bound by a process that lives, joins that."""
+        deadline = time.monotonic() + _LEAVING_DEADLINE_S
+        while (there := self._served(model.name)) is not None and there.digest == digest_of([model]):
+            if there.endpoint is not None and not os.path.lexists(there.endpoint):
+                # Whoever loaded it is dead, and the files are removed already.
+                return None
+            try:
+                return there if self._join(model, there) or not there.is_within_reach else None
+            except OSError as error:
+                # Somebody is about to be the last to leave, and to unload it.
+                logger.debug("Model %r cannot be joined: %s", model.name, error)
+                if time.monotonic() >= deadline:
+                    return there
+                time.sleep(_POLL_S)
+        return there
+
+    def _join(self, model: BoundModel, there: ServedModel) -> bool:
+        """Lets a model be served at the socket of another process that has loaded it; False if there is none any more.
+
+        Raises:
+            OSError: It is about to be unloaded.
+        """
+        name = model.name
+        if there.endpoint is None or not there.is_within_reach:
+            return False
+        membership = Membership(there.endpoint.parent, name)
+        is_shared = membership.is_shared()
+        if not is_shared or self._served(name) != there:
+            membership.close()
+            if is_shared:
+                raise FileNotFoundError(f"{there.endpoint} is not that of the model any more")
+            return False
+        logger.info("Model %s is on the server already, bound by another process: both serve it from now on.", name)
+        old = self._memberships.pop(name, None)
+        if old is not None:
+            old.close()
+        self._memberships[name] = membership
+        if there.has_replaced:
+            self._replaced.add(name)
+        self._revisions.setdefault(name, (secrets.token_hex(4), 0))
+        self._placed[name] = there
+        model.shared_endpoint = there.endpoint
+        self._look_at_server(model)
+        return True
+
+    def _take_off(self, name: str, timeout_s: float) -> bool:
+        membership = self._memberships.get(name)
+        if membership is None:
+            # It was never loaded.
+            self._forget(name)
+            return True
+        if not membership.leave_as_last():
+            self._forget(name)
+            return False
+        try:
+            # Not what somebody else has put there in the meantime.
+            if self._served(name) == self._placed.get(name) and not self._put_back(name, timeout_s):
+                self._control.unload(name, timeout_s)
+        except BaseException:
+            with contextlib.suppress(BlockingIOError):
+                membership.stay()
+            raise
+        self._forget(name)
+        return True
+
+    def _put_back(self, name: str, timeout_s: float) -> bool:
+        """Gives a name back to the model of the server's own that had it; tells whether that could be done."""
+        if name not in self._replaced:
+            return False
+        try:
+            # Beside ours, which answers what it has got and is unloaded then: no request finds nobody.
+            self._control.load(name, timeout_s)
+        except ControlError as error:
+            logger.warning(
+                "The model %r of the server at %s, which was replaced by one from here, cannot be put back: %s",
+                name, self._url, error,
+            )  # fmt: skip
+            return False
+        logger.info("The server at %s serves its own model %s again.", self._url, name)
+        return True
+
+    def _endpoints_of(self, name: str) -> list[Path]:
+        return [model.endpoint(self._host.endpoints) for model in self._host.models if model.name == name]
+
+    def _forget(self, name: str) -> None:
+        self._revisions.pop(name, None)
+        self._replaced.discard(name)
+        membership = self._memberships.pop(name, None)
+        self._placed.pop(name, None)
+        if membership is not None:
+            membership.close()
+            # If whoever made the folder has left before.
+            remove_abandoned(membership.folder.parent)
+        watch = self._servers.pop(name, None)
+        if watch is not None:
+            watch.close()
+
+    def _refuse_shared(self, name: str) -> None:
+        membership = self._memberships.get(name)
+        if membership is not None and membership.is_shared():
+            raise PyTritonInvalidOperationError(
+                f"Model {name!r} is served by another process, too, so its versions, tensors and configuration cannot "
+                "be changed from here alone. Change the callable alone, or unbind it in all other processes first."
+            )
+
+    def _load(self, name: str, models: Sequence[BoundModel], revision: str, timeout_s: float) -> None:
+        endpoint = models[0].endpoint(self._host.endpoints) if len(models) == 1 else None
+        self._placed[name] = ServedModel(endpoint, digest_of(models), name in self._replaced)
+        try:
+            self._control.load(name, timeout_s, self._upload(models, revision))
+        except ControlError as error:
+            if error.reason is None or _NOT_EXPLICIT not in error.reason:
+                raise
+            advice = f"{error.reason}. Start the server with --model-control-mode=explicit: it runs with none or poll"
+            raise ControlError(advice, reason=advice, status=error.status) from error
+        self._look_at_server(models[0])
+
+    def _look_at_server(self, model: BoundModel) -> None:
+        watch = self._servers.pop(model.name, None)
+        if watch is not None:
+            watch.close()
+        self._servers[model.name] = ServerProcessWatch(model.endpoint(self._host.endpoints))
+
+    def _upload(self, models: Sequence[BoundModel], revision: str) -> ModelUpload:
+        files = {LIBRARY_NAME: library_path().read_bytes()}
+        for model in models:
+            for name, text in model.side_files(self._host.endpoints):
+                files[f"{model.version}/{name}"] = text.encode()
+        # Triton looks at the configuration alone to see whether it has to load a version again.
+        parameters = {"pytriton_revision": revision, DIGEST_PARAMETER: digest_of(models)}
+        if models[0].name in self._replaced:
+            parameters[REPLACED_PARAMETER] = "true"
+        if len(models) == 1:
+            parameters[ENDPOINT_PARAMETER] = str(models[0].endpoint(self._host.endpoints))
+        return ModelUpload(models[0].config_json(parameters), files)

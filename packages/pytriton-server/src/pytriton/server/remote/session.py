@@ -1,0 +1,293 @@
+"""Models on a tritonserver that somebody else started on this machine; from the first contact to the end."""
+
+import logging
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterable
+
+from pytriton.client._core.tls import TlsSettings, make_ssl_context
+from pytriton.client._core.url import TritonUrl
+from pytriton.client.exceptions import (
+    PyTritonClientConnectionError,
+    PyTritonClientInferenceServerError,
+    PyTritonClientTimeoutError,
+)
+from pytriton.exceptions import PyTritonInvalidOperationError
+from pytriton.server.control.http import CALL_TIMEOUT_S, Control, ControlError, HttpControl
+from pytriton.server.errors import TritonServerError, TritonServerExitedError
+from pytriton.server.lifecycle.hosting import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, ModelHost
+from pytriton.server.lifecycle.readiness import StartCancelled
+from pytriton.server.lifecycle.session import DRAIN_DEADLINE_S
+from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.remote.models import LOAD_DEADLINE_S, RemoteModels
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.settings.security import TRITON_ACCESS_HEADER
+from pytriton.server.tritonserver.ports import Endpoint
+from pytriton.server.workspace import Workspace
+
+__all__ = ["MISSING_DEADLINE_S", "RemoteSession"]
+
+MISSING_DEADLINE_S = 5.0
+"""How long a model may be missing on a server that runs on, in seconds: whoever loads it again needs a moment."""
+
+_POLL_S = 0.1
+_ANSWER_AGE_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class RemoteSession:
+    """One stay of models on a server that somebody else started.
+
+    Triton gets each model with the call that loads it: its configuration, the native proxy backend and the side files.
+    The server needs nothing of ours on its disk, and nothing stays there.
+
+    Args:
+        url: Where the server listens.
+        access_token: The token that its protected endpoints ask for, if they do.
+        tls: Certificates, where the connection is encrypted.
+        workspace: The folder for the sockets, which is made by `start` and removed by `close`.
+        replace_models: Whether models of the same names that others have put there may be replaced.
+        comeback_s: How long the server may be away, in seconds, until it counts as gone.
+        on_unrecoverable: Called when a callable raised PyTritonUnrecoverableError.
+    """
+
+    def __init__(
+        self,
+        url: TritonUrl,
+        access_token: str | None,
+        tls: TlsSettings | None,
+        workspace: Workspace,
+        *,
+        replace_models: bool,
+        comeback_s: float,
+        on_unrecoverable: Callable[[BaseException], None],
+    ) -> None:
+        self._url = url
+        self._comeback_s = comeback_s
+        self._workspace = workspace
+        self._control = _control(url, access_token, tls)
+        self._models = RemoteModels(self._control, url.with_scheme, lambda: self._host, replace_models=replace_models)
+        self._host = ModelHost(
+            self._models,
+            workspace.endpoints_path,
+            is_running=self._has_answered,
+            log_tail=list,
+            on_unrecoverable=on_unrecoverable,
+        )
+        self._is_up = False
+        self._has_started = False
+        self._failure: TritonServerError | None = None
+        self.ended = threading.Event()
+        """Set by `close`."""
+        self._answered_at = 0.0
+        self._complete_at = 0.0
+        self._away_since: float | None = None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server has got its models and was not found to be gone."""
+        return self._has_started and self._is_up and self._failure is None
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the server does not answer right now, and is expected back."""
+        return self._away_since is not None
+
+    @property
+    def host(self) -> ModelHost:
+        """The models on the server."""
+        return self._host
+
+    def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+        """Waits for the server and loads `models`. After an error, `close` has to follow.
+
+        Args:
+            models: The models that are bound already.
+            timeout_s: How long the server may take to answer, in seconds.
+            cancelled: Asked again and again; True ends the wait.
+
+        Raises:
+            StartCancelled: `cancelled` said so.
+            PyTritonClientTimeoutError: The server did not answer in time.
+            PyTritonClientInferenceServerError: It does not let us see its models, for want of the right token most
+                likely.
+            PyTritonInvalidOperationError: A model of somebody else has the name of one of ours.
+            TritonModelLoadError: It refused a model, or a worker.
+            WorkspaceError: The workspace cannot be made.
+        """
+        self._workspace.create()
+        self._wait_listening(timeout_s, cancelled)
+        try:
+            self._control.index()
+        except ControlError as error:
+            raise self._unusable(error) from error
+        self._is_up = True
+        self._complete_at = time.monotonic()
+        for model in models:
+            self._models.claim(model)
+            self._host.load(model, timeout_s=LOAD_DEADLINE_S, stop_wanted=cancelled)
+        self._has_started = True
+
+    def claim(self, model: BoundModel) -> None:
+        """Makes sure that a model may get its name; see `RemoteModels.claim`."""
+        self._models.claim(model)
+
+    def mend(self) -> None:
+        """Loads again what the server has forgotten because it was started again. Does nothing if nothing is missing.
+
+        What is wrong for too long ends the session; see `failure`.
+        """
+        if not self.is_running:
+            return
+        now = time.monotonic()
+        missing = [model for model in self._host.models if not model.is_attached]
+        if not missing and self._away_since is None:
+            if not self._host.models and not self._control.is_listening():
+                self._note_away(now)
+            self._complete_at = now
+            return
+        if not self._control.is_listening():
+            self._note_away(now)
+            return
+        if not missing:
+            self._note_back()
+            return
+        try:
+            names = dict.fromkeys(model.name for model in missing)
+            is_waiting = [self._models.mend(name, was_away=self._away_since is not None) for name in names]
+        except (TritonServerError, PyTritonInvalidOperationError, OSError) as error:
+            logger.warning("The models cannot be loaded again yet: %s", error)
+            self._note_away(now)
+            return
+        if all(is_waiting):
+            self._note_back()
+        elif now - self._complete_at > MISSING_DEADLINE_S:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """Ends the session where not everything is as it should be."""
+        models = self._host.models
+        if self._failure is not None or (models and all(model.is_attached for model in models)):
+            return
+        if not self._control.is_listening():
+            self._failure = TritonServerExitedError(
+                f"The tritonserver at {self._url.with_scheme} does not answer any more. Start it again, then connect "
+                "again: it has forgotten the models."
+            )
+        elif models:
+            names = ", ".join(sorted({repr(model.name) for model in models if not model.is_attached}))
+            self._failure = TritonServerError(
+                f"The tritonserver at {self._url.with_scheme} does not serve {names} from here any more: somebody has "
+                "unloaded or replaced what was bound. Connect again to load it."
+            )
+        if self._failure is not None:
+            logger.error("%s", self._failure)
+
+    @property
+    def failure(self) -> TritonServerError | None:
+        """Why the session is over although nobody has closed it."""
+        return self._failure
+
+    def answers(self) -> bool:
+        """Asks the server whether it answers."""
+        return self._control.is_listening()
+
+    def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
+        """Takes the models off the server when their requests are answered.
+
+        Args:
+            hurried: Asked again and again; True ends all patience.
+            linger_s: Without effect: the readiness of this server is not ours to change.
+        """
+        self.ended.set()
+        try:
+            if self._is_up and self._host.models and self._control.is_listening():
+                self._host.unload_all(timeout_s=LOAD_DEADLINE_S, patience_s=DRAIN_DEADLINE_S, stop_wanted=hurried)
+        finally:
+            self._is_up = False
+            try:
+                self._host.stop_workers(HURRIED_DEADLINE_S if hurried() else WORKER_DEADLINE_S)
+            finally:
+                self._models.forget_all()
+                self._control.close()
+                self._workspace.clean()
+
+    def _note_away(self, now: float) -> None:
+        if self._away_since is None:
+            self._away_since = now
+            logger.warning("The tritonserver at %s does not answer any more. It is waited for.", self._url.with_scheme)
+        elif now - self._away_since > self._comeback_s:
+            self.give_up()
+
+    def _note_back(self) -> None:
+        self._complete_at = time.monotonic()
+        if self._away_since is not None:
+            self._away_since = None
+            logger.info("The tritonserver at %s answers again.", self._url.with_scheme)
+
+    def _wait_listening(self, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self._control.is_listening(max(_POLL_S, min(CALL_TIMEOUT_S, deadline - time.monotonic()))):
+            if cancelled():
+                raise StartCancelled
+            if time.monotonic() >= deadline:
+                raise PyTritonClientTimeoutError(
+                    f"No tritonserver answered at {self._url.with_scheme} within {timeout_s:g} s. Is it running, and "
+                    "is the address right?",
+                    url=self._url.with_scheme,
+                    timeout_s=timeout_s,
+                    waited_for="server",
+                    missing="server",
+                )
+            time.sleep(min(_POLL_S, max(0.0, deadline - time.monotonic())))
+
+    def _unusable(self, error: ControlError) -> Exception:
+        url = self._url.with_scheme
+        # A server that wants a token has the same status over gRPC.
+        if isinstance(error.__cause__, ssl.SSLError) or (error.reason or "").startswith("failed to connect"):
+            advice = (
+                "If an authority of your own has signed the server's certificate, name it with "
+                "RemoteTriton(tls=TlsSettings(ca_file=...))"
+                if self._url.is_encrypted
+                else "If the server encrypts, use grpcs://"
+            )
+            return PyTritonClientConnectionError(
+                f"The server at {url} listens, but no connection to it came about: {str(error).rstrip('.')}. {advice}.",
+                url=url,
+            )
+        if error.reason is None:
+            return PyTritonClientTimeoutError(
+                f"The tritonserver at {url} listens, but does not answer: {error}", url=url, missing="server"
+            )
+        return PyTritonClientInferenceServerError(
+            f"The server at {url} does not let its models be seen: {error.reason}. If it is protected, pass its token "
+            "as RemoteTriton(access_token=...); Triton.get_access_token() has it.",
+            url=url,
+            status=error.status,
+            server_message=error.reason,
+        )
+
+    def _has_answered(self) -> bool:
+        """Tells whether the server answers, as of a moment ago."""
+        if not self._is_up or self._failure is not None:
+            return False
+        now = time.monotonic()
+        if now - self._answered_at > _ANSWER_AGE_S:
+            if not self._control.is_listening():
+                return False
+            self._answered_at = now
+        return True
+
+
+def _control(url: TritonUrl, access_token: str | None, tls: TlsSettings | None) -> Control:
+    headers = {TRITON_ACCESS_HEADER: access_token} if access_token else {}
+    endpoint = Endpoint(setting="url", address=url.hostname, port=url.port, picked=False)
+    if url.protocol == "http":
+        return HttpControl(endpoint, headers, make_ssl_context(tls) if url.is_encrypted else None)
+    # Not at the top: its import takes longer than everything else here together.
+    from pytriton.client._grpc.transport import make_credentials
+    from pytriton.server.control.grpc import GrpcControl
+
+    return GrpcControl(endpoint, headers, TritonConfig(), credentials=make_credentials(url, tls))

@@ -1,0 +1,214 @@
+"""Models that several processes serve together on one server: who is among them, and who is the last.
+
+```
+<endpoints>/<name>.users   locked, shared, by each process that serves the model `name` there
+<endpoints>/<name>.load    locked by the process that is about to load it again
+```
+
+The locks go with their processes, however these end.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import select
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytriton.proxy_backend.system.forks import call_in_child, let_go_in_child, replace_descriptors
+from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.worker_watch import sockets_at
+from pytriton.server.tritonserver.ports import process_with_sockets
+from pytriton.server.workspace import USERS_SUFFIX
+
+__all__ = [
+    "DIGEST_PARAMETER",
+    "ENDPOINT_PARAMETER",
+    "REPLACED_PARAMETER",
+    "Membership",
+    "ServedModel",
+    "ServerProcessWatch",
+    "digest_of",
+    "exclusively",
+]
+
+ENDPOINT_PARAMETER = "pytriton_endpoint"
+"""Parameter of the configuration that has the path of the model's socket."""
+DIGEST_PARAMETER = "pytriton_digest"
+"""Parameter of the configuration that has `digest_of` the model."""
+REPLACED_PARAMETER = "pytriton_replaced"
+"""Parameter of the configuration of a model that has taken the place of one from the server's own repository."""
+
+_LOAD_SUFFIX = ".load"
+_POLL_S = 0.02
+
+
+def digest_of(models: Sequence[BoundModel]) -> str:
+    """Gives what two processes have in common that bind the same: names, versions, tensors, configuration."""
+    parts = [models[0].config_text]
+    for model in models:
+        # Where the socket is does not matter, what else the proxy is told does.
+        anywhere = Path("/")
+        settings = [line for _, text in model.side_files(anywhere) for line in text.splitlines()]
+        parts += [str(model.version), *(line for line in settings if not line.startswith("endpoint"))]
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model that a server has, whoever put it there."""
+
+    endpoint: Path | None
+    """Where its workers meet it; None where it is none of ours, or has several versions."""
+    digest: str | None
+    """See `digest_of`; None where it is none of ours."""
+    has_replaced: bool = False
+    """Whether it is one of ours, and has taken the place of one from the server's own repository."""
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> "ServedModel":
+        """Reads the configuration that the server tells."""
+        parameters = config.get("parameters") or {}
+        texts = {name: str(value.get("string_value", "")) for name, value in parameters.items()}
+        endpoint = texts.get(ENDPOINT_PARAMETER)
+        return cls(
+            endpoint=Path(endpoint) if endpoint else None,
+            digest=texts.get(DIGEST_PARAMETER),
+            has_replaced=REPLACED_PARAMETER in texts,
+        )
+
+    @property
+    def is_within_reach(self) -> bool:
+        """Whether its socket is there, and a process of this user has made it."""
+        try:
+            return (
+                self.endpoint is not None and self.endpoint.is_socket() and self.endpoint.stat().st_uid == os.getuid()
+            )
+        except OSError:
+            return False
+
+
+class Membership:
+    """That this process is among those who serve a model.
+
+    Args:
+        folder: Where the model's socket is.
+        name: Name of the model.
+
+    Raises:
+        OSError: The file for it cannot be made, or somebody is just about to be the last to leave.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.folder = folder
+        self._path = folder / f"{name}{USERS_SUFFIX}"
+        self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            if os.fstat(self._fd).st_ino != os.stat(self._path).st_ino:
+                raise FileNotFoundError(f"{self._path} was removed meanwhile")
+        except BaseException:
+            os.close(self._fd)
+            raise
+        call_in_child(self, Membership._let_go)
+
+    def is_shared(self) -> bool:
+        """Tells whether there are others."""
+        is_shared = not self.leave_as_last()
+        # Of what was held nothing is left by a failed attempt; the others hold no more than a share.
+        with contextlib.suppress(BlockingIOError):
+            self.stay()
+        return is_shared
+
+    def leave_as_last(self) -> bool:
+        """Shuts everybody else out if there is nobody else; tells whether that is so. If not, it is over for us.
+
+        `close` or `stay` has to follow. Of several who do this at the same time, one is the last.
+        """
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+    def stay(self) -> None:
+        """Takes `leave_as_last` back.
+
+        Raises:
+            BlockingIOError: Somebody else is about to be the last.
+        """
+        fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def close(self) -> None:
+        """Ends it. The file goes with the last one."""
+        if self._fd >= 0:
+            if self.leave_as_last():
+                for suffix in (USERS_SUFFIX, _LOAD_SUFFIX):
+                    self._path.with_suffix(suffix).unlink(missing_ok=True)
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+    def _let_go(self) -> None:
+        """In a forked child: the share is the parent's."""
+        replace_descriptors([self._fd])
+        self._fd = -1
+
+
+@contextlib.contextmanager
+def exclusively(folder: Path, name: str, timeout_s: float) -> Iterator[bool]:
+    """Does something that only one of those who serve a model may do at a time; gives whether it is our turn.
+
+    Args:
+        folder: Where the model's socket is.
+        name: Name of the model.
+        timeout_s: How long to wait for our turn, in seconds.
+    """
+    fd = os.open(folder / f"{name}{_LOAD_SUFFIX}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(fd, "r+b", buffering=0) as file:
+        let_go_in_child(file)
+        deadline = time.monotonic() + timeout_s
+        is_ours = False
+        while not is_ours:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                is_ours = True
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    break
+                time.sleep(_POLL_S)
+        yield is_ours
+
+
+class ServerProcessWatch:
+    """Tells whether the process behind a socket has ended, also where another one has taken its place since.
+
+    Args:
+        endpoint: The socket of a model that is loaded.
+    """
+
+    def __init__(self, endpoint: Path) -> None:
+        self._pidfd: int | None = None
+        # In another container the process may have no number here, or the system cannot watch it.
+        pid = process_with_sockets({inode for _, inode in sockets_at(endpoint)})
+        with contextlib.suppress(OSError, AttributeError):
+            self._pidfd = None if pid is None else os.pidfd_open(pid)
+        call_in_child(self, lambda watch: replace_descriptors([watch._pidfd]))
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended, as far as that can be known."""
+        if self._pidfd is None:
+            return False
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return bool(poller.poll(0))
+
+    def close(self) -> None:
+        """Stops watching."""
+        pidfd, self._pidfd = self._pidfd, None
+        if pidfd is not None:
+            os.close(pidfd)

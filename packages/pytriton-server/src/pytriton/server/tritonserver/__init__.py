@@ -1,0 +1,1 @@
+"""tritonserver itself: the executable, its command line, process, ports and version."""

@@ -1,0 +1,175 @@
+"""From settings to the command line of tritonserver."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.settings.front_ends import is_on_vertex_ai
+from pytriton.server.settings.rules import Restriction, parse_restriction
+from pytriton.server.settings.security import TRITON_ACCESS_HEADER, TritonSecurityConfig
+from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts
+
+__all__ = [
+    "EXIT_TIMEOUT_S",
+    "QUIET_WITHOUT_GPU",
+    "ServerFolders",
+    "build_command",
+    "control_headers",
+    "has_gpu",
+    "redacted",
+    "secrets_of",
+]
+
+EXIT_TIMEOUT_S = 1
+"""How long tritonserver waits for open connections after its requests are done, in seconds, unless the user says."""
+
+METRICS_INTERVAL_MS = 500
+"""How often the metrics of the CPU are collected, in milliseconds, unless the user says. Those of a GPU cost more."""
+
+QUIET_WITHOUT_GPU = ("CudaDriverHelper has not been initialized", "CUDA driver version is insufficient")
+"""What tritonserver complains about on a machine without a GPU, where it means nothing."""
+
+_RESTRICTED = {"http": "http_restricted_api", "grpc": "grpc_restricted_protocol"}
+_SECRET_OPTIONS = tuple("--" + name.replace("_", "-") + "=" for name in _RESTRICTED.values())
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFolders:
+    """Where tritonserver finds things."""
+
+    executable: Path
+    models: Path
+    """The model repository of the bound models."""
+    backends: Path
+    caches: Path | None
+    """Folder of cache libraries, if there is one."""
+
+
+def build_command(
+    config: TritonConfig, security: TritonSecurityConfig, folders: ServerFolders, ports: ReservedPorts
+) -> list[str]:
+    """Gives program and arguments. What the user set is never changed; what is unset gets what this package needs.
+
+    Args:
+        config: The settings.
+        security: The token and what it protects.
+        folders: Where tritonserver finds things.
+        ports: The ports to listen on, in place of those in `config`.
+    """
+    values: dict[str, object] = {field.name: getattr(config, field.name) for field in fields(config)}
+    for endpoint in ports:
+        values[endpoint.setting] = endpoint.port
+        address = endpoint.setting.removesuffix("_port") + "_address"
+        if values.get(address) is not None or endpoint.is_ipv6:
+            values[address] = _address(endpoint)
+    if ports.triton_metrics is not None:
+        # Where the user wants the metrics is for the page that includes these.
+        values["metrics_address"] = ports.triton_metrics.address
+    values["model_repository"] = [folders.models, *([config.model_repository] if config.model_repository else [])]
+    defaults: dict[str, object] = {
+        # A model that cannot be loaded is told by name and reason, which an exit code cannot.
+        "exit_on_error": False,
+        # Requests are waited for before the server is told to end; what remains are idle connections.
+        "exit_timeout_secs": EXIT_TIMEOUT_S,
+        "allow_gpu_metrics": None if has_gpu() else False,
+        "cache_directory": folders.caches,
+        # Its thread sleeps for half of the interval, and the end of the server waits for it.
+        "metrics_interval_ms": None if has_gpu() else METRICS_INTERVAL_MS,
+        **_protocols_on_vertex_ai(),
+    }
+    for name, value in defaults.items():
+        if values[name] is None:
+            values[name] = value
+    command = [str(folders.executable)]
+    for name, value in values.items():
+        command += _options(name, value)
+    command += [
+        f"--backend-directory={folders.backends}",
+        "--model-control-mode=explicit",
+        "--load-model=*",
+    ]
+    if not has_gpu():
+        command.append("--pinned-memory-pool-byte-size=0")
+    return command + _restrictions(config, security)
+
+
+def redacted(command: Sequence[str]) -> str:
+    """Gives a command as text for logs and errors, without the tokens in it."""
+    # <option>=<groups>:<header>=<token>, and a token may hold "=" itself.
+    return " ".join(
+        "=".join([*part.split("=", 2)[:2], "***"]) if part.startswith(_SECRET_OPTIONS) else part for part in command
+    )
+
+
+def secrets_of(command: Sequence[str]) -> list[str]:
+    """Gives the tokens in a command."""
+    return [part.split("=", 2)[2] for part in command if part.startswith(_SECRET_OPTIONS)]
+
+
+def control_headers(config: TritonConfig, security: TritonSecurityConfig, protocol: str) -> dict[str, str]:
+    """Gives the headers with which this package's own calls pass every restriction, the user's included.
+
+    Args:
+        config: The settings.
+        security: The token and what it protects.
+        protocol: `"http"` or `"grpc"`.
+    """
+    headers = {}
+    restriction = _restriction(config, protocol)
+    if security.access_token:
+        headers[TRITON_ACCESS_HEADER] = security.access_token
+    if restriction is not None:
+        # Equal names with other values are refused before the start, unless this package's token protects nothing.
+        headers = {name: value for name, value in headers.items() if name.lower() != restriction.header.lower()}
+        headers[restriction.header] = restriction.value
+    return headers
+
+
+def has_gpu() -> bool:
+    """Tells whether this machine shows an NVIDIA GPU to this process."""
+    return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"))
+
+
+def _options(name: str, value: object) -> list[str]:
+    option = "--" + name.replace("_", "-")
+    if value is None:
+        return []
+    if isinstance(value, list):
+        return [f"{option}={item}" for item in value]
+    if isinstance(value, bool):
+        return [f"{option}={str(value).lower()}"]
+    return [f"{option}={value}"]
+
+
+def _address(endpoint: Endpoint) -> str:
+    if not endpoint.is_ipv6:
+        return endpoint.address
+    # The two services read addresses of IPv6 in different forms.
+    return f"[{endpoint.address}]" if endpoint.setting == "grpc_port" else f"ipv6:{endpoint.address}"
+
+
+def _protocols_on_vertex_ai() -> dict[str, bool]:
+    """On Vertex AI tritonserver serves neither HTTP nor gRPC unless told to, and could not be asked for anything."""
+    return {"allow_http": True, "allow_grpc": True} if is_on_vertex_ai() else {}
+
+
+def _restriction(config: TritonConfig, protocol: str) -> Restriction | None:
+    name = _RESTRICTED[protocol]
+    text = getattr(config, name)
+    return parse_restriction(text, f"TritonConfig.{name}") if text else None
+
+
+def _restrictions(config: TritonConfig, security: TritonSecurityConfig) -> list[str]:
+    if not security.access_token:
+        return []
+    options = []
+    for protocol, name in _RESTRICTED.items():
+        # tritonserver refuses a group that is named twice, and what the user set for it goes first.
+        own = _restriction(config, protocol)
+        groups = [group for group in security.restricted_endpoints or () if own is None or group not in own.groups]
+        if groups:
+            option = "--" + name.replace("_", "-")
+            options.append(f"{option}={','.join(groups)}:{TRITON_ACCESS_HEADER}={security.access_token}")
+    return options

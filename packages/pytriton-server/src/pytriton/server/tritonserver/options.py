@@ -1,0 +1,91 @@
+"""Options that not every tritonserver has: those of releases after 2.51, and those of parts that a build may lack.
+
+An option that a server does not know ends it before it logs anything but its usage. So where one of these is set, the
+server is asked for its `--help` first, which takes it some 12 ms.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import re
+import subprocess
+from pathlib import Path
+
+from pytriton.exceptions import PyTritonValidationError
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.tritonserver.binary import TritonServerBinary
+from pytriton.server.tritonserver.version import describe_server_version
+
+__all__ = ["NEEDED_SERVER", "check_options", "known_options"]
+
+NEEDED_SERVER = {
+    "grpc_max_response_pool_size": "tritonserver 2.56 or later",
+    "grpc_infer_thread_count": "tritonserver 2.57 or later",
+    "http_max_input_size": "tritonserver 2.59 or later",
+    "allow_client_shm": "tritonserver 2.68 or later",
+    "trace_config": "a tritonserver that was built with tracing",
+}
+"""Fields of `TritonConfig` whose option not every server knows, each with the servers that do."""
+
+_DEADLINE_S = 60.0
+_OPTION = re.compile(r"^\s+--([a-z0-9][a-z0-9-]*)", re.MULTILINE)
+
+logger = logging.getLogger(__name__)
+
+
+def check_options(config: TritonConfig, binary: TritonServerBinary) -> None:
+    """Checks that the server knows the options that are set.
+
+    Args:
+        config: The settings.
+        binary: The server that is to be started with them.
+
+    Raises:
+        PyTritonValidationError: It does not know one of them. The text names its version.
+    """
+    given = [name for name in NEEDED_SERVER if getattr(config, name) is not None]
+    known = known_options(binary) if given else frozenset[str]()
+    if not known:
+        # Nothing to ask, or no answer: whether it starts is the server's to say.
+        return
+    for name in given:
+        option = name.replace("_", "-")
+        if option not in known:
+            raise PyTritonValidationError(
+                f"TritonConfig.{name} needs {NEEDED_SERVER[name]}; {binary.executable} is "
+                f"{describe_server_version(binary)} and has no option --{option}. Leave it unset, or name "
+                "another server with PYTRITON_TRITONSERVER_DIR.",
+                expected=NEEDED_SERVER[name],
+                received=str(binary.executable),
+            )
+
+
+def known_options(binary: TritonServerBinary) -> frozenset[str]:
+    """Gives the names of all options of a server, such as `http-port`; none where it does not list them."""
+    try:
+        status = binary.executable.stat()
+    except OSError:
+        # It is about to be started, which says what is wrong with it.
+        return frozenset()
+    return _listed_options(binary.executable, status.st_ino, status.st_mtime_ns, status.st_size)
+
+
+@functools.lru_cache(maxsize=8)
+def _listed_options(executable: Path, *_identity: int) -> frozenset[str]:
+    try:
+        done = subprocess.run(
+            [str(executable), "--help"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            timeout=_DEADLINE_S,
+            check=False,
+            text=True,
+            errors="replace",
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        logger.debug("%s does not list its options: %s", executable, error)
+        return frozenset()
+    # Its exit code is 1 although nothing went wrong.
+    return frozenset(_OPTION.findall(done.stdout))

@@ -1,0 +1,390 @@
+"""The ports of a server: picked, checked, and held until the server has bound them.
+
+A port is held by a socket that is bound but does not listen. Linux then gives it to nobody who asks for any free port,
+but tritonserver, which sets SO_REUSEADDR as the holding socket does, may bind it. The page of metrics is served by this
+process: its socket listens from the beginning.
+"""
+
+import contextlib
+import errno
+import os
+import random
+import socket
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytriton.exceptions import PyTritonValidationError
+from pytriton.proxy_backend.system.forks import let_go_in_child
+from pytriton.proxy_backend.system.shortage import explain
+from pytriton.server.errors import PortInUseError
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.settings.front_ends import vertex_ai_is_on
+from pytriton.server.settings.rules import parse_port_range
+
+__all__ = [
+    "Endpoint",
+    "ReservedPorts",
+    "find_listener",
+    "fixed_places",
+    "port_setting_of_bind_failure",
+    "process_with_sockets",
+    "reserve_ports",
+    "taken",
+]
+
+_ANY_ADDRESS = "0.0.0.0"
+_LISTENING = "0A"
+_LOOPBACK_ADDRESS = "127.0.0.1"
+_METRICS = "metrics_port"
+_SAGEMAKER = "sagemaker_port"
+# As tritonserver words it, with the address in front: "Socket '127.0.0.1:8000' already in use".
+_IN_USE = "already in use"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Endpoint:
+    """One place that the server listens at."""
+
+    setting: str
+    """Name of the `TritonConfig` field that holds the port."""
+    address: str
+    """Address to bind, a number: names are looked up, as tritonserver does not do for every service."""
+    port: int
+    picked: bool
+    """Whether the port was chosen here, the setting being 0."""
+
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether the address is one of IPv6."""
+        return ":" in self.address
+
+    @property
+    def host(self) -> str:
+        """Address for a caller on this machine."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}.get(self.address, self.address)
+
+    @property
+    def authority(self) -> str:
+        """`host:port` as in a URL."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class ReservedPorts:
+    """The endpoints of one server by setting, their ports held until `release`."""
+
+    def __init__(self, endpoints: dict[str, Endpoint], holders: list[socket.socket]) -> None:
+        self._endpoints = endpoints
+        self._holders = holders
+        self._triton_metrics: Endpoint | None = None
+        self._metrics_listener: socket.socket | None = None
+
+    @property
+    def http(self) -> Endpoint | None:
+        """Endpoint of HTTP; None where it is not allowed."""
+        return self._endpoints.get("http_port")
+
+    @property
+    def grpc(self) -> Endpoint | None:
+        """Endpoint of gRPC; None where it is not allowed."""
+        return self._endpoints.get("grpc_port")
+
+    @property
+    def metrics(self) -> Endpoint | None:
+        """Endpoint of the page of metrics; None where they are not allowed."""
+        return self._endpoints.get(_METRICS)
+
+    @property
+    def triton_metrics(self) -> Endpoint | None:
+        """Endpoint of tritonserver's own metrics, which the page includes; None where they are not allowed."""
+        return self._triton_metrics
+
+    @property
+    def sagemaker(self) -> Endpoint | None:
+        """Endpoint of SageMaker's calls; None where they are not allowed."""
+        return self._endpoints.get(_SAGEMAKER)
+
+    @property
+    def vertex_ai(self) -> Endpoint | None:
+        """Endpoint of Vertex AI's calls; None where they are not allowed."""
+        return self._endpoints.get("vertex_ai_port")
+
+    def take_metrics_listener(self) -> socket.socket | None:
+        """Hands over the socket that listens for the page of metrics: `release` leaves it alone from now on."""
+        listener, self._metrics_listener = self._metrics_listener, None
+        return listener
+
+    def __iter__(self) -> Iterator[Endpoint]:
+        """Goes through the endpoints of tritonserver itself: the metrics' is not that of the page."""
+        for setting, endpoint in self._endpoints.items():
+            yield self._triton_metrics if setting == _METRICS and self._triton_metrics is not None else endpoint
+
+    def has(self, address: str, port: int) -> bool:
+        """Tells whether nobody else can listen at this address and port as long as the server does."""
+        places = [*self, *filter(None, [self.metrics])]
+        return any(each.port == port and _overlap(each.address, address) for each in places)
+
+    def hold_again(self) -> None:
+        """Holds tritonserver's ports once more, for another start of it.
+
+        Raises:
+            PortInUseError: Somebody else has taken one of them.
+        """
+        for endpoint in self:
+            self._holders.append(_hold(endpoint.setting, endpoint.address, endpoint.port))
+
+    def release(self) -> None:
+        """Lets go of the ports; to be called when the server has bound them, or never will."""
+        while self._holders:
+            self._holders.pop().close()
+        listener = self.take_metrics_listener()
+        if listener is not None:
+            listener.close()
+
+    def _listen_for_metrics(self, page: Endpoint, holder: socket.socket) -> None:
+        """Makes the page's port ours for good, and picks one for tritonserver's part of it, on this machine only."""
+        self._metrics_listener = holder
+        try:
+            holder.listen()
+        except OSError as error:
+            # Others may bind the port as long as nobody listens, and the first one who does has it.
+            if error.errno == errno.EADDRINUSE:
+                raise taken(page) from error
+            raise
+        own = _hold(_METRICS, _LOOPBACK_ADDRESS, 0)
+        self._holders.append(own)
+        self._triton_metrics = Endpoint(
+            setting=_METRICS, address=_LOOPBACK_ADDRESS, port=own.getsockname()[1], picked=True
+        )
+
+
+def reserve_ports(config: TritonConfig) -> ReservedPorts:
+    """Picks and holds the ports of a server.
+
+    Args:
+        config: The settings; a port 0 takes any free one.
+
+    Raises:
+        PortInUseError: A port is taken; the error names port, setting and, where it can be seen, who listens on it.
+        PyTritonValidationError: Two services are to use one port, or an address is none of this machine.
+    """
+    endpoints: dict[str, Endpoint] = {}
+    holders: list[socket.socket] = []
+    reserved = ReservedPorts(endpoints, holders)
+    try:
+        # Fixed ports first: a free one that is picked must not be one of them.
+        for setting, named, port in sorted(_wanted(config), key=lambda item: item[2] == 0):
+            address = _resolved(setting, named)
+            for other in endpoints.values():
+                if other.port == port and _overlap(other.address, address):
+                    raise PyTritonValidationError(
+                        f"TritonConfig.{other.setting} and TritonConfig.{setting} are both {port}: each service needs "
+                        "a port of its own. Set one of them to another port, or to 0 for any free one.",
+                        received=port,
+                    )
+            holder = _hold_allowed(config, setting, address, port)
+            endpoint = endpoints[setting] = Endpoint(
+                setting=setting, address=address, port=holder.getsockname()[1], picked=port == 0
+            )
+            if setting == _METRICS:
+                reserved._listen_for_metrics(endpoint, holder)
+            else:
+                holders.append(holder)
+    except BaseException:
+        reserved.release()
+        raise
+    return reserved
+
+
+def fixed_places(config: TritonConfig) -> list[tuple[str, int]]:
+    """Gives the addresses and ports that a server is to listen at, apart from those that are picked for it.
+
+    Args:
+        config: The settings.
+
+    Raises:
+        PyTritonValidationError: An address is none.
+    """
+    return [(_resolved(setting, named), port) for setting, named, port in _wanted(config) if port]
+
+
+def port_setting_of_bind_failure(lines: list[str], ports: ReservedPorts) -> Endpoint | None:
+    """Tells which endpoint tritonserver could not bind, going by the last lines of its log."""
+    for line in reversed(lines):
+        if _IN_USE in line:
+            for endpoint in ports:
+                if f":{endpoint.port}'" in line:
+                    return endpoint
+    return None
+
+
+def taken(endpoint: Endpoint, *, exit_code: int | None = None, log_lines: list[str] | None = None) -> PortInUseError:
+    """Makes the error for a port that somebody else has."""
+    return _taken(endpoint.setting, endpoint.address, endpoint.port, exit_code, log_lines or [])
+
+
+def find_listener(port: int) -> str | None:
+    """Says which process listens on a TCP port, such as `process 123 (python)`; None where that cannot be seen."""
+    pid = process_with_sockets(_listening_inodes(port))
+    if pid is None:
+        return None
+    with contextlib.suppress(OSError):
+        return f"process {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
+    return f"process {pid}"
+
+
+def process_with_sockets(inodes: Collection[str]) -> int | None:
+    """Gives a process that has one of these sockets open; None where that cannot be seen."""
+    if not inodes:
+        return None
+    links = {f"socket:[{inode}]" for inode in inodes}
+    for process in Path("/proc").glob("[0-9]*"):
+        # Processes come and go, and those of other users are not to be looked into.
+        with contextlib.suppress(OSError):
+            for descriptor in os.listdir(process / "fd"):
+                if os.readlink(process / "fd" / descriptor) in links:
+                    return int(process.name)
+    return None
+
+
+def _wanted(config: TritonConfig) -> Iterator[tuple[str, str, int]]:
+    http_address = config.http_address or _ANY_ADDRESS
+    if config.allow_http is not False:
+        yield "http_port", http_address, _default(config.http_port, 8000)
+    if config.allow_grpc is not False:
+        yield "grpc_port", config.grpc_address or _ANY_ADDRESS, _default(config.grpc_port, 8001)
+    if config.allow_metrics is not False:
+        yield _METRICS, config.metrics_address or http_address, _default(config.metrics_port, 8002)
+    if config.allow_sagemaker:
+        yield "sagemaker_port", _ANY_ADDRESS, _default(config.sagemaker_port, 8080)
+    if vertex_ai_is_on(config):
+        yield "vertex_ai_port", _ANY_ADDRESS, _default(config.vertex_ai_port, _vertex_ai_port())
+
+
+def _overlap(one: str, other: str) -> bool:
+    return one == other or bool({one, other} & {"0.0.0.0", "::"})
+
+
+def _default(port: int | None, default: int) -> int:
+    return default if port is None else port
+
+
+def _vertex_ai_port() -> int:
+    text = os.environ.get("AIP_HTTP_PORT") or "8080"
+    if not text.isdecimal() or not 0 < int(text) <= 65535:
+        raise PyTritonValidationError(
+            f"environment variable AIP_HTTP_PORT must be a port, 1 to 65535; got {text!r}.",
+            expected="1 to 65535",
+            received=text,
+        )
+    return int(text)
+
+
+def _resolved(setting: str, named: str) -> str:
+    """Gives the numeric form of an address. What tritonserver itself wants for IPv6, `ipv6:::1` or `[::1]`, is fine."""
+    field = _address_field(setting)
+    if named.startswith("unix:"):
+        raise PyTritonValidationError(
+            f"TritonConfig.{field} must be the address of a network interface, for clients reach no unix socket; got "
+            f"{named!r}. Set 127.0.0.1 for callers on this machine only.",
+            expected="a network address",
+            received=named,
+        )
+    host = named.removeprefix("ipv6:").removeprefix("ipv4:").removeprefix("[").removesuffix("]")
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:
+        raise PyTritonValidationError(
+            f"The address {named!r} of TritonConfig.{field} is none: {error}. Set an address or a name of this "
+            "machine, such as 127.0.0.1, ::1 or 0.0.0.0.",
+            expected="an address or a name of this machine",
+            received=named,
+        ) from error
+    # Where a name has several, IPv4 first: it is what callers without IPv6 reach, too.
+    found.sort(key=lambda item: item[0] != socket.AF_INET)
+    return str(found[0][4][0])
+
+
+def _address_field(setting: str) -> str:
+    field = setting.removesuffix("_port") + "_address"
+    return field if hasattr(TritonConfig, field) else setting
+
+
+def _hold_allowed(config: TritonConfig, setting: str, address: str, port: int) -> socket.socket:
+    """Holds a port within the range that SageMaker allows to others, if it is served and there is one."""
+    text = config.sagemaker_safe_port_range
+    if text is None or not config.allow_sagemaker or setting == _SAGEMAKER:
+        return _hold(setting, address, port)
+    first, last = parse_port_range(text, "TritonConfig.sagemaker_safe_port_range")
+    if port:
+        # tritonserver checks the services that share SageMaker's address.
+        if address == _ANY_ADDRESS and not first <= port <= last:
+            raise PyTritonValidationError(
+                f"TritonConfig.{setting}={port} is outside of TritonConfig.sagemaker_safe_port_range={text}. Set a "
+                "port in the range, or 0 for any free one of it.",
+                expected=text,
+                received=port,
+            )
+        return _hold(setting, address, port)
+    for candidate in random.sample(range(first, last + 1), last + 1 - first):
+        with contextlib.suppress(PortInUseError):
+            return _hold(setting, address, candidate)
+    raise PortInUseError(
+        f"No port in TritonConfig.sagemaker_safe_port_range={text} is free for TritonConfig.{setting}: widen the "
+        "range, or end what listens there.",
+        setting=setting,
+        address=address,
+    )
+
+
+def _hold(setting: str, address: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        holder = socket.socket(family, socket.SOCK_STREAM)
+        let_go_in_child(holder)
+        try:
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(target)
+        except BaseException:
+            holder.close()
+            raise
+        return holder
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise _taken(setting, address, port, None, []) from error
+        if error.errno == errno.EACCES:
+            raise PyTritonValidationError(
+                f"TritonConfig.{setting}={port} may not be bound by this user ({error.strerror}): ports below 1024 "
+                "usually need special rights. Set a higher one, or 0 for any free one.",
+                received=port,
+            ) from error
+        raise PyTritonValidationError(
+            f"The address {address!r} of TritonConfig.{_address_field(setting)} cannot be bound: "
+            + explain(error, "Set an address of this machine, such as 127.0.0.1 or 0.0.0.0."),
+            received=address,
+        ) from error
+
+
+def _taken(setting: str, address: str, port: int, exit_code: int | None, log_lines: list[str]) -> PortInUseError:
+    holder = find_listener(port)
+    return PortInUseError(
+        f"TritonConfig.{setting}={port} cannot be bound on {address}: {holder or 'another process'} listens on it "
+        f"already. Stop that one, or set {setting} to another port, or to 0 for any free one.",
+        setting=setting,
+        address=address,
+        port=port,
+        holder=holder,
+        exit_code=exit_code,
+        log_lines=log_lines,
+    )
+
+
+def _listening_inodes(port: int) -> set[str]:
+    inodes = set()
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        with contextlib.suppress(OSError):
+            for row in Path(table).read_text().splitlines()[1:]:
+                columns = row.split()
+                if columns[3] == _LISTENING and int(columns[1].rpartition(":")[2], 16) == port:
+                    inodes.add(columns[9])
+    return inodes

@@ -1,0 +1,400 @@
+"""tritonserver as a child process: start, log, end.
+
+One thread belongs to each process. It starts the child, reads its output, waits for its end and reports it. It has to
+be one thread, because the kernel sends the child its death signal when the thread that started it is gone.
+"""
+
+import collections
+import contextlib
+import errno
+import logging
+import os
+import re
+import resource
+import secrets as random_texts
+import select
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from pytriton.proxy_backend.system.forks import call_in_child, let_go_in_child, replace_descriptors
+from pytriton.server.errors import TritonServerStartError, describe_exit
+from pytriton.server.tritonserver import exec_shim
+from pytriton.server.tritonserver.argument_memory import wipe_arguments
+from pytriton.server.tritonserver.guard import GUARD_VARIABLE, Guard
+
+__all__ = ["DEATH_SIGNAL", "KILL_DEADLINE_S", "LOG_TAIL_LINES", "ExitReport", "ServerProcess"]
+
+LOG_TAIL_LINES = 200
+"""How many of the last log lines are kept."""
+KILL_DEADLINE_S = 10.0
+"""How long the end of a killed process is waited for, in seconds."""
+DEATH_SIGNAL = signal.SIGTERM
+"""What tritonserver gets when this process dies. It shuts down on it, which also removes its sockets; SIGKILL would
+not."""
+
+_SPAWN_DEADLINE_S = 30.0
+_READ_BYTES = 65536
+_LINE_BYTES = 16384
+# What a server may have closed since it failed to open something: a connection, an event loop.
+_SPARE_DESCRIPTORS = 4
+_POLL_WITHOUT_PIDFD_MS = 200
+# A process that inherited the pipe may hold it open after the server's end.
+_LAST_OUTPUT_DEADLINE_S = 0.5
+_SEVERITY = re.compile(r"([VIWEF])\d{4} ")
+_GUARD_IS_ACTIVE = "pytriton guard] active"
+_LEVELS = {
+    "V": logging.DEBUG,
+    "I": logging.INFO,
+    "W": logging.WARNING,
+    "E": logging.ERROR,
+    "F": logging.CRITICAL,
+}
+
+logger = logging.getLogger(__name__)
+output_logger = logging.getLogger("pytriton.tritonserver")
+
+
+class ExitReport:
+    """How a server process ended.
+
+    Args:
+        exit_code: As in `subprocess.Popen.returncode`: negative for a signal.
+        log_lines: The last lines that it wrote, oldest first.
+        expected: Whether `ServerProcess.stop` ended it.
+    """
+
+    def __init__(self, exit_code: int, log_lines: Sequence[str], expected: bool) -> None:
+        self.exit_code = exit_code
+        self.log_lines = tuple(log_lines)
+        self.expected = expected
+
+
+class ServerProcess:
+    """One tritonserver process.
+
+    Args:
+        command: Program and arguments.
+        environment: Its whole environment.
+        on_exit: Called once when the process has ended, in the thread that watches it. It must not wait for this
+            object.
+        log_file: Where the process was told to log instead of its output. Its end counts as the last output.
+        quiet: Lines that contain one of these go to the log at DEBUG, whatever their own severity.
+        secrets: Parts of the command that must not be seen. The guard puts them in where nobody sees them; without it
+            they are wiped out of what the system shows of the command, once the process has read them.
+        guard: What is loaded into the process.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        *,
+        on_exit: Callable[[ExitReport], None] | None = None,
+        log_file: Path | None = None,
+        quiet: Sequence[str] = (),
+        secrets: Sequence[str] = (),
+        guard: Guard | None = None,
+    ) -> None:
+        self._command = list(command)
+        self._environment = dict(environment)
+        self._on_exit = on_exit
+        self._log_file = log_file
+        self._quiet = tuple(quiet)
+        self._secrets = tuple(secrets)
+        self._guard = Guard() if guard is None else guard
+        self._is_guarded = False
+        self._tail: collections.deque[str] = collections.deque(maxlen=LOG_TAIL_LINES)
+        self._level = logging.INFO
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._spawn_error: OSError | None = None
+        self._spawned = threading.Event()
+        self._ended = threading.Event()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._watch, name="pytriton-tritonserver", daemon=True)
+        self._pidfd: int | None = None
+        call_in_child(self, lambda process: replace_descriptors([process._pidfd]))
+
+    def start(self) -> None:
+        """Starts the process. It has not opened a port yet when this returns.
+
+        Raises:
+            TritonServerStartError: The program does not exist or may not be run.
+        """
+        program = self._command[0]
+        if shutil.which(program) is None:
+            what = "is no program that this user may run" if os.path.exists(program) else "does not exist"
+            raise TritonServerStartError(
+                f"tritonserver cannot be started: {program} {what}. Set PYTRITON_TRITONSERVER_DIR to a folder with a "
+                "bin/tritonserver that can be run, or install pytriton-server again."
+            )
+        self._thread.start()
+        if not self._spawned.wait(_SPAWN_DEADLINE_S):
+            raise TritonServerStartError(
+                f"tritonserver was not started within {_SPAWN_DEADLINE_S:g} s: this machine is out of processes, "
+                "memory or time."
+            )
+        if self._spawn_error is not None:
+            error = self._spawn_error
+            raise TritonServerStartError(
+                f"tritonserver ({program}) cannot be started: {error.strerror or error}."
+            ) from error
+
+    @property
+    def pid(self) -> int | None:
+        """Process id; None before the start."""
+        return None if self._popen is None else self._popen.pid
+
+    @property
+    def exit_code(self) -> int | None:
+        """As in `subprocess.Popen.returncode`; None before the end."""
+        return self._popen.returncode if self._popen is not None and self._ended.is_set() else None
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the process was started and has not ended."""
+        return self._popen is not None and not self._ended.is_set()
+
+    @property
+    def is_guarded(self) -> bool:
+        """Whether the guard has said that it is there, which it does before the code of the server itself runs."""
+        return self._is_guarded
+
+    def maps_guard(self) -> bool:
+        """Tell whether the guard's library is in the memory of the process, if its line has not been read yet."""
+        library, pid = self._guard.library, self.pid
+        if library is None or pid is None:
+            return False
+        try:
+            return str(library.resolve()) in Path(f"/proc/{pid}/maps").read_text(errors="replace")
+        except OSError:
+            return False
+
+    @property
+    def log_tail(self) -> list[str]:
+        """The last lines that the process wrote, oldest first."""
+        return [*_last_lines(self._log_file), *self._tail][-LOG_TAIL_LINES:]
+
+    @property
+    def last_line(self) -> str:
+        """The last line that the process wrote; cheap."""
+        return self._tail[-1] if self._tail else ""
+
+    @property
+    def shortage(self) -> str:
+        """Says so where it has nearly as many files open as it may, as far as that can be seen; else empty."""
+        pid = self.pid
+        try:
+            count = 0 if pid is None else len(os.listdir(f"/proc/{pid}/fd"))
+            limit = resource.prlimit(pid or 0, resource.RLIMIT_NOFILE)[0]
+        except OSError:
+            return ""
+        is_short = limit != resource.RLIM_INFINITY and count + _SPARE_DESCRIPTORS >= limit
+        return f"It has {count} files open and may have {limit}: {os.strerror(errno.EMFILE)}." if is_short else ""
+
+    def wipe_secrets(self) -> None:
+        """Wipes the secrets out of the command line that the system shows; the process must have read it."""
+        secrets, self._secrets = self._secrets, ()
+        if self._guard.library is not None:
+            return
+        pid = self.pid
+        if secrets and pid is not None and self.is_running and not wipe_arguments(pid, secrets):
+            logger.debug("The system does not let the access token be wiped out of the command line of %d.", pid)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits for the end of the process; False if it has not ended after `timeout_s` seconds."""
+        return self._ended.wait(timeout_s)
+
+    def stop(self, patience_s: float, *, hurried: Callable[[], bool] = lambda: False) -> int | None:
+        """Ends the process: SIGINT, then after `patience_s` a warning and SIGKILL.
+
+        Args:
+            patience_s: How long it may take to end by itself, in seconds.
+            hurried: Asked again and again; True ends the patience at once.
+
+        Returns:
+            The exit code; None if it never ran, or if not even SIGKILL ended it in `KILL_DEADLINE_S`.
+        """
+        self._stopping = True
+        popen = self._popen
+        if popen is None:
+            return None
+        if not self._ended.is_set():
+            popen.send_signal(signal.SIGINT)
+            deadline = time.monotonic() + patience_s
+            try:
+                while not self._ended.wait(min(0.05, max(0.0, deadline - time.monotonic()))):
+                    # A process that is stopped (SIGSTOP, a debugger) or hangs acts on no signal but SIGKILL.
+                    if hurried() or time.monotonic() >= deadline:
+                        self._kill(popen)
+                        break
+            except BaseException:
+                # A second Ctrl+C. Whoever gets it cannot be relied on to come back for the process.
+                self._kill(popen)
+                raise
+        if self._thread is not threading.current_thread():
+            self._thread.join(_LAST_OUTPUT_DEADLINE_S + 1.0)
+        return self.exit_code
+
+    def _kill(self, popen: "subprocess.Popen[bytes]") -> None:
+        logger.warning("tritonserver (pid %d) has not ended on SIGINT in time: it gets SIGKILL now.", popen.pid)
+        # It leads a process group of its own, with the stubs of Triton's Python backend in it; gone if it just ended.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(popen.pid, signal.SIGKILL)
+        if not self._ended.wait(KILL_DEADLINE_S):
+            logger.error("tritonserver (pid %d) is still there %.0f s after SIGKILL.", popen.pid, KILL_DEADLINE_S)
+
+    def _watch(self) -> None:
+        command, environment = self._shimmed()
+        try:
+            self._popen = popen = subprocess.Popen(
+                command,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                # Ctrl+C in a terminal goes to the whole group in front: the server's stop is ours to order.
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._spawn_error = error
+            self._spawned.set()
+            return
+        self._spawned.set()
+        try:
+            assert popen.stdout is not None  # Popen was asked for a pipe
+            let_go_in_child(popen.stdout)
+            with popen.stdout as output:
+                self._read_until_end(popen, output)
+        finally:
+            popen.wait()
+            self._ended.set()
+        logger.debug("tritonserver (pid %d) %s.", popen.pid, describe_exit(popen.returncode))
+        if self._on_exit is not None:
+            self._on_exit(ExitReport(popen.returncode, self.log_tail, self._stopping))
+
+    def _shimmed(self) -> tuple[list[str], dict[str, str]]:
+        """Gives command and environment that start the process by way of the shim."""
+        interpreter = sys.executable or shutil.which("python3")
+        if not interpreter:
+            logger.warning(
+                "No Python interpreter was found to start tritonserver with: it may outlive a killed parent."
+            )
+            self._guard = Guard(obstacle="no Python interpreter was found to start tritonserver with")
+            return self._command, self._environment
+        shim = [interpreter, "-I", "-S", str(Path(exec_shim.__file__)), str(os.getpid()), str(int(DEATH_SIGNAL))]
+        command, environment = self._command, dict(self._environment)
+        if self._guard.library is not None:
+            environment[exec_shim.PRELOAD_VARIABLE] = str(self._guard.library)
+            environment[GUARD_VARIABLE] = self._guard.settings
+        if self._secrets:
+            lines = []
+            for secret in dict.fromkeys(self._secrets):
+                # Not to be guessed: where the guard turns out not to be there, it is what the server takes for a token.
+                mark = f"{{secret-{random_texts.token_urlsafe(32)}}}"
+                command = [
+                    part.removesuffix(secret) + mark if part.endswith(f"={secret}") else part for part in command
+                ]
+                lines += [mark, secret]
+            environment[exec_shim.SECRETS_VARIABLE] = "\n".join(lines)
+        return [*shim, *command], environment
+
+    def _read_until_end(self, popen: "subprocess.Popen[bytes]", output: IO[bytes]) -> None:
+        os.set_blocking(output.fileno(), False)
+        poller = select.poll()
+        poller.register(output.fileno(), select.POLLIN)
+        self._pidfd = pidfd = _open_pidfd(popen.pid)
+        if pidfd is not None:
+            poller.register(pidfd, select.POLLIN)
+        rest = b""
+        try:
+            while True:
+                ready = {fd for fd, _ in poller.poll(None if pidfd is not None else _POLL_WITHOUT_PIDFD_MS)}
+                ended = pidfd in ready if pidfd is not None else popen.poll() is not None
+                if output.fileno() in ready:
+                    chunk = os.read(output.fileno(), _READ_BYTES)
+                    if chunk:
+                        rest = self._take_lines(rest + chunk)
+                    else:
+                        poller.unregister(output.fileno())
+                        if pidfd is None:
+                            popen.wait()
+                            ended = True
+                if ended:
+                    self._take_lines(rest + _read_rest(output.fileno()) + b"\n")
+                    return
+        finally:
+            self._pidfd = None
+            if pidfd is not None:
+                os.close(pidfd)
+
+    def _take_lines(self, data: bytes) -> bytes:
+        """Keeps and logs the complete lines of `data`; returns what follows the last of them."""
+        *lines, rest = data.split(b"\n")
+        if len(rest) > _LINE_BYTES:
+            lines.append(rest)
+            rest = b""
+        for line in lines:
+            text = line[:_LINE_BYTES].decode("utf-8", errors="replace").rstrip()
+            if text:
+                self._take_line(text)
+        return rest
+
+    def _take_line(self, text: str) -> None:
+        if _GUARD_IS_ACTIVE in text:
+            self._is_guarded = True
+            output_logger.debug("%s", text)
+            return
+        self._tail.append(text)
+        found = _SEVERITY.match(text)
+        if found:
+            self._level = _LEVELS[found[1]]
+            # It logs only after it has read its arguments.
+            self.wipe_secrets()
+        elif text.startswith("error:") or "re2.cc:" in text:
+            self._level = logging.ERROR
+        if any(part in text for part in self._quiet):
+            output_logger.debug("%s", text)
+        else:
+            output_logger.log(self._level, "%s", text)
+
+
+def _last_lines(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - _READ_BYTES))
+            return file.read().decode("utf-8", errors="replace").splitlines()
+    except OSError as error:
+        return [f"({path} cannot be read: {error.strerror})"]
+
+
+def _open_pidfd(pid: int) -> int | None:
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        # Before Linux 5.3, and in some sandboxes.
+        return None
+
+
+def _read_rest(fd: int) -> bytes:
+    """Reads what is in the pipe of an ended process, whoever else may still hold the pipe."""
+    chunks: list[bytes] = []
+    deadline = time.monotonic() + _LAST_OUTPUT_DEADLINE_S
+    while time.monotonic() < deadline:
+        try:
+            chunk = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            break
+        if not chunk:
+            break
+        chunks.append(chunk)
+    return b"".join(chunks)
