@@ -39,17 +39,17 @@ Call = Callable[[], Any]
 
 
 def arrays(a: Any, b: Any, t: Any = None, triton_context: Any = None) -> dict[str, Any]:
-    """The bare callable of arrays."""
+    """Return the bare callable of arrays."""
     return {"y": a}
 
 
 def requests(requests: Any, triton_context: Any = None) -> Any:
-    """The bare callable of requests."""
+    """Return the bare callable of requests."""
     return requests
 
 
 def padded_by_hand(a: Any, b: Any) -> dict[str, Any]:
-    """What `pad_batch` does, written out for two inputs and 8, 40 or 64 rows."""
+    """Return what `pad_batch` does, written out for two inputs and 8, 40 or 64 rows."""
     rows = len(a)
     missing = next(size for size in (8, 40, 64) if size >= rows) - rows
     a = np.concatenate([a, np.repeat(a[-1:], missing, axis=0)])
@@ -58,7 +58,7 @@ def padded_by_hand(a: Any, b: Any) -> dict[str, Any]:
 
 
 def grouped_by_hand(a: Any, b: Any, t: Any) -> dict[str, Any]:
-    """What `group_by_values` does, written out for three inputs."""
+    """Return what `group_by_values` does, written out for three inputs."""
     output = np.empty_like(a)
     for value in np.unique(t):
         rows = np.flatnonzero(t[:, 0] == value)
@@ -67,7 +67,7 @@ def grouped_by_hand(a: Any, b: Any, t: Any) -> dict[str, Any]:
 
 
 def columns(rows: int, *, keyed: int = 0) -> dict[str, Any]:
-    """The inputs of a batch; `keyed` values in turn in the third of them."""
+    """Return the inputs of a batch; `keyed` values in turn in the third of them."""
     inputs = {name: np.zeros((rows, 4), np.float32) for name in "ab"}
     if keyed:
         inputs["t"] = (np.arange(rows) % keyed).astype(np.float32).reshape(rows, 1)
@@ -75,7 +75,7 @@ def columns(rows: int, *, keyed: int = 0) -> dict[str, Any]:
 
 
 def cases(rows: int) -> dict[str, tuple[Call, Call]]:
-    """The decorated call and the bare one, by what is measured."""
+    """Return the decorated call and the bare one, by what is measured."""
     two, keyed, several = columns(rows), columns(rows, keyed=1), columns(rows, keyed=4)
     full = columns(64)
     single = [{name: array[row : row + 1] for name, array in two.items()} for row in range(rows)]
@@ -133,7 +133,7 @@ def cases(rows: int) -> dict[str, tuple[Call, Call]]:
 
 
 def measure(pairs: dict[str, tuple[Call, Call]], rounds: int) -> dict[str, float]:
-    """Microseconds that each decorated call takes longer than the bare one."""
+    """Return microseconds that each decorated call takes longer than the bare one."""
     best = {name: [float("inf"), float("inf")] for name in pairs}
     for _ in range(rounds):
         for name, pair in pairs.items():
@@ -147,7 +147,7 @@ def measure(pairs: dict[str, tuple[Call, Call]], rounds: int) -> dict[str, float
 
 
 def main() -> None:
-    """Prints the table."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=100, help="rounds of 200 calls each (default: %(default)s)")
     rounds: int = parser.parse_args().rounds

@@ -125,7 +125,7 @@ class First:
 
 
 def tensors() -> tuple[list[Tensor], list[Tensor]]:
-    """The input and the output of every model here."""
+    """Return the input and the output of every model here."""
     return [Tensor((-1,), np.float32, "x")], [Tensor((-1,), np.float32, "y")]
 
 

@@ -41,7 +41,7 @@ _REQUEST = b"POST /v2/models/spin/infer HTTP/1.1\r\nHost: localhost\r\nContent-L
 
 
 def calibrate() -> int:
-    """Finds how many rounds of the loop take 2 ms here; the best of many, since others only make it slower."""
+    """Find how many rounds of the loop take 2 ms here; the best of many, since others only make it slower."""
     rounds = 20_000
     best_s = min(_timed(rounds) for _ in range(50))
     return max(1, round(rounds * CALL_S / best_s))
@@ -54,14 +54,14 @@ def _timed(rounds: int) -> float:
 
 
 def connect(port: int) -> socket.socket:
-    """Connects, without a delay for small packets."""
+    """Connect, without a delay for small packets."""
     connection = socket.create_connection(("127.0.0.1", port), _TIMEOUT_S)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return connection
 
 
 def receive(connection: socket.socket, expected: bytes = b'"data":[1.5]') -> None:
-    """Reads one answer, which has to contain some bytes.
+    """Read one answer, which has to contain some bytes.
 
     Raises:
         ValueError: It is an error, or not the value that was sent.
@@ -85,14 +85,14 @@ def _piece(connection: socket.socket) -> bytes:
 
 
 def ask(port: int) -> None:
-    """Asks once."""
+    """Ask once."""
     with connect(port) as connection:
         connection.sendall(_REQUEST)
         receive(connection)
 
 
 def measure(port: int, seconds: float) -> float:
-    """Asks with all connections at once, and gives the answers per second."""
+    """Ask with all connections at once, and give the answers per second."""
     count = 0
     started = time.monotonic()
     counted_from = started + _WARM_UP_S
@@ -118,7 +118,7 @@ def measure(port: int, seconds: float) -> float:
 
 
 def run_once(python: str, variables: Mapping[str, str], kind: str, workers: int, rounds: int, seconds: float) -> float:
-    """Starts a server, and gives its answers per second."""
+    """Start a server, and give its answers per second."""
     (port,) = free_ports(1)
     script = str(Path(__file__).with_name("servers") / "scaling_api.py")
     launch = Launch([python, script, kind, str(workers), str(rounds), str(port)], variables)
@@ -128,7 +128,7 @@ def run_once(python: str, variables: Mapping[str, str], kind: str, workers: int,
 
 
 def run_alone(workers: int, rounds: int, seconds: float) -> float:
-    """Gives how often so many processes run the loop in a second when there is no server at all."""
+    """Return how often so many processes run the loop in a second when there is no server at all."""
     script = str(Path(__file__).with_name("servers") / "scaling_api.py")
     command = [sys.executable, script, "alone", str(workers), str(rounds), str(seconds)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(workers)]
@@ -136,7 +136,7 @@ def run_alone(workers: int, rounds: int, seconds: float) -> float:
 
 
 def main() -> None:
-    """Measures, and prints a table."""
+    """Measure, and print a table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each timing (5)")
     parser.add_argument("--rounds", type=int, default=3, help="how often each server is measured (3)")

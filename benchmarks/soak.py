@@ -149,7 +149,7 @@ class LastLines(logging.Handler):
         self.lines: collections.deque[str] = collections.deque(maxlen=12)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keeps one line."""
+        """Keep one line."""
         self.lines.append(record.getMessage())
 
 
@@ -166,12 +166,12 @@ class Chaos:
         self.killed = 0
 
     def start(self) -> None:
-        """Begins."""
+        """Begin."""
         for thread in self._threads:
             thread.start()
 
     def end(self) -> None:
-        """Ends, and waits for what it was about."""
+        """End, and wait for what it was about."""
         self._stop.set()
         for thread in self._threads:
             thread.join()
@@ -197,12 +197,12 @@ class Chaos:
 
 
 def _server() -> int | None:
-    """The process id of tritonserver, where there is one."""
+    """Return the process id of tritonserver, where there is one."""
     return next((pid for pid, name in children_of(os.getpid()).items() if name == "tritonserver"), None)
 
 
 def _look_for_leftovers(tally: Tally, shared_memory: set[str], home: Path) -> None:
-    """Notes what is still there after the end: processes, threads, shared memory, files."""
+    """Note what is still there after the end: processes, threads, shared memory, files."""
     deadline = time.monotonic() + _END_S
     while True:
         # An error that a callable raised may hold its frames, and these the inputs, in a cycle.

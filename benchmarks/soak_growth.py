@@ -46,7 +46,7 @@ class Sample:
 
 
 def children_of(parent: int) -> dict[int, str]:
-    """The living child processes of a process, with their names."""
+    """Return the living child processes of a process, with their names."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -57,7 +57,7 @@ def children_of(parent: int) -> dict[int, str]:
 
 
 def take(pid: int, moment_s: float) -> Sample | None:
-    """Looks at a process; `None` when it has ended."""
+    """Look at a process; `None` when it has ended."""
     folder = Path(f"/proc/{pid}")
     descriptors = memfds = 0
     try:
@@ -87,11 +87,11 @@ class Watch:
         self.samples: dict[str, list[Sample]] = {name: [] for name in pids}
 
     def start(self) -> None:
-        """Begins."""
+        """Begin."""
         self._thread.start()
 
     def end(self) -> None:
-        """Ends."""
+        """End."""
         self._stop.set()
         self._thread.join()
 
@@ -105,7 +105,7 @@ class Watch:
 
 
 def compare(samples: Sequence[Sample], warm_up_s: float) -> tuple[dict[str, list[float]], list[str]]:
-    """Compares the first third of what follows the warm-up with the last one.
+    """Compare the first third of what follows the warm-up with the last one.
 
     Returns:
         Both values of everything, and what has grown.

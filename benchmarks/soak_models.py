@@ -22,7 +22,7 @@ _NEVER = 1_000_000
 
 
 def make_bytes(generation: int) -> Callable[..., Any]:
-    """Adds its generation to every byte; `rebind` brings a new one."""
+    """Add its generation to every byte; `rebind` brings a new one."""
 
     @batch
     def add(x: Any) -> dict[str, Any]:
@@ -33,13 +33,13 @@ def make_bytes(generation: int) -> Callable[..., Any]:
 
 @batch
 def turn(text: Any) -> dict[str, Any]:
-    """Turns strings round, code point by code point."""
+    """Turn strings round, code point by code point."""
     turned = [[item.decode()[::-1].encode() for item in row] for row in text]
     return {"turned": np.array(turned, dtype=object).reshape(text.shape)}
 
 
 def make_double() -> Callable[..., Any]:
-    """What is served by processes that are killed."""
+    """Return what is served by processes that are killed."""
 
     @batch
     def double(x: Any) -> dict[str, Any]:
@@ -51,7 +51,7 @@ def make_double() -> Callable[..., Any]:
 
 
 def make_pause() -> Callable[..., Any]:
-    """Pauses for as long as the slowest request of a batch says; may hang."""
+    """Pause for as long as the slowest request of a batch says; may hang."""
 
     @batch
     def pause(ms: Any) -> dict[str, Any]:
@@ -62,18 +62,18 @@ def make_pause() -> Callable[..., Any]:
 
 
 async def wait(requests: Any) -> Any:
-    """Waits as long as its requests say, without holding up other batches."""
+    """Wait as long as its requests say, without holding up other batches."""
     await asyncio.sleep(max(int(request["ms"].max()) for request in requests) / 1000)
     return [{"ms": request["ms"]} for request in requests]
 
 
 def refuse(requests: Any) -> Any:
-    """Fails with what it was given."""
+    """Fail with what it was given."""
     raise ValueError(f"refused <{int(requests[0]['x'].item())}>")
 
 
 def count(requests: Any) -> Iterator[Any]:
-    """Streams `start`, `start + 1`, ... in `n` responses; fails after the first one for `n` of -1."""
+    """Stream `start`, `start + 1`, ... in `n` responses; fails after the first one for `n` of -1."""
     n, start = int(requests[0]["n"].item()), int(requests[0]["start"].item())
     for number in range(start, start + max(n, 1)):
         yield [{"number": np.array([[number]], np.int64)}]
@@ -82,19 +82,19 @@ def count(requests: Any) -> Iterator[Any]:
 
 
 async def count_async(requests: Any) -> Any:
-    """The same in an event loop."""
+    """Return the same in an event loop."""
     for part in count(requests):
         await asyncio.sleep(0)
         yield part
 
 
 def processes(name: str, copies: int) -> ProcessWorker:
-    """Describes workers in processes of their own, with a factory of this module."""
+    """Describe workers in processes of their own, with a factory of this module."""
     return ProcessWorker(f"benchmarks.soak_models:{name}", copies=copies, max_crashes=_NEVER)
 
 
 def bind_all(triton: Triton) -> None:
-    """Binds the models of the soak."""
+    """Bind the models of the soak."""
     row = DynamicBatcher(max_queue_delay_microseconds=500)
     data = [Tensor((-1,), np.uint8, "x")], [Tensor((-1,), np.uint8, "y"), Tensor((1,), np.int64, "generation")]
     triton.bind("bytes", make_bytes(0), *data, config=ModelConfig(max_batch_size=8, batcher=row))

@@ -35,12 +35,12 @@ class Tally:
         self._faults: list[_Fault] = []
 
     def begin(self, kind: str) -> None:
-        """Enters a request that is about to be sent."""
+        """Enter a request that is about to be sent."""
         with self._lock:
             self.sent[kind] += 1
 
     def end(self, kind: str, outcome: str, problem: str | None = None, *, by_error: bool = False) -> None:
-        """Enters what became of it; a `problem` is what should never happen, except `by_error` when the server dies."""
+        """Enter what became of it; a `problem` is what should never happen, except `by_error` when the server dies."""
         with self._lock:
             if problem is not None and by_error:
                 self._faults.append(_Fault(time.monotonic(), kind, problem))
@@ -48,17 +48,17 @@ class Tally:
             self._count(kind, outcome, problem)
 
     def trouble(self, problem: str) -> None:
-        """Enters something that should not happen unless the server dies, and is no request."""
+        """Enter something that should not happen unless the server dies, and is no request."""
         with self._lock:
             self._faults.append(_Fault(time.monotonic(), None, problem))
 
     def note(self, problem: str) -> None:
-        """Enters something that should not happen, and is no request: it comes before those of requests."""
+        """Enter something that should not happen, and is no request: it comes before those of requests."""
         with self._lock:
             self.problems.insert(0, problem)
 
     def close(self, deaths: Sequence[float]) -> None:
-        """Enters what was left open: whether errors are explained by deaths of the server, noticed at these moments."""
+        """Enter what was left open: whether errors are explained by deaths of the server, noticed at these moments."""
         with self._lock:
             for moment, kind, problem in self._faults:
                 explained = any(death - _NOTICED_S <= moment <= death + _MISSED_S for death in deaths)

@@ -35,7 +35,7 @@ _FOUR_LITTLE = np.array([1, 2, 3, 4], np.uint8)
 
 
 def settle(tally: Tally, kind: str, question: Question, answer: Mapping[str, Any] | BaseException) -> None:
-    """Enters what became of a request."""
+    """Enter what became of a request."""
     if not isinstance(answer, BaseException):
         right = question.is_right(answer)
         tally.end(kind, "answered", None if right else f"a wrong answer of {question.model}: {dict(answer)!r:.300}")
@@ -74,12 +74,12 @@ class Callers:
         self._add("raw/http", self._raw, "http")
 
     def start(self) -> None:
-        """Begins."""
+        """Begin."""
         for thread in self._threads:
             thread.start()
 
     def end(self) -> None:
-        """Sends nothing more, and waits for what is under way."""
+        """Send nothing more, and wait for what is under way."""
         self._stop.set()
         deadline = time.monotonic() + PATIENCE_S
         for thread in self._threads:
@@ -196,7 +196,7 @@ class Callers:
         asyncio.run(main())
 
     def _stream(self, name: str, scheme: str) -> None:
-        """Streams that are read to the end, fail in the middle, or are left early."""
+        """Stream that are read to the end, fail in the middle, or are left early."""
         dice = self._make_questions(name).random
         with DecoupledModelClient(self._urls[scheme], "counts", inference_timeout_s=PATIENCE_S) as client:
             while not self._stop.is_set():
@@ -286,12 +286,12 @@ class _Stream:
         self.inputs: dict[str, Any] = {"n": np.array([n], np.int64), "start": np.array([self._start], np.int64)}
 
     def takes(self, response: Mapping[str, Any]) -> bool:
-        """Takes a response; says whether the caller leaves now."""
+        """Take a response; says whether the caller leaves now."""
         self._came.append(int(np.ravel(response["number"])[0]))
         return len(self._came) == self._leaves_after
 
     def outcome(self) -> tuple[str, str | None]:
-        """What is to be entered."""
+        """Return what is to be entered."""
         number = self._n if self._leaves_after is None else self._leaves_after
         wanted = list(range(self._start, self._start + number))
         if self._came != wanted:

@@ -62,7 +62,7 @@ class KServeWire:
     """KServe v2 over HTTP with the binary tensor extension, as Triton speaks it."""
 
     def path(self, model: str) -> str:
-        """Where to POST to."""
+        """Return where to POST to."""
         return f"/v2/models/{model}/infer"
 
     def encode(self, a: Row, b: Row) -> tuple[dict[str, str], bytes]:
@@ -94,7 +94,7 @@ class RawWire:
     """The bytes of both rows in, the bytes of their sum out."""
 
     def path(self, model: str) -> str:
-        """Where to POST to."""
+        """Return where to POST to."""
         return f"/{model}"
 
     def encode(self, a: Row, b: Row) -> tuple[dict[str, str], bytes]:

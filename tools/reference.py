@@ -119,7 +119,10 @@ def resolved(module: griffe.Object, name: str) -> griffe.Object:
 
 
 def nearness(entry: Entry) -> int:
-    """How much of the path to a name's source its module shares: the description stands where the name belongs."""
+    """Return how much of the path to a name's source its module shares.
+
+    The description stands where the name belongs.
+    """
     shared = 0
     for ours, theirs in zip(entry.module.split("."), entry.described.canonical_path.split("."), strict=False):
         if ours != theirs:
@@ -129,7 +132,7 @@ def nearness(entry: Entry) -> int:
 
 
 def rank(entry: Entry) -> int:
-    """Classes and functions come before values."""
+    """Return classes and functions come before values."""
     return 0 if isinstance(entry.described, griffe.Class) else 1 if isinstance(entry.described, griffe.Function) else 2
 
 
@@ -279,17 +282,17 @@ def docstring_parts(described: griffe.Object) -> list[str]:
 
 
 def named_item(item: Any) -> str:
-    """One argument or attribute."""
+    """Return one argument or attribute."""
     return f"* `{item.name}`: {one_line(item.description)}"
 
 
 def raised_item(item: Any) -> str:
-    """One error."""
+    """Return one error."""
     return f"* `{item.annotation}`: {one_line(item.description)}"
 
 
 def returned_item(item: Any) -> str:
-    """What is returned or yielded."""
+    """Return what is returned or yielded."""
     return one_line(item.description)
 
 
@@ -300,12 +303,12 @@ def one_line(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """A signature: it shows, there is nothing to run."""
+    """Return a signature: it shows, there is nothing to run."""
     return f"```pyi\n{text}\n```"
 
 
 def summary(described: griffe.Object) -> str:
-    """The first sentence of a docstring, in one line."""
+    """Return the first sentence of a docstring, in one line."""
     if described.docstring is None:
         return ""
     first = described.docstring.value.strip().split("\n\n")[0]
@@ -313,7 +316,7 @@ def summary(described: griffe.Object) -> str:
 
 
 def ending(text: str) -> str:
-    """What follows a name in a list."""
+    """Return what follows a name in a list."""
     return f": {text}" if text else ""
 
 
@@ -338,7 +341,7 @@ def main(arguments: list[str]) -> int:
 
 
 def is_same(path: Path, text: str) -> bool:
-    """Whether a file has a text already."""
+    """Return whether a file has a text already."""
     return path.exists() and path.read_text(encoding="utf-8") == text
 
 

@@ -17,7 +17,7 @@ from pytriton.triton import Triton, TritonConfig
 
 
 def spin(rounds: int) -> int:
-    """Keeps the interpreter busy."""
+    """Keep the interpreter busy."""
     value = 1
     for _ in range(rounds):
         value = (value * 48271) % 2147483647
@@ -25,7 +25,7 @@ def spin(rounds: int) -> int:
 
 
 def make(rounds: int) -> Callable[..., Any]:
-    """Makes a callable that spins once per batch."""
+    """Make a callable that spins once per batch."""
 
     def infer(requests: Any) -> Any:
         spin(rounds)
@@ -35,7 +35,7 @@ def make(rounds: int) -> Callable[..., Any]:
 
 
 def run_alone(rounds: int, seconds: float) -> None:
-    """Prints how often the loop runs in a second."""
+    """Print how often the loop runs in a second."""
     started = time.perf_counter()
     count = 0
     while time.perf_counter() < started + seconds:
@@ -45,7 +45,7 @@ def run_alone(rounds: int, seconds: float) -> None:
 
 
 def main() -> None:
-    """Serves it."""
+    """Serve it."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kind", choices=["threads", "processes", "alone"])
     parser.add_argument("workers", type=int)

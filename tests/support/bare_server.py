@@ -75,7 +75,7 @@ class BareServer:
         more_output: str = "",
         **settings: Any,
     ) -> None:
-        """Adds a model with an input `x` and an output `y`, float32 of one dimension; `settings` are the proxy's."""
+        """Add a model with an input `x` and an output `y`, float32 of one dimension; `settings` are the proxy's."""
         version = self.folder / "models" / name / "1"
         version.mkdir(parents=True)
         config = CONFIG.format(
@@ -100,11 +100,11 @@ class BareServer:
         (version / "pytriton.conf").write_text(text)
 
     def endpoint(self, name: str) -> Path:
-        """The socket of a model."""
+        """Return the socket of a model."""
         return endpoint_path(self.folder, name, 1)
 
     def start(self) -> None:
-        """Starts it and waits until all models are loaded; a newer server is ready when they have workers, too."""
+        """Start it and wait until all models are loaded; a newer server is ready when they have workers, too."""
         self.process.start()
         deadline = time.monotonic() + PATIENCE_S
         while True:
@@ -125,7 +125,7 @@ class BareServer:
         return self.ports.grpc.authority
 
     def infer(self, name: str, x: Array) -> Array:
-        """Makes one request over HTTP and gives its answer."""
+        """Make one request over HTTP and give its answer."""
         with tritonclient.http.InferenceServerClient(self.url, network_timeout=PATIENCE_S) as client:
             tensor = tritonclient.http.InferInput("x", list(x.shape), "FP32")
             tensor.set_data_from_numpy(x)
@@ -133,33 +133,33 @@ class BareServer:
             return result
 
     def worker(self, name: str, infer_func: Callable[..., Any]) -> contextlib.AbstractContextManager[Worker]:
-        """Attaches a worker to a model while a block runs."""
+        """Attach a worker to a model while a block runs."""
         return running_worker(infer_func, self.models[name], self.endpoint(name))
 
     def log(self) -> str:
-        """The last lines that the server has written."""
+        """Return the last lines that the server has written."""
         return "\n".join(self.process.log_tail)
 
     def wait_for_log(self, text: str) -> None:
-        """Waits until the log has a text."""
+        """Wait until the log has a text."""
         deadline = time.monotonic() + PATIENCE_S
         while text not in self.log():
             assert time.monotonic() < deadline, f"no {text!r} in the log:\n{self.log()}"
             time.sleep(0.02)
 
     def arena_mappings(self) -> int:
-        """How many segments of arenas the server has mapped."""
+        """Return how many segments of arenas the server has mapped."""
         assert self.process.pid is not None
         return Path(f"/proc/{self.process.pid}/maps").read_text().count("memfd:")
 
     def descriptors(self) -> int:
-        """How many files the server has open."""
+        """Return how many files the server has open."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
 
 @contextlib.contextmanager
 def serving(server: BareServer) -> Iterator[BareServer]:
-    """Runs a server; in the end it must still run, and goes."""
+    """Run a server; in the end it must still run, and go."""
     try:
         server.start()
         yield server
@@ -171,7 +171,7 @@ def serving(server: BareServer) -> Iterator[BareServer]:
 
 @contextlib.contextmanager
 def running_worker(infer_func: Callable[..., Any], model: ModelSpec, endpoint: Path) -> Iterator[Worker]:
-    """Attaches a worker in this process while a block runs."""
+    """Attach a worker in this process while a block runs."""
     worker = Worker(infer_func, model, endpoint)
     worker.start()
     try:

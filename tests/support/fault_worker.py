@@ -26,26 +26,26 @@ ballast: list[int] = []
 
 
 def say(*words: object) -> None:
-    """Prints a line in one piece."""
+    """Print a line in one piece."""
     sys.stdout.write(" ".join(map(str, words)) + "\n")
     sys.stdout.flush()
 
 
 def double(requests: Batch) -> Batch:
-    """Answers at once."""
+    """Answer at once."""
     say("got", len(requests))
     return [{"y": request["x"] * 2} for request in requests]
 
 
 def held(requests: Batch) -> Batch:
-    """Answers when it is let go."""
+    """Answer when it is let go."""
     say("got", len(requests))
     released.wait()
     return [{"y": request["x"] * 2} for request in requests]
 
 
 async def double_async(requests: Batch) -> Batch:
-    """Answers at once, many batches at a time."""
+    """Answer at once, many batches at a time."""
     say("got", len(requests))
     return [{"y": request["x"] * 2} for request in requests]
 
@@ -59,7 +59,7 @@ async def held_async(requests: Batch) -> Batch:
 
 
 def stream(requests: Batch) -> Iterator[Batch]:
-    """Gives as many responses as the request says, and then holds the last one back."""
+    """Return as many responses as the request says, and then holds the last one back."""
     say("got", len(requests))
     for step in range(int(requests[0]["x"][0, 0])):
         yield [{"y": np.array([[step]], F4)} for _ in requests]
@@ -78,7 +78,7 @@ async def stream_async(requests: Batch) -> AsyncIterator[Batch]:
 
 
 def take_descriptors() -> None:
-    """Leaves this process without a descriptor."""
+    """Leave this process without a descriptor."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
     try:
         while True:
@@ -88,13 +88,13 @@ def take_descriptors() -> None:
 
 
 def give_descriptors() -> None:
-    """Takes that back."""
+    """Take that back."""
     while ballast:
         os.close(ballast.pop())
 
 
 def large_without_descriptors(requests: Batch) -> Batch:
-    """Returns 2 MiB for each request, which need a new segment and with it a descriptor that is not there."""
+    """Return 2 MiB for each request, which need a new segment and with it a descriptor that is not there."""
     say("got", len(requests))
     if not released.is_set():
         take_descriptors()
@@ -102,7 +102,7 @@ def large_without_descriptors(requests: Batch) -> Batch:
 
 
 def main() -> None:
-    """Serves the model that the command line names."""
+    """Serve the model that the command line names."""
     endpoint, model, name, *options = sys.argv[1:]
     tensor = TensorSpec(name="x", dtype=F4, shape=(-1,))
     spec = ModelSpec(

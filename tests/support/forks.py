@@ -29,7 +29,7 @@ DIES_BY_SIGTERM = -3.0
 
 
 def sleep() -> None:
-    """Does nothing until somebody kills this process, whatever becomes of those that it is a child of."""
+    """Do nothing until somebody kills this process, whatever becomes of those that it is a child of."""
     os.setsid()
     while True:
         time.sleep(3600)
@@ -46,7 +46,7 @@ def announce(url: str | None) -> None:
 
 
 def fork(kind: float = FORK) -> int:
-    """Forks a child that sleeps.
+    """Fork a child that sleeps.
 
     Returns:
         Its process id.
@@ -66,7 +66,7 @@ def fork(kind: float = FORK) -> int:
 
 
 def say(*words: object) -> None:
-    """Prints a line, and writes it to the file that the test has named, with the number of this process."""
+    """Print a line, and write it to the file that the test has named, with the number of this process."""
     print(*words, flush=True)
     report = os.environ.get("PYTRITON_TEST_REPORT")
     if report is not None:
@@ -75,7 +75,7 @@ def say(*words: object) -> None:
 
 
 def infer(requests: Any) -> Any:
-    """Doubles, and says what it was told to do."""
+    """Double, and say what it was told to do."""
     x = requests[0]["x"]
     number = float(x.flat[0])
     if number in (FORK, MULTIPROCESSING, RAW_FORK):
@@ -95,12 +95,12 @@ def infer(requests: Any) -> Any:
 
 
 def make() -> Callable[[Any], Any]:
-    """Makes the callable of a worker process."""
+    """Make the callable of a worker process."""
     return infer
 
 
 def is_there(pid: int) -> bool:
-    """Whether a process runs."""
+    """Return whether a process runs."""
     try:
         with open(f"/proc/{pid}/stat") as file:
             return file.read().rpartition(")")[2].split()[0] not in "ZX"
@@ -121,7 +121,7 @@ def killed_in_the_end(pid: int) -> Iterator[int]:
 
 
 def read_word(process: subprocess.Popen[str], word: str) -> str:
-    """Reads lines up to one that begins with a word; gives what follows it."""
+    """Read lines up to one that begins with a word; gives what follows it."""
     assert process.stdout is not None
     lines = []
     for line in process.stdout:

@@ -23,7 +23,7 @@ DATA = struct.pack("<2f", 1, 2)
 
 
 def response(*, data: list[bytes] | None = None, **output: Any) -> Any:
-    """The response of a good inference, with changes."""
+    """Return the response of a good inference, with changes."""
     message = service_pb2.ModelInferResponse(model_name="m", model_version="1")
     message.outputs.add(**{"name": "y", "datatype": "FP32", "shape": [1, 2], **output})
     message.raw_output_contents.extend([DATA] if data is None else data)
@@ -99,13 +99,13 @@ SETTINGS, HEADERS, DATA_FRAME, GOAWAY, RST = 4, 1, 0, 7, 3
 
 
 def frame(kind: int, flags: int, stream: int, content: bytes, length: int | None = None) -> bytes:
-    """A frame; its length is what it is, or what is given."""
+    """Return a frame; its length is what it is, or what is given."""
     size = len(content) if length is None else length
     return struct.pack(">I", size)[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + content
 
 
 def literal(name: bytes, value: bytes) -> bytes:
-    """A header as HPACK has it without a table."""
+    """Return a header as HPACK has it without a table."""
     return b"\0" + _prefixed(len(name)) + name + _prefixed(len(value)) + value
 
 

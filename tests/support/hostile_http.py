@@ -33,37 +33,37 @@ READERS = ("sync", "asyncio")
 
 
 def http(body: bytes = b"", *headers: str, status: str = "200 OK", length: object = None) -> bytes:
-    """A response; its length is what it is, or what is given."""
+    """Return a response; its length is what it is, or what is given."""
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body) if length is None else length}", *headers]
     return "\r\n".join([*lines, "\r\n"]).encode("latin-1") + body
 
 
 def chunked(*chunks: bytes, end: bytes = b"0\r\n\r\n") -> bytes:
-    """A response in chunks."""
+    """Return a response in chunks."""
     coded = b"".join(b"%x\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
     return b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + coded + end
 
 
 def inferred(head: Any, data: bytes = b"", head_length: object = None) -> bytes:
-    """The response to an inference: JSON, or its text as it stands, and binary data."""
+    """Return the response to an inference: JSON, or its text as it stands, and binary data."""
     text = head if isinstance(head, bytes) else json.dumps(head).encode()
     return http(text + data, f"Inference-Header-Content-Length: {len(text) if head_length is None else head_length}")
 
 
 def output(shape: Any = (1, 2), datatype: Any = "FP32", name: Any = "y", size: Any = 8, **more: Any) -> dict[str, Any]:
-    """An output as a response describes it; without a size its data is in the JSON."""
+    """Return an output as a response describes it; without a size its data is in the JSON."""
     found = {"name": name, "datatype": datatype, "shape": shape, **more}
     return found if size is None else {**found, "parameters": {"binary_data_size": size}}
 
 
 def event(content: Any) -> bytes:
-    """One response of a stream: JSON, or its text as it stands."""
+    """Return one response of a stream: JSON, or its text as it stands."""
     text = content if isinstance(content, bytes) else json.dumps(content).encode()
     return b"data: " + text + b"\n\n"
 
 
 def config(decoupled: bool, **changes: Any) -> dict[str, Any]:
-    """The configuration of the model `m`."""
+    """Return the configuration of the model `m`."""
     return {
         "name": "m",
         "max_batch_size": 4,

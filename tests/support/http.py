@@ -13,7 +13,7 @@ TIMEOUT_S = 30.0
 def call(
     url: str | None, method: str, path: str, body: Any = None, headers: Mapping[str, str] | None = None
 ) -> tuple[int, Any]:
-    """Status and answer of one call; the answer is decoded where it is JSON."""
+    """Return status and answer of one call; the answer is decoded where it is JSON."""
     if url is None:
         raise AssertionError("the service is not there")
     connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=TIMEOUT_S)
@@ -27,12 +27,12 @@ def call(
 
 
 def tensor(name: str, *values: float) -> dict[str, Any]:
-    """A float32 tensor of shape (1, number of values), in JSON."""
+    """Return a float32 tensor of shape (1, number of values), in JSON."""
     return {"name": name, "shape": [1, len(values)], "datatype": "FP32", "data": list(values)}
 
 
 def infer(url: str | None, model: str, *values: float, **headers: str) -> Any:
-    """The first output of a model with the input `x`, or the text of the error."""
+    """Return the first output of a model with the input `x`, or the text of the error."""
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     status, answer = call(url, "POST", f"/v2/models/{model}/infer", {"inputs": [tensor("x", *values)]}, named)
     return answer["outputs"][0]["data"] if status == 200 else answer["error"]

@@ -47,14 +47,14 @@ class Load:
             thread.start()
 
     def end(self) -> None:
-        """Stops asking and waits until every request is answered."""
+        """Stop asking and wait until every request is answered."""
         self._stop.set()
         for thread in self._threads:
             thread.join(DEADLINE_S)
             assert not thread.is_alive(), "a request was never answered"
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Waits until something is true; fails when it is not in a minute, or when a request has failed."""
+        """Wait until something is true; fails when it is not in a minute, or when a request has failed."""
         deadline = time.monotonic() + DEADLINE_S
         while not condition():
             assert not self.failures, self.failures[0]
@@ -62,12 +62,12 @@ class Load:
             time.sleep(0.005)
 
     def wait_for_more(self, count: int = 40) -> None:
-        """Waits for more answers."""
+        """Wait for more answers."""
         goal = len(self.answers) + count
         self.wait_for(lambda: len(self.answers) >= goal)
 
     def factors_since(self, moment: float) -> set[float]:
-        """The factors of all requests that were sent after a moment."""
+        """Return the factors of all requests that were sent after a moment."""
         with self._lock:
             return {factor for sent, factor in self.answers if sent >= moment}
 
@@ -126,7 +126,7 @@ class Load:
 
 @contextmanager
 def under_load(http_url: str | None, grpc_url: str | None, model: str, **options: Any) -> Iterator[Load]:
-    """Asks a model from several threads as long as the block runs, from its first answer on."""
+    """Ask a model from several threads as long as the block runs, from its first answer on."""
     assert http_url is not None
     assert grpc_url is not None
     load = Load(http_url, grpc_url, model, **options)

@@ -47,7 +47,7 @@ class Collector:
             return list(self._spans)
 
     def wait_for(self, enough: Callable[[list[ReceivedSpan]], bool], timeout_s: float = 30.0) -> list[ReceivedSpan]:
-        """Waits until `enough` says so of all spans that came, and gives them."""
+        """Wait until `enough` says so of all spans that came, and give them."""
         deadline = time.monotonic() + timeout_s
         with self._changed:
             while not enough(self._spans):
@@ -59,7 +59,7 @@ class Collector:
             return list(self._spans)
 
     def add(self, spans: list[ReceivedSpan]) -> None:
-        """Takes spans in."""
+        """Take spans in."""
         with self._changed:
             self._spans += spans
             self._changed.notify_all()
@@ -67,7 +67,7 @@ class Collector:
 
 @contextmanager
 def running_collector() -> Iterator[Collector]:
-    """Runs a collector on a port of the system's choice."""
+    """Run a collector on a port of the system's choice."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
@@ -148,5 +148,5 @@ def _read_json(message: dict[str, Any]) -> list[ReceivedSpan]:
 
 
 def _json_values(holder: dict[str, Any]) -> dict[str, Any]:
-    """The attributes of something; integers are text there."""
+    """Return the attributes of something; integers are text there."""
     return {item["key"]: next(iter(item["value"].values())) for item in holder.get("attributes", [])}

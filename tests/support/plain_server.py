@@ -33,7 +33,7 @@ class PlainServer:
         self.process = process
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
-        """Sends one request; gives the status and the JSON or the text of the answer."""
+        """Send one request; gives the status and the JSON or the text of the answer."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=CALL_TIMEOUT_S)
         try:
             connection.request(method, path, None if body is None else json.dumps(body))
@@ -44,7 +44,7 @@ class PlainServer:
             connection.close()
 
     def infer(self, model: str, **inputs: tuple[str, list[int], list[Any]]) -> tuple[int, Any]:
-        """Infers with inputs of (Triton's data type, shape, values); gives the outputs' values, or the error."""
+        """Infer with inputs of (Triton's data type, shape, values); gives the outputs' values, or the error."""
         tensors = [
             {"name": name, "datatype": datatype, "shape": shape, "data": data}
             for name, (datatype, shape, data) in inputs.items()
@@ -76,7 +76,7 @@ def plain_server(
     environment: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
 ) -> Iterator[PlainServer]:
-    """Runs the binary on a repository.
+    """Run the binary on a repository.
 
     Args:
         folder: Where it runs, with its log in it.

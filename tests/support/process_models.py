@@ -21,7 +21,7 @@ DIE, RAISE, NEVER_AGAIN, PID, HANG, EXIT, STOPPED = -1.0, -2.0, -3.0, -4.0, -5.0
 
 
 def make(factor: float = 2.0, *, marker: str | None = None, child: bool = False) -> Callable[..., Any]:
-    """Multiplies.
+    """Multiply.
 
     Args:
         factor: By this number.
@@ -60,7 +60,7 @@ def make(factor: float = 2.0, *, marker: str | None = None, child: bool = False)
 
 
 def make_async() -> Callable[..., Any]:
-    """Answers with three responses for each request, the last of which has the process id."""
+    """Answer with three responses for each request, the last of which has the process id."""
 
     async def infer(requests: Any) -> AsyncIterator[Any]:
         for part in (1, 2, os.getpid()):
@@ -71,7 +71,7 @@ def make_async() -> Callable[..., Any]:
 
 
 def make_traced() -> Callable[..., Any]:
-    """Answers with what came, inside of a span of its own."""
+    """Answer with what came, inside of a span of its own."""
 
     def infer(requests: Any) -> Any:
         with requests[0].traced_span("own"):
@@ -84,27 +84,27 @@ class Model:
     """A class that is its own factory."""
 
     def __init__(self, path: str) -> None:
-        """Notes every call in a file."""
+        """Note every call in a file."""
         self._path = path
 
     def __call__(self, requests: Any) -> Any:
-        """Writes the number of the requests."""
+        """Write the number of the requests."""
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(f"{os.getpid()} {len(requests)} {requests[0].data['x'].tolist()}\n")
         return [{"y": request.data["x"]} for request in requests]
 
 
 def fail() -> Callable[..., Any]:
-    """Makes nothing."""
+    """Make nothing."""
     raise RuntimeError("there are no weights")
 
 
 def fall() -> Callable[..., Any]:
-    """Ends the process."""
+    """End the process."""
     print("the last words")
     os._exit(7)
 
 
 def make_nothing() -> int:
-    """Makes something else."""
+    """Make something else."""
     return 7

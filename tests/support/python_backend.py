@@ -8,7 +8,7 @@ from pytriton.server.tritonserver.binary import find_tritonserver
 
 
 def why_no_python_backend() -> str:
-    """Why Triton's Python backend cannot run here; empty if it can."""
+    """Return why Triton's Python backend cannot run here; empty if it can."""
     folder = find_tritonserver().backends_dir / "python"
     if not (folder / "libtriton_python.so").is_file():
         return f"this tritonserver has no Python backend ({folder})"

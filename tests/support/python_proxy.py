@@ -32,7 +32,7 @@ BUDGET_BYTES = 64 << 20
 
 
 def spec(**fields: Any) -> ModelSpec:
-    """A model that takes x and gives y, float32 of any length."""
+    """Return a model that takes x and gives y, float32 of any length."""
     tensor = {"dtype": np.dtype("float32"), "shape": (-1,)}
     values: dict[str, Any] = {
         "name": "model",
@@ -81,7 +81,7 @@ class Caller:
         return self.cancelled
 
     def wait(self) -> Any:
-        """The one answer: outputs, or the code and the text of the error."""
+        """Return the one answer: outputs, or the code and the text of the error."""
         if not self.ended.wait(PATIENCE_S):
             raise AssertionError("no answer came")
         return self.failures[0] if self.failures else self.responses[0].outputs
@@ -98,14 +98,14 @@ class Proxy:
         return self.endpoint.address
 
     def send(self, *rows: Any, **fields: Any) -> list[Caller]:
-        """Sends one batch, one request for each argument; returns when the endpoint takes another one."""
+        """Send one batch, one request for each argument; returns when the endpoint takes another one."""
         callers = [Caller() for _ in rows]
         data = [RequestData({"x": np.array([row], np.float32)}, outputs=["y"], **fields) for row in rows]
         self.endpoint.execute(data, callers)
         return callers
 
     def start(self, *rows: Sequence[float]) -> tuple[list[Caller], threading.Thread]:
-        """Sends a batch from a thread of its own, as Triton does."""
+        """Send a batch from a thread of its own, as Triton does."""
         callers = [Caller() for _ in rows]
         data = [RequestData({"x": np.array([row], np.float32)}, outputs=["y"]) for row in rows]
         thread = threading.Thread(target=self.endpoint.execute, args=(data, callers))
@@ -113,7 +113,7 @@ class Proxy:
         return callers, thread
 
     def only_worker(self) -> AttachedWorker:
-        """The one that is attached."""
+        """Return the one that is attached."""
         self.wait_workers(1)
         return next(iter(self.endpoint._workers.values()))
 
@@ -122,7 +122,7 @@ class Proxy:
 
 
 def wait_until(done: Any, what: str) -> None:
-    """Waits for a condition."""
+    """Wait for a condition."""
     deadline = time.monotonic() + PATIENCE_S
     while not done():
         if time.monotonic() > deadline:
@@ -143,7 +143,7 @@ def proxy(
     decoupled: bool = False,
     **more: Any,
 ) -> Iterator[Proxy]:
-    """Listens at an address; `more` are settings, see `PythonProxySettings`."""
+    """Listen at an address; `more` are settings, see `PythonProxySettings`."""
     settings = PythonProxySettings(address=address, budget_bytes=BUDGET_BYTES, **{**_keys(keys), **more})
     endpoint = ProxyEndpoint(
         EndpointSettings(
@@ -170,7 +170,7 @@ def proxy(
 def worker(
     infer: Any, address: str, model: ModelSpec | None = None, keys: CurveKeys | None = None, *, insecure: bool = False
 ) -> Iterator[Worker]:
-    """Attaches a worker of this process."""
+    """Attach a worker of this process."""
     made = Worker(infer, model or spec(), address, curve_keys=keys, insecure=insecure)
     made.start()
     try:
@@ -206,7 +206,7 @@ worker.stop(20)
 def worker_process(
     folder: Path, address: str, *, keys: CurveKeys | None = None, prefix: Sequence[str] = ()
 ) -> Iterator[subprocess.Popen[str]]:
-    """Attaches a worker of another process, which doubles, and never answers a batch that begins with less than 0.
+    """Attach a worker of another process, which doubles, and never answers a batch that begins with less than 0.
 
     Args:
         folder: For the description of its model.
@@ -242,7 +242,7 @@ def worker_process(
 
 
 def wait_line(process: subprocess.Popen[str], expected: str) -> None:
-    """Waits until a process has printed a line."""
+    """Wait until a process has printed a line."""
     if process.stdout is None:
         raise TypeError("its output is not read")
     deadline = time.monotonic() + PATIENCE_S

@@ -52,7 +52,7 @@ class Relay:
         self._listening.close()
 
     def drop(self) -> None:
-        """Ends the connections that there are; whoever connects anew is served again."""
+        """End the connections that there are; whoever connects anew is served again."""
         self._dropped = self.connections
 
     def _accept(self) -> None:
@@ -78,7 +78,7 @@ class Relay:
             self._pass_on(client, server, number)
 
     def _pass_on(self, client: socket.socket, server: socket.socket, number: int) -> None:
-        """Passes on what comes until one side ends."""
+        """Pass on what comes until one side ends."""
         with selectors.DefaultSelector() as selector:
             selector.register(client, selectors.EVENT_READ, server)
             selector.register(server, selectors.EVENT_READ, client)

@@ -17,7 +17,7 @@ __all__ = ["before", "has_tracing", "needs_tracing", "server_version", "since"]
 
 @functools.cache
 def server_version() -> tuple[int, int, int]:
-    """Version of the server that the tests run with."""
+    """Return version of the server that the tests run with."""
     text = read_server_version(find_tritonserver())
     version = parse_server_version(text)
     assert version is not None, f"no version: {text!r}"
@@ -25,14 +25,14 @@ def server_version() -> tuple[int, int, int]:
 
 
 def since(major: int, minor: int) -> pytest.MarkDecorator:
-    """Leaves a test to servers of this version and later ones."""
+    """Leave a test to servers of this version and later ones."""
     return pytest.mark.skipif(
         server_version() < (major, minor), reason=f"tritonserver {major}.{minor} and later do this"
     )
 
 
 def before(major: int, minor: int) -> pytest.MarkDecorator:
-    """Leaves a test to servers before this version."""
+    """Leave a test to servers before this version."""
     return pytest.mark.skipif(
         server_version() >= (major, minor), reason=f"tritonserver before {major}.{minor} does this"
     )
@@ -40,10 +40,10 @@ def before(major: int, minor: int) -> pytest.MarkDecorator:
 
 @functools.cache
 def has_tracing() -> bool:
-    """Whether the server was built with tracing."""
+    """Return whether the server was built with tracing."""
     return "trace-config" in known_options(find_tritonserver())
 
 
 def needs_tracing() -> pytest.MarkDecorator:
-    """Leaves a test to servers that were built with tracing."""
+    """Leave a test to servers that were built with tracing."""
     return pytest.mark.skipif(not has_tracing(), reason="this tritonserver was built without tracing")

@@ -15,7 +15,7 @@ from pytriton.triton import Triton, TritonConfig
 
 
 def local_config(**settings: object) -> TritonConfig:
-    """Settings of a server that meets no other; without metrics, which its end would wait for."""
+    """Return settings of a server that meets no other; without metrics, which its end would wait for."""
     values: dict[str, object] = {
         "http_address": "127.0.0.1",
         "grpc_address": "127.0.0.1",
@@ -27,12 +27,12 @@ def local_config(**settings: object) -> TritonConfig:
 
 
 def arena_mappings(pid: int | str = "self") -> list[str]:
-    """The memfd segments of our arenas that a process has mapped."""
+    """Return the memfd segments of our arenas that a process has mapped."""
     return [line for line in Path(f"/proc/{pid}/maps").read_text().splitlines() if "memfd:pytriton-arena" in line]
 
 
 def open_sockets() -> int:
-    """How many sockets this process has open."""
+    """Return how many sockets this process has open."""
     count = 0
     for entry in Path("/proc/self/fd").iterdir():
         try:
@@ -43,7 +43,8 @@ def open_sockets() -> int:
 
 
 def server_pid(triton: Triton) -> int:
-    """The process of tritonserver: the one child of this process whose command line has the server's HTTP port."""
+    """Return the process of tritonserver: the one child of this process whose command line has the server's HTTP
+    port."""
     url = triton.http_url
     if url is None:
         raise AssertionError("the server is not running")
@@ -78,7 +79,7 @@ def short_home() -> Iterator[Path]:
 
 @contextmanager
 def running(triton: Triton) -> Iterator[Triton]:
-    """Runs a server with what was bound to it, and checks that nothing of it stays."""
+    """Run a server with what was bound to it, and check that nothing of it stays."""
     shared_memory = set(os.listdir("/dev/shm"))
     triton.run()
     try:

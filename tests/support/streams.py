@@ -42,13 +42,13 @@ class Stream:
         self._closed = False
 
     def send(self, model: str, value: float, request_id: str = "1") -> None:
-        """Sends one request."""
+        """Send one request."""
         tensor = tritonclient.grpc.InferInput("x", [1, 1], "FP32")
         tensor.set_data_from_numpy(np.full((1, 1), value, np.float32))
         self._client.async_stream_infer(model, [tensor], request_id=request_id, enable_empty_final_response=True)
 
     def next(self) -> Event:
-        """Waits for what comes next."""
+        """Wait for what comes next."""
         result, error = self._answers.get(timeout=PATIENCE_S)
         if error is not None:
             return Event("", final=True, error=str(error))
@@ -61,7 +61,7 @@ class Stream:
         return Event(response.id, None if array is None else array.ravel()[0], parameters, final)
 
     def ask(self, model: str, value: float) -> tuple[list[Any], str | None]:
-        """Sends one request and reads to its end: the values, and the error that ended it."""
+        """Send one request and read to its end: the values, and the error that ended it."""
         self.send(model, value)
         values = []
         while True:
@@ -72,7 +72,7 @@ class Stream:
                 return values, event.error
 
     def close(self, *, cancel: bool = False) -> None:
-        """Ends the stream: in order, or by going away."""
+        """End the stream: in order, or by going away."""
         if not self._closed:
             self._closed = True
             self._client.stop_stream(cancel_requests=cancel)

@@ -24,7 +24,7 @@ def model(rng: random.Random) -> str:
 
 
 def good(rng: random.Random, name: str) -> dict[str, Any]:
-    """A request that the model answers."""
+    """Return a request that the model answers."""
     inputs = []
     for tensor, datatype in MODELS.get(name, {"x": "FP32"}).items():
         count = rng.randrange(1, 5)
@@ -91,7 +91,7 @@ def parameters(rng: random.Random) -> Any:
 
 
 def mutate(rng: random.Random, body: dict[str, Any]) -> Any:
-    """One thing of a request, made otherwise."""
+    """Return one thing of a request, made otherwise."""
     tensors = body.get("inputs")
     tensor = rng.choice(tensors) if isinstance(tensors, list) and tensors else {}
     if not isinstance(tensor, dict):
@@ -144,12 +144,12 @@ def mutate(rng: random.Random, body: dict[str, Any]) -> Any:
 
 
 def _times(rng: random.Random, tensor: Any) -> int:
-    """How often a tensor is said again: often only where it is small."""
+    """Return how often a tensor is said again: often only where it is small."""
     return rng.choice([2, 3, 100, 10_000] if len(dumps(tensor)) < 500 else [2, 3])
 
 
 def scramble(rng: random.Random, content: bytes) -> bytes:
-    """The bytes with some of them lost, turned, doubled or strange."""
+    """Return the bytes with some of them lost, turned, doubled or strange."""
     changed = bytearray(content)
     for _ in range(rng.choice([1, 1, 2, 5, 20])):
         if not changed:
@@ -174,7 +174,7 @@ def scramble(rng: random.Random, content: bytes) -> bytes:
 
 
 def infer(rng: random.Random, name: str) -> tuple[bytes, int | None]:
-    """The body of a hostile `infer`, and the length of its JSON where binary data come behind it."""
+    """Return the body of a hostile `infer`, and the length of its JSON where binary data come behind it."""
     body: Any = good(rng, name)
     with_binary = rng.random() < 0.4
     behind = binary(rng, body) if with_binary else b""
@@ -198,7 +198,7 @@ def _lie(rng: random.Random, body: dict[str, Any]) -> None:
 
 
 def generate(rng: random.Random, name: str) -> bytes:
-    """The body of a hostile `generate`: one member for each input, and parameters."""
+    """Return the body of a hostile `generate`: one member for each input, and parameters."""
     body: dict[str, Any] = {
         tensor: [1] if kind != "BYTES" else "word" for tensor, kind in MODELS.get(name, {"x": ""}).items()
     }
@@ -223,7 +223,7 @@ def generate(rng: random.Random, name: str) -> bytes:
 
 
 def settings(rng: random.Random) -> bytes:
-    """A body for what changes the server; nothing in it names a file."""
+    """Return a body for what changes the server; nothing in it names a file."""
     keys = [
         "key",
         "offset",

@@ -30,7 +30,7 @@ class Message:
 
 
 def make(seed: int, number: int) -> Message:
-    """The message of one number: the same for the same seed, whatever was made before."""
+    """Return the message of one number: the same for the same seed, whatever was made before."""
     rng = random.Random(f"grpc {seed}/{number}")
     roll = rng.random()
     if roll < 0.75:
@@ -48,7 +48,7 @@ def make(seed: int, number: int) -> Message:
 
 
 def _nested(rng: random.Random) -> bytes:
-    """Groups in each other, as an unknown field: what a parser of protobuf follows down."""
+    """Group in each other, as an unknown field: what a parser of protobuf follows down."""
     levels = rng.choice([50, 1000, 100_000])
     return b"\xfb\x7f" * levels + b"\xfc\x7f" * (levels if rng.random() < 0.5 else 0)
 

@@ -37,7 +37,7 @@ class Request:
 
 
 def make(seed: int, number: int, token: str = "") -> Case:
-    """The case of one number: the same for the same seed, whatever was made before."""
+    """Return the case of one number: the same for the same seed, whatever was made before."""
     rng = random.Random(f"{seed}/{number}")
     kind, request = _request(rng, token)
     twists: list[str] = [kind]
@@ -129,7 +129,7 @@ def _path(rng: random.Random) -> str:
 
 
 def _twist(rng: random.Random, request: Request) -> str:
-    """One thing of the request around the body, made otherwise; gives its name."""
+    """Return one thing of the request around the body, made otherwise; gives its name."""
     roll = rng.randrange(12)
     headers = request.headers
     if roll == 0:

@@ -80,7 +80,7 @@ class Served:
         return stat.rpartition(")")[2].split()[0] not in "ZX"
 
     def rss_mib(self) -> int:
-        """The memory that it has, in MiB."""
+        """Return the memory that it has, in MiB."""
         return int(Path(f"/proc/{self.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
     def answers(self) -> None:
@@ -99,7 +99,7 @@ class Served:
         assert (status, text.count('"y":1')) == (200, 2), text
 
     def goes_on(self) -> bool:
-        """Whether it lives and answers good requests as if nothing had happened."""
+        """Return whether it lives and answers good requests as if nothing had happened."""
         try:
             self.answers()
         except (OSError, HTTPException):

@@ -94,7 +94,7 @@ def text(rng: random.Random) -> Any:
 
 
 def deep(rng: random.Random, levels: int | None = None) -> Raw:
-    """Lists or objects in each other; a few thousand levels most of the time, seldom a great many."""
+    """List or objects in each other; a few thousand levels most of the time, seldom a great many."""
     if levels is None:
         levels = rng.choice([10, 100, 1000, 3000] * 5 + [10_000, 50_000, 200_000])
     opening, closing = rng.choice([("[", "]"), ('{"a":', "}"), ('[{"inputs":', "}]"), ("[0,", "]")])
@@ -115,7 +115,7 @@ def wide(rng: random.Random) -> Raw:
 
 
 def anything(rng: random.Random, depth: int = 0) -> Any:
-    """A value of any type."""
+    """Return a value of any type."""
     makers: list[Callable[[], Any]] = [
         lambda: None,
         lambda: rng.random() < 0.5,
@@ -150,7 +150,7 @@ def shape(rng: random.Random) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """JSON of a value with raw pieces in it; texts that no UTF-8 has are written all the same."""
+    """Return JSON of a value with raw pieces in it; texts that no UTF-8 has are written all the same."""
     return _write(value).encode("utf-8", "surrogatepass")
 
 

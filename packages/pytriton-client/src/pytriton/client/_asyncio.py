@@ -296,7 +296,7 @@ class AsyncioModelClient(BaseModelClient):
         return spec
 
     def _forget(self) -> None:
-        """A model that was loaded anew may have another configuration."""
+        """Forget the configuration: a model that was loaded anew may have another."""
         self._knowledge.is_prepared = False
         self._knowledge.was_ready = False
         self._knowledge.spec = self._given_spec

@@ -212,7 +212,7 @@ class BaseModelClient:
         return str(next(self._request_ids))
 
     def _call_deadline(self) -> Deadline | None:
-        """The deadline of a call that has one of its own; else the steps of a call have theirs."""
+        """Return the deadline of a call that has one of its own; else the steps of a call have theirs."""
         timeout_s = self._options.timeout_s
         return None if timeout_s is None else Deadline(timeout_s)
 

@@ -60,7 +60,7 @@ class CallPool:
         _remember(self)
 
     def submit(self, call: Callable[[], Result], room: Deadline | None) -> Future[Result]:
-        """Queue a call.
+        """Return queue a call.
 
         Args:
             call: What is done in a thread.
@@ -106,7 +106,7 @@ class CallPool:
         self.close(wait=False)
 
     def _make_room(self) -> bool:
-        """Whether a call can be queued now. Starts a thread for it if need be."""
+        """Return whether a call can be queued now. Starts a thread for it if need be."""
         if self.is_closed:
             raise PoolClosedError
         # A call that an idle thread is about to take does not wait.

@@ -273,7 +273,7 @@ class ModelClient(BaseModelClient):
             self._prepare_lock.release()
 
     def _forget(self) -> None:
-        """A model that was loaded anew may have another configuration."""
+        """Forget the configuration: a model that was loaded anew may have another."""
         self._knowledge.is_prepared = False
         self._knowledge.was_ready = False
         self._knowledge.spec = self._given_spec

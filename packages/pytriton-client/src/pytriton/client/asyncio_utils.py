@@ -225,7 +225,7 @@ async def _within(deadline: Deadline, answer: Awaitable[Result]) -> Result:
 
 
 def _is_no_answer(error: Exception) -> bool:
-    """Whether an error of tritonclient means that the server is not there yet."""
+    """Return whether an error of tritonclient means that the server is not there yet."""
     # Before Python 3.11, a timeout of asyncio is not the builtin one. aiohttp has errors that derive from neither.
     if isinstance(error, (OSError, asyncio.TimeoutError)) or type(error).__module__.startswith("aiohttp."):
         return True

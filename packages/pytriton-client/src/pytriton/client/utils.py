@@ -220,7 +220,7 @@ def _poll(is_ready: Any, deadline: Deadline) -> bool:
 
 
 def _is_no_answer(error: Exception) -> bool:
-    """Whether an error of tritonclient means that the server is not there yet."""
+    """Return whether an error of tritonclient means that the server is not there yet."""
     if isinstance(error, OSError):
         return True
     status = getattr(error, "status", None)

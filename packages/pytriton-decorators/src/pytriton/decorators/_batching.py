@@ -33,7 +33,7 @@ def batch(infer_func: Callable[..., Iterator[Any]]) -> InferCallable[Iterator[In
 @overload
 def batch(infer_func: Callable[..., Any] | classmethod[Any, ..., Any]) -> InferCallable[InferenceResults]: ...
 def batch(infer_func: Any) -> Any:
-    """Lets a callable take each input as one array over all requests of a batch.
+    """Let a callable take each input as one array over all requests of a batch.
 
     The callable is called once with keyword arguments, arrays `(rows, *tensor.shape)` by input name, and returns a
     mapping of arrays `(rows, *tensor.shape)` by output name, or a list or tuple of them in the order of the model's
@@ -73,7 +73,7 @@ def sample(infer_func: Callable[..., Iterator[Any]]) -> InferCallable[Iterator[I
 @overload
 def sample(infer_func: Callable[..., Any] | classmethod[Any, ..., Any]) -> InferCallable[InferenceResults]: ...
 def sample(infer_func: Any) -> Any:
-    """Lets a callable of a model without batching take the inputs of its one request as keyword arguments.
+    """Let a callable of a model without batching take the inputs of its one request as keyword arguments.
 
     The callable gets arrays `tensor.shape` by input name and returns a mapping of arrays by output name, or a list or
     tuple of them in the order of the model's outputs. Works on the same kinds of callables as `batch`.
@@ -169,7 +169,7 @@ _sample = decorator(_plan_sample, name="sample", again=sample, outward=takes_req
 
 
 def _gather(arrays: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
-    """Gives the inputs over all requests, and the rows of every request."""
+    """Return the inputs over all requests, and the rows of every request."""
     first = arrays[0]
     if not first and not any(arrays):
         return {}, [1] * len(arrays)

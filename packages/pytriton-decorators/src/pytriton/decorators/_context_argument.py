@@ -23,7 +23,7 @@ def triton_context(infer_func: Callable[..., ResultT]) -> Callable[..., ResultT]
 @overload
 def triton_context(infer_func: classmethod[Any, ..., ResultT]) -> Callable[..., ResultT]: ...
 def triton_context(infer_func: Any) -> Any:
-    """Gives a callable the context of its server as the keyword argument `triton_context`.
+    """Return a callable the context of its server as the keyword argument `triton_context`.
 
     ```python
     @batch

@@ -36,7 +36,7 @@ _MAX_COMPARED_BYTES = 1 << 16
 
 
 def group_by_keys(infer_func: CallableT) -> CallableT:
-    """Calls a callable once for each group of requests that have the same inputs.
+    """Call a callable once for each group of requests that have the same inputs.
 
     It is for models with optional inputs, whose requests `@batch` cannot make one array each of. Place it above:
 
@@ -131,7 +131,7 @@ def _not_one_each(request: Any, count: int, result: Any) -> PyTritonValidationEr
 
 
 def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[CallableT], CallableT]:
-    """Calls a callable once for each group of rows that have the same values in some inputs.
+    """Call a callable once for each group of rows that have the same values in some inputs.
 
     It is for models that take such a value once per call, such as a temperature. Place it below `@batch`, and
     `first_value` below itself:
@@ -241,7 +241,7 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
 
 
 def _check_absent(key: str, inputs: Mapping[str, Any], wrapped: Any, instance: Any) -> None:
-    """Makes sure that a key which is not among the inputs of a call is an input of the model.
+    """Make sure that a key which is not among the inputs of a call is an input of the model.
 
     Args:
         key: The input that is not there.
@@ -267,7 +267,7 @@ def _check_absent(key: str, inputs: Mapping[str, Any], wrapped: Any, instance: A
 
 
 def _equal_rows(columns: list[Any], rows: int) -> list[Sequence[int]] | None:
-    """Groups rows by their values; None where all are in one."""
+    """Group rows by their values; None where all are in one."""
     if rows <= 1 or all(_is_uniform(column) for column in columns):
         return None
     values = [_values(column) for column in columns]
@@ -284,7 +284,7 @@ def _equal_rows(columns: list[Any], rows: int) -> list[Sequence[int]] | None:
 
 
 def _is_uniform(column: Any) -> bool:
-    """Whether all rows are surely the same; a cheap look, not the last word."""
+    """Return whether all rows are surely the same; a cheap look, not the last word."""
     if column.dtype.kind == "O" or column.nbytes > _MAX_COMPARED_BYTES:
         return False
     raw = column.tobytes()
@@ -292,7 +292,7 @@ def _is_uniform(column: Any) -> bool:
 
 
 def _values(column: Any) -> list[Any]:
-    """The value of each row, as something that can be hashed."""
+    """Return the value of each row, as something that can be hashed."""
     scalar = column.size == len(column)
     flat: list[Any] = column.reshape(-1).tolist()
     if column.dtype.kind not in "biuOSU":

@@ -24,7 +24,7 @@ class Result(dict[str, Any]):
     """
 
     def __init__(self, outputs: Mapping[str, Any], parameters: Mapping[str, Any] | None = None) -> None:
-        """Makes a result.
+        """Make a result.
 
         Args:
             outputs: Arrays by name.
@@ -55,7 +55,7 @@ class Checker:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def requests(self, given: Sequence[Any]) -> list[Any]:
-        """Makes requests of mappings.
+        """Make requests of mappings.
 
         Raises:
             PyTritonValidationError: The server would refuse one, or would not put them into one batch.
@@ -133,7 +133,7 @@ class Checker:
     # --- results -----------------------------------------------------------------------------------------------------
 
     def results(self, returned: Any, requests: Sequence[Any], *, stream: bool) -> list[Any]:
-        """Makes results of what a callable returned, or yielded in one step.
+        """Make results of what a callable returned, or yielded in one step.
 
         Returns:
             For each request a `Result`, an exception, or, in a stream, None.
@@ -219,7 +219,7 @@ class Checker:
 
 
 def _converted(array: Any, declared: np.dtype[Any], where: str, name: str, index: int) -> Any:
-    """Plain lists and numbers as an array of the declared dtype, where a client would make them one, too."""
+    """Return plain lists and numbers as an array of the declared dtype, where a client would make them one, too."""
     source = array.dtype
     fits = np.can_cast(source, declared, "same_kind") or (source.kind in "iu" and declared.kind in "iu")
     # Numpy takes an empty list for floats, and does not know the kind of bfloat16.
@@ -234,7 +234,7 @@ def _converted(array: Any, declared: np.dtype[Any], where: str, name: str, index
 
 
 def _as_bytes(array: Any, where: str, name: str) -> Any:
-    """Strings as the server hands them out, and clients get them: objects of bytes."""
+    """Return strings as the server hands them out, and clients get them: objects of bytes."""
     strings = np.empty(array.shape, object)
     flat = array.reshape(-1).tolist()
     for place, element in enumerate(flat):

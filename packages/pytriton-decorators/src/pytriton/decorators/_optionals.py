@@ -29,7 +29,7 @@ CallableT = TypeVar("CallableT")
 
 
 def fill_optionals(**defaults: np.ndarray[Any, Any]) -> Callable[[CallableT], CallableT]:
-    """Gives requests that lack an optional input a default for it.
+    """Return requests that lack an optional input a default for it.
 
     Place it above `@batch` (or `@sample`), which then finds the same inputs in all requests:
 
@@ -113,7 +113,7 @@ class _Filler:
         self._checked: tuple[TritonModelConfig, dict[str, Any]] | None = None
 
     def values(self, config: TritonModelConfig) -> dict[str, Any]:
-        """The defaults as a server would send them.
+        """Return the defaults as a server would send them.
 
         Raises:
             PyTritonBadParameterError: One does not fit to the model's inputs.
@@ -151,7 +151,7 @@ def _checked(name: str, value: Any, specs: Mapping[str, TensorSpec], model_name:
 
 
 def _as_bytes(value: Any) -> Any:
-    """Strings as the server hands them out: objects of bytes. None where they are no strings."""
+    """Return strings as the server hands them out: objects of bytes. None where they are no strings."""
     strings = np.empty(value.shape, object)
     flat = [element.encode() if isinstance(element, str) else element for element in value.reshape(-1).tolist()]
     strings.reshape(-1)[:] = flat
@@ -181,7 +181,7 @@ def _fill_requests(requests: Sequence[Any], values: Mapping[str, Any], batching:
 
 
 def _repeated(value: Any, rows: int | None) -> Any:
-    """A copy of a default, for callables may write into their inputs; for every row, where there are rows."""
+    """Return a copy of a default, for callables may write into their inputs; for every row, where there are rows."""
     if rows is None:
         return value.copy()
     array = np.empty((rows, *value.shape), value.dtype)

@@ -32,7 +32,7 @@ def pad_batch(infer_func: CallableT, /) -> CallableT: ...
 @overload
 def pad_batch(*, trim: bool = True) -> Callable[[CallableT], CallableT]: ...
 def pad_batch(infer_func: Any = None, /, *, trim: bool = True) -> Any:
-    """Lets a callable get batches of the sizes that its model prefers, and no other.
+    """Let a callable get batches of the sizes that its model prefers, and no other.
 
     A batch is filled up with copies of its last row to the smallest preferred batch size
     (`DynamicBatcher.preferred_batch_size`) that holds it, else to the `max_batch_size` of the model. The added rows are
@@ -115,7 +115,7 @@ def _padded_size(config: TritonModelConfig, rows: int) -> int:
 
 @lru_cache(maxsize=1024)
 def _places(rows: int, size: int) -> tuple[NDArray[np.intp], tuple[int, ...]]:
-    """Which row of the batch is at every place of the padded one."""
+    """Return which row of the batch is at every place of the padded one."""
     places = np.minimum(np.arange(size), rows - 1)
     return places, tuple(places.tolist())
 
@@ -159,7 +159,7 @@ class ConstantPadder:
     """
 
     def __init__(self, pad_value: float = 0) -> None:
-        """Makes a padder.
+        """Make a padder.
 
         Args:
             pad_value: The value to fill up numeric arrays with; it has to be one of their dtype.
@@ -180,7 +180,7 @@ class ConstantPadder:
         return f"ConstantPadder({self.pad_value!r})"
 
     def __call__(self, batches_list: Sequence[InferenceResult]) -> list[InferenceResult]:
-        """Pads the arrays of several batches.
+        """Pad the arrays of several batches.
 
         Args:
             batches_list: Arrays `(batch, ...)` by name, of each batch. They are not changed.

@@ -32,7 +32,7 @@ class PartialOutputs(dict[str, Any]):
 
 
 def check_rows(outputs: Mapping[str, Any], rows: int, whose: str = "@batch") -> None:
-    """Makes sure that every output has one row for each row of the batch.
+    """Make sure that every output has one row for each row of the batch.
 
     Raises:
         PyTritonValidationError: An output is no array with a batch axis.
@@ -67,7 +67,7 @@ def check_rows(outputs: Mapping[str, Any], rows: int, whose: str = "@batch") -> 
 
 
 def by_request(outputs: Mapping[str, Any], sizes: list[int]) -> list[Any]:
-    """Gives each request its rows of every output.
+    """Return each request its rows of every output.
 
     Args:
         outputs: Checked outputs over the whole batch, or `PartialOutputs`.
@@ -109,7 +109,7 @@ def by_request(outputs: Mapping[str, Any], sizes: list[int]) -> list[Any]:
 
 
 def merge(groups: Sequence[tuple[slice, Mapping[str, Any]]], order: NDArray[np.intp]) -> Mapping[str, Any]:
-    """Puts the outputs of groups of rows together in the order of the batch.
+    """Put the outputs of groups of rows together in the order of the batch.
 
     Args:
         groups: The span of each group in `order` and its checked outputs. Where groups have ended, those that are left.

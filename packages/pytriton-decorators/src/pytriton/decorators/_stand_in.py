@@ -77,17 +77,17 @@ class _Cancellable:
         self._given_up = threading.Event()
 
     def cancel(self) -> None:
-        """Makes `is_cancelled()` say so from now on."""
+        """Make `is_cancelled()` say so from now on."""
         self._given_up.set()
 
     def is_cancelled(self) -> bool:
-        """Whether `cancel()` was called."""
+        """Return whether `cancel()` was called."""
         return self._given_up.is_set()
 
 
 @lru_cache(maxsize=1)
 def request_type() -> Any:
-    """The type of requests for tests; a subclass of the server's own, where that is installed."""
+    """Return the type of requests for tests; a subclass of the server's own, where that is installed."""
     try:
         from pytriton.proxy.types import Request
     except ModuleNotFoundError:

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 def first_value(
     *keys: str, squeeze_single_values: bool = True, strict: bool = True
 ) -> Callable[[Callable[..., ResultT]], Callable[..., ResultT]]:
-    """Hands a callable one value of an input in place of its array over the batch.
+    """Hand a callable one value of an input in place of its array over the batch.
 
     It is for values that are the same for all rows, as below `@group_by_values`:
 
@@ -108,7 +108,7 @@ def _check_batching(wrapped: Any, instance: Any) -> None:
 
 
 def _report_stranger(name: str, wrapped: Any, instance: Any, reported: set[tuple[str, str]]) -> None:
-    """Tells the log, once, of a key that is no input of the model. PyTriton takes one decorator for several models."""
+    """Tell the log, once, of a key that is no input of the model. PyTriton takes one decorator for several models."""
     config = find_model_config(wrapped, instance)
     if config is None or (config.model_name, name) in reported:
         return

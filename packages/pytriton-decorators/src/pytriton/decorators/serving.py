@@ -25,7 +25,7 @@ __all__ = ["check_callable", "set_served_model"]
 def set_served_model(
     infer_func: Callable[..., Any], model_config: TritonModelConfig, triton_context: TritonContext | None = None
 ) -> None:
-    """Makes `model_config` the model that is being served, in the current `contextvars.Context`.
+    """Make `model_config` the model that is being served, in the current `contextvars.Context`.
 
     Nothing is written on `infer_func` or into `triton_context`.
 

@@ -67,10 +67,10 @@ class HarnessRequest(RequestLike, Protocol):
         """The sequence that it belongs to, 0 is none."""
 
     def is_cancelled(self) -> bool:
-        """Whether `cancel` was called."""
+        """Return whether `cancel` was called."""
 
     def cancel(self) -> None:
-        """Gives the request up, as its caller would."""
+        """Give the request up, as its caller would."""
 
 
 def make_request(
@@ -83,7 +83,7 @@ def make_request(
     timeout_us: int = 0,
     correlation_id: int | str = 0,
 ) -> HarnessRequest:
-    """Makes a request with more than arrays, for `Harness` or for calling a callable directly.
+    """Make a request with more than arrays, for `Harness` or for calling a callable directly.
 
     Args:
         data: The inputs by name, each `(batch, *tensor.shape)` where the model batches, else `tensor.shape`.
@@ -132,7 +132,7 @@ class Harness:
         strict: bool = False,
         triton_context: TritonContext | None = None,
     ) -> None:
-        """Binds a callable to a model without a server.
+        """Bind a callable to a model without a server.
 
         Args:
             infer_func: The callable.
@@ -198,7 +198,7 @@ class Harness:
         self, requests: Sequence[_Given], *, return_exceptions: Literal[True]
     ) -> list[Result | BaseException]: ...
     def infer(self, requests: Any, *, return_exceptions: bool = False) -> Any:
-        """Calls the callable with one batch and gives what clients would get.
+        """Call the callable with one batch and give what clients would get.
 
         Args:
             requests: One request, or a list of them.
@@ -234,7 +234,7 @@ class Harness:
         self, requests: Sequence[_Given], *, return_exceptions: Literal[True]
     ) -> list[Result | BaseException]: ...
     async def infer_async(self, requests: Any, *, return_exceptions: bool = False) -> Any:
-        """Does what `infer` does, within a running event loop.
+        """Do what `infer` does, within a running event loop.
 
         Args:
             requests: One request, or a list of them.
@@ -264,7 +264,7 @@ class Harness:
     @overload
     def stream(self, requests: Sequence[_Given]) -> Iterator[list[Result | BaseException | None]]: ...
     def stream(self, requests: Any) -> Iterator[Any]:
-        """Calls the callable of a decoupled model with one batch, and gives its responses as they come.
+        """Call the callable of a decoupled model with one batch, and give its responses as they come.
 
         The callable runs only while the next response is asked for. Closing the iterator closes the generator below.
 
@@ -295,7 +295,7 @@ class Harness:
     @overload
     def stream_async(self, requests: Sequence[_Given]) -> AsyncIterator[list[Result | BaseException | None]]: ...
     async def stream_async(self, requests: Any) -> AsyncIterator[Any]:
-        """Does what `stream` does, within a running event loop.
+        """Do what `stream` does, within a running event loop.
 
         Args:
             requests: One request, or a list of them.
@@ -318,7 +318,7 @@ class Harness:
                         yield _picked(results, single, return_exceptions=False)
 
     def _batches(self, requests: Any) -> tuple[list[list[Any]], bool]:
-        """The requests as the callable gets them, batch by batch, and whether the test passed just one."""
+        """Return the requests as the callable gets them, batch by batch, and whether the test passed just one."""
         single = not isinstance(requests, Sequence)
         batch = self._checker.requests([requests] if single else requests)
         # Without batching a callable gets one request at a time.

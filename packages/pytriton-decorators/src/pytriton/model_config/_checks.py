@@ -32,7 +32,7 @@ MICROSECONDS_MAX = 9 * 10**15
 
 
 def rejected(parameter: str, value: object, rule: str, advice: str = "") -> PyTritonBadParameterError:
-    """Makes the error for a value that breaks a rule; `rule` completes "... must be"."""
+    """Make the error for a value that breaks a rule; `rule` completes "... must be"."""
     text = f"{parameter}={value!r} is not accepted: it must be {rule}."
     return PyTritonBadParameterError(
         f"{text} {advice}" if advice else text, parameter=parameter, value=value, rule=f"must be {rule}"
@@ -40,7 +40,7 @@ def rejected(parameter: str, value: object, rule: str, advice: str = "") -> PyTr
 
 
 def integer(parameter: str, value: Any, minimum: int, maximum: int | None = None, *, why: str = "") -> None:
-    """Raises PyTritonBadParameterError unless `value` is an integer within the bounds; a bool is none."""
+    """Raise PyTritonBadParameterError unless `value` is an integer within the bounds; a bool is none."""
     fits = isinstance(value, Integral) and not isinstance(value, bool)
     if fits and value >= minimum and (maximum is None or value <= maximum):
         return
@@ -51,31 +51,31 @@ def integer(parameter: str, value: Any, minimum: int, maximum: int | None = None
 
 
 def microseconds(value: Any) -> Any:
-    """Gives a time that came out of a calculation, such as `0.05 * 1e6`, as an integer; leaves anything else alone."""
+    """Return a time that came out of a calculation, such as `0.05 * 1e6`, as an integer; leaves anything else alone."""
     return int(value) if isinstance(value, (float, np.floating)) and np.isfinite(value) else value
 
 
 def boolean(parameter: str, value: Any) -> None:
-    """Raises PyTritonBadParameterError unless `value` is True or False, also as 1 or 0 or of numpy."""
+    """Raise PyTritonBadParameterError unless `value` is True or False, also as 1 or 0 or of numpy."""
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, Integral) and value in (0, 1)):
         return
     raise rejected(parameter, value, "True or False")
 
 
 def seconds(parameter: str, value: Any) -> None:
-    """Raises PyTritonBadParameterError unless `value` is a finite number of at least 0."""
+    """Raise PyTritonBadParameterError unless `value` is a finite number of at least 0."""
     is_number = isinstance(value, (float, Integral, np.floating)) and not isinstance(value, bool)
     if not is_number or not 0 <= value < float("inf"):
         raise rejected(parameter, value, "a number of seconds, 0 or more")
 
 
 def is_list(value: Any) -> bool:
-    """Tells whether `value` is a sequence of values, which a string is not meant to be."""
+    """Tell whether `value` is a sequence of values, which a string is not meant to be."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
 def sizes(parameter: str, shape: Any, rule: str, minimum: int, *, free: bool) -> tuple[int, ...]:
-    """Gives a shape as a tuple of integers.
+    """Return a shape as a tuple of integers.
 
     Args:
         parameter: What to call the value in an error.

@@ -73,7 +73,7 @@ _ACCEPTED: Final = (
 
 
 def canonical_type(declared: Any, *, parameter: str = "dtype") -> type[Any]:
-    """Gives the scalar type that `declared` means.
+    """Return the scalar type that `declared` means.
 
     Args:
         declared: A numpy dtype, a numpy scalar type, the name of a dtype, or a Python builtin type.
@@ -113,18 +113,18 @@ def canonical_type(declared: Any, *, parameter: str = "dtype") -> type[Any]:
 
 
 def is_string(declared: Any) -> bool:
-    """Tells whether a declared type means strings (`BYTES`)."""
+    """Tell whether a declared type means strings (`BYTES`)."""
     return canonical_type(declared) in _STRINGS
 
 
 def array_dtype(declared: Any) -> "np.dtype[Any]":
-    """Gives the dtype of the arrays that a callable gets for a declared type; `object` (of `bytes`) for strings."""
+    """Return the dtype of the arrays that a callable gets for a declared type; `object` (of `bytes`) for strings."""
     scalar = canonical_type(declared)
     return np.dtype(np.object_) if scalar in _STRINGS else np.dtype(scalar)
 
 
 def wire_name(declared: Any) -> str:
-    """Gives the name of a declared type in requests and metadata, such as `FP32` or `BYTES`."""
+    """Return the name of a declared type in requests and metadata, such as `FP32` or `BYTES`."""
     scalar = canonical_type(declared)
     if scalar in _STRINGS:
         return "BYTES"
@@ -132,13 +132,13 @@ def wire_name(declared: Any) -> str:
 
 
 def config_name(declared: Any) -> str:
-    """Gives the name of a declared type in model configurations, such as `TYPE_FP32` or `TYPE_STRING`."""
+    """Return the name of a declared type in model configurations, such as `TYPE_FP32` or `TYPE_STRING`."""
     name = wire_name(declared)
     return CONFIG_PREFIX + ("STRING" if name == "BYTES" else name)
 
 
 def type_from_config_name(name: str) -> type[Any]:
-    """Gives the scalar type of a name from a model configuration (`TYPE_FP32`) or from the wire (`FP32`).
+    """Return the scalar type of a name from a model configuration (`TYPE_FP32`) or from the wire (`FP32`).
 
     Raises:
         PyTritonModelConfigError: The name is unknown, or it is `BF16` and the package ml_dtypes is not installed.

@@ -25,7 +25,7 @@ _LISTS: Final = {
 
 
 def render(message: Mapping[str, Any]) -> str:
-    """Gives the text of a configuration.
+    """Return the text of a configuration.
 
     Args:
         message: The fields of Triton's message `ModelConfig`, as in its JSON form; names may be in camel case.
@@ -107,7 +107,7 @@ _MAX_DEPTH: Final = 64
 
 
 def parse(text: str, where: str = "the configuration") -> dict[str, Any]:
-    """Reads a configuration.
+    """Read a configuration.
 
     Args:
         text: A message `ModelConfig` in protobuf's text format.

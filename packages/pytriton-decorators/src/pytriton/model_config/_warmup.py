@@ -126,7 +126,7 @@ class ModelWarmup:
         *,
         where: str = "ModelWarmup",
     ) -> None:
-        """Checks the present values, also against the model. Files are looked at when the data is made.
+        """Check the present values, also against the model. Files are looked at when the data is made.
 
         Args:
             max_batch_size: The most rows of a batch; None for a model without batching.
@@ -169,7 +169,7 @@ class ModelWarmup:
 def generate_warmup_data(
     warmup_input: WarmupInput, batch_size: int | None, *, seed: int = 0, where: str = "WarmupInput"
 ) -> Array:
-    """Makes the array of one input of a warm-up request.
+    """Make the array of one input of a warm-up request.
 
     Args:
         warmup_input: What to make.
@@ -198,7 +198,7 @@ def generate_warmup_data(
 
 
 def warmup_request(warmup: ModelWarmup, index: int, *, batching: bool) -> dict[str, Array]:
-    """Makes the arrays of one request of a warm-up, each new.
+    """Make the arrays of one request of a warm-up, each new.
 
     Args:
         warmup: The warm-up.
@@ -224,7 +224,7 @@ def warmup_request(warmup: ModelWarmup, index: int, *, batching: bool) -> dict[s
 def generate_warmup_requests(
     model_warmup: ModelWarmup, input_specs: Any = None, outputs_specs: Any = None, *, batching: bool = True
 ) -> list[dict[str, Array]]:
-    """Makes the inputs of all requests of a warm-up.
+    """Make the inputs of all requests of a warm-up.
 
     Args:
         model_warmup: The warm-up.
@@ -278,7 +278,7 @@ def _from_file(warmup_input: WarmupInput, shape: tuple[int, ...], batch_size: in
 
 
 def _rows(loaded: Array, shape: tuple[int, ...], batch_size: int | None) -> Array | None:
-    """Brings what a file holds to the shape of the request; None where that cannot be."""
+    """Bring what a file holds to the shape of the request; None where that cannot be."""
     if batch_size is None:
         return loaded if loaded.shape == shape else None
     if loaded.shape == shape[1:]:

@@ -72,7 +72,7 @@ class QueuePolicy:
         self.validate()
 
     def validate(self, where: str = "QueuePolicy") -> None:
-        """Checks the present values.
+        """Check the present values.
 
         Args:
             where: What to call this policy in an error.
@@ -156,7 +156,7 @@ class DynamicBatcher:
                 raise rejected(f"{name}.priority_queue_policy[{level}]", policy, "a QueuePolicy")
 
     def validate(self, max_batch_size: int | None = None) -> None:
-        """Checks the present values, also against each other.
+        """Check the present values, also against each other.
 
         Args:
             max_batch_size: The model's maximum batch size, in rows; None leaves out what depends on it.

@@ -30,7 +30,7 @@ class ModelConfigGenerator:
         self._config = config
 
     def get_config(self) -> dict[str, Any]:
-        """Gives the configuration as a dictionary that Triton takes as JSON.
+        """Return the configuration as a dictionary that Triton takes as JSON.
 
         Returns:
             Dictionaries, lists, strings, numbers and booleans, laid out as Triton's message `ModelConfig`. What has
@@ -69,7 +69,7 @@ class ModelConfigGenerator:
         return {key: value for key, value in result.items() if value != []}
 
     def get_text(self) -> str:
-        """Gives the text of `config.pbtxt`, in protobuf's text format.
+        """Return the text of `config.pbtxt`, in protobuf's text format.
 
         Raises:
             PyTritonBadParameterError: As `get_config`.
@@ -77,7 +77,7 @@ class ModelConfigGenerator:
         return render(self.get_config())
 
     def to_file(self, config_path: str | os.PathLike[str]) -> str:
-        """Writes `config.pbtxt`, and the folders that lead to it.
+        """Write `config.pbtxt`, and the folders that lead to it.
 
         Args:
             config_path: Path of the file. One that exists is replaced.

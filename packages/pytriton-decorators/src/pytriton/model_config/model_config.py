@@ -56,7 +56,7 @@ class ModelConfig:
     its batch go to another worker, once; otherwise they fail at once."""
 
     def validate(self, inputs: "Iterable[Described] | None" = None) -> None:
-        """Checks the present values, also against each other.
+        """Check the present values, also against each other.
 
         Args:
             inputs: The model's inputs (each with `name`, `shape`, `dtype` and `optional`), to hold the warm-up against;

@@ -29,7 +29,7 @@ class ModelConfigParser:
 
     @classmethod
     def from_dict(cls, model_config_dict: Mapping[str, Any]) -> TritonModelConfig:
-        """Reads a configuration from its JSON form.
+        """Read a configuration from its JSON form.
 
         Args:
             model_config_dict: The configuration; names may be in snake case or camel case. What `TritonModelConfig`
@@ -65,7 +65,7 @@ class ModelConfigParser:
 
     @classmethod
     def from_file(cls, *, config_path: str | os.PathLike[str]) -> TritonModelConfig:
-        """Reads a configuration from a `config.pbtxt`.
+        """Read a configuration from a `config.pbtxt`.
 
         Args:
             config_path: Path of the file.
@@ -79,7 +79,7 @@ class ModelConfigParser:
 
     @classmethod
     def rewrite_io_spec(cls, item: Mapping[str, Any], io_type: str, idx: int) -> TensorSpec:
-        """Makes the description of one input or output.
+        """Make the description of one input or output.
 
         Args:
             item: Its entry in the configuration.

@@ -41,7 +41,7 @@ _innermost: ContextVar[tuple[Any, Any] | None] = ContextVar("pytriton_traced_spa
 
 
 def raise_if_no_telemetry() -> None:
-    """Checks that OpenTelemetry is installed.
+    """Check that OpenTelemetry is installed.
 
     Raises:
         ImportError: It is not; the text says which extra to install.
@@ -50,7 +50,7 @@ def raise_if_no_telemetry() -> None:
 
 
 def set_telemetry_tracer(tracer: Tracer) -> None:
-    """Sets the tracer for the callables of this process, whatever their models were bound with.
+    """Set the tracer for the callables of this process, whatever their models were bound with.
 
     Not needed where the process has a tracer provider (`opentelemetry.trace.set_tracer_provider`): that is used as it
     is.
@@ -65,7 +65,7 @@ def set_telemetry_tracer(tracer: Tracer) -> None:
 
 
 def get_telemetry_tracer() -> Tracer | None:
-    """Gives the tracer in use here.
+    """Return the tracer in use here.
 
     Returns:
         The first there is of: the one that was set; inside a callable, that of its model; that of the tracer provider
@@ -76,7 +76,7 @@ def get_telemetry_tracer() -> Tracer | None:
 
 
 def parse_trace_config(trace_config_list: Sequence[str]) -> tuple[str, Resource]:
-    """Reads where the spans of a server go, and as whose.
+    """Read where the spans of a server go, and as whose.
 
     Args:
         trace_config_list: Items such as `mode=opentelemetry`, `opentelemetry,url=<url>` and
@@ -105,7 +105,7 @@ def parse_trace_config(trace_config_list: Sequence[str]) -> tuple[str, Resource]
 
 
 def build_proxy_tracer_from_triton_config(trace_config: Sequence[str]) -> Tracer:
-    """Makes a tracer whose spans go to the collector that a server is told of.
+    """Make a tracer whose spans go to the collector that a server is told of.
 
     What is not sent yet when the interpreter ends is sent then, for 2 s at most.
 
@@ -125,7 +125,7 @@ def build_proxy_tracer_from_triton_config(trace_config: Sequence[str]) -> Tracer
 
 
 def get_span_dict(span: Span | None) -> dict[str, str]:
-    """Gives the context of a span in the form that travels: `traceparent` and, where there is one, `tracestate`.
+    """Return the context of a span in the form that travels: `traceparent` and, where there is one, `tracestate`.
 
     Returns:
         The headers of W3C Trace Context; empty for `None`.
@@ -140,7 +140,7 @@ def get_span_dict(span: Span | None) -> dict[str, str]:
 
 
 def start_span_from_remote(span_dict: Mapping[str, str] | None, name: str) -> Span:
-    """Starts a span in a trace that began elsewhere. Has to be ended with `end_span`.
+    """Start a span in a trace that began elsewhere. Has to be ended with `end_span`.
 
     Args:
         span_dict: The headers of W3C Trace Context, as `get_span_dict` gives them.
@@ -163,7 +163,7 @@ def start_span_from_remote(span_dict: Mapping[str, str] | None, name: str) -> Sp
 
 
 def start_span_from_span(span: Span, name: str) -> Span:
-    """Starts a span inside another one. Has to be ended with `end_span`.
+    """Start a span inside another one. Has to be ended with `end_span`.
 
     Args:
         span: The span to be its parent.
@@ -183,7 +183,7 @@ def start_span_from_span(span: Span, name: str) -> Span:
 
 
 def end_span(span: Span | None, error: BaseException | str | None = None) -> None:
-    """Ends a span.
+    """End a span.
 
     Args:
         span: The span; nothing is done for `None`.
@@ -202,7 +202,7 @@ def end_span(span: Span | None, error: BaseException | str | None = None) -> Non
 
 @contextlib.contextmanager
 def traced_span(request: Any, span_name: str, **kwargs: Any) -> Iterator[Span | None]:
-    """Makes a span for a piece of the work on a request; `Request.traced_span` does the same.
+    """Make a span for a piece of the work on a request; `Request.traced_span` does the same.
 
     An exception inside ends the span with it. Spans inside each other are parents and children, and those of libraries
     that use OpenTelemetry are inside, too.
@@ -244,7 +244,7 @@ class TracableModel:
         self._tracer = tracer
 
     def configure_tracing(self, trace_config: Sequence[str]) -> None:
-        """Sends the spans to the collector that a server is told of.
+        """Send the spans to the collector that a server is told of.
 
         Args:
             trace_config: As for `parse_trace_config`, with the same errors.
@@ -252,7 +252,7 @@ class TracableModel:
         self._tracer = build_proxy_tracer_from_triton_config(trace_config)
 
     def start_requests_spans(self, requests: Sequence[Any], name: str) -> list[Span | None]:
-        """Starts a span inside that of each request.
+        """Start a span inside that of each request.
 
         Args:
             requests: The requests.
@@ -274,7 +274,7 @@ class TracableModel:
         return spans
 
     def end_requests_spans(self, spans: Sequence[Span | None], error: BaseException | str | None = None) -> None:
-        """Ends spans that `start_requests_spans` gave.
+        """End spans that `start_requests_spans` gave.
 
         Args:
             spans: The spans.

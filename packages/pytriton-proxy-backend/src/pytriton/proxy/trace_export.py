@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def require_telemetry() -> None:
-    """Checks that the packages of OpenTelemetry are there.
+    """Check that the packages of OpenTelemetry are there.
 
     Raises:
         ImportError: They are not; says what to install.
@@ -65,12 +65,12 @@ class TraceSettings:
 
 
 def is_opentelemetry(trace_config: Sequence[str]) -> bool:
-    """Whether spans are made at all: Triton's other mode writes files."""
+    """Return whether spans are made at all: Triton's other mode writes files."""
     return any(item.strip().lower() == MODE for item in trace_config)
 
 
 def read_settings(trace_config: Sequence[str]) -> TraceSettings:
-    """Reads the items of `trace_config` that are about OpenTelemetry.
+    """Read the items of `trace_config` that are about OpenTelemetry.
 
     Raises:
         ValueError: An item cannot be understood; says which and why.
@@ -100,7 +100,7 @@ def read_settings(trace_config: Sequence[str]) -> TraceSettings:
 
 
 def make_resource(settings: TraceSettings) -> Resource:
-    """Makes the description of whoever makes the spans; the service is called as tritonserver calls itself."""
+    """Make the description of whoever makes the spans; the service is called as tritonserver calls itself."""
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 
     resource = Resource.create(dict(settings.resource))
@@ -121,7 +121,7 @@ class SpanExport:
     tracer: Any
 
     def __init__(self, trace_config: Sequence[str]) -> None:
-        """Makes the tracer; nothing is sent before there are spans.
+        """Make the tracer; nothing is sent before there are spans.
 
         Args:
             trace_config: The items of the server's setting.
@@ -151,7 +151,7 @@ class SpanExport:
         self._closer.start()
 
     def close(self, timeout_s: float) -> bool:
-        """Sends what there is to send, and stops.
+        """Send what there is to send, and stops.
 
         Args:
             timeout_s: How long that may take, in seconds.

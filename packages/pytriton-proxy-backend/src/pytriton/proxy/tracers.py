@@ -20,7 +20,7 @@ _of_span: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
 
 
 def choose_tracer(tracer: Any) -> None:
-    """Takes a tracer for the whole process, once.
+    """Take a tracer for the whole process, once.
 
     Raises:
         ValueError: There is one already.
@@ -35,17 +35,19 @@ def choose_tracer(tracer: Any) -> None:
 
 
 def use_worker_tracer(tracer: Any) -> None:
-    """Gives the worker that runs in the current context a tracer."""
+    """Give the worker that runs in the current context a tracer."""
     _of_worker.set(tracer)
 
 
 def worker_tracer() -> Any:
-    """Gives the tracer of the worker whose context this is; `None` if it has none of its own."""
+    """Return the tracer of the worker whose context this is; `None` if it has none of its own."""
     return _of_worker.get()
 
 
 def find_tracer(own: Any = None) -> Any:
-    """Gives the tracer to use: the process's, else `own`, else that of the tracer provider of the process, else `None`.
+    """Return the tracer to use.
+
+    The process's, else `own`, else that of the tracer provider of the process, else `None`.
 
     On the way of every batch, so it is quick where there is none.
     """
@@ -59,12 +61,12 @@ def find_tracer(own: Any = None) -> Any:
 
 
 def note_span(span: Any, tracer: Any) -> None:
-    """Keeps in mind who made a span, as long as the span lives."""
+    """Keep in mind who made a span, as long as the span lives."""
     _of_span[span] = tracer
 
 
 def tracer_of(span: Any) -> Any:
-    """Gives the tracer for children of a span; `None` where there is no telemetry."""
+    """Return the tracer for children of a span; `None` where there is no telemetry."""
     tracer = _of_span.get(span)
     return tracer if tracer is not None else find_tracer(worker_tracer())
 

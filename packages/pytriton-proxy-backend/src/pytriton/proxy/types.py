@@ -66,7 +66,7 @@ class RequestFields:
         self.trace_context = trace_context
 
     def values(self) -> tuple[Any, ...]:
-        """All of them, as the constructor takes them."""
+        """Return all of them, as the constructor takes them."""
         return (
             self.request_id, self.priority, self.timeout_us, self.correlation_id, self.flags, self.trace_context,
         )  # fmt: skip
@@ -129,7 +129,7 @@ class Request(_Arrays):
         timeout_us: int = 0,
         correlation_id: int | str = 0,
     ) -> None:
-        """Makes a request by hand, as unit tests of a callable do.
+        """Make a request by hand, as unit tests of a callable do.
 
         Args:
             data: The inputs, each of shape `(batch, *tensor.shape)` where the model batches, else `tensor.shape`.
@@ -216,11 +216,11 @@ class Request(_Arrays):
         return self._load_fields().trace_context
 
     def is_cancelled(self) -> bool:
-        """Whether the caller has given the request up. Cheap enough to be asked inside a loop."""
+        """Return whether the caller has given the request up. Cheap enough to be asked inside a loop."""
         return self._details is not None and self._details.is_cancelled(self._index)
 
     def __pytriton_batch__(self, requests: Sequence[Any]) -> WholeBatch | None:
-        """Every input as one array over all requests, without a copy, where `requests` is the batch as it came.
+        """Return every input as one array over all requests, without a copy, where `requests` is the batch as it came.
 
         The decorator `batch` asks the first request for it.
 
@@ -237,7 +237,7 @@ class Request(_Arrays):
         return fields
 
     def traced_span(self, span_name: str, **kwargs: Any) -> contextlib.AbstractContextManager[Any]:
-        """Gives a context manager for a tracing span below this request's; it does nothing where nothing is traced.
+        """Return a context manager for a tracing span below this request's; it does nothing where nothing is traced.
 
         Args:
             span_name: The name of the span.
@@ -259,7 +259,7 @@ class Request(_Arrays):
         return _restored, (made._data, made._parameters, made._outputs, made._load_fields().values())
 
     def _detached(self, data: dict[str, np.ndarray[Any, Any]] | None = None) -> Request:
-        """A request of the same content that is not part of a batch any more, and is never cancelled."""
+        """Return a request of the same content that is not part of a batch any more, and is never cancelled."""
         names = self.requested_output_names
         made = Request(dict(self.data) if data is None else data, dict(self.parameters), self.span, names and [*names])
         made._fields = self._load_fields()
@@ -309,7 +309,7 @@ class Response(_Arrays):
         *,
         final: bool = False,
     ) -> None:
-        """Makes a response.
+        """Make a response.
 
         Args:
             data: The outputs by name, each of shape `(batch, *tensor.shape)` where the model batches; none by default.

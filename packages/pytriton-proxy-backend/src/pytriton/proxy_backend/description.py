@@ -33,12 +33,12 @@ _NAMES = {
 
 
 def description_path(endpoint: Path) -> Path:
-    """The file beside a socket that describes its model."""
+    """Return the file beside a socket that describes its model."""
     return endpoint.with_name(f"{endpoint.name}.json")
 
 
 def render_description(model: ModelSpec) -> str:
-    """The text of a model's description: JSON with a number for its format.
+    """Return the text of a model's description: JSON with a number for its format.
 
     Raises:
         DescriptionError: If a dtype has no counterpart among Triton's data types.
@@ -52,7 +52,7 @@ def render_description(model: ModelSpec) -> str:
 
 
 def parse_description(text: str, where: str = "the description") -> ModelSpec:
-    """Reads a description.
+    """Read a description.
 
     Args:
         text: What `render_description` wrote, maybe in a later version: keys that are not known are passed over.
@@ -87,7 +87,7 @@ def parse_description(text: str, where: str = "the description") -> ModelSpec:
 
 
 def write_description(path: Path, model: ModelSpec) -> None:
-    """Writes a description, readable by its owner alone, in place of what is there, in one step.
+    """Write a description, readable by its owner alone, in place of what is there, in one step.
 
     Raises:
         DescriptionError: If a dtype has no counterpart among Triton's data types.
@@ -105,7 +105,7 @@ def write_description(path: Path, model: ModelSpec) -> None:
 
 
 def read_description(path: Path) -> ModelSpec:
-    """Reads the description in a file.
+    """Read the description in a file.
 
     Raises:
         DescriptionError: If the file is not there, cannot be read or holds no description.
@@ -132,7 +132,7 @@ def read_description(path: Path) -> ModelSpec:
 
 
 def dtype_name(tensor: TensorSpec) -> str:
-    """Triton's name of a tensor's data type, such as "FP32".
+    """Return Triton's name of a tensor's data type, such as "FP32".
 
     Raises:
         DescriptionError: If Triton has no such type.

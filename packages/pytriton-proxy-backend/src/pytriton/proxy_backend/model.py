@@ -125,7 +125,7 @@ class ProxySettings:
             raise ValueError(f"execution_timeout_s must be from 0.001 to {_LONGEST_S:g}, or None, got {limit_s}")
 
     def to_text(self) -> str:
-        """The content of the side file, `pytriton.conf`."""
+        """Return the content of the side file, `pytriton.conf`."""
         values: dict[str, object] = {
             "format": 1,
             "endpoint": self.endpoint,
@@ -146,7 +146,7 @@ class ProxySettings:
 
 
 def check_endpoint(path: Path) -> None:
-    """Checks that a unix socket can have this path.
+    """Check that a unix socket can have this path.
 
     Raises:
         EndpointError: If it is relative, too long, or has a line break or blanks at its end.
@@ -171,7 +171,7 @@ def check_endpoint(path: Path) -> None:
 
 
 def endpoint_path(directory: Path, model_name: str, model_version: int) -> Path:
-    """The socket of a model version in a folder of endpoints.
+    """Return the socket of a model version in a folder of endpoints.
 
     Raises:
         EndpointError: If the path is too long for a unix socket.

@@ -41,7 +41,7 @@ _POLLRDHUP = 0x2000
 
 
 def main(arguments: list[str]) -> int:
-    """Runs the worker to its end; returns the exit code."""
+    """Run the worker to its end; returns the exit code."""
     channel = socket.socket(fileno=int(arguments[0]))
     let_go_in_child(channel)
     channel.settimeout(_SEND_TIMEOUT_S)
@@ -117,7 +117,7 @@ class _Child:
     # ---- what it does -----------------------------------------------------------------------------------------------
 
     def _look_after(self, worker: Worker) -> int:
-        """Tells how the worker is until it ends or is to stop."""
+        """Tell how the worker is until it ends or is to stop."""
         ready = attached = False
         reported: Any = None
         told = time.monotonic()
@@ -165,7 +165,7 @@ class _Child:
         return 0
 
     def _note_cut(self, worker: Worker) -> None:
-        """Tells when the proxy backend has closed the connection and the callable does not come back to see it."""
+        """Tell when the proxy backend has closed the connection and the callable does not come back to see it."""
         connection = worker._connection
         if connection is None or not _is_closed(connection.fileno()):
             self._cut_since = None

@@ -50,7 +50,7 @@ class CurveKeys:
 
 
 def check_secret_file(path: Path) -> None:
-    """Checks that a file with a secret key is there and is for its owner alone.
+    """Check that a file with a secret key is there and is for its owner alone.
 
     Raises:
         KeyFileError: If not.
@@ -68,7 +68,7 @@ def check_secret_file(path: Path) -> None:
 
 
 def check_keys_given(address: str, *, has_keys: bool, insecure: bool, remedy: str) -> None:
-    """Checks that both ends of a link prove who they are, unless its address itself keeps others out.
+    """Check that both ends of a link prove who they are, unless its address itself keeps others out.
 
     The socket of an `ipc://` address is for the user of the server alone. A port is for everybody, on the loopback
     interface for every user of the machine: whoever attaches there gets the requests, and whoever takes the port before

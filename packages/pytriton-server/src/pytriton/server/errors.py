@@ -34,7 +34,7 @@ _QUOTED_LINES = 20
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """Says in words how a process ended, such as `was killed by signal 9 (SIGKILL)`.
+    """Say in words how a process ended, such as `was killed by signal 9 (SIGKILL)`.
 
     Args:
         exit_code: As in `subprocess.Popen.returncode`: negative for a signal. None is unknown.
@@ -51,7 +51,7 @@ def describe_exit(exit_code: int | None) -> str:
 
 
 def quote_log(lines: Sequence[str]) -> str:
-    """Renders the last log lines of the server for the end of an error's text; empty when there are none."""
+    """Render the last log lines of the server for the end of an error's text; empty when there are none."""
     if not lines:
         return " It wrote nothing to its output."
     # tritonserver draws tables of its settings when it starts, which say nothing about why it ended.

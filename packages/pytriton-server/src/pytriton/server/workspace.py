@@ -36,7 +36,7 @@ logger = logging.getLogger(__name__)
 
 
 def default_home() -> Path:
-    """Gives the parent of automatic workspaces.
+    """Return the parent of automatic workspaces.
 
     It is `PYTRITON_HOME`, else `XDG_CACHE_HOME/pytriton`, else `~/.cache/pytriton`.
     """
@@ -90,15 +90,15 @@ class Workspace:
         return self._path / "endpoints"
 
     def exists(self) -> bool:
-        """Tells whether the folder is there."""
+        """Tell whether the folder is there."""
         return self._path.exists()
 
     def is_empty(self) -> bool:
-        """Tells whether the folder holds no file, its own sub-folders aside."""
+        """Tell whether the folder holds no file, its own sub-folders aside."""
         return not any(files for _, _, files in os.walk(self._path) if files != [_LOCK])
 
     def create(self) -> None:
-        """Makes the folder. For an automatic one, removes those of owners that died first.
+        """Make the folder. For an automatic one, removes those of owners that died first.
 
         Raises:
             FileExistsError: Somebody else made the folder in the meantime.
@@ -130,7 +130,7 @@ class Workspace:
             raise unusable from error
 
     def clean(self) -> None:
-        """Removes the folder with everything in it. Does nothing where `create` did not make it.
+        """Remove the folder with everything in it. Does nothing where `create` did not make it.
 
         What cannot be removed is named in a warning of the log.
         """
@@ -196,7 +196,7 @@ class Workspace:
 
 
 def _take_new(path: Path) -> int | None:
-    """Does what `_take` does with a folder that was made just now, and leaves nothing where that fails."""
+    """Do what `_take` does with a folder that was made just now, and leave nothing where that fails."""
     try:
         return _take(path)
     except OSError:
@@ -206,7 +206,7 @@ def _take_new(path: Path) -> int | None:
 
 
 def _take(path: Path) -> int | None:
-    """Locks a new folder for its owner; None when a sweep of another process was faster."""
+    """Lock a new folder for its owner; None when a sweep of another process was faster."""
     fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -222,7 +222,7 @@ def _take(path: Path) -> int | None:
 
 
 def _sweep(home: Path) -> None:
-    """Removes the automatic workspaces in `home` whose owner is gone: nobody holds their lock any more."""
+    """Remove the automatic workspaces in `home` whose owner is gone: nobody holds their lock any more."""
     for candidate in _automatic_workspaces(home):
         try:
             # A folder without the file is being made right now, or is not ours.
@@ -243,7 +243,7 @@ def _sweep(home: Path) -> None:
 
 
 def remove_abandoned(path: Path) -> None:
-    """Removes a workspace whose owner is gone, and which nobody else uses. Does nothing to any other folder."""
+    """Remove a workspace whose owner is gone, and which nobody else uses. Does nothing to any other folder."""
     try:
         # Named by a server that others talk to as well: nothing that does not look like a workspace is removed.
         if path.is_symlink() or path.stat().st_uid != os.getuid() or not set(os.listdir(path)) <= _CONTENTS:
@@ -263,7 +263,7 @@ def remove_abandoned(path: Path) -> None:
 
 
 def _is_in_use(path: Path) -> bool:
-    """Tells whether somebody serves models at the sockets in a workspace."""
+    """Tell whether somebody serves models at the sockets in a workspace."""
     for file in (path / "endpoints").glob(f"*{USERS_SUFFIX}"):
         try:
             fd = os.open(file, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)

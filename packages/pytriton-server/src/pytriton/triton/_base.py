@@ -96,7 +96,7 @@ class TritonBase(abc.ABC):
         self._keeper = make_keeper(self)
 
     def __enter__(self) -> Self:
-        """Connects, unless the lifecycle policy says otherwise."""
+        """Connect, unless the lifecycle policy says otherwise."""
         if self._policy.launch_triton_on_startup:
             self.connect()
         return self
@@ -104,7 +104,7 @@ class TritonBase(abc.ABC):
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Calls `stop`."""
+        """Call `stop`."""
         self.stop()
 
     def bind(
@@ -118,7 +118,7 @@ class TritonBase(abc.ABC):
         strict: bool = False,
         trace_config: list[str] | None = None,
     ) -> None:
-        """Makes a callable a model. On a running server, the model is served when this returns.
+        """Make a callable a model. On a running server, the model is served when this returns.
 
         After `stop` the models stay for the next start, and a name of theirs may be bound anew, which replaces it.
 
@@ -197,7 +197,7 @@ class TritonBase(abc.ABC):
         *,
         timeout_s: float = DRAIN_DEADLINE_S,
     ) -> None:
-        """Replaces the callable of a bound model, on a running server without losing a request.
+        """Replace the callable of a bound model, on a running server without losing a request.
 
         Requests that the old callable has got are answered by it, later ones by the new one; when this returns, the
         old one is done. For a moment both are called. With other tensors or another configuration Triton loads the
@@ -266,7 +266,7 @@ class TritonBase(abc.ABC):
             logger.info("Model %s (version %d) is served by another callable now.", new.name, new.version)
 
     def unbind(self, model_name: str, model_version: int | None = None, *, timeout_s: float = DRAIN_DEADLINE_S) -> None:
-        """Takes a model away, on a running server after its requests in flight are answered.
+        """Take a model away, on a running server after its requests in flight are answered.
 
         New requests are refused from the beginning on. When this returns, the callables are not called any more, and
         their sockets and shared memory are given back. Other versions of the name stay. Called by a callable of the
@@ -309,12 +309,12 @@ class TritonBase(abc.ABC):
 
     @abc.abstractmethod
     def connect(self) -> None:
-        """Makes the server serve all bound models, and returns when it does."""
+        """Make the server serve all bound models, and return when it does."""
 
     def serve(
         self, monitoring_period_s: float = MONITORING_PERIOD_S, *, monitoring_period_sec: float | None = None
     ) -> None:
-        """Connects if that has not been done yet, and blocks until the server is stopped.
+        """Connect if that has not been done yet, and blocks until the server is stopped.
 
         SIGINT (Ctrl+C) and SIGTERM end it: requests that are being served are answered first, for as long as
         `TritonConfig.exit_timeout_secs` allows (30 s when unset), then this returns, so that a script ends with exit
@@ -360,7 +360,7 @@ class TritonBase(abc.ABC):
             raise failure
 
     def stop(self) -> bool:
-        """Takes the models out of service after their requests are answered, and lets go of the server.
+        """Take the models out of service after their requests are answered, and let go of the server.
 
         May be called from any thread and again and again. It always returns: what does not end in time is cut off.
         Called by an inference callable of the server, it begins the stop and returns: its request is one of those that
@@ -377,39 +377,39 @@ class TritonBase(abc.ABC):
         return self._stop(None)
 
     def is_alive(self) -> bool:
-        """Tells whether the server runs and every bound model has a worker that is up."""
+        """Tell whether the server runs and every bound model has a worker that is up."""
         return self.is_connected() and all(model.is_alive for model in list(self._models.values()))
 
     def is_connected(self) -> bool:
-        """Tells whether the server runs."""
+        """Tell whether the server runs."""
         session = self._session
         return session is not None and session.is_running
 
     @abc.abstractmethod
     def _open(self) -> Session:
-        """Makes a session, without starting it."""
+        """Make a session, without starting it."""
 
     @abc.abstractmethod
     def _urls(self) -> Sequence[str]:
-        """Gives the addresses of the connected server, for the log."""
+        """Return the addresses of the connected server, for the log."""
 
     @abc.abstractmethod
     def _startup_timeout_s(self) -> float:
-        """Gives how long the server may take to answer, in seconds."""
+        """Return how long the server may take to answer, in seconds."""
 
     def _linger_s(self) -> float | None:
-        """Gives how long requests are accepted after SIGTERM, in seconds; None is as long as some come."""
+        """Return how long requests are accepted after SIGTERM, in seconds; None is as long as some come."""
         return 0.0
 
     def _repair(self) -> bool:
-        """Brings back a server that has ended, where that is wanted and possible; tells whether it did.
+        """Bring back a server that has ended, where that is wanted and possible; tells whether it did.
 
         To be called with the lock.
         """
         return False
 
     def _look_after(self) -> BaseException | None:
-        """Looks after server and workers, and tells what is wrong with them."""
+        """Look after server and workers, and tell what is wrong with them."""
         return next((model.error for model in list(self._models.values()) if model.error is not None), None)
 
     def _running(self) -> Session | None:
@@ -464,7 +464,7 @@ class TritonBase(abc.ABC):
         return True
 
     def _await_notice(self) -> None:
-        """Waits for what lies between the end of a server and its being told of."""
+        """Wait for what lies between the end of a server and its being told of."""
         deadline = time.monotonic() + _NOTICE_S
         while self._failure is None and time.monotonic() < deadline:
             session = self._session
@@ -488,7 +488,7 @@ class TritonBase(abc.ABC):
         logger.info("Got %s: stopping the server.", signal.Signals(self._signals[0]).name)
 
     def _stop(self, only: Session | None) -> bool:
-        """Stops the server, or that of one session: who has started another one since then keeps it."""
+        """Stop the server, or that of one session: who has started another one since then keep it."""
         self._stop_requests.append(only)
         try:
             with self._lock:
@@ -524,7 +524,7 @@ class TritonBase(abc.ABC):
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
-        """Holds the lock. A callable does not wait for a stop, which waits for the callable.
+        """Hold the lock. A callable does not wait for a stop, which waits for the callable.
 
         Raises:
             PyTritonInvalidOperationError: A callable asks, and the server is being stopped.
@@ -545,7 +545,7 @@ class TritonBase(abc.ABC):
             self._lock.release()
 
     def _bound(self, name: str, version: int | None) -> list[BoundModel]:
-        """Gives the bound versions of a name, or the one that is asked for.
+        """Return the bound versions of a name, or the one that is asked for.
 
         Raises:
             PyTritonInvalidOperationError: There are none.
@@ -565,7 +565,7 @@ class TritonBase(abc.ABC):
         return models
 
     def _withdraw(self, gone: Sequence[BoundModel]) -> None:
-        """Shows callables the configurations of the models that are left."""
+        """Show callables the configurations of the models that are left."""
         for model in gone:
             model.unpublish()
         # A callable that serves several models shows the one that was bound last.
@@ -596,7 +596,7 @@ class TritonBase(abc.ABC):
 
 
 def check_timeout(name: str, timeout_s: Any) -> None:
-    """Refuses what is no time to wait.
+    """Refuse what is no time to wait.
 
     Raises:
         PyTritonBadParameterError: It is no number, or less than 0.

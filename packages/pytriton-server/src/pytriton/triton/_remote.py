@@ -90,7 +90,7 @@ class RemoteTriton(TritonBase):
         return self._url.with_scheme
 
     def connect(self) -> None:
-        """Waits for the server and loads the bound models. Does nothing if that has been done.
+        """Wait for the server and load the bound models. Does nothing if that has been done.
 
         Call it again when `is_alive` has become False because the server was started anew, or a model unloaded.
 
@@ -112,7 +112,7 @@ class RemoteTriton(TritonBase):
         self._connect()
 
     def is_alive(self) -> bool:
-        """Tells whether the server answers, every bound model is loaded there, and its callables are attached.
+        """Tell whether the server answers, every bound model is loaded there, and its callables are attached.
 
         Without models, True before the first connection: nothing is missing that was asked for.
         """
@@ -125,12 +125,12 @@ class RemoteTriton(TritonBase):
         return all(model.is_attached for model in models)
 
     def is_connected(self) -> bool:
-        """Tells whether the server runs, as far as is known."""
+        """Tell whether the server runs, as far as is known."""
         remote = self._remote
         return super().is_connected() and remote is not None and not remote.is_away
 
     def _wait_complete(self, remote: "RemoteSession") -> None:
-        """Gives workers a moment to come back. If they do not, the session ends, so that a new one is made."""
+        """Give workers a moment to come back. If they do not, the session ends, so that a new one is made."""
         deadline = time.monotonic() + _COMEBACK_S
         while not self.is_alive() and time.monotonic() < deadline and remote.is_running:
             remote.mend()
@@ -154,7 +154,7 @@ class RemoteTriton(TritonBase):
         return self._remote
 
     def _keep(self, remote: "RemoteSession") -> None:
-        """Looks after the models on the server, as long as the session lasts."""
+        """Look after the models on the server, as long as the session lasts."""
         while not remote.ended.wait(KEEP_PERIOD_S) and remote.failure is None:
             # Whoever changes something has the lock, and sees for himself what is wrong.
             if self._lock.acquire(blocking=False):

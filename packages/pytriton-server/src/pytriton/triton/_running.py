@@ -39,7 +39,7 @@ _keepers: list[tuple[weakref.ref[Triton], weakref.ref[Triton]]] = []
 
 
 def running() -> list[Triton]:
-    """Gives the `Triton` objects of this process whose servers run, the oldest first.
+    """Return the `Triton` objects of this process whose servers run, the oldest first.
 
     Also those that the program has no variable for any more, such as that of a notebook's cell that was run again:
     `stop` ends their servers.
@@ -58,20 +58,20 @@ def running() -> list[Triton]:
 
 
 def make_keeper(handle: _Kept) -> _Kept:
-    """Makes the object that our own threads refer to in the place of the program's; both have the same attributes."""
+    """Make the object that our own threads refer to in the place of the program's; both have the same attributes."""
     # A dictionary that belongs to neither of them.
     handle.__dict__ = dict(handle.__dict__)
     return _twin(handle)
 
 
 def note(handle: Triton, keeper: Triton) -> None:
-    """Remembers an object of the program and its keeper."""
+    """Remember an object of the program and its keeper."""
     _keepers[:] = [entry for entry in _keepers if entry[0]() is not None]
     _keepers.append((weakref.ref(keeper), weakref.ref(handle)))
 
 
 def make_way(config: TritonConfig) -> None:
-    """Stops servers of this process on the ports of a new one, in a notebook, if the program has lost their objects.
+    """Stop servers of this process on the ports of a new one, in a notebook, if the program has lost their objects.
 
     Args:
         config: The settings of the new one.
@@ -94,7 +94,7 @@ def make_way(config: TritonConfig) -> None:
 
 
 def owned_here(error: PortInUseError) -> PortInUseError:
-    """Says in the error for a port that is taken whether a server of this very process has it."""
+    """Say in the error for a port that is taken whether a server of this very process has it."""
     for keeper, _ in _on_ports([(error.address or "", error.port or 0)]):
         return PortInUseError(
             f"TritonConfig.{error.setting}={error.port} cannot be bound on {error.address}: a server of this very "
@@ -113,7 +113,7 @@ def owned_here(error: PortInUseError) -> PortInUseError:
 
 
 def _on_ports(places: Sequence[tuple[str, int]]) -> Iterator[tuple[Triton, weakref.ref[Triton]]]:
-    """Goes through the keepers, and objects, whose servers listen at one of these addresses and ports."""
+    """Go through the keepers, and objects, whose servers listen at one of these addresses and ports."""
     for keeper, handle in list(_keepers):
         triton = keeper()
         ports = triton._ports() if triton is not None and _has_server(triton) else None
@@ -133,7 +133,7 @@ def _twin(triton: _Kept) -> _Kept:
 
 
 def _is_notebook() -> bool:
-    """Tells whether this process is the kernel of a notebook. IPython is there then, and is not imported otherwise."""
+    """Tell whether this process is the kernel of a notebook. IPython is there then, and is not imported otherwise."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
     # In a terminal it has no kernel.
     return get_shell is not None and getattr(get_shell(), "kernel", None) is not None

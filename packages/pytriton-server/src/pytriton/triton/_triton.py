@@ -140,11 +140,11 @@ class Triton(TritonBase):
         return _url("http", ports.vertex_ai) if ports is not None else None
 
     def get_access_token(self) -> str | None:
-        """Gives the token that protected endpoints ask for; None if there is none."""
+        """Return the token that protected endpoints ask for; None if there is none."""
         return self._security.access_token
 
     def run(self) -> None:
-        """Starts the server in the background and returns when all bound models are served. Does nothing if it runs.
+        """Start the server in the background and return when all bound models are served. Does nothing if it runs.
 
         The server is stopped by `stop`, at the end of the `with` block, or when the interpreter ends.
 
@@ -231,7 +231,7 @@ class Triton(TritonBase):
             self._repair()
 
     def _repair(self) -> bool:
-        """Starts a server that has died again, as often as the policy allows. Whoever has the lock first does it."""
+        """Start a server that has died again, as often as the policy allows. Whoever has the lock first does it."""
         session, schedule = self._current(), self._schedule
         if session is None or schedule is None or session.is_running or self._failure is not None:
             return False

@@ -111,7 +111,10 @@ def _encode(element: object, index: int, tensor: TensorSpec) -> bytes:
 
 
 def _has_own_type(value: object) -> bool:
-    """Whether somebody chose a type for the value: an array of numpy or of another library, but no numpy scalar."""
+    """Return whether somebody chose a type for the value.
+
+    An array of numpy or of another library, but no numpy scalar.
+    """
     if isinstance(value, np.ndarray):
         return True
     return hasattr(value, "__array__") and not isinstance(value, np.generic)

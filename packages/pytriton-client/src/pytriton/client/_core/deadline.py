@@ -48,7 +48,7 @@ class Deadline:
         self._end = time.monotonic() + timeout_s
 
     def remaining_s(self) -> float:
-        """Seconds left, never below zero."""
+        """Return seconds left, never below zero."""
         return max(0.0, self._end - time.monotonic())
 
     @property

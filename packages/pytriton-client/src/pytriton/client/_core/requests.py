@@ -203,7 +203,7 @@ def decode_response(spec: ModelSpec, response: InferResponse, *, is_batch: bool)
 
 
 def is_end_of_stream(response: InferResponse) -> bool:
-    """Whether one response of many only says that no other follows, and is not a result itself."""
+    """Return whether one response of many only says that no other follows, and is not a result itself."""
     return response.is_final and not response.outputs and not response.parameters
 
 

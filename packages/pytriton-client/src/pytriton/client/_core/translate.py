@@ -84,7 +84,7 @@ class Operation:
 
 
 def timeout_error(operation: Operation) -> PyTritonClientTimeoutError:
-    """The answer was not there in time."""
+    """Return the answer was not there in time."""
     return PyTritonClientTimeoutError(
         f"Timeout occurred during {operation.doing}. Timeout: {operation.timeout_s:.3g} s at {operation.url}; the "
         "server may be stopped or busy. If the request is just slow, raise inference_timeout_s or init_timeout_s.",
@@ -119,20 +119,20 @@ def connection_error(operation: Operation, reason: str) -> PyTritonClientConnect
 
 
 def is_hopeless(error: PyTritonClientConnectionError) -> bool:
-    """Whether the next attempt to connect would fail like this one, so that waiting is no remedy."""
+    """Return whether the next attempt to connect would fail like this one, so that waiting is no remedy."""
     text = error.message.lower()
     return _UNENCRYPTED_TEXT in text or any(known in text for known in _UNTRUSTED_TEXTS)
 
 
 def closed_error(model_name: str | None, url: str) -> PyTritonClientClosedError:
-    """The client has been closed."""
+    """Return the client has been closed."""
     return PyTritonClientClosedError(
         f"ModelClient is closed: make a new one for the model {model_name!r} at {url}.", url=url, model_name=model_name
     )
 
 
 def server_error(operation: Operation, status: str | None, text: str) -> PyTritonClientInferenceServerError:
-    """The server answered with an error.
+    """Return the server answered with an error.
 
     Args:
         operation: What was asked.
@@ -157,7 +157,7 @@ def server_error(operation: Operation, status: str | None, text: str) -> PyTrito
 
 
 def is_denial(status: str, text: str) -> bool:
-    """Whether a server refuses the caller, for which waiting is no remedy."""
+    """Return whether a server refuses the caller, for which waiting is no remedy."""
     return status in _DENIED_STATUSES or _RESTRICTED_TEXT in text
 
 

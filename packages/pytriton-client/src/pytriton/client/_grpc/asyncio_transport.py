@@ -291,7 +291,7 @@ async def _read_to_the_end(call: Any, first: asyncio.Future[Any] | None) -> None
 
 
 def _is_being_cancelled() -> bool:
-    """Whether somebody has cancelled the running task; before Python 3.11 nobody can tell."""
+    """Return whether somebody has cancelled the running task; before Python 3.11 nobody can tell."""
     task = asyncio.current_task()
     cancelling: Callable[[], int] | None = getattr(task, "cancelling", None)
     return cancelling is not None and cancelling() > 0

@@ -44,13 +44,13 @@ class GrpcCall(NamedTuple):
 
 
 def server_ready(url: str, timeout_s: float) -> GrpcCall:
-    """Asks whether the server is ready."""
+    """Ask whether the server is ready."""
     operation = Operation("server readiness request", url, timeout_s)
     return GrpcCall(operation, "ServerReady", service_pb2.ServerReadyRequest())
 
 
 def model_ready(url: str, model_name: str, model_version: str | None, timeout_s: float) -> GrpcCall:
-    """Asks whether a model is ready."""
+    """Ask whether a model is ready."""
     operation = Operation("model readiness request", url, timeout_s, model_name, model_version)
     return GrpcCall(
         operation, "ModelReady", service_pb2.ModelReadyRequest(name=model_name, version=model_version or "")
@@ -58,12 +58,12 @@ def model_ready(url: str, model_name: str, model_version: str | None, timeout_s:
 
 
 def is_not_there(error: PyTritonClientInferenceServerError) -> bool:
-    """Whether a question for readiness was answered so because there is no such model or server."""
+    """Return whether a question for readiness was answered so because there is no such model or server."""
     return error.status in _NOT_THERE and not is_denial(error.status, error.server_message or "")
 
 
 def model_config(url: str, model_name: str, model_version: str | None, timeout_s: float) -> GrpcCall:
-    """Asks for the configuration of a model."""
+    """Ask for the configuration of a model."""
     operation = Operation("model configuration request", url, timeout_s, model_name, model_version)
     return GrpcCall(
         operation, "ModelConfig", service_pb2.ModelConfigRequest(name=model_name, version=model_version or "")
@@ -71,33 +71,33 @@ def model_config(url: str, model_name: str, model_version: str | None, timeout_s
 
 
 def infer(url: str, request: InferRequest, timeout_s: float) -> GrpcCall:
-    """Carries one inference request."""
+    """Carry one inference request."""
     operation = Operation("inference request", url, timeout_s, request.model_name, request.model_version)
     return GrpcCall(operation, "ModelInfer", encode_infer_request(request))
 
 
 def stream_operation(url: str, request: InferRequest) -> Operation:
-    """Names what a stream does."""
+    """Name what a stream does."""
     return Operation("streaming inference", url, 0, request.model_name, request.model_version)
 
 
 def load_model(
     url: str, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
 ) -> GrpcCall:
-    """Loads a model, or loads it anew."""
+    """Load a model, or load it anew."""
     operation = Operation("loading of the model", url, timeout_s, model_name)
     return GrpcCall(operation, "RepositoryModelLoad", encode_load_request(model_name, config, files))
 
 
 def unload_model(url: str, model_name: str, timeout_s: float) -> GrpcCall:
-    """Unloads a model."""
+    """Unload a model."""
     operation = Operation("unloading of the model", url, timeout_s, model_name)
     message = service_pb2.RepositoryModelUnloadRequest(model_name=model_name)
     return GrpcCall(operation, "RepositoryModelUnload", message)
 
 
 def read_infer_response(operation: Operation, message: Any) -> InferResponse:
-    """Returns what a message says.
+    """Return what a message says.
 
     Raises:
         PyTritonClientInferenceServerError: It cannot be read.
@@ -109,7 +109,7 @@ def read_infer_response(operation: Operation, message: Any) -> InferResponse:
 
 
 def read_model_config(operation: Operation, message: Any) -> Mapping[str, Any]:
-    """Returns the configuration in the form of its JSON.
+    """Return the configuration in the form of its JSON.
 
     Raises:
         PyTritonClientInferenceServerError: It cannot be read.
@@ -121,7 +121,7 @@ def read_model_config(operation: Operation, message: Any) -> Mapping[str, Any]:
 
 
 def check_message(operation: Operation, message: Any) -> Any:
-    """Returns a message as it is, unless there is none: what grpc.aio gives where it cannot be parsed.
+    """Return a message as it is, unless there is none: what grpc.aio gives where it cannot be parsed.
 
     Raises:
         PyTritonClientInferenceServerError: There is none.

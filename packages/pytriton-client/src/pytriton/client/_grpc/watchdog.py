@@ -43,7 +43,7 @@ class Watchdog:
                 self._changed.notify()
 
     def finish(self, watched: Watched) -> None:
-        """The wait is over."""
+        """End the wait."""
         with self._changed:
             if watched in self._ends:
                 self._ends[watched] = math.inf

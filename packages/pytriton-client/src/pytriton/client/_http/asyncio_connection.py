@@ -177,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
         return not (self._is_lost or self._is_at_end or self._reader.has_more)
 
     def is_alive(self) -> bool:
-        """Whether it can carry a request: the server has neither closed it nor sent what nobody asked for."""
+        """Return whether it can carry a request: the server has neither closed it nor sent what nobody asked for."""
         if self._is_lost or self._is_at_end or self._reader.has_more:
             return False
         try:

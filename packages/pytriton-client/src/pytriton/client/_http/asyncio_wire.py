@@ -91,7 +91,7 @@ class AnswerReader:
         return self._is_body_read
 
     def free(self) -> memoryview:
-        """The place for bytes that come, never empty. Tell with ``add`` how many did."""
+        """Return the place for bytes that come, never empty. Tell with ``add`` how many did."""
         if self._end == len(self._space):
             if self._start:
                 count = self._end - self._start

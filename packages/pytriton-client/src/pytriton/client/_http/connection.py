@@ -67,7 +67,10 @@ class Connection:
         return self._source
 
     def is_alive(self) -> bool:
-        """Whether an idle connection can be used: the server has neither closed it nor sent what nobody asked for."""
+        """Return whether an idle connection can be used.
+
+        The server has neither closed it nor sent what nobody asked for.
+        """
         try:
             self._socket.settimeout(0)
             # An SSLSocket refuses to peek; the socket below it does not.

@@ -215,7 +215,7 @@ def _check_output(spec: ModelSpec, tensor: TensorSpec) -> None:
 
 
 def _shape_of(declared: tuple[int, ...], size: int) -> tuple[int, ...]:
-    """The shape of so many elements: what is left over goes to the last free axis, and 1 to the others."""
+    """Return the shape of so many elements: what is left over goes to the last free axis, and 1 to the others."""
     fixed = math.prod(length for length in declared if length != -1)
     rest = size // fixed if fixed else 0
     shape = []

@@ -167,7 +167,7 @@ def _read_head(reader: _Reader) -> tuple[str, int, dict[str, str]]:
 
 
 def can_be_kept(version: str, headers: Mapping[str, str]) -> bool:
-    """Whether a connection may carry another request after a response, by what its head says."""
+    """Return whether a connection may carry another request after a response, by what its head says."""
     connection = headers.get("connection", "").lower()
     if "transfer-encoding" in headers and "content-length" in headers:
         return False  # two that do not agree on where the response ends

@@ -60,7 +60,7 @@ def _as_it_is(results: list[Any]) -> Any:
 
 
 def carry_out(wrapped: Any, plan: Plan | Once) -> Any:
-    """Makes the calls of a plan and gives what the decorated callable returns."""
+    """Make the calls of a plan and give what the decorated callable returns."""
     if isinstance(plan, tuple):
         args, kwargs, scope, finish = plan
         if scope is None:
@@ -93,7 +93,7 @@ def carry_out(wrapped: Any, plan: Plan | Once) -> Any:
 
 
 async def carry_out_awaiting(wrapped: Any, plan: Plan | Once) -> Any:
-    """Does the same for a coroutine function."""
+    """Do the same for a coroutine function."""
     if isinstance(plan, tuple):
         plan = _general(plan)
     results: list[Any] = []
@@ -113,7 +113,7 @@ def _general(plan: Once) -> Plan:
 
 
 def deliver(results: list[Any], plan: Plan) -> Any:
-    """Gives the result of the decorated callable, whatever kind of results the calls below had."""
+    """Return the result of the decorated callable, whatever kind of results the calls below had."""
     kind = results[0]
     if type(kind) in _VALUES:
         return plan.finish(results)
@@ -198,7 +198,7 @@ def _leave(token: Token[Scope] | None) -> None:
 
 
 def _discard(results: Sequence[Any]) -> None:
-    """Closes coroutines and generators that nobody will finish (a coroutine would warn that it was never awaited)."""
+    """Close coroutines and generators that nobody will finish (a coroutine would warn that it was never awaited)."""
     with ExitStack() as stack:
         for result in results:
             close = getattr(result, "close", None)

@@ -71,11 +71,11 @@ class ModelConfigDict(MutableMapping[Callable[..., Any], TritonModelConfig]):
         return len(self._merged())
 
     def __iter__(self) -> Iterator[Callable[..., Any]]:
-        """Iterates over the callables."""
+        """Iterate over the callables."""
         return iter([infer_func for infer_func, _ in self._merged().values()])
 
     def __eq__(self, other: object) -> bool:
-        """Whether `other` has equal configurations for the same callables."""
+        """Return whether `other` has equal configurations for the same callables."""
         if not isinstance(other, ModelConfigDict):
             return NotImplemented
         own, others = self._merged(), other._merged()
@@ -143,7 +143,7 @@ SERVED_MODEL: Final[ContextVar[ServedModel | None]] = ContextVar("pytriton_serve
 
 
 def get_triton_context(wrapped: Any, instance: Any = None) -> TritonContext:
-    """Gives the context of the server that a callable is bound to.
+    """Return the context of the server that a callable is bound to.
 
     Args:
         wrapped: The callable, as a wrapt decorator gets it.
@@ -162,7 +162,7 @@ def get_triton_context(wrapped: Any, instance: Any = None) -> TritonContext:
 
 
 def get_model_config(wrapped: Any, instance: Any = None) -> TritonModelConfig:
-    """Gives the configuration of the model that a callable serves.
+    """Return the configuration of the model that a callable serves.
 
     Args:
         wrapped: The callable, as a wrapt decorator gets it.
@@ -182,7 +182,7 @@ def get_model_config(wrapped: Any, instance: Any = None) -> TritonModelConfig:
 
 
 def find_triton_context(wrapped: Any, instance: Any = None) -> TritonContext | None:
-    """Does what `get_triton_context` does; None where there is neither."""
+    """Do what `get_triton_context` does; None where there is neither."""
     served = SERVED_MODEL.get()
     if served is not None:
         return served.triton_context
@@ -194,7 +194,7 @@ def find_triton_context(wrapped: Any, instance: Any = None) -> TritonContext | N
 
 
 def find_model_config(wrapped: Any, instance: Any = None) -> TritonModelConfig | None:
-    """Does what `get_model_config` does; None where there is neither."""
+    """Do what `get_model_config` does; None where there is neither."""
     served = SERVED_MODEL.get()
     if served is not None:
         return served.model_config
@@ -208,7 +208,7 @@ def find_model_config(wrapped: Any, instance: Any = None) -> TritonModelConfig |
 
 
 def _owners(wrapped: Any, instance: Any) -> Iterator[Any]:
-    """The callable, and what it belongs to or was made of, nearest first."""
+    """Yield the callable, and what it belongs to or was made of, nearest first."""
     below = undecorated(wrapped)
     if instance is not None and not inspect.ismethod(below) and inspect.isfunction(below):
         # Called through the class with the object as an argument: wrapt hands out the plain function.

@@ -20,7 +20,7 @@ _END: Final = object()
 
 
 def steps(call: Callable[[], Any], context: Context) -> Generator[Any, None, None]:
-    """Calls a callable of any kind from code that is not asynchronous.
+    """Call a callable of any kind from code that is not asynchronous.
 
     A generator runs only while a step is asked for. Closing this iterator closes it.
 
@@ -52,7 +52,7 @@ def steps(call: Callable[[], Any], context: Context) -> Generator[Any, None, Non
 
 
 async def steps_async(call: Callable[[], Any], context: Context) -> AsyncGenerator[Any, None]:
-    """Does the same within a running event loop."""
+    """Do the same within a running event loop."""
     async with aclosing(_resolved_steps(context.run(call), context)) as found:
         async for step in found:
             yield step
@@ -92,7 +92,7 @@ async def _awaited(awaitable: Awaitable[Any]) -> Any:
 
 
 async def _in_one_task(source: AsyncIterator[Any], context: Context) -> AsyncGenerator[Any, None]:
-    """Takes an asynchronous generator from its beginning to its end in one task of its own, as the server does."""
+    """Take an asynchronous generator from its beginning to its end in one task of its own, as the server does."""
     found: list[Any] = []
     asked = asyncio.Event()
     answered = asyncio.Event()

@@ -30,7 +30,7 @@ __all__ = [
 
 
 def get_inference_request_batch_size(inference_request: InferenceRequest) -> int:
-    """Gives the number of rows of a request of a batching model.
+    """Return the number of rows of a request of a batching model.
 
     Args:
         inference_request: Arrays `(batch, *tensor.shape)` by input name.
@@ -55,7 +55,7 @@ def get_inference_request_batch_size(inference_request: InferenceRequest) -> int
 
 
 def requests_of(name: str, args: tuple[Any, ...]) -> Sequence[Any]:
-    """Gives the requests that a callable under the decorator `name` was called with.
+    """Return the requests that a callable under the decorator `name` was called with.
 
     Raises:
         PyTritonValidationError: It was called with something else.
@@ -76,7 +76,7 @@ def requests_of(name: str, args: tuple[Any, ...]) -> Sequence[Any]:
 
 
 def inputs_of_all(requests: Sequence[Any]) -> Mapping[str, Any] | None:
-    """Gives the inputs of all requests as one array each, where a server has them so; None where it has not.
+    """Return the inputs of all requests as one array each, where a server has them so; None where it has not.
 
     Then every request has the same inputs, and none of them has to be looked at.
     """
@@ -87,7 +87,7 @@ def inputs_of_all(requests: Sequence[Any]) -> Mapping[str, Any] | None:
 
 
 def requests_among(args: tuple[Any, ...]) -> Sequence[Any] | None:
-    """Gives the requests a callable was called with; None where it was called with arrays by name.
+    """Return the requests a callable was called with; None where it was called with arrays by name.
 
     What precedes them in `args` is an object or a class, as for all decorators.
     """
@@ -100,7 +100,7 @@ def requests_among(args: tuple[Any, ...]) -> Sequence[Any] | None:
 
 
 def refuse_requests(name: str, args: tuple[Any, ...]) -> None:
-    """Makes sure that a callable under the decorator `name` was called with arrays, not with requests.
+    """Make sure that a callable under the decorator `name` was called with arrays, not with requests.
 
     Raises:
         PyTritonRuntimeError: It was called with requests.
@@ -114,7 +114,7 @@ def refuse_requests(name: str, args: tuple[Any, ...]) -> None:
 
 
 def arrays_of(request: Any, index: int) -> dict[str, Any]:
-    """Gives the arrays of a request by name.
+    """Return the arrays of a request by name.
 
     Args:
         request: A mapping, or an object with its methods.
@@ -140,7 +140,7 @@ def arrays_of(request: Any, index: int) -> dict[str, Any]:
 
 
 def with_data(original: Any, data: dict[str, Any]) -> Any:
-    """Gives a request or response with other arrays and all else as in `original`, which stays as it is."""
+    """Return a request or response with other arrays and all else as in `original`, which stays as it is."""
     if type(original) is dict:
         return data
     if isinstance(getattr(original, "data", None), dict):
@@ -172,7 +172,7 @@ def _twin(original: Any) -> Any:
 
 
 def rows_of(name: str, inputs: Mapping[str, Any], scope: Scope) -> tuple[int, dict[str, Any]]:
-    """Finds the arrays with a batch axis among the keyword arguments of a callable.
+    """Find the arrays with a batch axis among the keyword arguments of a callable.
 
     Args:
         name: The decorator that asks.
@@ -211,7 +211,7 @@ def rows_of(name: str, inputs: Mapping[str, Any], scope: Scope) -> tuple[int, di
 
 
 def explain_inputs(arrays: list[dict[str, Any]]) -> PyTritonValidationError:
-    """Finds out which request does not fit into a batch, and why.
+    """Find out which request does not fit into a batch, and why.
 
     Args:
         arrays: The arrays of every request by name.
@@ -250,7 +250,7 @@ def explain_inputs(arrays: list[dict[str, Any]]) -> PyTritonValidationError:
 
 
 def checked_names(name: str, keys: Iterable[Any]) -> tuple[str, ...]:
-    """Checks the names of inputs that a decorator was given.
+    """Check the names of inputs that a decorator was given.
 
     Raises:
         PyTritonBadParameterError: There are none, or one is no name of an input.

@@ -13,7 +13,7 @@ __all__ = ["convert_output"]
 def convert_output(
     outputs: Any, wrapped: Any = None, instance: Any = None, model_config: TritonModelConfig | None = None
 ) -> Mapping[str, Any]:
-    """Gives the result of a callable as a mapping of arrays by output name.
+    """Return the result of a callable as a mapping of arrays by output name.
 
     Args:
         outputs: A mapping, which is returned as it is, or a list or tuple of arrays in the order of the model's

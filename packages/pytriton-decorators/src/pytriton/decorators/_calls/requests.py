@@ -27,7 +27,7 @@ class Scope:
         outer: "Scope | None" = None,
         rows: Sequence[int] | None = None,
     ) -> None:
-        """Makes the scope of a call for some requests.
+        """Make the scope of a call for some requests.
 
         Args:
             source: The requests, or what makes them: a server does not make them before somebody asks.
@@ -44,15 +44,18 @@ class Scope:
         self._found: list[Any] | None = None
 
     def of_rows(self, rows: Sequence[int]) -> "Scope":
-        """The scope of a call for some rows, by their places in this one's arrays; a place may occur several times."""
+        """Return the scope of a call for some rows.
+
+        By their places in this one's arrays; a place may occur several times.
+        """
         return Scope(None, None, self.plain, self, rows)
 
     def without_batch_axis(self, names: frozenset[str]) -> "Scope":
-        """The scope of a call for the same rows, in which further inputs have no batch axis."""
+        """Return the scope of a call for the same rows, in which further inputs have no batch axis."""
         return Scope(None, self.sizes, self.plain | names, self)
 
     def requests(self) -> Sequence[Any]:
-        """The requests, each once.
+        """Return the requests, each once.
 
         Raises:
             PyTritonRuntimeError: There are none: the call is not made by `@batch` or its like.
@@ -73,7 +76,7 @@ class Scope:
         return self._source
 
     def row_requests(self) -> list[Any]:
-        """The request of every row.
+        """Return the request of every row.
 
         Raises:
             PyTritonRuntimeError: As for `requests`.
@@ -97,7 +100,7 @@ CURRENT_SCOPE: Final[ContextVar[Scope]] = ContextVar("pytriton_current_scope", d
 
 
 def get_requests() -> Sequence[Any]:
-    """Gives the requests that a decorated callable is answering, with their parameters.
+    """Return the requests that a decorated callable is answering, with their parameters.
 
     A callable under `@batch` or `@sample` gets arrays only; this gives it the requests that the arrays were made of, in
     the order of their rows. Under `@group_by_keys` and `@group_by_values` they are those of the present group. A
@@ -124,7 +127,7 @@ def get_requests() -> Sequence[Any]:
 
 
 def get_row_requests() -> list[Any]:
-    """Gives the request of every row of the arrays that a decorated callable got.
+    """Return the request of every row of the arrays that a decorated callable got.
 
     ```python
     @batch

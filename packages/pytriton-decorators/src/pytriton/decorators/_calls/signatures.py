@@ -22,7 +22,7 @@ _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 
 
 def check_callable(infer_func: Any, model_config: TritonModelConfig) -> None:
-    """Checks that a decorated callable can be called for a model; of any other callable nothing is said.
+    """Check that a decorated callable can be called for a model; of any other callable nothing is said.
 
     One that cannot take an optional input serves requests without it, so that is a warning in the log.
 
@@ -47,7 +47,10 @@ def check_callable(infer_func: Any, model_config: TritonModelConfig) -> None:
 
 
 def _layers(infer_func: Any) -> tuple[list[Layer], list[str], Any]:
-    """The decorators of ours on a callable, outermost first, names that it is given besides, and what is below them."""
+    """Return the decorators of ours on a callable.
+
+    Outermost  first, names that it is given besides, and what is below them.
+    """
     layers: list[Layer] = []
     given: list[str] = []
     function: Any = infer_func
@@ -68,7 +71,7 @@ def _layers(infer_func: Any) -> tuple[list[Layer], list[str], Any]:
 
 
 def _called(function: Any) -> Any:
-    """What is called where an object is: its method, if that is decorated."""
+    """Return what is called where an object is: its method, if that is decorated."""
     if is_decorated(function) or function is None or isinstance(function, type) or inspect.isroutine(function):
         return function
     # Not whether it can be called, but what then is.
@@ -77,7 +80,7 @@ def _called(function: Any) -> Any:
 
 
 def _signature(function: Any) -> inspect.Signature | None:
-    """The parameters of what is below all decorators of ours; `None` where nobody knows."""
+    """Return the parameters of what is below all decorators of ours; `None` where nobody knows."""
     if function is None or isinstance(function, type) or is_decorated(function):
         return None
     if "__signature__" in getattr(function, "__dict__", {}):
@@ -161,7 +164,7 @@ def _shown(function: Any, signature: inspect.Signature) -> str:
 
 
 def _bare(signature: inspect.Signature) -> list[inspect.Parameter]:
-    """The parameters without annotations, which may be long."""
+    """Return the parameters without annotations, which may be long."""
     return [parameter.replace(annotation=parameter.empty) for parameter in signature.parameters.values()]
 
 

@@ -96,7 +96,7 @@ def decorator(
     adds: tuple[str, ...] = (),
     fills: tuple[str, ...] = (),
 ) -> Callable[[Any], Any]:
-    """Makes a decorator.
+    """Make a decorator.
 
     Args:
         prepare: Makes the plan of each call.
@@ -141,7 +141,7 @@ def decorator(
 
 
 def made_again(make: Callable[..., Callable[[Any], Any]], *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-    """Gives the decorator `make(*args, **kwargs)` in a form that pickle takes, which closures are not."""
+    """Return the decorator `make(*args, **kwargs)` in a form that pickle takes, which closures are not."""
     return functools.partial(_decorate_again, make, args, kwargs)
 
 
@@ -152,18 +152,18 @@ def _decorate_again(
 
 
 def takes_requests(inner: inspect.Signature) -> inspect.Signature:
-    """Signature of a decorated callable that takes the requests of a batch in place of arrays."""
+    """Return signature of a decorated callable that takes the requests of a batch in place of arrays."""
     requests = inspect.Parameter("requests", inspect.Parameter.POSITIONAL_ONLY)
     return inspect.Signature([requests])
 
 
 def is_decorated(func: Any) -> bool:
-    """Whether there is a decorator directly on `func`."""
+    """Return whether there is a decorator directly on `func`."""
     return isinstance(func, _PROXY)
 
 
 def layer_of(func: Any) -> Layer | None:
-    """The uppermost decorator of ours on a callable; `None` where what is uppermost is none of ours."""
+    """Return the uppermost decorator of ours on a callable; `None` where what is uppermost is none of ours."""
     if isinstance(func, _Bound):
         # Model.infer of an ordinary method: the object is still to be given.
         misses_object = func._self_instance is None and func._self_binding in ("function", "instancemethod")
@@ -175,7 +175,7 @@ def layer_of(func: Any) -> Layer | None:
 
 
 def undecorated(func: Any) -> Any:
-    """Gives what is below all decorators of `func`; a bound method stays bound."""
+    """Return what is below all decorators of `func`; a bound method stays bound."""
     while isinstance(func, _PROXY):
         func = func.__wrapped__
     return func
@@ -352,14 +352,14 @@ def _has_name(decorated: "_Decorated") -> bool:
 
 
 def _code_of_object(func: Any) -> Any:
-    """Code of the `__call__` of an object; None for functions, methods, classes and objects without it."""
+    """Return code of the `__call__` of an object; None for functions, methods, classes and objects without it."""
     if isinstance(func, (type, classmethod, staticmethod)) or hasattr(func, "__code__"):
         return None
     return getattr(undecorated(type(func).__call__), "__code__", None)
 
 
 def _signature(inner: Any, outward: Outward | None, *, leading: bool | None) -> inspect.Signature:
-    """Signature of a decorated callable.
+    """Return signature of a decorated callable.
 
     Args:
         inner: The callable below.

@@ -4,7 +4,7 @@ __all__ = ["main"]
 
 
 def main() -> None:
-    """Runs the command that `sys.argv` names, and ends the interpreter with its exit code."""
+    """Run the command that `sys.argv` names, and ends the interpreter with its exit code."""
     # Not at the top: whoever serves models has no use for it.
     from .app import run
 

@@ -37,7 +37,7 @@ A model that is there already as it would be written is left alone. One that is 
 
 
 def register(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "add",
         help="put a model into a model repository",
@@ -126,7 +126,7 @@ def register(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Adds the model."""
+    """Add the model."""
     check_name(arguments.name)
     model = _model(arguments)
     batching = Batching(max_queue_delay_us=arguments.max_queue_delay_us, preferred_sizes=arguments.preferred_batch_size)
@@ -229,7 +229,7 @@ def _own_version() -> str:
 
 
 def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """A type for argparse whose errors are shown as they are."""
+    """Return a type for argparse whose errors are shown as they are."""
 
     def convert(text: str) -> Any:
         try:

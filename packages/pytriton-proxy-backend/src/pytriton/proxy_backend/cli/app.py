@@ -17,7 +17,7 @@ _FAILED = 1
 
 
 def run(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> None:
-    """Runs the command line, and ends the interpreter: 0 if all is well, 1 if not, 2 where it is not understood.
+    """Run the command line, and ends the interpreter: 0 if all is well, 1 if not, 2 where it is not understood.
 
     Args:
         arguments: The command and its arguments; those of the process by default.
@@ -33,7 +33,7 @@ def run(arguments: Sequence[str] | None = None, program: str = PROGRAM) -> None:
 
 
 def make_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
-    """The parser of the whole command line."""
+    """Return the parser of the whole command line."""
     parser = argparse.ArgumentParser(
         prog=program, description="Models of pytriton in the model repository of any tritonserver."
     )

@@ -14,7 +14,7 @@ from .repository import add_repository
 
 
 def register(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "check",
         help="check models of ours in a model repository",
@@ -32,7 +32,7 @@ def register(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Checks the models."""
+    """Check the models."""
     repository: Path = arguments.model_repository
     models = find_models(repository)
     if arguments.name is not None:

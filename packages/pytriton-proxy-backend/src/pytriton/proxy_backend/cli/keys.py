@@ -8,7 +8,7 @@ from typing import Any
 
 
 def register(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "keys",
         help="make keys for a Python proxy or a worker",
@@ -20,7 +20,7 @@ def register(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Makes the keys."""
+    """Make the keys."""
     # Not at the top: the other commands have no use for pyzmq.
     from ..dropin.repository import check_name
     from ..transport.zmq_sockets import make_keys

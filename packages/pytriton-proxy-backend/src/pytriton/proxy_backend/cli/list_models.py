@@ -11,7 +11,7 @@ from .repository import add_repository
 
 
 def register(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "list",
         help="list the models of ours in a model repository",
@@ -23,7 +23,7 @@ def register(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Lists the models."""
+    """List the models."""
     models = find_models(arguments.model_repository)
     if arguments.json:
         print(json.dumps([fields for model in models for fields in _fields(model)], indent=1))
@@ -38,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _fields(model: DropInModel) -> list[dict[str, object]]:
-    """One for each version; one without any where the manifest cannot be read."""
+    """Return one for each version; one without any where the manifest cannot be read."""
     manifest = model.manifest
     endpoints = {None: None} if manifest is None else manifest.endpoints
     return [

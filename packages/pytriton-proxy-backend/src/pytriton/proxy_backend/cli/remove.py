@@ -10,7 +10,7 @@ from .repository import add_repository
 
 
 def register(commands: Any) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser: argparse.ArgumentParser = commands.add_parser(
         "remove",
         help="take a model of ours out of a model repository",
@@ -24,7 +24,7 @@ def register(commands: Any) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Removes the model."""
+    """Remove the model."""
     remove_model(arguments.model_repository, arguments.name, arguments.version)
     version = "" if arguments.version is None else f" version {arguments.version}"
     print(f"removed: {arguments.model_repository / arguments.name}{version}")

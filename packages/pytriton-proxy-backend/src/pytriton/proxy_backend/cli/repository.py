@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def add_repository(parser: argparse.ArgumentParser) -> None:
-    """Adds `--model-repository`."""
+    """Add `--model-repository`."""
     parser.add_argument(
         "--model-repository", required=True, type=Path, metavar="REPO", help="the model repository of tritonserver"
     )

@@ -20,7 +20,7 @@ _OPTIONAL = "optional"
 
 
 def parse_tensor(text: str) -> TensorSpec:
-    """Reads `NAME:DTYPE:DIMS` or `NAME:DTYPE:DIMS:optional`.
+    """Read `NAME:DTYPE:DIMS` or `NAME:DTYPE:DIMS:optional`.
 
     Raises:
         ValueError: If it is not of this form; says what is wrong.
@@ -44,7 +44,7 @@ def parse_tensor(text: str) -> TensorSpec:
 
 
 def parse_dtype(name: str) -> np.dtype[Any]:
-    """The dtype of a name: numpy's, Triton's, or "str" or "bytes" for strings.
+    """Return the dtype of a name: numpy's, Triton's, or "str" or "bytes" for strings.
 
     Raises:
         ValueError: If it is none.
@@ -69,7 +69,7 @@ def parse_dtype(name: str) -> np.dtype[Any]:
 
 
 def load_signature(reference: str) -> dict[str, Any]:
-    """Imports `module:attribute`, which says what a model takes and gives.
+    """Import `module:attribute`, which says what a model takes and give.
 
     The attribute is a `ModelSpec`, or a mapping or an object with `inputs` and `outputs`, and optionally `batching`,
     `max_batch_size`, `decoupled` and `strict` (beside them, or in a `config`). Each tensor is a `TensorSpec`, a
@@ -152,7 +152,7 @@ def _tensor(value: Any, default_name: str) -> TensorSpec:
 
 
 def model_of(name: str, version: int, given: Mapping[str, Any]) -> ModelSpec:
-    """A model from what the command line and a signature say of it."""
+    """Return a model from what the command line and a signature say of it."""
     size = int(given["max_batch_size"]) if given.get("batching", True) else 0
     return ModelSpec(
         name=name,

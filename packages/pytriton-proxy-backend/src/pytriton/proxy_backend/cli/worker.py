@@ -13,7 +13,7 @@ from ..zmq_keys import CurveKeys, KeyFileError
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds the command."""
+    """Add the command."""
     parser = commands.add_parser(
         "worker",
         help="serve a model of a running server with a callable",

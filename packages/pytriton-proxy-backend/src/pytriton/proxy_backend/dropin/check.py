@@ -77,7 +77,7 @@ class Finding:
 
 
 def check_model(model: DropInModel, *, server: Path | None = None, url: str | None = None) -> list[Finding]:
-    """Looks at everything about a drop-in model that can be wrong.
+    """Look at everything about a drop-in model that can be wrong.
 
     Args:
         model: The model.
@@ -101,7 +101,7 @@ def check_model(model: DropInModel, *, server: Path | None = None, url: str | No
 
 
 def find_server() -> Path | None:
-    """The folder of the tritonserver of this machine, if there is one.
+    """Return the folder of the tritonserver of this machine, if there is one.
 
     It is the one that the environment variable `PYTRITON_TRITONSERVER_DIR` names, whatever is there, the one that
     pytriton-server brings, `/opt/tritonserver`, or that of the `tritonserver` on `PATH`.

@@ -31,7 +31,7 @@ class Batching:
 
 
 def native_files(model: ModelSpec, settings: ProxySettings, batching: Batching, library: Path) -> dict[str, bytes]:
-    """The content of the folder of a model that the native proxy serves, by path in the folder."""
+    """Return the content of the folder of a model that the native proxy serves, by path in the folder."""
     return {
         CONFIG_NAME: config_text(model, BACKEND_NAME, batching).encode(),
         # Triton looks here before it looks where its own backends are.
@@ -42,14 +42,17 @@ def native_files(model: ModelSpec, settings: ProxySettings, batching: Batching, 
 
 
 def machine_of(library: bytes) -> str:
-    """The architecture that a shared library is for; "unknown" where it is no ELF file or for another one than ours."""
+    """Return the architecture that a shared library is for.
+
+    "unknown" where it is no ELF file or for another one than ours.
+    """
     if library[:4] != b"\x7fELF" or len(library) < 20:
         return "unknown"
     return _MACHINES.get(int.from_bytes(library[18:20], "little"), "unknown")
 
 
 def config_text(model: ModelSpec, backend: str, batching: Batching) -> str:
-    """The text of `config.pbtxt`."""
+    """Return the text of `config.pbtxt`."""
     batches = model.batching and model.max_batch_size > 0
     lines = [
         "# Written by pytriton-proxy-backend. It does not touch this folder again once anything in it was edited.",
@@ -72,7 +75,7 @@ def config_text(model: ModelSpec, backend: str, batching: Batching) -> str:
 
 
 def check_model(model: ModelSpec, batching: Batching) -> None:
-    """Checks what Triton would refuse the model for.
+    """Check what Triton would refuse the model for.
 
     Raises:
         DropInError: If something is; the text says what, and what is right.

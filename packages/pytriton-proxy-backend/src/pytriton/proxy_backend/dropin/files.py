@@ -43,11 +43,11 @@ class Manifest:
     files: Mapping[str, str] = field(default_factory=dict)
 
     def files_of(self, version: int) -> list[str]:
-        """The files of one version alone."""
+        """Return the files of one version alone."""
         return [name for name in self.files if name.startswith(f"{version}/")]
 
     def without(self, version: int) -> Manifest:
-        """The same without one version and its files."""
+        """Return the same without one version and its files."""
         gone = self.files_of(version)
         return dataclasses.replace(
             self,
@@ -56,16 +56,16 @@ class Manifest:
         )
 
     def with_files(self, files: Mapping[str, bytes]) -> Manifest:
-        """The same with the hashes of these files."""
+        """Return the same with the hashes of these files."""
         return dataclasses.replace(self, files={name: _hash(content) for name, content in sorted(files.items())})
 
     def same_as(self, other: Manifest) -> bool:
-        """Whether both stand for the same content, whoever wrote it."""
+        """Return whether both stand for the same content, whoever wrote it."""
         return dataclasses.replace(self, made_by="") == dataclasses.replace(other, made_by="")
 
 
 def render_manifest(manifest: Manifest) -> str:
-    """The manifest as JSON, with a hash of itself."""
+    """Return the manifest as JSON, with a hash of itself."""
     fields = {
         "format": FORMAT,
         **dataclasses.asdict(manifest),
@@ -77,7 +77,7 @@ def render_manifest(manifest: Manifest) -> str:
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Reads a manifest.
+    """Read a manifest.
 
     Raises:
         DropInError: If it cannot be read, was written by a later version, or was edited.
@@ -105,7 +105,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def difference(folder: Path, manifest: Manifest) -> list[str]:
-    """Says in words where a folder is not what its manifest says; empty if nowhere."""
+    """Say in words where a folder is not what its manifest says; empty if nowhere."""
     problems = []
     if folder.name != manifest.name:
         problems.append(f"it was written as '{manifest.name}' and renamed")
@@ -124,7 +124,7 @@ def difference(folder: Path, manifest: Manifest) -> list[str]:
 
 
 def _walk(folder: Path) -> Iterator[Path]:
-    """Everything below a folder that is no folder; of what Python caches, nothing."""
+    """Yield everything below a folder that is no folder; of what Python caches, nothing."""
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):

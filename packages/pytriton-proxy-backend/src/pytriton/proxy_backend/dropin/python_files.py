@@ -37,7 +37,7 @@ __all__ = ["TritonPythonModel"]
 
 
 def python_files(model: ModelSpec, settings: PythonProxySettings, batching: Batching) -> dict[str, bytes]:
-    """The content of the folder of a model that the Python proxy serves, by path in the folder."""
+    """Return the content of the folder of a model that the Python proxy serves, by path in the folder."""
     here = Path(__file__).parent.parent
     version = str(model.version)
     return {
@@ -51,7 +51,7 @@ def python_files(model: ModelSpec, settings: PythonProxySettings, batching: Batc
 
 
 def proxy_address(endpoint: str, model: ModelSpec, *, has_keys: bool, insecure: bool) -> str:
-    """Where the Python proxy of a model listens.
+    """Return where the Python proxy of a model listens.
 
     Args:
         endpoint: A folder, or an address of ZeroMQ.

@@ -58,7 +58,7 @@ class DropInModel:
 def add_model(
     repository: Path, model: ModelSpec, manifest: Manifest, files: Mapping[str, bytes], *, may_replace: bool = False
 ) -> Outcome:
-    """Puts a version of a model into a repository, in one step, beside others that are there.
+    """Put a version of a model into a repository, in one step, beside others that are there.
 
     Args:
         repository: The model repository, which exists.
@@ -105,7 +105,7 @@ def add_model(
 
 
 def find_models(repository: Path) -> list[DropInModel]:
-    """The models of ours in a repository, by name.
+    """Return the models of ours in a repository, by name.
 
     Raises:
         DropInError: If there is no such repository.
@@ -115,7 +115,7 @@ def find_models(repository: Path) -> list[DropInModel]:
 
 
 def models_at(repository: Path, endpoint: str) -> list[str]:
-    """Says in words which versions of models of ours in a repository listen at one place; it should be one.
+    """Say in words which versions of models of ours in a repository listen at one place; it should be one.
 
     Raises:
         DropInError: If there is no such repository.
@@ -134,7 +134,7 @@ def models_at(repository: Path, endpoint: str) -> list[str]:
 
 
 def remove_model(repository: Path, name: str, version: int | None = None) -> None:
-    """Takes a model of ours out of a repository, or one version of it, in one step.
+    """Take a model of ours out of a repository, or one version of it, in one step.
 
     Raises:
         DropInError: If there is none of this name or version, it is not ours, has local edits, or cannot be removed.
@@ -166,7 +166,7 @@ def remove_model(repository: Path, name: str, version: int | None = None) -> Non
 
 
 def inspect_folder(folder: Path) -> DropInModel | None:
-    """What one folder of a repository is; `None` if it is not ours."""
+    """Return what one folder of a repository is; `None` if it is not ours."""
     if folder.is_symlink() or not folder.is_dir() or not (folder / MANIFEST_NAME).is_file():
         return None
     try:
@@ -177,7 +177,7 @@ def inspect_folder(folder: Path) -> DropInModel | None:
 
 
 def check_name(name: str) -> None:
-    """Checks that a model's name can be that of a folder, and be in a URL.
+    """Check that a model's name can be that of a folder, and be in a URL.
 
     Raises:
         DropInError: If not.
@@ -194,7 +194,7 @@ def check_name(name: str) -> None:
 
 
 def _unedited(model: DropInModel, verb: str) -> Manifest:
-    """What a folder is, if it still is what was written; else that is refused."""
+    """Return what a folder is, if it still is what was written; else that is refused."""
     if model.edits or model.manifest is None:
         shown: Sequence[str] = model.edits[:5]
         raise DropInError(
@@ -206,7 +206,7 @@ def _unedited(model: DropInModel, verb: str) -> Manifest:
 
 
 def _refuse_unlike(target: Path, kept: Manifest, wanted: Manifest) -> None:
-    """Refuses a version that does not go together with those that are there."""
+    """Refuse a version that does not go together with those that are there."""
     problem = ""
     if kept.flavour != wanted.flavour:
         problem = f"is served by the {kept.flavour} proxy"
@@ -224,7 +224,7 @@ def _refuse_unlike(target: Path, kept: Manifest, wanted: Manifest) -> None:
 
 
 def _beside(wanted: Manifest, kept: Manifest) -> Manifest:
-    """One version, and others that stay."""
+    """Return one version, and others that stay."""
     return replace(
         wanted,
         endpoints={**kept.endpoints, **wanted.endpoints},
@@ -233,14 +233,14 @@ def _beside(wanted: Manifest, kept: Manifest) -> Manifest:
 
 
 def _only_adds(old: Manifest, wanted: Manifest, version: int) -> bool:
-    """Whether a version comes, and nothing that is there changes."""
+    """Return whether a version comes, and nothing that is there changes."""
     return version not in old.endpoints and all(wanted.files.get(name) == digest for name, digest in old.files.items())
 
 
 def _write_folder(
     repository: Path, target: Path, wanted: Manifest, files: Mapping[str, bytes], old: Manifest | None
 ) -> None:
-    """Makes the folder of a model, or puts it in the place of the one that is there, in one step.
+    """Make the folder of a model, or put it in the place of the one that is there, in one step.
 
     Args:
         repository: The repository.
@@ -285,7 +285,7 @@ def _entries(repository: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def _locked(repository: Path) -> Iterator[None]:
-    """Keeps other calls for the same repository waiting; on file systems without locks it does nothing."""
+    """Keep other calls for the same repository waiting; on file systems without locks it does nothing."""
     try:
         fd = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -302,7 +302,7 @@ def _locked(repository: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _staging(repository: Path) -> Iterator[Path]:
-    """A folder on the same file system, whose content is gone afterwards.
+    """Make a folder on the same file system, whose content is gone afterwards.
 
     Inside the repository, because nothing else is known to be on its file system and writable. A server that looks at
     the repository at this very moment finds no model in it: it has no configuration.
@@ -371,7 +371,7 @@ def _described_at(manifest: Manifest, version: int) -> Path | None:
 
 
 def _describe_endpoint(manifest: Manifest, model: ModelSpec) -> None:
-    """Writes the description beside the socket, where that folder is on this machine; the one in the model stays."""
+    """Write the description beside the socket, where that folder is on this machine; the one in the model stays."""
     path = _described_at(manifest, model.version)
     if path is not None:
         with contextlib.suppress(OSError):

@@ -47,11 +47,11 @@ class Launch:
     working_dir: str | None = None
 
     def command(self) -> list[str]:
-        """The interpreter and its arguments, as far as they are the same for all."""
+        """Return the interpreter and its arguments, as far as they are the same for all."""
         return [self.python or sys.executable, "-m", _MAIN]
 
     def variables(self) -> dict[str, str]:
-        """All variables of its environment."""
+        """Return all variables of its environment."""
         # What it writes is to be seen when it is written.
         variables: dict[str, str | None] = {**os.environ, "PYTHONUNBUFFERED": "1", **(self.environment or {})}
         return {name: value for name, value in variables.items() if value is not None}
@@ -130,7 +130,7 @@ class ChildProcess:
         return tuple(self._output.tail)
 
     def poll(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Waits for something to happen, logs what it wrote, and gives its messages.
+        """Wait for something to happen, logs what it wrote, and give its messages.
 
         Raises:
             ProtocolError: What it sent is no message.
@@ -146,7 +146,7 @@ class ChildProcess:
         return messages
 
     def stop(self, timeout_s: float) -> None:
-        """Asks it to finish what is in flight and to end.
+        """Ask it to finish what is in flight and to end.
 
         Args:
             timeout_s: How long that may take; then it ends all the same.
@@ -156,12 +156,12 @@ class ChildProcess:
             self._channel.send(encode_message("stop", timeout_s=timeout_s))
 
     def kill(self) -> None:
-        """Ends it, and what it has started, at once."""
+        """End it, and what it has started, at once."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._popen.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Lets go of everything, killing the process where it still runs."""
+        """Let go of everything, killing the process where it still runs."""
         if self.exit_code is None:
             self.kill()
             self._reap()
@@ -214,7 +214,7 @@ class _Output:
         self._lines = 0
 
     def read(self, fd: int) -> bool:
-        """Takes what is there; returns whether more may come."""
+        """Take what is there; returns whether more may come."""
         try:
             chunk = os.read(fd, _READ_BYTES)
         except BlockingIOError:
@@ -223,7 +223,7 @@ class _Output:
         return bool(chunk)
 
     def finish(self, fd: int) -> None:
-        """Takes what the ended process left; another one that inherited its output is not waited for."""
+        """Take what the ended process left; another one that inherited its output is not waited for."""
         deadline = time.monotonic() + _LAST_OUTPUT_S
         while time.monotonic() < deadline:
             try:
@@ -268,7 +268,7 @@ class _Output:
 
 
 def describe_exit(exit_code: int | None) -> str:
-    """Says in words how a process ended.
+    """Say in words how a process ended.
 
     Args:
         exit_code: As in `subprocess.Popen.returncode`: negative for a signal.
@@ -294,7 +294,7 @@ def _open_pidfd(pid: int) -> int | None:
 
 
 def _has_ended(pid: int) -> bool:
-    """Whether a child has ended, without taking its exit code: its number stays its own until then."""
+    """Return whether a child has ended, without taking its exit code: its number stays its own until then."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
@@ -302,7 +302,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def quote(lines: Sequence[str], count: int = 20) -> str:
-    """Renders the last lines that a process wrote for the end of an error's text."""
+    """Render the last lines that a process wrote for the end of an error's text."""
     if not lines:
         return " It wrote nothing."
     last = lines[-count:]

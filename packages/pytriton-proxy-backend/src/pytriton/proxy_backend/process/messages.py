@@ -64,12 +64,12 @@ class WorkerJob:
     trace_config: Sequence[str] = ()
 
     def to_text(self) -> str:
-        """The job as the child reads it."""
+        """Return the job as the child reads it."""
         return json.dumps({"format": FORMAT, **asdict(self)})
 
     @classmethod
     def from_text(cls, text: str) -> WorkerJob:
-        """Reads a job.
+        """Read a job.
 
         Raises:
             ProtocolError: It is of another format.
@@ -85,7 +85,7 @@ class WorkerJob:
 
 
 def encode_message(kind: str, **fields: object) -> bytes:
-    """Makes one line."""
+    """Make one line."""
     return json.dumps({"kind": kind, **fields}).encode() + b"\n"
 
 
@@ -96,7 +96,7 @@ class LineReader:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[dict[str, Any]]:
-        """Takes the next piece and gives the messages that are complete with it.
+        """Take the next piece and give the messages that are complete with it.
 
         Raises:
             ProtocolError: It is no line of JSON with a kind, or one without an end.
@@ -117,7 +117,7 @@ class LineReader:
 
 
 def encode_statistics(statistics: WorkerStatistics) -> dict[str, Any]:
-    """Makes JSON of what a worker has counted."""
+    """Make JSON of what a worker has counted."""
     return {
         "requests": statistics.requests,
         "batches": statistics.batches,
@@ -132,7 +132,7 @@ def encode_statistics(statistics: WorkerStatistics) -> dict[str, Any]:
 
 
 def decode_statistics(fields: Mapping[str, Any]) -> WorkerStatistics:
-    """Reads what `encode_statistics` made.
+    """Read what `encode_statistics` made.
 
     Raises:
         ProtocolError: A field is missing or of another kind.
@@ -162,7 +162,7 @@ def _histogram(fields: Mapping[str, Any]) -> Histogram:
 
 
 def find_not_json(value: object, where: str) -> str | None:
-    """Looks for what JSON cannot carry as it is.
+    """Look for what JSON cannot carry as it is.
 
     Args:
         value: Any value.

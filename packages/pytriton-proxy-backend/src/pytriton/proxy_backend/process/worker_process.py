@@ -65,7 +65,7 @@ class WorkerProcess:
         on_unrecoverable: Callable[[str], None] | None = None,
         on_given_up: Callable[[WorkerProcessError], None] | None = None,
     ) -> None:
-        """Prepares a worker; nothing happens before `start`.
+        """Prepare a worker; nothing happens before `start`.
 
         Args:
             job: What it is to do.
@@ -106,7 +106,7 @@ class WorkerProcess:
     # ---- as a Worker ------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to start the process, in a thread that looks after it.
+        """Begin to start the process, in a thread that looks after it.
 
         Raises:
             RuntimeError: It was started before, or this is a module that a worker process is just importing.
@@ -125,7 +125,7 @@ class WorkerProcess:
         self._thread.start()
 
     def wait_warm(self, timeout_s: float) -> None:
-        """Waits until the factory has returned and the warm-up is over, in the present process or an earlier one.
+        """Wait until the factory has returned and the warm-up is over, in the present process or an earlier one.
 
         Raises:
             AttachError: It failed, with a `WorkerProcessError` as the cause, or is not over after `timeout_s` seconds.
@@ -134,7 +134,7 @@ class WorkerProcess:
             raise AttachError(f"{self._label} was not ready after {timeout_s:g} s: its factory or its warm-up goes on")
 
     def wait_attached(self, timeout_s: float) -> None:
-        """Waits until the worker is attached.
+        """Wait until the worker is attached.
 
         Raises:
             AttachError: It was given up, with a `WorkerProcessError` as the cause, or is not attached after
@@ -146,7 +146,7 @@ class WorkerProcess:
             raise AttachError(f"{self._label} was not attached after {waited_s:.3g} s to {self._job.endpoint}")
 
     def stop(self, timeout_s: float) -> bool:
-        """Detaches: takes no more batches and finishes those in flight.
+        """Detach: takes no more batches and finishes those in flight.
 
         Args:
             timeout_s: A process that has not ended by then is killed, with a warning.
@@ -240,7 +240,7 @@ class WorkerProcess:
             self._on_given_up(error)
 
     def _run_once(self) -> WorkerProcessError | None:
-        """Runs one process to its end; returns why there shall be no other one."""
+        """Run one process to its end; returns why there shall be no other one."""
         self._failure = None
         self._has_greeted = False
         try:
@@ -268,7 +268,7 @@ class WorkerProcess:
         return self._after_end(child, reason)
 
     def _look_after(self, child: ChildProcess) -> str | None:
-        """Follows a process to its end; returns why it had to be killed, if it had."""
+        """Follow a process to its end; returns why it had to be killed, if it had."""
         started = self._heard = time.monotonic()
         is_ready = False
         done_since: float | None = None
@@ -301,7 +301,7 @@ class WorkerProcess:
         return messages
 
     def _overdue(self, started: float, is_ready: bool, done_since: float | None) -> str | None:
-        """Says why a process is to be killed now, if it is."""
+        """Say why a process is to be killed now, if it is."""
         now = time.monotonic()
         stop_deadline = self._stop_deadline
         if done_since is not None:
@@ -348,7 +348,7 @@ class WorkerProcess:
                 self._changed.notify_all()
 
     def _after_end(self, child: ChildProcess | None, reason: str | None) -> WorkerProcessError | None:
-        """Waits until the next process may start; returns why there shall be none."""
+        """Wait until the next process may start; returns why there shall be none."""
         ended = reason or describe_exit(None if child is None else child.exit_code)
         failure = self._failure
         if failure is not None:

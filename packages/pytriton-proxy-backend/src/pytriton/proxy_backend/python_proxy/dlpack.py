@@ -47,7 +47,7 @@ _NAME = ctypes.create_string_buffer(b"dltensor")
 
 
 def to_capsule(array: np.ndarray[Any, Any]) -> Any:
-    """A capsule over a C-contiguous copy of an array, or over the array itself where it is one."""
+    """Return a capsule over a C-contiguous copy of an array, or over the array itself where it is one."""
     array = np.ascontiguousarray(array).reshape(array.shape)
     shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
     managed = _Managed()

@@ -78,7 +78,7 @@ class ProxyEndpoint:
     # ---- for the thread of Triton ----------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to listen.
+        """Begin to listen.
 
         Raises:
             BindError: If nobody can listen at the address.
@@ -91,12 +91,12 @@ class ProxyEndpoint:
         self._last_end = time.monotonic()
 
     def is_ready(self) -> bool:
-        """Tells whether a worker takes batches, or did so a moment ago."""
+        """Tell whether a worker takes batches, or did so a moment ago."""
         with self._changed:
             return self._has_worker() or time.monotonic() - self._last_end < _READY_GRACE_S
 
     def execute(self, requests: Sequence[RequestData], callers: Sequence[Caller]) -> None:
-        """Hands a batch to a worker; returns as soon as another one is idle, or none has anything to do.
+        """Hand a batch to a worker; returns as soon as another one is idle, or none has anything to do.
 
         Every caller is answered, now or later, from this thread or another one.
         """
@@ -118,7 +118,7 @@ class ProxyEndpoint:
             )
 
     def _claim(self, batch: BatchInFlight) -> AttachedWorker | None:
-        """Gives a worker for a batch; sets the batch aside where none is attached.
+        """Return a worker for a batch; sets the batch aside where none is attached.
 
         Each request may wait for a worker for a time of its own, which begins when it comes. Nobody tells when it came
         to Triton's queue; so what finds no worker is taken out of that, and waits here.
@@ -158,7 +158,7 @@ class ProxyEndpoint:
         return any(not worker.detaching for worker in self._workers.values())
 
     def _write(self, worker: AttachedWorker, batch: BatchInFlight) -> bool:
-        """Writes a batch for a worker; where that cannot be, it fails and the worker is free again."""
+        """Write a batch for a worker; where that cannot be, it fails and the worker is free again."""
         with self._changed:
             number = self._next_number
             self._next_number += 1
@@ -175,14 +175,14 @@ class ProxyEndpoint:
         return False
 
     def _free(self, worker: AttachedWorker) -> None:
-        """Notes that a worker has one batch less."""
+        """Note that a worker has one batch less."""
         with self._changed:
             worker.load -= 1
             self._hand_out()
             self._changed.notify_all()
 
     def _hand_out(self) -> None:
-        """Gives what waits to idle workers, before anybody else gets one."""
+        """Give what waits to idle workers, before anybody else gets one."""
         while self._waiting and (worker := self._idle_worker()) is not None:
             worker.load += 1
             batch = self._waiting.popleft()
@@ -191,7 +191,7 @@ class ProxyEndpoint:
             self._socket.wake()
 
     def stop(self) -> None:
-        """Ends every connection; what is in flight fails."""
+        """End every connection; what is in flight fails."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -421,7 +421,7 @@ class ProxyEndpoint:
             self._hand_out()
 
     def _give_up(self, now: float) -> None:
-        """Fails what waits for a worker in vain."""
+        """Fail what waits for a worker in vain."""
         with self._changed:
             if not self._waiting or self._has_worker():
                 return
@@ -442,7 +442,7 @@ class ProxyEndpoint:
             batch.fail(ErrorCode.UNAVAILABLE, text)
 
     def _expire(self, now: float) -> None:
-        """Ends batches that have taken too long, and lets their workers go unless they work on several."""
+        """End batches that have taken too long, and let their workers go unless they work on several."""
         limit_s = self._settings.execution_timeout_s
         if not limit_s:
             return
@@ -467,7 +467,7 @@ class ProxyEndpoint:
                 self._dismiss(worker, f"a batch took longer than the execution timeout of {limit_s:g} s")
 
     def _give_back(self, worker: AttachedWorker) -> None:
-        """Tells a worker which blocks of its memory nobody uses here any more."""
+        """Tell a worker which blocks of its memory nobody uses here any more."""
         for segment, offset in () if worker.memory is None else worker.memory.unused():
             self._tell(
                 worker, layout.MESSAGE.pack(MessageType.RELEASE, 0, layout.MESSAGE.size, 0, 0, segment, 0, offset, 0)
@@ -497,14 +497,14 @@ class ProxyEndpoint:
             )
 
     def _tell(self, worker: AttachedWorker, packet: bytes) -> None:
-        """Sends what may get lost: who is gone needs it no more."""
+        """Send what may get lost: who is gone needs it no more."""
         try:
             self._socket.send(packet, peer=worker.peer)
         except (UnreachableError, WouldBlockError):
             logger.debug("%s: %s is gone already", self._where, worker.label)
 
     def _dismiss(self, worker: AttachedWorker, reason: str, *, expected: bool = False) -> None:
-        """Lets a worker go that is still connected."""
+        """Let a worker go that is still connected."""
         self._tell(worker, layout.MESSAGE.pack(MessageType.DETACH, 0, layout.MESSAGE.size, 0, 0, 0, 0, 0, 0))
         self._drop(worker, reason, expected=expected)
         self._dismissed[worker.peer] = worker.link

@@ -37,7 +37,7 @@ class TritonPythonModel:
     """Takes Triton's requests, and hands them to workers."""
 
     def initialize(self, args: Mapping[str, str]) -> None:
-        """Begins to listen. What it raises, Triton gives as the reason why the model cannot be loaded."""
+        """Begin to listen. What it raises, Triton gives as the reason why the model cannot be loaded."""
         backend = importlib.import_module("triton_python_backend_utils")
 
         if not logging.getLogger().handlers:
@@ -73,7 +73,7 @@ class TritonPythonModel:
         logger.info("model '%s': workers attach at %s", args["model_name"], self._endpoint.address)
 
     def execute(self, requests: Sequence[Any]) -> Any:
-        """Hands a batch over.
+        """Hand a batch over.
 
         Requests are answered one by one through their senders; where the server has these for decoupled models alone,
         all together by what is returned here.
@@ -110,11 +110,11 @@ class TritonPythonModel:
         )
 
     def is_ready(self) -> bool:
-        """Tells whether the model is ready. The Python backend of tritonserver 2.67 and later asks."""
+        """Tell whether the model is ready. The Python backend of tritonserver 2.67 and later asks."""
         return self._endpoint.is_ready()
 
     def finalize(self) -> None:
-        """Ends the connections to all workers."""
+        """End the connections to all workers."""
         self._endpoint.stop()
 
 
@@ -144,7 +144,7 @@ class TensorCodec:
             )
 
     def _stub_fits(self) -> bool:
-        """Whether the stub and numpy agree on what an array is: asked of an array that the stub itself makes."""
+        """Return whether the stub and numpy agree on what an array is: asked of an array that the stub itself makes."""
         if int(np.__version__.partition(".")[0]) < 2:
             return True
         expected = np.array([[1, 2, 3], [4, 5, 6]], dtype=np.float32)
@@ -156,7 +156,7 @@ class TensorCodec:
             return False
 
     def read(self, tensor: Any) -> np.ndarray[Any, Any]:
-        """An input as an array; valid as long as its request."""
+        """Return an input as an array; valid as long as its request."""
         dtype = self._dtypes[tensor.name()]
         if self._plain:
             array: np.ndarray[Any, Any] = tensor.as_numpy()
@@ -167,7 +167,7 @@ class TensorCodec:
         return np.from_dlpack(tensor)
 
     def write(self, name: str, array: np.ndarray[Any, Any]) -> Any:
-        """An output as a tensor of the stub, which keeps the array as long as it needs it."""
+        """Return an output as a tensor of the stub, which keeps the array as long as it needs it."""
         if self._plain:
             # Of views on a message that is not aligned, stubs make what they like.
             return self._backend.Tensor(name, np.require(array, requirements=["C", "A"]))
@@ -196,7 +196,7 @@ class TritonCaller:
         self._response: Any = None
 
     def respond(self, response: ResponseData) -> None:
-        """Gives Triton one response; one that Triton refuses becomes an error."""
+        """Give Triton one response; one that Triton refuses becomes an error."""
         if response.error is not None:
             self.fail(response.code, response.error)
             return
@@ -214,7 +214,7 @@ class TritonCaller:
         return self._backend.InferenceResponse(tensors)
 
     def fail(self, code: int, text: str) -> None:
-        """Ends the request with an error."""
+        """End the request with an error."""
         codes = self._backend.TritonError
         name = ErrorCode(code).name if code in ErrorCode.__members__.values() else "INTERNAL"
         error = codes(text, getattr(codes, name, codes.INTERNAL)) if hasattr(codes, "INTERNAL") else codes(text)
@@ -236,18 +236,21 @@ class TritonCaller:
             logger.error("a response was not accepted by Triton: %s", error)
 
     def wait(self) -> Any:
-        """The response, once there is one: every batch is answered by its worker, or failed when that is gone."""
+        """Return the response.
+
+        Once there is one: every batch is answered by its worker, or failed when that is gone.
+        """
         self._answered.wait()
         return self._response
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Return whether nobody waits for it any more."""
         ask = getattr(self._sender if self._sender is not None else self._request, "is_cancelled", None)
         return bool(ask()) if ask is not None else False
 
 
 def _warn_about_sharing(name: str, version: int, written_for: ModelSpec, address: str) -> None:
-    """Warns where this model and another one are told to listen at the same place, as after a folder was copied."""
+    """Warn where this model and another one are told to listen at the same place, as after a folder was copied."""
     if (written_for.name, written_for.version) != (name, version):
         logger.warning(
             "model '%s' version %d: its folder was written for model '%s' version %d, whose endpoint %s it takes, and "
@@ -272,7 +275,7 @@ def _warn_about_sharing(name: str, version: int, written_for: ModelSpec, address
 
 
 def listen(settings: PythonProxySettings) -> tuple[ZmqSocket, MemoryListener | None]:
-    """Begins to listen for workers; those of this machine may share memory.
+    """Begin to listen for workers; those of this machine may share memory.
 
     Raises:
         BindError: If nobody can listen at the address.
@@ -308,7 +311,7 @@ def listen(settings: PythonProxySettings) -> tuple[ZmqSocket, MemoryListener | N
 
 
 def _sender(request: Any) -> Any:
-    """What answers a request later; `None` where the server has that for decoupled models alone."""
+    """Return what answers a request later; `None` where the server has that for decoupled models alone."""
     try:
         return request.get_response_sender()
     except Exception:  # the type of the error differs from version to version

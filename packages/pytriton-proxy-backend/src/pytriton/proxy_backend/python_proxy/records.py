@@ -118,7 +118,7 @@ def write_batch(
     received_ns: int,
     sent_ns: int,
 ) -> tuple[OwnedBlock, int]:
-    """Writes a batch record, each input once and contiguous.
+    """Write a batch record, each input once and contiguous.
 
     Args:
         number: The batch.
@@ -247,7 +247,7 @@ class _Texts:
 
 
 def read_responses(record: memoryview, number: int, request_count: int, *, decoupled: bool) -> list[ResponseData]:
-    """Reads a response record. Numeric outputs are views on it.
+    """Read a response record. Numeric outputs are views on it.
 
     Raises:
         ProtocolError: If it is malformed; says what was expected and what came.

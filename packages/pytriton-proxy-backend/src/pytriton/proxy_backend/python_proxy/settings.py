@@ -46,12 +46,12 @@ class PythonProxySettings:
         return (Path(self.secret_key_file), Path(self.workers_keys_dir)) if self.secret_key_file else None
 
     def to_text(self) -> str:
-        """The content of the side file. It names keys, and holds none."""
+        """Return the content of the side file. It names keys, and holds none."""
         return json.dumps({"format": FORMAT, **self.__dict__}, indent=1) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> PythonProxySettings:
-        """Reads the side file.
+        """Read the side file.
 
         Raises:
             DescriptionError: If it is missing, of another format, or has fields that this version does not know.

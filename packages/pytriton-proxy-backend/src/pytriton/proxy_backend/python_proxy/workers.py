@@ -20,13 +20,13 @@ class Caller(Protocol):
     """One request of Triton's that waits for its answer."""
 
     def respond(self, response: ResponseData) -> None:
-        """Gives it one response; where that cannot be given, an error."""
+        """Give it one response; where that cannot be given, an error."""
 
     def fail(self, code: int, text: str) -> None:
-        """Ends it with an error."""
+        """End it with an error."""
 
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for it any more."""
+        """Return whether nobody waits for it any more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class EndpointSettings:
     idle_s: float = 10.0
 
     def check(self, hello: Hello) -> None:
-        """Checks that a worker is for this model.
+        """Check that a worker is for this model.
 
         Raises:
             GreetingError: If it is for another one, another version, or other tensors.
@@ -108,7 +108,7 @@ class BatchInFlight:
         self._received_ns = time.monotonic_ns()
 
     def write(self, number: int, memory: SharedMemory | None, settings: EndpointSettings) -> None:
-        """Writes the record, into shared memory where there is room for it.
+        """Write the record, into shared memory where there is room for it.
 
         Raises:
             TypeError: If it cannot be written.
@@ -145,7 +145,7 @@ class BatchInFlight:
             raise
 
     def respond(self, response: ResponseData) -> None:
-        """Gives a request an answer."""
+        """Give a request an answer."""
         if response.request not in self.open:
             if not self.is_expired:
                 logger.warning("batch %d: an answer to request %d came after its end", self.number, response.request)
@@ -156,7 +156,7 @@ class BatchInFlight:
         self.callers[response.request].respond(response)
 
     def fail(self, code: int, text: str) -> None:
-        """Ends every request that is still open with an error."""
+        """End every request that is still open with an error."""
         while self.open:
             self.callers[self.open.pop()].fail(code, text)
 

@@ -54,7 +54,7 @@ class Execution:
     )
 
     def __init__(self, service: Service, batch: Batch) -> None:
-        """Takes a batch; its callable is not called yet."""
+        """Take a batch; its callable is not called yet."""
         self.failure: BaseException | None = None
         self._service = service
         self._number = batch.number
@@ -70,7 +70,7 @@ class Execution:
     # ---- how callables are called -----------------------------------------------------------------------------------
 
     def run(self, run_async: Callable[[Awaitable[Any]], Any]) -> None:
-        """Serves the batch with a synchronous callable; `run_async` drives what unexpectedly is a coroutine."""
+        """Serve the batch with a synchronous callable; `run_async` drives what unexpectedly is a coroutine."""
         try:
             service = self._service
             batch = self._batch
@@ -110,7 +110,7 @@ class Execution:
             self._fail(error)
 
     async def run_async(self) -> None:
-        """Serves the batch with a callable that returns an awaitable or an async generator."""
+        """Serve the batch with a callable that returns an awaitable or an async generator."""
         try:
             self.first_ns = self._began_ns = monotonic_ns()
             await self._finish(self._call())
@@ -174,7 +174,7 @@ class Execution:
         self._answer(final=True)
 
     def _close(self, results: Generator[Any, Any, Any]) -> None:
-        """Ends a generator, so that its `finally` blocks have run; of one that came to its end this costs nothing."""
+        """End a generator, so that its `finally` blocks have run; of one that came to its end this costs nothing."""
         try:
             results.close()
         except Exception as error:
@@ -192,7 +192,7 @@ class Execution:
         error.__traceback__ = None
 
     def _count_call(self) -> None:
-        """Counts the call: the callable has nothing more to do for this batch."""
+        """Count the call: the callable has nothing more to do for this batch."""
         batch = self._batch
         if batch is None:
             return
@@ -218,7 +218,7 @@ class Execution:
     # ---- answers ----------------------------------------------------------------------------------------------------
 
     def _answer(self, *, final: bool) -> None:
-        """Sends what `_result` holds: one element per request."""
+        """Send what `_result` holds: one element per request."""
         if not (final and self._answer_plain()):
             self._answer_each(final=final)
 
@@ -240,7 +240,7 @@ class Execution:
                 still_open[index] = False
 
     def _checked(self, index: int, result: Any, final: bool) -> Answer | None:
-        """What one element of the result is for its request; `None` where that is nothing."""
+        """Return what one element of the result is for its request; `None` where that is nothing."""
         if not final and self._batch is not None and self._batch.is_cancelled(index):
             # Nobody reads this stream any more: it ends here, whatever becomes of the others.
             self._service.counters.failed["cancelled"] += 1
@@ -265,7 +265,7 @@ class Execution:
         return Answer(index, outputs, parameters, final=final)
 
     def _give(self) -> bool:
-        """Sends what a generator has given; says whether anybody is left to give something to."""
+        """Send what a generator has given; says whether anybody is left to give something to."""
         self._spent_ns += monotonic_ns() - self._began_ns
         self._began_ns = _PAUSED
         self._answer_each(final=False)
@@ -275,7 +275,7 @@ class Execution:
         return self._open is not None and not any(self._open)
 
     def _refuse(self, index: int, error: BaseException) -> Answer:
-        """The answer to a request for which the callable returned an error, or something that cannot be sent."""
+        """Return the answer to a request for which the callable returned an error, or something that cannot be sent."""
         if isinstance(error, OutputError):
             kind = "output"
             logger.warning("%s", error_text(error))
@@ -289,7 +289,7 @@ class Execution:
         return Answer(index, error=self._text(error))
 
     def _answer_whole(self) -> None:
-        """Sends what `_result` holds: a dictionary of arrays over the whole batch."""
+        """Send what `_result` holds: a dictionary of arrays over the whole batch."""
         service = self._service
         batch = self._batch
         names = service.wanted_names(self._uniform)
@@ -306,7 +306,7 @@ class Execution:
         self._answer_each(final=True)
 
     def _answer_plain(self) -> bool:
-        """Sends what `_result` holds in one go, where it is as plain as it mostly is."""
+        """Send what `_result` holds in one go, where it is as plain as it mostly is."""
         service = self._service
         result = self._result
         if not service.joins or result.__class__ is not list or len(result) != self._count:
@@ -328,7 +328,7 @@ class Execution:
         self._batch = self._requests = self._result = None
 
     def _end(self) -> None:
-        """Ends the stream of every request that is still open."""
+        """End the stream of every request that is still open."""
         if self._is_over():
             return
         self._count_call()
@@ -376,7 +376,7 @@ class Execution:
         self._service.answers.fail(self._number, text, code)
 
     def _fail_late(self, error: BaseException) -> None:
-        """Notes an error that comes when every request has its last answer: there is nobody to tell it to."""
+        """Note an error that comes when every request has its last answer: there is nobody to tell it to."""
         if isinstance(error, self._service.unrecoverable):
             self.failure = error
         if not isinstance(error, asyncio.CancelledError):

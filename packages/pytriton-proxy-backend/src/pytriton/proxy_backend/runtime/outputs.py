@@ -29,7 +29,7 @@ def _fits(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
 
 
 def _is_text(value: str) -> bool:
-    """Whether UTF-8 has a form for it: not for the half of a surrogate pair."""
+    """Return whether UTF-8 has a form for it: not for the half of a surrogate pair."""
     if value.isascii():
         return True
     try:
@@ -63,7 +63,7 @@ class OutputChecker:
         self._told = told
 
     def results(self, results: object, count: int) -> Sequence[object]:
-        """Checks the whole result of a callable: one element per request.
+        """Check the whole result of a callable: one element per request.
 
         Raises:
             OutputError: If it is no list (or tuple) of that length.
@@ -81,16 +81,16 @@ class OutputChecker:
         )
 
     def wanted(self, requested: tuple[str, ...]) -> tuple[str, ...]:
-        """The declared outputs among those that are asked for, in the order of their declaration."""
+        """Return the declared outputs among those that are asked for, in the order of their declaration."""
         return tuple(name for name in self._names if name in requested)
 
     def has_exactly(self, results: Sequence[object], names: tuple[str, ...]) -> bool:
-        """Whether each result is a dictionary with as many outputs as are declared, and all of them are wanted."""
+        """Return whether each result is a dictionary of as many outputs as are declared, all of them wanted."""
         count = len(self._names)
         return len(names) == count and all(type(result) is dict and len(result) == count for result in results)
 
     def fits_whole(self, outputs: Outputs, names: tuple[str, ...]) -> bool:
-        """Whether numeric arrays over the whole batch can be sent as they are."""
+        """Return whether numeric arrays over the whole batch can be sent as they are."""
         if self._model.strict and not (len(names) == len(self._names) == len(outputs)):
             return False
         if len(outputs) != len(names):
@@ -98,14 +98,14 @@ class OutputChecker:
         return all(self.fits(outputs[name], name) for name in names)
 
     def fit_each(self, results: Sequence[Outputs], names: tuple[str, ...]) -> bool:
-        """Whether the numeric arrays of each request can be sent as they are."""
+        """Return whether the numeric arrays of each request can be sent as they are."""
         for result in results:
             if len(result) != len(names):
                 self._tell_superfluous(result)
         return all(self.fits(result[name], name) for name in names for result in results)
 
     def fits(self, array: Array, name: str) -> bool:
-        """Whether a numeric array can be sent for an output as it is."""
+        """Return whether a numeric array can be sent for an output as it is."""
         spec = self._specs[name]
         if array.dtype != spec.dtype or not array.dtype.isnative or spec.dtype.kind == "O":
             return False
@@ -117,7 +117,7 @@ class OutputChecker:
     def one(
         self, result: object, index: int, requested: Sequence[str] | None
     ) -> tuple[Outputs, Mapping[str, ParameterValue]]:
-        """Checks the outputs of one request.
+        """Check the outputs of one request.
 
         Args:
             result: A mapping from names to arrays, a list or tuple of arrays in the order of the declared outputs,
@@ -251,7 +251,7 @@ class OutputChecker:
             )
 
     def _tell(self, kind: str, what: str, expected: str, received: str) -> None:
-        """Warns of something that goes on all the same, once for each kind."""
+        """Warn of something that goes on all the same, once for each kind."""
         if self._model.strict or kind in self._told:
             return
         self._told.add(kind)
@@ -315,7 +315,7 @@ class OutputChecker:
         return _fits(spec.shape, value.shape[1:] if self._model.batching else value.shape)
 
     def _shapes(self, value: Array, spec: TensorSpec) -> tuple[str, str]:
-        """The declared shape and the one that came, for people."""
+        """Return the declared shape and the one that came, for people."""
         wanted = ", ".join(["batch"] * self._model.batching + [str(dim) for dim in spec.shape])
         return f"shape ({wanted})", f"shape {value.shape}"
 

@@ -18,7 +18,7 @@ InferenceCallable = Callable[..., Any]
 
 
 def is_async(infer_func: InferenceCallable) -> bool:
-    """Whether a callable is a coroutine function or an async generator function, or an object whose `__call__` is."""
+    """Return whether a callable, or the `__call__` of an object, is a coroutine or async generator function."""
     while hasattr(infer_func, "func") and hasattr(infer_func, "keywords"):  # functools.partial
         infer_func = infer_func.func
     for candidate in (infer_func, getattr(infer_func, "__call__", None)):  # noqa: B004 - the method itself is wanted
@@ -91,7 +91,10 @@ class Service:
         self._wanted: dict[tuple[str, ...] | None, tuple[str, ...]] = {}
 
     def wanted_names(self, requested: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """The outputs that the model has of those that are asked for, in its order; `None` where it is not known."""
+        """Return the outputs that the model has of those that are asked for.
+
+        In its  order; `None` where it is not known.
+        """
         names = self._wanted.get(requested)
         if names is None and requested is not None:
             names = self._wanted[requested] = self.checker.wanted(requested)

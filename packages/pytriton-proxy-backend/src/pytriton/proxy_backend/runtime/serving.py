@@ -23,7 +23,7 @@ class LazyLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def make(self) -> asyncio.AbstractEventLoop:
-        """Makes it, where it is not there yet.
+        """Make it, where it is not there yet.
 
         Raises:
             OSError: The system is out of descriptors or memory.
@@ -33,7 +33,7 @@ class LazyLoop:
         return self._loop
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
-        """Runs it to its end."""
+        """Run it to its end."""
         loop = self.make()
         task = asyncio.ensure_future(awaitable, loop=loop)
         while True:
@@ -45,7 +45,7 @@ class LazyLoop:
                     raise
 
     def close(self) -> None:
-        """Ends the loop, where one was made, with what is still running on it."""
+        """End the loop, where one was made, with what is still running on it."""
         loop = self._loop
         if loop is None:
             return
@@ -63,7 +63,7 @@ async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 
 def serve(service: Service, loop: LazyLoop, on_failure: OnFailure) -> None:
-    """Serves a synchronous callable until the connection closes."""
+    """Serve a synchronous callable until the connection closes."""
     tracer = worker_tracer()
     # No name here may hold on to a batch: the memory of its inputs goes back while its answer is sent.
     while (execution := _next(service, tracer)) is not None:
@@ -88,7 +88,7 @@ def _traced(service: Service, batch: Batch, tracer: Any) -> Execution:
 
 
 async def serve_async(service: Service, on_failure: OnFailure) -> None:
-    """Serves an asynchronous callable until the connection closes, with as many batches at once as come."""
+    """Serve an asynchronous callable until the connection closes, with as many batches at once as come."""
     connection = service.connection
     own_tracer = worker_tracer()
     loop = asyncio.get_running_loop()

@@ -73,7 +73,7 @@ class WorkerStatistics:
 
 
 def add_statistics(one: WorkerStatistics, other: WorkerStatistics) -> WorkerStatistics:
-    """What two workers have done together."""
+    """Return what two workers have done together."""
     return WorkerStatistics(
         requests=one.requests + other.requests,
         batches=one.batches + other.batches,
@@ -99,7 +99,7 @@ BatchSize = tuple[int, int, int, int]
 
 
 def batch_size(requests: int, rows: int, input_bytes: int) -> BatchSize:
-    """What a batch adds to the counters."""
+    """Return what a batch adds to the counters."""
     # The bucket of 2^n is that of everything above 2^(n-1).
     return requests, rows, (rows - 1).bit_length() if rows else 0, input_bytes
 
@@ -137,7 +137,7 @@ class Counters:
         self.failed = dict.fromkeys(ERROR_KINDS, 0)
 
     def add_call(self, size: BatchSize, sent_ns: int, called_ns: int, callable_ns: int) -> None:
-        """Counts one call of the callable. On the way of every batch: it only notes what `_fold` adds up later.
+        """Count one call of the callable. On the way of every batch: it only notes what `_fold` adds up later.
 
         Args:
             size: Of its batch.
@@ -166,7 +166,7 @@ class Counters:
                 self.callable_counts[callable_ns.bit_length()] += 1
 
     def snapshot(self) -> WorkerStatistics:
-        """The numbers as they are now."""
+        """Return the numbers as they are now."""
         self._fold()
         rows = list(self.row_counts)
         return WorkerStatistics(

@@ -13,7 +13,7 @@ _PERCENT = ord("%")
 
 
 def error_text(error: BaseException) -> str:
-    """The text of an error; says so where it has none because its `__str__` fails."""
+    """Return the text of an error; says so where it has none because its `__str__` fails."""
     try:
         return str(error)
     except Exception as failure:
@@ -21,7 +21,7 @@ def error_text(error: BaseException) -> str:
 
 
 def shown(value: object) -> str:
-    """The `repr` of a value, the begin of it where it is long."""
+    """Return the `repr` of a value, the begin of it where it is long."""
     try:
         text = repr(value)
     except Exception as failure:
@@ -30,7 +30,7 @@ def shown(value: object) -> str:
 
 
 def shortened(text: str) -> str:
-    """A text that fits into a message, and into the trailers of gRPC: of a longer one, the begin and the end.
+    """Return a text that fits into a message, and into the trailers of gRPC: of a longer one, the begin and the end.
 
     What UTF-8 has no form for, the half of a surrogate pair, is replaced.
     """

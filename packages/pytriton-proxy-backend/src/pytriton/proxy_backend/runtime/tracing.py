@@ -53,7 +53,7 @@ logger = logging.getLogger(__name__)
 
 
 def make_execution(service: Service, batch: Batch, tracer: Any) -> Execution:
-    """Makes the execution of a batch, with spans if any of its requests is traced."""
+    """Make the execution of a batch, with spans if any of its requests is traced."""
     forms = batch.forms
     if _UNTRACED in forms:
         return Execution(service, batch)
@@ -74,7 +74,7 @@ class Spans:
     """
 
     def __init__(self, tracer: Any, service: Service, batch: Batch, contexts: Sequence[Context | None]) -> None:
-        """Starts the spans up to the batch's.
+        """Start the spans up to the batch's.
 
         Args:
             tracer: Makes them.
@@ -125,7 +125,7 @@ class Spans:
         self._is_called = False
 
     def call(self) -> None:
-        """Starts the spans of the callable."""
+        """Start the spans of the callable."""
         link = [Link(self._batch.get_span_context())]
         for index, proxy in enumerate(self._proxies):
             if proxy is None:
@@ -142,7 +142,7 @@ class Spans:
         self.current = set_span_in_context(self.of_requests[self._first])  # type: ignore[arg-type] # a span
 
     def called(self) -> None:
-        """Ends the spans of the callable, once."""
+        """End the spans of the callable, once."""
         if not self._is_called:
             self._is_called = True
             for span in self.of_requests:
@@ -150,7 +150,7 @@ class Spans:
                     span.end()
 
     def fail(self, error: BaseException) -> None:
-        """Notes what the callable raised, or why its results cannot be sent."""
+        """Note what the callable raised, or why its results cannot be sent."""
         _record(self._batch, error)
         status = Status(StatusCode.ERROR, _text(error))
         self._batch.set_status(status)
@@ -160,7 +160,7 @@ class Spans:
                 proxy.set_status(status)
 
     def fail_one(self, index: int, error: BaseException) -> None:
-        """Notes the error that one request is answered with."""
+        """Note the error that one request is answered with."""
         self._failed.add(index)
         proxy = self._proxies[index]
         if proxy is not None:
@@ -168,7 +168,7 @@ class Spans:
             proxy.set_status(Status(StatusCode.ERROR, _text(error)))
 
     def end(self) -> None:
-        """Ends all spans."""
+        """End all spans."""
         self.called()
         self._batch.end()
         for proxy in self._proxies:
@@ -176,7 +176,7 @@ class Spans:
                 proxy.end()
 
     def _wall_ns(self, stamp_ns: int) -> int | None:
-        """Gives a stamp as the time of day; `None`, which is now, where there is no stamp."""
+        """Return a stamp as the time of day; `None`, which is now, where there is no stamp."""
         return stamp_ns + self._offset_ns if stamp_ns else None
 
 
@@ -186,13 +186,13 @@ class TracedExecution(Execution):
     __slots__ = ("_spans",)
 
     def __init__(self, service: Service, batch: Batch, spans: Spans) -> None:
-        """Takes a batch and its spans."""
+        """Take a batch and its spans."""
         super().__init__(service, batch)
         self._spans = spans
         batch.spans = spans.of_requests
 
     def run(self, run_async: Callable[[Awaitable[Any]], Any]) -> None:
-        """Serves the batch with a synchronous callable, see `Execution.run`."""
+        """Serve the batch with a synchronous callable, see `Execution.run`."""
         self._spans.call()
         token = attach(self._spans.current)
         try:
@@ -202,7 +202,7 @@ class TracedExecution(Execution):
             self._spans.end()
 
     async def run_async(self) -> None:
-        """Serves the batch with an asynchronous callable, see `Execution.run_async`."""
+        """Serve the batch with an asynchronous callable, see `Execution.run_async`."""
         self._spans.call()
         token = attach(self._spans.current)
         try:
@@ -225,7 +225,7 @@ class TracedExecution(Execution):
 
 
 def _clock_offset_ns() -> int:
-    """Gives the time of day, as spans have it, minus the monotonic clock, as the proxy backend has it."""
+    """Return the time of day, as spans have it, minus the monotonic clock, as the proxy backend has it."""
     before_ns = monotonic_ns()
     wall_ns = time_ns()
     after_ns = monotonic_ns()
@@ -238,7 +238,7 @@ def _clock_offset_ns() -> int:
 
 
 def _context_of(batch: Batch, index: int) -> Context | None:
-    """Gives the trace context of a request; `None` where it has none.
+    """Return the trace context of a request; `None` where it has none.
 
     It is that of Triton's own span where Triton traces the request. Where not, it is the caller's, if the server
     forwards its headers.
@@ -258,7 +258,7 @@ def _context_of(batch: Batch, index: int) -> Context | None:
 
 
 def _parsed(text: str) -> dict[str, str]:
-    """Reads what Triton gives: the headers of W3C Trace Context as a JSON object."""
+    """Read what Triton gives: the headers of W3C Trace Context as a JSON object."""
     try:
         values = json.loads(text)
     except ValueError:

@@ -17,7 +17,7 @@ WarmupBatches = Sequence[Sequence[Request]]
 
 
 def warm_up(service: Service, batches: WarmupBatches, run_async: Callable[[Awaitable[Any]], Any]) -> None:
-    """Runs batches through a synchronous callable.
+    """Run batches through a synchronous callable.
 
     Raises:
         BaseException: What the callable raised or returned as an error, or what is wrong with its result.
@@ -27,7 +27,7 @@ def warm_up(service: Service, batches: WarmupBatches, run_async: Callable[[Await
 
 
 async def warm_up_async(service: Service, batches: WarmupBatches) -> None:
-    """Runs batches through an asynchronous callable; raises as `warm_up`."""
+    """Run batches through an asynchronous callable; raises as `warm_up`."""
     for requests in batches:
         await _WarmUp(service, requests).run_async()
 
@@ -83,7 +83,7 @@ class _WarmUp(Execution):
         self._drop()
 
     def _count_call(self) -> None:
-        """Does not count."""
+        """Do not count."""
 
     def _refuse(self, index: int, error: BaseException) -> Answer:
         raise error

@@ -29,16 +29,16 @@ class HasDescriptor(Protocol):
     """As a socket."""
 
     def fileno(self) -> int:
-        """The descriptor; negative where it is closed."""
+        """Return the descriptor; negative where it is closed."""
 
 
 def let_go_in_child(owner: HasDescriptor) -> None:
-    """Takes the descriptor of an object, as long as there is that object, away from forked children."""
+    """Take the descriptor of an object, as long as there is that object, away from forked children."""
     call_in_child(owner, _replace_descriptor)
 
 
 def call_in_child(owner: _Owner, function: Callable[[_Owner], object]) -> None:
-    """Has a function called in forked children, as long as there is an object.
+    """Have a function called in forked children, as long as there is an object.
 
     The child has no other thread, and a lock may be held by one that is not there: the function must take none.
 
@@ -51,7 +51,7 @@ def call_in_child(owner: _Owner, function: Callable[[_Owner], object]) -> None:
 
 
 def replace_descriptors(descriptors: Iterable[int | None]) -> None:
-    """Makes descriptors of this process ones of `/dev/null`; those that are `None` or negative are passed over."""
+    """Make descriptors of this process ones of `/dev/null`; those that are `None` or negative are passed over."""
     wanted = [descriptor for descriptor in descriptors if descriptor is not None and descriptor >= 0]
     if not wanted:
         return

@@ -19,7 +19,7 @@ GUARD_LIBRARY_NAME = "libpytriton_guard.so"
 
 
 def library_path() -> Path:
-    """The native library that tritonserver loads as the backend `pytriton`.
+    """Return the native library that tritonserver loads as the backend `pytriton`.
 
     Raises:
         LibraryNotFoundError: If this installation has none, as on a platform without a wheel.
@@ -28,7 +28,7 @@ def library_path() -> Path:
 
 
 def inprocess_library_path() -> Path:
-    """The native library that Triton loads as the backend `pytriton_inprocess`, inside a Python process.
+    """Return the native library that Triton loads as the backend `pytriton_inprocess`, inside a Python process.
 
     Raises:
         LibraryNotFoundError: If this installation has none, as on a platform without a wheel.

@@ -14,12 +14,12 @@ _WHOLE_MACHINE = os.strerror(errno.ENFILE)
 
 
 def is_exhausted(error: OSError) -> bool:
-    """Whether an error of the system says that no descriptor is left."""
+    """Return whether an error of the system says that no descriptor is left."""
     return error.errno in (errno.EMFILE, errno.ENFILE)
 
 
 def explain(error: OSError, advice: str = "") -> str:
-    """Gives the text of an error of the system, and what to do.
+    """Return the text of an error of the system, and what to do.
 
     Args:
         error: The error.
@@ -30,7 +30,10 @@ def explain(error: OSError, advice: str = "") -> str:
 
 
 def advise(text: str) -> str:
-    """What to do about an error of this process, or of one that it has started; empty where descriptors are left."""
+    """Return what to do about an error of this process, or of one that it has started.
+
+    Empty where descriptors are left.
+    """
     if _TEXT not in text:
         return ""
     if _WHOLE_MACHINE in text:

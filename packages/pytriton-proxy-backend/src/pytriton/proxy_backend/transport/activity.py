@@ -24,7 +24,7 @@ class EndpointActivity:
 
 
 def ask_activity(endpoint: Path, timeout_s: float) -> EndpointActivity | None:
-    """Asks a native proxy backend what it is at.
+    """Ask a native proxy backend what it is at.
 
     Args:
         endpoint: Its socket.

@@ -77,7 +77,7 @@ class OwnArena:
         self._spare: tuple[int, OwnedBlock] | None = None
 
     def allocate(self, length: int) -> OwnedBlock | None:
-        """Takes `length` bytes, aligned to 64; `None` where no segment has them free."""
+        """Take `length` bytes, aligned to 64; `None` where no segment has them free."""
         need = align(length or 1)
         spare = self._spare
         if spare is not None:
@@ -100,11 +100,11 @@ class OwnArena:
         return None
 
     def can_grow(self, length: int) -> bool:
-        """Whether the budget allows one more segment for `length` bytes."""
+        """Return whether the budget allows one more segment for `length` bytes."""
         return self.size + align(max(length, 1)) <= self.budget
 
     def add_segment(self, length: int) -> NewSegment:
-        """Adds a segment with room for `length` bytes.
+        """Add a segment with room for `length` bytes.
 
         Raises:
             ArenaFullError: If the budget does not allow it, or the system has no memory or descriptor for it.
@@ -138,7 +138,7 @@ class OwnArena:
         return NewSegment(number, size, fd)
 
     def release(self, block: OwnedBlock) -> None:
-        """Gives a block back."""
+        """Give a block back."""
         segment = next(segment for segment in self._segments if segment.number == block.segment)
         need = segment.used[block.offset]
         self.in_use -= need
@@ -162,7 +162,7 @@ class OwnArena:
         segment.idle_since = None
 
     def has_idle(self) -> bool:
-        """Whether `trim` may have something to give back later."""
+        """Return whether `trim` may have something to give back later."""
         # The spare block counts as used until `trim` takes it back.
         return (
             self._spare is not None
@@ -171,7 +171,7 @@ class OwnArena:
         )
 
     def drop_unused(self) -> list[int]:
-        """Drops every segment without a block in use, the first one too; returns their numbers."""
+        """Drop every segment without a block in use, the first one too; returns their numbers."""
         if self._spare is not None:
             self._free(self._spare[1])
             self._spare = None
@@ -181,7 +181,7 @@ class OwnArena:
         return [segment.number for segment in unused]
 
     def trim(self, idle_s: float) -> list[int]:
-        """Drops segments that nobody used for `idle_s` seconds, all but a small first one; returns their numbers."""
+        """Drop segments that nobody used for `idle_s` seconds, all but a small first one; returns their numbers."""
         if self._spare is not None:
             self._free(self._spare[1])
             self._spare = None
@@ -211,7 +211,7 @@ def _make_segment(size: int) -> tuple[int, mmap.mmap]:
 
 
 def map_shared(fd: int, size: int) -> mmap.mmap:
-    """Maps a memfd, and keeps no descriptor of it: a forked child would have it, too.
+    """Map a memfd, and keep no descriptor of it: a forked child would have it, too.
 
     An `mmap` of Python duplicates the descriptor that it is given (before 3.13, always), so it gets memory without
     one, whose pages are then replaced.
@@ -270,7 +270,7 @@ class PeerArena:
         self._segments: dict[int, mmap.mmap] = {}
 
     def attach(self, number: int, fd: int, size: int) -> None:
-        """Maps a segment; takes `fd` over.
+        """Map a segment; takes `fd` over.
 
         Raises:
             ProtocolError: If the number is taken, the budget does not allow it, or `fd` is no memfd of `size` bytes
@@ -304,11 +304,11 @@ class PeerArena:
         return self._segments.keys()
 
     def detach(self, number: int) -> None:
-        """Forgets a segment; its memory goes when the last view of it does."""
+        """Forget a segment; its memory goes when the last view of it does."""
         self._segments.pop(number, None)
 
     def block(self, number: int, offset: int, length: int) -> tuple[InputBlock, mmap.mmap]:
-        """A view of `length` bytes that reports the block as released when it and all views of it are gone.
+        """Return a view of `length` bytes that reports the block as released when it and all views of it are gone.
 
         Returns:
             The view, and the segment that it is a piece of.

@@ -91,7 +91,7 @@ class Connection:
         counters: Counters | None = None,
         model: ModelSpec | None = None,
     ) -> None:
-        """Connects and greets.
+        """Connect and greet.
 
         Args:
             endpoint: Where the proxy backend listens.
@@ -159,11 +159,11 @@ class Connection:
     # ---- receiving ------------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """The socket's descriptor, to wait for its readability."""
+        """Return the socket's descriptor, to wait for its readability."""
         return self._socket.fileno()
 
     def receive(self) -> Batch | None:
-        """Waits for the next batch, and sees to everything else that comes meanwhile.
+        """Wait for the next batch, and see to everything else that comes meanwhile.
 
         Returns:
             The batch, or `None` when the proxy backend has closed the connection.
@@ -181,7 +181,7 @@ class Connection:
                 self.tick()
 
     def poll(self) -> list[Batch] | None:
-        """Reads what is there without waiting; the batches among it, `None` when the connection is closed."""
+        """Read what is there without waiting; the batches among it, `None` when the connection is closed."""
         try:
             while self._read(socket.MSG_DONTWAIT):
                 pass
@@ -264,7 +264,7 @@ class Connection:
     # ---- sending --------------------------------------------------------------------------------------------------
 
     def respond(self, number: int, answers: Sequence[Answer], *, done: bool, drop: Callable[[], None]) -> None:
-        """Sends answers to a batch.
+        """Send answers to a batch.
 
         Args:
             number: The batch.
@@ -286,7 +286,7 @@ class Connection:
         names: tuple[str, ...],
         fits: Callable[[dict[str, Array], tuple[str, ...]], bool],
     ) -> Written | None:
-        """Writes outputs over the whole batch, see `write_whole`; `send` sends them."""
+        """Write outputs over the whole batch, see `write_whole`; `send` sends them."""
         return write_whole(batch, outputs, names, fits, self._outputs.allocate, self._make_room)
 
     def write_plain(
@@ -296,14 +296,14 @@ class Connection:
         names: tuple[str, ...],
         fits: Callable[[Sequence[dict[str, Array]], tuple[str, ...]], bool],
     ) -> Written | None:
-        """Writes the last answers to a batch in one go, see `ResponseWriter.write_plain`; `send` sends them.
+        """Write the last answers to a batch in one go, see `ResponseWriter.write_plain`; `send` sends them.
 
         Between the two, the caller lets go of everything that refers to the batch's inputs.
         """
         return self._writer.write_plain(number, results, names, fits, self._outputs.allocate, self._make_room)
 
     def send(self, number: int, written: Written, *, done: bool) -> None:
-        """Sends a record that was written.
+        """Send a record that was written.
 
         Args:
             number: The batch that it answers.
@@ -322,13 +322,13 @@ class Connection:
             self._lost(error)
 
     def fail(self, number: int, text: str, code: layout.ErrorCode = layout.ErrorCode.INTERNAL) -> None:
-        """Ends a batch with an error for every request of it that has no answer yet; needs no arena."""
+        """End a batch with an error for every request of it that has no answer yet; needs no arena."""
         raw = text.encode("utf-8", "replace")[: layout.MAX_TEXT]
         flags = _BATCH_DONE | self._settle(number, True)
         self._send(MessageType.FAIL, flags, number, 0, code, 0, 0, raw.decode("utf-8", "ignore").encode())
 
     def _settle(self, number: int, done: bool) -> int:
-        """Gives released blocks back; says whether the batch's own is among them."""
+        """Return released blocks back; says whether the batch's own is among them."""
         flags = 0
         own = self._held.pop(number, None) if done else self._held.get(number)
         released = self._inputs.released
@@ -342,7 +342,7 @@ class Connection:
         return flags
 
     def tick(self) -> None:
-        """What is due while nothing comes: blocks that became free, memory that nobody uses."""
+        """Do what is due while nothing comes: release blocks that became free, and memory that nobody uses."""
         released = self._inputs.released
         while released:
             segment, offset = released.popleft()
@@ -377,11 +377,11 @@ class Connection:
         return block
 
     def _must_wait(self, length: int) -> bool:
-        """Whether a stream has enough on its way, so that its arena shall not grow for more."""
+        """Return whether a stream has enough on its way, so that its arena shall not grow for more."""
         return self.welcome.decoupled and bool(self._unacknowledged) and self._outputs.in_use + length > STREAM_WINDOW
 
     def _wait_for_room(self) -> float:
-        """Reads one message; returns how long nothing came, in seconds."""
+        """Read one message; returns how long nothing came, in seconds."""
         try:
             self._read_or_lose(0)
         except BlockingIOError:
@@ -440,18 +440,18 @@ class Connection:
     # ---- leaving --------------------------------------------------------------------------------------------------
 
     def detach(self) -> None:
-        """Asks for no more batches; the proxy backend closes the connection when the last one is answered."""
+        """Ask for no more batches; the proxy backend closes the connection when the last one is answered."""
         packet = layout.MESSAGE.pack(MessageType.DETACH, 0, layout.MESSAGE.size, 0, 0, 0, 0, 0, 0)
         self._checked(lambda: self._socket.send(packet))
 
     def shutdown(self) -> None:
-        """Ends the connection at once; a `receive` in another thread returns."""
+        """End the connection at once; a `receive` in another thread returns."""
         # Not connected any more is what was asked for.
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def let_go_waiter(self) -> Callable[[], None]:
-        """A function that returns when the proxy backend has let this worker go, or the connection is shut down."""
+        """Return a function that returns when the proxy backend has detached this worker or the socket is shut down."""
         # A descriptor of its own: the number of one that is closed meanwhile may come to mean something else.
         watched = self._socket.dup()
         let_go_in_child(watched)
@@ -466,12 +466,12 @@ class Connection:
         return wait
 
     def close(self) -> None:
-        """Closes the socket."""
+        """Close the socket."""
         self._socket.close()
 
 
 def greeting_text(name: str, model: ModelSpec | None) -> bytes:
-    """The text of a greeting: what the worker calls itself and, line by line, what it is for."""
+    """Return the text of a greeting: what the worker calls itself and, line by line, what it is for."""
     # The name is for people: what is too long of it goes, what tells the model stays.
     rest = "" if model is None else f"\n{model.name}\n{model.tensors_digest}"
     raw = rest.encode("utf-8")
@@ -479,7 +479,7 @@ def greeting_text(name: str, model: ModelSpec | None) -> bytes:
 
 
 def parse_greeting(packet: bytes) -> Welcome:
-    """Reads the answer to a greeting.
+    """Read the answer to a greeting.
 
     Raises:
         VersionMismatchError: If the proxy backend speaks another major version.

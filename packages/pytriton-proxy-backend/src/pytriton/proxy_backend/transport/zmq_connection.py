@@ -49,7 +49,7 @@ class ZmqConnection(Connection):
         model: ModelSpec | None = None,
         keys: CurveKeys | None = None,
     ) -> None:
-        """Connects and greets.
+        """Connect and greet.
 
         Args:
             address: Where the Python proxy listens, `tcp://host:port` or `ipc:///path`.
@@ -124,11 +124,11 @@ class ZmqConnection(Connection):
     # ---- receiving ------------------------------------------------------------------------------------------------
 
     def fileno(self) -> int:
-        """A descriptor to wait for: when it is readable, `poll` may find something."""
+        """Return a descriptor to wait for: when it is readable, `poll` may find something."""
         return self._link.fileno()
 
     def receive(self) -> Batch | None:
-        """Waits for the next batch; `None` when the proxy has ended the connection."""
+        """Wait for the next batch; `None` when the proxy has ended the connection."""
         while not self._pending:
             if not self._read_all():
                 return None
@@ -137,7 +137,7 @@ class ZmqConnection(Connection):
         return self._pending.popleft()
 
     def poll(self) -> list[Batch] | None:
-        """Reads what is there without waiting; `None` when the connection is closed."""
+        """Read what is there without waiting; `None` when the connection is closed."""
         self._link.wait(0)
         if not self._read_all():
             return None
@@ -146,7 +146,7 @@ class ZmqConnection(Connection):
         return batches
 
     def _read_all(self) -> bool:
-        """Reads what is there; says whether the connection goes on."""
+        """Read what is there; says whether the connection goes on."""
         if self._shut_down.is_set():
             return False
         if self._detach_wanted:
@@ -235,7 +235,7 @@ class ZmqConnection(Connection):
     # ---- sending --------------------------------------------------------------------------------------------------
 
     def send(self, number: int, written: Written, *, done: bool) -> None:
-        """Sends a record that was written."""
+        """Send a record that was written."""
         block, length, payload = written
         self._counters.output_bytes += payload
         flags = self._settle(number, done)
@@ -268,7 +268,10 @@ class ZmqConnection(Connection):
         return flags
 
     def tick(self) -> None:
-        """What is due while nothing comes: blocks and memory that nobody uses. ZeroMQ itself sees to the link."""
+        """Do what is due while nothing comes: release blocks, and memory that nobody uses.
+
+        ZeroMQ itself sees to the link.
+        """
         if self._memory is None:
             return
         for segment, offset in self._memory.unused():
@@ -326,17 +329,17 @@ class ZmqConnection(Connection):
     # ---- leaving --------------------------------------------------------------------------------------------------
 
     def detach(self) -> None:
-        """Asks for no more batches, as soon as the worker's thread looks; the proxy then ends the connection."""
+        """Ask for no more batches, as soon as the worker's thread looks; the proxy then ends the connection."""
         self._detach_wanted = True
         self._link.wake()
 
     def shutdown(self) -> None:
-        """Ends the connection as soon as the worker's thread looks."""
+        """End the connection as soon as the worker's thread looks."""
         self._shut_down.set()
         self._link.wake()
 
     def let_go_waiter(self) -> Callable[[], None]:
-        """A function that returns when a batch has taken so long that the proxy has let this worker go.
+        """Return a function that returns when a batch has taken so long that the proxy has let this worker go.
 
         It returns as well when the connection is shut down.
         """
@@ -352,7 +355,7 @@ class ZmqConnection(Connection):
         return wait
 
     def close(self) -> None:
-        """Closes the sockets."""
+        """Close the sockets."""
         self._shut_down.set()
         self._link.close()
         if self._memory is not None:
@@ -360,7 +363,10 @@ class ZmqConnection(Connection):
 
 
 def hello_text(text: bytes, token: bytes) -> bytes:
-    """The text of a greeting to a Python proxy: behind what every worker says, the token of its shared memory."""
+    """Return the text of a greeting to a Python proxy.
+
+    Behind what every worker says, the token of its shared memory.
+    """
     return text + b"\n" * (3 - text.count(b"\n")) + token.hex().encode() if token else text
 
 
@@ -368,7 +374,7 @@ _NOBODY: collections.deque[tuple[int, int]] = collections.deque(maxlen=0)
 
 
 def _part(length: int) -> OwnedBlock:
-    """Memory for an answer that goes out as a part of its message."""
+    """Return memory for an answer that goes out as a part of its message."""
     return OwnedBlock(0, 0, bytearray(length))  # type: ignore[arg-type] # written to as a mapping is
 
 

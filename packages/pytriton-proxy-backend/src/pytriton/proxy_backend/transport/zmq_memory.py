@@ -39,7 +39,7 @@ _MAX_UNCLAIMED = 256
 
 
 def memory_path(address: str) -> Path | None:
-    """Where the descriptors cross for a link; `None` where both ends may be on different machines."""
+    """Return where the descriptors cross for a link; `None` where both ends may be on different machines."""
     if not address.startswith(_SCHEME):
         return None
     path = Path(address.removeprefix(_SCHEME) + _SUFFIX)
@@ -53,7 +53,7 @@ def _is_own_user(channel: socket.socket) -> bool:
 
 
 def _check_free(path: Path) -> None:
-    """Refuses a path where the process of another server listens, whose workers would be lost to it."""
+    """Refuse a path where the process of another server listens, whose workers would be lost to it."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK) as probe:
         try:
             probe.connect(os.fspath(path))
@@ -84,7 +84,7 @@ class MemoryListener:
     """Where workers of this machine come to share memory. Not thread-safe; nothing of it ever waits."""
 
     def __init__(self, path: Path) -> None:
-        """Listens.
+        """Listen.
 
         Raises:
             AddressTakenError: If another server's model listens there.
@@ -113,7 +113,10 @@ class MemoryListener:
             raise
 
     def claim(self, token: bytes, budget: int) -> SharedMemory | None:
-        """The memory of the worker that greets with a token, told it by a first segment; `None` if it shares none."""
+        """Return the memory of the worker that greets with a token.
+
+        Told it by a first segment; `None` if it shares none.
+        """
         self._collect()
         channel, _ = self._unclaimed.pop(token, (None, 0.0))
         if channel is None:
@@ -145,7 +148,7 @@ class MemoryListener:
                 channel.close()
 
     def close(self) -> None:
-        """Ends it; memory that is shared stays."""
+        """End it; memory that is shared stays."""
         self._socket.close()
         for channel, _ in self._unclaimed.values():
             channel.close()
@@ -184,7 +187,10 @@ class MemoryCaller:
         self.token, self._channel = token, channel
 
     def accepted(self, budget: int) -> SharedMemory | None:
-        """The memory that is shared from now on, once the proxy has answered the greeting; `None` if it wants none."""
+        """Return the memory that is shared from now on.
+
+        Once the proxy has answered the greeting; `None` if it wants none.
+        """
         if self._channel is None:
             return None
         memory = SharedMemory(self._channel, budget)
@@ -195,7 +201,7 @@ class MemoryCaller:
         return None
 
     def close(self) -> None:
-        """Gives up."""
+        """Give up."""
         if self._channel is not None:
             self._channel.close()
             self._channel = None
@@ -220,12 +226,12 @@ class SharedMemory:
     # ---- blocks of our own ------------------------------------------------------------------------------------------
 
     def offer(self) -> bool:
-        """Announces a first segment; says whether that was possible."""
+        """Announce a first segment; says whether that was possible."""
         with self._lock:
             return self._grow(1)
 
     def allocate(self, length: int, *, at_most: int | None = None, grow: bool = True) -> OwnedBlock | None:
-        """Takes a block; `None` where there is no room.
+        """Take a block; `None` where there is no room.
 
         Args:
             length: Bytes.
@@ -262,17 +268,17 @@ class SharedMemory:
         return True
 
     def lend(self, block: OwnedBlock, number: int) -> None:
-        """Notes that the peer is told of a block, for a batch."""
+        """Note that the peer is told of a block, for a batch."""
         with self._lock:
             self._lent[block.segment, block.offset] = (block, number)
 
     def give_back(self, block: OwnedBlock) -> None:
-        """Frees a block that the peer was never told of."""
+        """Free a block that the peer was never told of."""
         with self._lock:
             self._own.release(block)
 
     def take_back(self, segment: int, offset: int) -> None:
-        """Frees a block that the peer needs no more.
+        """Free a block that the peer needs no more.
 
         Raises:
             ProtocolError: If it does not have it.
@@ -284,25 +290,25 @@ class SharedMemory:
             self._own.release(block)
 
     def mark_cancelled(self, block: OwnedBlock, number: int, request: int) -> None:
-        """Sets the byte `cancelled` of a request, if its batch is still in that block."""
+        """Set the byte `cancelled` of a request, if its batch is still in that block."""
         with self._lock:
             if self._lent.get((block.segment, block.offset), (None, 0))[1] == number:
                 entry = block.offset + layout.RECORD.size + request * layout.REQUEST.size
                 block.memory[entry + layout.REQUEST_CANCELLED_OFFSET] = 1
 
     def trim(self, idle_s: float) -> list[int]:
-        """Drops segments that nobody used for so long; returns their numbers, which the peer is to be told."""
+        """Drop segments that nobody used for so long; returns their numbers, which the peer is to be told."""
         with self._lock:
             return self._own.trim(idle_s) if self._own.has_idle() else []
 
     # ---- blocks of the peer ----------------------------------------------------------------------------------------
 
     def was_offered(self) -> bool:
-        """Whether the peer has announced a segment."""
+        """Return whether the peer has announced a segment."""
         return self._read_segment()
 
     def view(self, segment: int, offset: int, length: int) -> tuple[InputBlock, Any]:
-        """A block of the peer, see `PeerArena.block`.
+        """Return a block of the peer, see `PeerArena.block`.
 
         Raises:
             ProtocolError: If the place does not lie inside an announced segment, or what was announced is no memory.
@@ -313,13 +319,13 @@ class SharedMemory:
         return self._theirs.block(segment, offset, length)
 
     def forget(self, segment: int) -> None:
-        """Lets go of a segment that the peer has closed."""
+        """Let go of a segment that the peer has closed."""
         while segment not in self._theirs.segments and self._read_segment():
             pass
         self._theirs.detach(segment)
 
     def unused(self) -> list[tuple[int, int]]:
-        """The blocks of the peer that are not used any more since the last call, to be told to it."""
+        """Return the blocks of the peer that are not used any more since the last call, to be told to it."""
         released = self._theirs.released
         return [released.popleft() for _ in range(len(released))]
 
@@ -348,7 +354,7 @@ class SharedMemory:
         return True
 
     def close(self) -> None:
-        """Shares nothing more; memory stays as long as views of it do."""
+        """Share nothing more; memory stays as long as views of it do."""
         with self._lock:
             self._closed = True
         self._channel.close()

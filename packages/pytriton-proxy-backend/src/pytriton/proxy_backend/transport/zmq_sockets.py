@@ -200,11 +200,11 @@ class ZmqSocket:
         return self._socket.getsockopt_string(zmq.LAST_ENDPOINT)
 
     def fileno(self) -> int:
-        """A descriptor that is readable when something may have come: then read until there is nothing more."""
+        """Return a descriptor that is readable when something may have come: then read until there is nothing more."""
         return self._epoll.fileno()
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits until something may have come, `wake` was called, or the time is over; says whether it was not that."""
+        """Wait until something may have come, `wake` was called, or the time is over; says whether it was not that."""
         woken = self._has_message() or bool(self._epoll.poll(timeout_s))
         with contextlib.suppress(BlockingIOError):
             os.read(self._wake_read, 4096)
@@ -214,14 +214,14 @@ class ZmqSocket:
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def wake(self) -> None:
-        """Ends a `wait`, from any thread; of a closed socket, nothing happens."""
+        """End a `wait`, from any thread; of a closed socket, nothing happens."""
         # A full pipe wakes as well. The number of a descriptor that is closed may come to mean something else.
         with self._wake_lock, contextlib.suppress(BlockingIOError):
             if not self._closed:
                 os.write(self._wake_write, b"\0")
 
     def receive(self) -> Message | None:
-        """Takes a message that is there; `None` if there is none."""
+        """Take a message that is there; `None` if there is none."""
         try:
             frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
         except zmq.Again:
@@ -229,7 +229,7 @@ class ZmqSocket:
         return Message(frames, has_peer=self._listens)
 
     def events(self) -> list[Event]:
-        """Takes what happened to connections. To be called before the messages that came after are looked at."""
+        """Take what happened to connections. To be called before the messages that came after are looked at."""
         found: list[Event] = []
         while True:
             try:
@@ -251,7 +251,7 @@ class ZmqSocket:
     # ---- what goes -------------------------------------------------------------------------------------------------
 
     def send(self, packet: bytes, *parts: Any, peer: bytes = b"") -> None:
-        """Sends a message. Large parts are not copied, so they must not change any more.
+        """Send a message. Large parts are not copied, so they must not change any more.
 
         Raises:
             WouldBlockError: If there is no room now.
@@ -271,11 +271,11 @@ class ZmqSocket:
             self.wake()
 
     def wait_writable(self, timeout_s: float) -> None:
-        """Waits for room."""
+        """Wait for room."""
         self._socket.poll(round(timeout_s * 1000), zmq.POLLOUT)
 
     def close(self) -> None:
-        """Ends it; what was sent still goes out for a second, if somebody is there to take it."""
+        """End it; what was sent still goes out for a second, if somebody is there to take it."""
         with self._wake_lock:
             if self._closed:
                 return
@@ -304,7 +304,7 @@ class ZmqSocket:
 
 
 def _socket_inode(descriptor: int) -> int:
-    """The number of the socket behind a descriptor; 0 where there is none."""
+    """Return the number of the socket behind a descriptor; 0 where there is none."""
     try:
         status = os.fstat(descriptor)
     except OSError:
@@ -319,7 +319,7 @@ class _KeyFolder:
         self._folder = folder
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Called in the authenticator's thread for each worker that connects."""
+        """Check a worker that connects; runs in the authenticator's thread."""
         try:
             paths = [path for path in self._folder.iterdir() if path.suffix == ".key"]
         except OSError as error:
@@ -341,7 +341,7 @@ def open_listener(
     keys: tuple[Path, Path] | None,
     link_timeout_s: float = LINK_TIMEOUT_S,
 ) -> ZmqSocket:
-    """A socket that many connect to.
+    """Return a socket that many connect to.
 
     Raises:
         BindError: If nobody can listen there.
@@ -356,7 +356,7 @@ def open_listener(
 
 
 def make_keys(folder: Path, name: str) -> tuple[Path, Path]:
-    """Makes a key pair in files that only their owner may read.
+    """Make a key pair in files that only their owner may read.
 
     Returns:
         The file with the public key, and the one with both.

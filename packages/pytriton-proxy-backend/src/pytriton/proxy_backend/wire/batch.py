@@ -122,7 +122,7 @@ class Plan:
         return TensorPlan(name, dtype, strings, shape, owner, offset, length)
 
     def requested_outputs(self, index: int) -> list[str]:
-        """The outputs that a request wants."""
+        """Return the outputs that a request wants."""
         offset, count = self.outputs[index]
         if offset + count * layout.STRING_REF.size > len(self.metadata):
             raise ProtocolError(f"{count} names of outputs at {offset} lie outside the metadata")
@@ -130,7 +130,7 @@ class Plan:
         return [self.text(refs[2 * i], refs[2 * i + 1]) for i in range(count)]
 
     def text(self, offset: int, length: int) -> str:
-        """A string of the metadata."""
+        """Return a string of the metadata."""
         raw = self.metadata[offset : offset + length]
         if len(raw) != length:
             raise ProtocolError(f"a text of {length} bytes at {offset} lies outside the metadata")
@@ -140,7 +140,7 @@ class Plan:
 def find_plan(
     metadata: bytes, head: tuple[int, int, int, int, int], batching: bool, plans: dict[bytes, Plan] | None
 ) -> Plan:
-    """Gives what the metadata of a record say, from earlier ones that were the same where there are any.
+    """Return what the metadata of a record say, from earlier ones that were the same where there are any.
 
     Args:
         metadata: The record up to its payloads.
@@ -202,7 +202,7 @@ class Batch:
         batching: bool,
         plans: dict[bytes, Plan] | None = None,
     ) -> None:
-        """Reads a record.
+        """Read a record.
 
         Args:
             block: The record and nothing else.
@@ -284,7 +284,7 @@ class Batch:
         return len(self.rows)
 
     def requests(self) -> list[Request]:
-        """The requests, in order."""
+        """Return the requests, in order."""
         made = []
         for index in range(len(self.rows)):
             request = _new_request(Request)
@@ -307,7 +307,7 @@ class Batch:
         return self._plan.forms
 
     def split(self, outputs: dict[str, Array]) -> list[dict[str, Array]]:
-        """Takes outputs over the whole batch apart, a dictionary for each request."""
+        """Take outputs over the whole batch apart, a dictionary for each request."""
         starts = self._plan.starts
         return [
             {name: array[begin:end] for name, array in outputs.items()} for begin, end in itertools.pairwise(starts)

@@ -31,7 +31,7 @@ _CODE_OF_NUMPY = {dtype: code for code, dtype in _NUMPY_OF_CODE.items()}
 
 
 def dtype_of(code: int) -> np.dtype[Any]:
-    """The numpy dtype of a Triton data type number; `object` (of `bytes`) for strings.
+    """Return the numpy dtype of a Triton data type number; `object` (of `bytes`) for strings.
 
     Raises:
         TypeError: If numpy has no such type, or has it only with the `ml_dtypes` package, which is not installed.
@@ -54,7 +54,7 @@ def dtype_of(code: int) -> np.dtype[Any]:
 
 
 def code_of(dtype: np.dtype[Any]) -> int:
-    """The Triton data type number of a numpy dtype; strings of any kind (`O`, `S`, `U`) are BYTES.
+    """Return the Triton data type number of a numpy dtype; strings of any kind (`O`, `S`, `U`) are BYTES.
 
     Raises:
         TypeError: If Triton has no such type, or its byte order is not the machine's.

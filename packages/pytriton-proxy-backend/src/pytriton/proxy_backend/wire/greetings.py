@@ -40,7 +40,7 @@ def pack_greeting(
     arena_idle_ms: int = 0,
     execution_timeout_ms: int = 0,
 ) -> bytes:
-    """A HELLO, WELCOME or REFUSE, header included."""
+    """Return a HELLO, WELCOME or REFUSE, header included."""
     raw = (text if isinstance(text, bytes) else text.encode("utf-8", "replace"))[: layout.MAX_TEXT]
     greeting = layout.GREETING.pack(
         layout.MAGIC, layout.MAJOR, layout.MINOR, os.getpid(), os.geteuid(), max_in_flight, capabilities, model_flags,
@@ -51,7 +51,7 @@ def pack_greeting(
 
 
 def parse_hello(packet: bytes, *, decoupled: bool) -> Hello:
-    """Reads what a worker greets with.
+    """Read what a worker greets with.
 
     Raises:
         GreetingError: If it is no HELLO, of another major version, or lacks what the model needs.

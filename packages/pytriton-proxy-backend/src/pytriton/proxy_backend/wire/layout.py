@@ -134,5 +134,5 @@ STRING_REF = struct.Struct("<II")
 
 
 def align(value: int, alignment: int = ALIGNMENT) -> int:
-    """Rounds `value` up to a multiple of `alignment`, a power of two."""
+    """Round `value` up to a multiple of `alignment`, a power of two."""
     return (value + alignment - 1) & -alignment

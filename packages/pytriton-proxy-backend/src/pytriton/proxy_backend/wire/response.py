@@ -93,7 +93,7 @@ class Tensor:
             self.length = length
 
     def write(self, memory: mmap.mmap, offset: int) -> None:
-        """Writes the payload."""
+        """Write the payload."""
         if self.strings is not None:
             memory[offset : offset + self.length] = self.strings
         elif self.length:
@@ -105,7 +105,7 @@ class Tensor:
 
 
 def join(names: Sequence[str], results: Sequence[Mapping[str, Array]]) -> tuple[list[Tensor], list[int]] | None:
-    """Joins the outputs of several requests over the batch.
+    """Join the outputs of several requests over the batch.
 
     Returns:
         One tensor per name, and the rows of each request; `None` where the outputs do not fit together.
@@ -138,7 +138,7 @@ class ResponseWriter:
         self._forms: dict[tuple[object, ...], _Form] = {}
 
     def write(self, number: int, answers: Sequence[Answer], allocate: Callable[[int], OwnedBlock]) -> Written:
-        """Writes a record.
+        """Write a record.
 
         Args:
             number: The batch that it answers.
@@ -180,7 +180,7 @@ class ResponseWriter:
         allocate: Callable[[int], OwnedBlock | None],
         make_room: Callable[[int], OwnedBlock | None],
     ) -> Written | None:
-        """Writes the last answers to all requests of a batch, where they are dictionaries of plain numeric arrays.
+        """Write the last answers to all requests of a batch, where they are dictionaries of plain numeric arrays.
 
         The way that nearly every batch takes: what was checked and laid out for arrays of the same types and shapes
         is not checked and laid out again.
@@ -234,7 +234,7 @@ class ResponseWriter:
     def write_apart(
         self, number: int, answers: Sequence[Answer], allocate: Callable[[int], OwnedBlock]
     ) -> tuple[Written, list[Tensor]]:
-        """Writes a record without its payloads, for a peer in this process that is told where they are.
+        """Write a record without its payloads, for a peer in this process that is told where they are.
 
         Args:
             number: The batch that it answers.
@@ -287,7 +287,7 @@ def write_whole(
     allocate: Callable[[int], OwnedBlock | None],
     make_room: Callable[[int], OwnedBlock | None],
 ) -> Written | None:
-    """Writes the last answers to all requests of a batch, where they are numeric arrays over the whole batch.
+    """Write the last answers to all requests of a batch, where they are numeric arrays over the whole batch.
 
     The shortest way there is: a batch and outputs that look like earlier ones are written without a further look.
 

@@ -12,7 +12,7 @@ _MAX_ELEMENT = 0xFFFFFFFF
 
 
 def decode_strings(payload: bytes, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
-    """Decodes a BYTES tensor.
+    """Decode a BYTES tensor.
 
     Args:
         payload: The wire form.
@@ -51,7 +51,7 @@ def decode_strings(payload: bytes, shape: tuple[int, ...]) -> np.ndarray[Any, An
 
 
 def encode_strings(array: np.ndarray[Any, Any]) -> bytes:
-    """Encodes a string array of kind `O` (elements `bytes` or `str`), `S` or `U`; text becomes UTF-8.
+    """Encode a string array of kind `O` (elements `bytes` or `str`), `S` or `U`; text becomes UTF-8.
 
     Trailing NUL bytes of `S` elements are lost, as numpy itself does not keep them.
 

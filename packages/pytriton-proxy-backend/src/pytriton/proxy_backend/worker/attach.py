@@ -67,7 +67,7 @@ class Attachment:
 
 
 def find_endpoint(wanted: Attachment) -> tuple[Path | str, ModelSpec]:
-    """Finds where to attach, and what the model is like.
+    """Find where to attach, and what the model is like.
 
     Returns:
         The socket or the address, and the model.
@@ -95,7 +95,7 @@ def find_endpoint(wanted: Attachment) -> tuple[Path | str, ModelSpec]:
 
 
 def _as_endpoint(socket: Path) -> Path | str:
-    """A socket as `Worker` wants it: the path of a native proxy's, the address of a Python proxy's."""
+    """Return a socket as `Worker` wants it: the path of a native proxy's, the address of a Python proxy's."""
     return f"{_IPC}{socket}" if socket.suffix == ZMQ_SUFFIX else socket
 
 
@@ -139,7 +139,7 @@ def _find_in(folder: Path, wanted: Attachment) -> tuple[Path | str, ModelSpec]:
 
 
 def serve_endpoint(wanted: Attachment) -> int:
-    """Serves a model until SIGINT or SIGTERM; requests in flight are finished then. A second signal ends it at once.
+    """Serve a model until SIGINT or SIGTERM; requests in flight are finished then. A second signal ends it at once.
 
     Returns:
         The exit code: 0 after a signal, 1 when the worker ended by itself; the log says why.
@@ -243,7 +243,7 @@ class _Attached:
                     raise
 
     def _moved_to(self, place: tuple[Path | str, ModelSpec]) -> tuple[Path | str, ModelSpec] | None:
-        """Where the model is now, if it is somewhere else than before or another one than before."""
+        """Return where the model is now, if it is somewhere else than before or another one than before."""
         try:
             found = find_endpoint(self._wanted)
         except ProxyBackendError:

@@ -23,13 +23,16 @@ _FLUSH_TIMEOUT_S = 2.0
 
 
 def unrecoverable_errors() -> tuple[type[BaseException], ...]:
-    """The errors after which a callable must not be called again; none where pytriton-decorators is not installed."""
+    """Return the errors after which a callable must not be called again.
+
+    None where pytriton-decorators is not installed.
+    """
     exceptions = _optional("pytriton.exceptions")
     return () if exceptions is None else (exceptions.PyTritonUnrecoverableError,)
 
 
 def make_context(infer_func: Callable[..., Any], model: ModelSpec, tracer: Any = None) -> contextvars.Context:
-    """Makes the context that a callable is to run in, in which the decorators find its model."""
+    """Make the context that a callable is to run in, in which the decorators find its model."""
     context = contextvars.copy_context()
     if tracer is not None:
         context.run(use_worker_tracer, tracer)
@@ -40,7 +43,7 @@ def make_context(infer_func: Callable[..., Any], model: ModelSpec, tracer: Any =
 
 
 def check_callable(infer_func: Callable[..., Any], model: ModelSpec, target: str) -> None:
-    """Checks that a callable can take what the decorators on it would hand to it.
+    """Check that a callable can take what the decorators on it would hand to it.
 
     Raises:
         TargetError: It cannot.
@@ -81,7 +84,10 @@ def _served_config(model: ModelSpec) -> Any:
 
 
 def open_tracer(trace_config: Sequence[str]) -> tuple[Any, Callable[[], None]]:
-    """Gives a tracer for a setting, and what closes it; `None` where there is nothing to trace, or no OpenTelemetry."""
+    """Return a tracer for a setting, and what closes it.
+
+    `None` where there is nothing to trace, or no OpenTelemetry.
+    """
     if not trace_config or find_tracer() is not None:
         return None, _nothing
     from pytriton.proxy.trace_export import SpanExport, is_opentelemetry
@@ -152,7 +158,7 @@ class Warmup(Sequence[Sequence[Request]]):
 
 
 def _optional(name: str) -> Any:
-    """Imports a module of pytriton-decorators; `None` where that is not installed."""
+    """Import a module of pytriton-decorators; `None` where that is not installed."""
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

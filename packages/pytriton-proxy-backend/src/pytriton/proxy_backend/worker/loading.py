@@ -20,12 +20,12 @@ _loading = threading.local()
 
 
 def is_loading() -> bool:
-    """Whether this thread is just importing what `load_target` was asked for."""
+    """Return whether this thread is just importing what `load_target` was asked for."""
     return bool(getattr(_loading, "depth", 0))
 
 
 def load_target(target: str) -> Any:
-    """Imports what a target names.
+    """Import what a target names.
 
     Args:
         target: `module:name`, where the name may have dots, or `path/to/file.py:name`.
@@ -61,7 +61,7 @@ def load_target(target: str) -> Any:
 
 
 def target_of(function: Callable[..., Any]) -> str:
-    """Gives the text by which another process finds a function.
+    """Return the text by which another process finds a function.
 
     Args:
         function: A function or a class at the level of a module. It may be in the script that is being run, if that

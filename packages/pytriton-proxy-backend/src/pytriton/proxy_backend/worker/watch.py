@@ -37,7 +37,7 @@ class ConnectionWatch:
         self._thread.start()
 
     def end(self) -> None:
-        """Stops looking, and shuts the connection down: the descriptor of this watch would keep it open."""
+        """Stop looking, and shut the connection down: the descriptor of this watch would keep it open."""
         self._ended.set()
         self._connection.shutdown()
         if self._thread is not threading.current_thread():
@@ -50,7 +50,7 @@ class ConnectionWatch:
 
 
 def stack_of(thread: threading.Thread | None) -> str:
-    """What a thread does right now, as the last entries of its stack; empty where it is not running."""
+    """Return what a thread does right now, as the last entries of its stack; empty where it is not running."""
     frame = sys._current_frames().get(-1 if thread is None or thread.ident is None else thread.ident)
     if frame is None:
         return ""

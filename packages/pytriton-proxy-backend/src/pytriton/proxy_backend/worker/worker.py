@@ -62,7 +62,7 @@ class Worker:
         curve_keys: CurveKeys | None = None,
         insecure: bool = False,
     ) -> None:
-        """Prepares a worker; nothing happens before `start`.
+        """Prepare a worker; nothing happens before `start`.
 
         Args:
             infer_func: Takes a list of `Request`, returns a list with one mapping of arrays per request. A function,
@@ -112,7 +112,7 @@ class Worker:
     # ---- life -------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Begins to attach, in the worker's own thread.
+        """Begin to attach, in the worker's own thread.
 
         Raises:
             RuntimeError: If it was started before.
@@ -126,7 +126,7 @@ class Worker:
         self._thread.start()
 
     def wait_warm(self, timeout_s: float) -> None:
-        """Waits until the callable has served the warm-up requests; at once where there are none.
+        """Wait until the callable has served the warm-up requests; at once where there are none.
 
         Raises:
             AttachError: If the warm-up failed, with the callable's error as its cause, or is not over after
@@ -139,7 +139,7 @@ class Worker:
             )
 
     def wait_attached(self, timeout_s: float) -> None:
-        """Waits until the worker is attached.
+        """Wait until the worker is attached.
 
         Raises:
             AttachError: If its warm-up failed, it was refused, or it is not attached after `timeout_s` seconds.
@@ -174,7 +174,7 @@ class Worker:
         raise AttachError(f"{what}: {_shown(self._error)}") from self._error
 
     def stop(self, timeout_s: float) -> bool:
-        """Detaches: takes no more batches and finishes those in flight.
+        """Detach: takes no more batches and finishes those in flight.
 
         Returns:
             Whether it ended within `timeout_s` seconds. If not, the connection is cut, so that the callers of what is
@@ -246,7 +246,7 @@ class Worker:
             self._end(None)
 
     def _make_loop(self, loop: LazyLoop) -> bool:
-        """Makes the event loop, which takes descriptors, as soon as there are some; false if it is to stop before."""
+        """Make the event loop, which takes descriptors, as soon as there are some; false if it is to stop before."""
         while not self._stopping.is_set():
             try:
                 loop.make()
@@ -302,7 +302,7 @@ class Worker:
             logger.error("model %s: the worker ended: %s", self.model.name, error_text(error))
 
     def _connections(self, service: Service, *, max_in_flight: int) -> Iterator[float]:
-        """Attaches until the worker is stopped.
+        """Attach until the worker is stopped.
 
         Yields:
             0 when it is attached; where nobody listens, how long to wait before the next attempt, in seconds.
@@ -344,7 +344,7 @@ class Worker:
             pause_s = _FIRST_RETRY_S
 
     def _note_trouble(self, reason: str) -> None:
-        """Logs why it cannot attach, once as long as the reason is the same."""
+        """Log why it cannot attach, once as long as the reason is the same."""
         trouble = f" The last attempt: {reason}"
         if trouble != self._trouble:
             logger.warning("model %s: cannot attach: %s; trying again", self.model.name, reason)
@@ -368,7 +368,7 @@ class Worker:
         )
 
     def _check(self, connection: Connection) -> None:
-        """Compares what the proxy backend serves with what this worker is for; closes the connection if they differ."""
+        """Compare what the proxy backend serves with what this worker is for; closes the connection if they differ."""
         welcome = connection.welcome
         model = self.model
         if (welcome.model_name, welcome.model_version) != (model.name, model.version):
@@ -387,7 +387,7 @@ class Worker:
 
     @contextlib.contextmanager
     def _attachment(self, service: Service) -> Iterator[None]:
-        """Sees to the end of a connection; an end that is not the callable's fault is no error of the worker."""
+        """See to the end of a connection; an end that is not the callable's fault is no error of the worker."""
         watch: ConnectionWatch | None = None
         try:
             if service.connection.welcome.execution_timeout_s:
@@ -418,7 +418,7 @@ class Worker:
                 self._stuck = None
 
     def _note_detached(self, reason: str, level: int) -> None:
-        """Logs the end of a connection, and why, unless the worker itself was to end it."""
+        """Log the end of a connection, and why, unless the worker itself was to end it."""
         name, version = self.model.name, self.model.version
         if self._stopping.is_set():
             logger.info("Detached from model %s (version %d) at %s", name, version, self.endpoint)
@@ -461,7 +461,7 @@ def _not_allowed(endpoint: Path | str) -> AttachError:
 
 
 def _shown(error: BaseException) -> str:
-    """An error of ours by its text, another by its type and its text."""
+    """Return an error of ours by its text, another by its type and its text."""
     if isinstance(error, ProxyBackendError):
         return str(error)
     return f"{type(error).__name__}: {error_text(error)}"

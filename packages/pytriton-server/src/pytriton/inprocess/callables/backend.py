@@ -93,20 +93,20 @@ class InstanceRunner(Protocol):
     """What serves the batches of one model instance."""
 
     def execute(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> None:
-        """Serves a batch, or sees to it that it is served. It is in the instance's slab; `request` is its first one."""
+        """Serve a batch, or see to it that it is served. It is in the instance's slab; `request` is its first one."""
 
     def make_room(self, length: int) -> None:
-        """Puts a slab of `length` bytes or more in the place of the instance's."""
+        """Put a slab of `length` bytes or more in the place of the instance's."""
 
     def unload(self) -> None:
-        """Called once: no batch comes any more."""
+        """End, once: no batch comes any more."""
 
 
 class ServedModel(Protocol):
     """What Triton can load."""
 
     def make_runner(self, place: int, instance: Instance) -> InstanceRunner:
-        """Makes what serves an instance, which is the one at `place` of the loaded model; sets its fields."""
+        """Make what serves an instance, which is the one at `place` of the loaded model; sets its fields."""
 
 
 class _Load:
@@ -185,13 +185,13 @@ class Backend:
     # ---- for bindings -----------------------------------------------------------------------------------------------
 
     def add_model(self, model: ServedModel) -> int:
-        """Gives a model a number, under which Triton can load it."""
+        """Return a model a number, under which Triton can load it."""
         number = next(self._numbers)
         self._models[number] = model
         return number
 
     def remove_model(self, number: int) -> None:
-        """Forgets a model; what Triton has loaded of it stays until it is unloaded."""
+        """Forget a model; what Triton has loaded of it stays until it is unloaded."""
         self._models.pop(number, None)
 
     # ---- called by Triton -------------------------------------------------------------------------------------------
@@ -253,7 +253,7 @@ def _declared(library: Any, name: str, result: Any, *arguments: Any) -> Any:
 
 
 def load_backend() -> Backend:
-    """Loads the native library, or gives it if it is there.
+    """Load the native library, or give it if it is there.
 
     Raises:
         LibraryNotFoundError: If this installation has none.

@@ -60,7 +60,7 @@ class Slab:
     __slots__ = ("address", "capacity", "memory")
 
     def __init__(self, length: int) -> None:
-        """Takes memory for `length` bytes or more.
+        """Take memory for `length` bytes or more.
 
         Raises:
             OSError: If the system has none.
@@ -70,7 +70,7 @@ class Slab:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
 
     def is_free(self) -> bool:
-        """Whether no view is left, and it may be written again."""
+        """Return whether no view is left, and it may be written again."""
         return sys.getrefcount(self.memory) <= _OWN_REFERENCES
 
 
@@ -81,7 +81,7 @@ class SlabPool:
         self._free: list[Slab] = []
 
     def take(self, length: int = 1) -> Slab:
-        """Gives a slab of `length` bytes or more.
+        """Return a slab of `length` bytes or more.
 
         Raises:
             OSError: If the system has no memory.
@@ -93,7 +93,7 @@ class SlabPool:
         return slab if slab.capacity >= length else Slab(length)
 
     def give_back(self, slab: Slab) -> None:
-        """Takes a slab back, if it is free; the last view of any other one ends it."""
+        """Take a slab back, if it is free; the last view of any other one ends it."""
         if slab.is_free() and slab.capacity < _KEPT_SLAB_BYTES and len(self._free) < _KEPT_SLABS:
             self._free.append(slab)
 
@@ -112,11 +112,11 @@ class Handle:
         self.address = address
 
     def is_cancelled(self, index: int = _ALL_REQUESTS) -> bool:
-        """Whether the caller of a request has given it up; of all that are open by default."""
+        """Return whether the caller of a request has given it up; of all that are open by default."""
         return bool(self._library.is_cancelled(self.address, index))
 
     def fail(self, text: str, code: int) -> None:
-        """Answers every request that is open with an error; from any thread."""
+        """Answer every request that is open with an error; from any thread."""
         # The C side ends a text at a zero byte.
         self._library.fail(self.address, code, text.encode("utf-8", "replace").replace(b"\0", b"\\0"))
 
@@ -230,17 +230,17 @@ class DirectAnswers:
         self._moved: dict[int, float] | None = None
 
     def watch(self) -> None:
-        """Notes from now on what `fail_late` looks at."""
+        """Note from now on what `fail_late` looks at."""
         self._moved = {}
 
     def hold(self, handle: Handle) -> None:
-        """Keeps a batch until its last answer is sent."""
+        """Keep a batch until its last answer is sent."""
         self._held[handle.address] = handle
         if self._moved is not None:
             self._moved[handle.address] = time.monotonic()
 
     def fail_late(self, limit_s: float, text: str, code: int) -> bool:
-        """Answers the requests with an error whose callable has given nothing for so many seconds; from any thread.
+        """Answer the requests with an error whose callable has given nothing for so many seconds; from any thread.
 
         Returns:
             Whether there were any.
@@ -255,7 +255,7 @@ class DirectAnswers:
         return bool(late)
 
     def let_go(self, number: int) -> None:
-        """Lets go of a batch whose callable has returned. Where it was not answered its requests get an error."""
+        """Let go of a batch whose callable has returned. Where it was not answered its requests get an error."""
         self._forget(number)
 
     def _forget(self, number: int) -> None:
@@ -318,7 +318,7 @@ class DirectAnswers:
     # ---------------------------------------------------------------------------------------------------------------
 
     def _allocate_little(self, length: int) -> OwnedBlock | None:
-        """Gives memory for a record whose payloads are worth copying into it; what is larger is pointed to."""
+        """Give memory for a record whose payloads are worth copying into it; what is larger is pointed to."""
         return self._allocate(length) if length < _POINTED_TO_BYTES else None
 
     def _allocate(self, length: int) -> OwnedBlock:
@@ -328,11 +328,11 @@ class DirectAnswers:
 
 
 def _none(length: int) -> None:
-    """Says that a record is not to be written in one piece."""
+    """Say that a record is not to be written in one piece."""
 
 
 def _address(tensor: Tensor) -> tuple[int, object]:
-    """Where the payload of a tensor is, and what has to live as long as the address is used."""
+    """Return where the payload of a tensor is, and what has to live as long as the address is used."""
     if tensor.strings is not None:
         return ctypes.cast(ctypes.c_char_p(tensor.strings), ctypes.c_void_p).value or 0, tensor.strings
     array = np.ascontiguousarray(tensor.arrays[0])

@@ -138,7 +138,7 @@ class Bindings:
     # ---- for the server ---------------------------------------------------------------------------------------------
 
     def on_started(self) -> None:
-        """Loads what was bound before the start.
+        """Load what was bound before the start.
 
         Raises:
             AlreadyBoundError: If a repository has a model of the name of a bound one.
@@ -154,17 +154,17 @@ class Bindings:
                 self._load(name)
 
     def are_calling(self) -> bool:
-        """Tells whether a bound callable runs in this thread or task."""
+        """Tell whether a bound callable runs in this thread or task."""
         return calling_model(self._context) is not None
 
     def busy(self) -> list[str]:
-        """Says which bound callables are at a batch, and where in their code. From any thread."""
+        """Say which bound callables are at a batch, and where in their code. From any thread."""
         return [text for model in list(self._models.values()) for text in model.busy()]
 
     # -----------------------------------------------------------------------------------------------------------------
 
     def _load(self, name: str) -> None:
-        """Makes Triton load all bound versions of a name, and forget those that are not bound any more."""
+        """Make Triton load all bound versions of a name, and forget those that are not bound any more."""
         backend = load_backend()
         models = [model for model in self._models.values() if model.bound.name == name]
         parameters: dict[str, str | int | bool | bytes] = {"config": _config(models[-1])}
@@ -252,7 +252,7 @@ class Bindings:
                 )
 
     def _refuse_listed(self, name: str) -> None:
-        """Refuses to take the place of a model that is not from here."""
+        """Refuse to take the place of a model that is not from here."""
         if name in self._loaded:
             return
         if self._server._running().is_listed(name):

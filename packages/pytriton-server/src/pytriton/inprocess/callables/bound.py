@@ -143,7 +143,7 @@ class BoundCallables:
         self._is_warm.add(place)
 
     def busy(self) -> list[str]:
-        """Says which callables are at a batch, and where in their code. From any thread."""
+        """Say which callables are at a batch, and where in their code. From any thread."""
         return [
             f"the inference callable of model {self.bound.name!r} (version {self.bound.version}) has not returned; "
             f"what it does right now:\n{stack}"

@@ -96,7 +96,7 @@ class Runner:
         self._put(self._pool.take(length))
 
     def _execution(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> Execution | None:
-        """Reads the batch in the slab; `None` where that cannot be served, and its requests have their error."""
+        """Read the batch in the slab; `None` where that cannot be served, and its requests have their error."""
         self.answers.hold(handle)
         number = handle.address
         if self._failure is not None:
@@ -283,7 +283,7 @@ class AsyncRunner(Runner):
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def run_coroutine(self, make: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Runs a coroutine on the loop of the callable, and waits for its end."""
+        """Run a coroutine on the loop of the callable, and wait for its end."""
         loop = self._loop
         if loop is None:
             raise RuntimeError(f"the event loop of model '{self._service.model.name}' has ended")

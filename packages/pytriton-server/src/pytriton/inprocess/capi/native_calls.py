@@ -55,7 +55,7 @@ class Told(Protocol):
     on_gpu: Any
 
     def told(self, events: int) -> None:
-        """Called with an `Event`, in threads of Triton's."""
+        """Take an `Event`, in threads of Triton's."""
 
 
 class NativeCalls:

@@ -14,5 +14,5 @@ Set before Triton gets the request, and removed when it releases it.
 
 
 def owner_of(request: int) -> object:
-    """Gives what keeps the inputs of a request alive; `None` if it was not made here, as those inside an ensemble."""
+    """Return what keeps the inputs of a request alive; `None` if it was not made here, as those inside an ensemble."""
     return OWNERS.get(request)

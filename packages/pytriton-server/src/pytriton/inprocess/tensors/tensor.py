@@ -110,7 +110,7 @@ class Tensor:
         return f"Tensor({self.data_type.name}, shape={self.shape}{place})"
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Device type of DLPack, and number of the device."""
+        """Return device type of DLPack, and number of the device."""
         if self._memory_buffer is None or self.memory_type is not MemoryType.GPU:
             return int(DLDeviceType.kDLCPU), 0
         return int(DLDeviceType.kDLCUDA), self.memory_type_id

@@ -40,7 +40,7 @@ app = typer.Typer(
 
 
 def run() -> None:
-    """Runs the command line, and ends the interpreter."""
+    """Run the command line, and ends the interpreter."""
     signal.signal(signal.SIGTERM, _end)
     # Under `python -m` the program would be called by the name of its file.
     app(prog_name="pytriton")
@@ -51,7 +51,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """Checks an installation of pytriton. Without a command: `check`."""
+    """Check an installation of pytriton. Without a command: `check`."""
     if version:
         typer.echo(f"pytriton {importlib.metadata.version('pytriton-server')}")
         raise typer.Exit
@@ -156,7 +156,7 @@ def _add_sub_script(steps: Steps, folder: Path) -> None:
 
 
 def _report(command: str, workspace: Path | None, zip_report: bool, *parts: Callable[[Steps, Path], None]) -> None:
-    """Runs the parts one after the other, each whatever became of the ones before."""
+    """Run the parts one after the other, each whatever became of the ones before."""
     typer.echo(f"{_BANNER}\n")
     steps = Steps(typer.echo)
     try:

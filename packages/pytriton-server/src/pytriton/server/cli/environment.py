@@ -47,7 +47,7 @@ _TOOL_DEADLINE_S = 20.0
 
 
 def describe_environment() -> str:
-    """Describes versions, machine, tritonserver, GPUs, ports and variables, one section each."""
+    """Describe versions, machine, tritonserver, GPUs, ports and variables, one section each."""
     sections: dict[str, Callable[[], Iterator[str]]] = {
         "Python": _python,
         "Distributions": _distributions,
@@ -70,7 +70,7 @@ def describe_environment() -> str:
 
 
 def describe_variables(environment: dict[str, str]) -> Iterator[str]:
-    """Yields a line for each variable. Where name or value sounds like a secret, the value is left out."""
+    """Yield a line for each variable. Where name or value sounds like a secret, the value is left out."""
     for name in sorted(environment):
         value = environment[name]
         is_secret = _SECRET.search(name) or _SECRET.search(value)

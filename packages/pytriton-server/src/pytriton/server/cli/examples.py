@@ -65,7 +65,7 @@ class _ExampleError(Exception):
 
 
 def example_add_sub(steps: Steps, _folder: Path) -> None:
-    """Serves the model in this process and calls it over HTTP and gRPC.
+    """Serve the model in this process and calls it over HTTP and gRPC.
 
     Args:
         steps: Runs the steps, and keeps those that failed.
@@ -91,7 +91,7 @@ def example_add_sub(steps: Steps, _folder: Path) -> None:
 
 
 def example_add_sub_script(steps: Steps, folder: Path) -> None:
-    """Serves the model with a script in a process of its own, calls it, and ends it with SIGTERM.
+    """Serve the model with a script in a process of its own, calls it, and ends it with SIGTERM.
 
     Args:
         steps: Runs the steps, and keeps those that failed.
@@ -161,7 +161,7 @@ def _process(script: Path, log: Path) -> "Iterator[subprocess.Popen[str]]":
 
 
 def _first_line(process: "subprocess.Popen[str]", log: Path) -> "list[str | None]":
-    """Waits for the addresses that the script prints when it serves."""
+    """Wait for the addresses that the script prints when it serves."""
     if process.stdout is None:
         raise _ExampleError("The script has no output.")
     deadline = time.monotonic() + _START_DEADLINE_S

@@ -38,7 +38,7 @@ class Steps:
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
-        """Runs its block as a step.
+        """Run its block as a step.
 
         Args:
             title: What it does.
@@ -59,7 +59,7 @@ class Steps:
         self._print("ok", began, title)
 
     def heading(self, text: str) -> None:
-        """Prints what the following steps belong to."""
+        """Print what the following steps belong to."""
         self._echo(f"\n{text}")
         self._lines.append(text)
 

@@ -25,7 +25,7 @@ _HEADINGS = {
 
 
 def describe_vulnerabilities(binary: TritonServerBinary) -> Iterator[str]:
-    """Yields what is known of the version of a server, what is worst first.
+    """Yield what is known of the version of a server, what is worst first.
 
     Args:
         binary: The server.

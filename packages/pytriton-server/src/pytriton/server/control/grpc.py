@@ -62,7 +62,7 @@ class GrpcControl:
         return self._made
 
     def is_listening(self, timeout_s: float = _OPEN_TIMEOUT_S) -> bool:
-        """Tells whether the port is open."""
+        """Tell whether the port is open."""
         # gRPC itself waits longer and longer between attempts at a port that is not open yet.
         try:
             address = self._endpoint.host, self._endpoint.port
@@ -72,7 +72,7 @@ class GrpcControl:
         return True
 
     def is_ready(self) -> bool:
-        """Tells whether the server says that it is ready."""
+        """Tell whether the server says that it is ready."""
         if not self.is_listening():
             return False
         try:
@@ -81,18 +81,18 @@ class GrpcControl:
             return False
 
     def has_failed(self) -> bool:
-        """Tells whether the server answers that it could not be set up, and serves nothing."""
+        """Tell whether the server answers that it could not be set up, and serve nothing."""
         try:
             return not self._client.is_server_live(headers=self._headers, client_timeout=CALL_TIMEOUT_S)
         except (InferenceServerException, ControlError):
             return False
 
     def server_version(self) -> str:
-        """Gives the version of the server, `"2.51.0"` for example."""
+        """Return the version of the server, `"2.51.0"` for example."""
         return str(self._call("get_server_metadata").version)
 
     def load(self, model_name: str, timeout_s: float, upload: ModelUpload | None = None) -> None:
-        """Loads all versions of a model, from the repository or from `upload`, and waits until they are loaded."""
+        """Load all versions of a model, from the repository or from `upload`, and wait until they are loaded."""
         if upload is None:
             self._call("load_model", model_name, timeout_s=timeout_s)
         else:
@@ -100,18 +100,18 @@ class GrpcControl:
             self._call("load_model", model_name, timeout_s=timeout_s, config=upload.config, files=files)
 
     def unload(self, model_name: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Takes all versions of a model out of service. Does not wait for its requests to finish."""
+        """Take all versions of a model out of service. Does not wait for its requests to finish."""
         self._call("unload_model", model_name, timeout_s=timeout_s)
 
     def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
-        """Lists the models of the repository, which those that came with an upload are not part of."""
+        """List the models of the repository, which those that came with an upload are not part of."""
         return [
             ModelState(item.name, int(item.version) if item.version else None, item.state, item.reason)
             for item in self._call("get_model_repository_index", timeout_s=timeout_s).models
         ]
 
     def is_model_ready(self, model_name: str) -> bool:
-        """Tells whether any version of a model is served, and ready."""
+        """Tell whether any version of a model is served, and ready."""
         try:
             return bool(self._call("is_model_ready", model_name))
         except ControlError as error:
@@ -121,22 +121,22 @@ class GrpcControl:
             raise
 
     def model_config(self, model_name: str) -> dict[str, Any]:
-        """Gives the configuration that a model has on the server."""
+        """Return the configuration that a model has on the server."""
         config: dict[str, Any] = self._call("get_model_config", model_name, as_json=True)["config"]
         return config
 
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
-        """Gives Triton's statistics of one version of a model."""
+        """Return Triton's statistics of one version of a model."""
         found = self._call("get_inference_statistics", model_name, str(model_version), as_json=True)
         statistics: dict[str, Any] = found["model_stats"][0]
         return statistics
 
     def activity(self) -> Activity:
-        """Tells what all models of the server have answered so far."""
+        """Tell what all models of the server have answered so far."""
         return activity_of(self._call("get_inference_statistics", as_json=True).get("model_stats", ()))
 
     def close(self) -> None:
-        """Closes the connection."""
+        """Close the connection."""
         if self._made is not None:
             self._made.close()
 
@@ -158,7 +158,7 @@ class GrpcControl:
 
 
 def _name_override(endpoint: Endpoint, config: TritonConfig) -> list[tuple[str, str]]:
-    """Lets gRPC expect the name that the server's certificate is made for in place of the loopback address."""
+    """Let gRPC expect the name that the server's certificate is made for in place of the loopback address."""
     context = ssl.create_default_context(cafile=_text(config.grpc_server_cert))
     context.check_hostname = False
     # The certificate itself is the anchor, whoever signed it.

@@ -84,40 +84,40 @@ class Control(Protocol):
     """What is asked of a server. Every call raises `ControlError` when refused or not answered."""
 
     def is_listening(self, timeout_s: float = CALL_TIMEOUT_S) -> bool:
-        """Tells whether the server answers at all."""
+        """Tell whether the server answers at all."""
 
     def is_ready(self) -> bool:
-        """Tells whether the server says that it is ready."""
+        """Tell whether the server says that it is ready."""
 
     def has_failed(self) -> bool:
-        """Tells whether the server answers that it could not be set up, and serves nothing."""
+        """Tell whether the server answers that it could not be set up, and serve nothing."""
 
     def server_version(self) -> str:
-        """Gives the version of the server, `"2.51.0"` for example."""
+        """Return the version of the server, `"2.51.0"` for example."""
 
     def load(self, model_name: str, timeout_s: float, upload: ModelUpload | None = None) -> None:
-        """Loads all versions of a model, from the repository or from `upload`, and waits until they are loaded."""
+        """Load all versions of a model, from the repository or from `upload`, and wait until they are loaded."""
 
     def unload(self, model_name: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Takes all versions of a model out of service. Does not wait for its requests to finish."""
+        """Take all versions of a model out of service. Does not wait for its requests to finish."""
 
     def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
-        """Lists the models of the repository, which those that came with an upload are not part of."""
+        """List the models of the repository, which those that came with an upload are not part of."""
 
     def is_model_ready(self, model_name: str) -> bool:
-        """Tells whether any version of a model is served, and ready."""
+        """Tell whether any version of a model is served, and ready."""
 
     def model_config(self, model_name: str) -> dict[str, Any]:
-        """Gives the configuration that a model has on the server."""
+        """Return the configuration that a model has on the server."""
 
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
-        """Gives Triton's statistics of one version of a model."""
+        """Return Triton's statistics of one version of a model."""
 
     def activity(self) -> Activity:
-        """Tells what all models of the server have answered so far."""
+        """Tell what all models of the server have answered so far."""
 
     def close(self) -> None:
-        """Lets go of connections."""
+        """Let go of connections."""
 
 
 class HttpControl:
@@ -135,7 +135,7 @@ class HttpControl:
         self._headers = {**headers, "Connection": "close"}
 
     def is_listening(self, timeout_s: float = CALL_TIMEOUT_S) -> bool:
-        """Tells whether the server answers at all."""
+        """Tell whether the server answers at all."""
         try:
             self._call("GET", "/v2/health/live", None, timeout_s)
         except ssl.SSLError:
@@ -146,14 +146,14 @@ class HttpControl:
         return True
 
     def is_ready(self) -> bool:
-        """Tells whether the server says that it is ready."""
+        """Tell whether the server says that it is ready."""
         try:
             return self._call("GET", "/v2/health/ready")[0] == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException):
             return False
 
     def has_failed(self) -> bool:
-        """Tells whether the server answers that it could not be set up, and serves nothing."""
+        """Tell whether the server answers that it could not be set up, and serve nothing."""
         try:
             status = self._call("GET", "/v2/health/live")[0]
         except (OSError, http.client.HTTPException):
@@ -162,11 +162,11 @@ class HttpControl:
         return status in (http.HTTPStatus.BAD_REQUEST, http.HTTPStatus.SERVICE_UNAVAILABLE)
 
     def server_version(self) -> str:
-        """Gives the version of the server, `"2.51.0"` for example."""
+        """Return the version of the server, `"2.51.0"` for example."""
         return str(self._checked("GET", "/v2")["version"])
 
     def load(self, model_name: str, timeout_s: float, upload: ModelUpload | None = None) -> None:
-        """Loads all versions of a model, from the repository or from `upload`, and waits until they are loaded."""
+        """Load all versions of a model, from the repository or from `upload`, and wait until they are loaded."""
         body: dict[str, Any] = {}
         if upload is not None:
             files = {f"file:{path}": base64.b64encode(data).decode() for path, data in upload.files.items()}
@@ -174,11 +174,11 @@ class HttpControl:
         self._checked("POST", f"/v2/repository/models/{model_name}/load", body, timeout_s)
 
     def unload(self, model_name: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
-        """Takes all versions of a model out of service. Does not wait for its requests to finish."""
+        """Take all versions of a model out of service. Does not wait for its requests to finish."""
         self._checked("POST", f"/v2/repository/models/{model_name}/unload", {}, timeout_s)
 
     def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
-        """Lists the models of the repository, which those that came with an upload are not part of."""
+        """List the models of the repository, which those that came with an upload are not part of."""
         return [
             ModelState(
                 name=str(item.get("name")),
@@ -190,7 +190,7 @@ class HttpControl:
         ]
 
     def is_model_ready(self, model_name: str) -> bool:
-        """Tells whether any version of a model is served, and ready."""
+        """Tell whether any version of a model is served, and ready."""
         path = f"/v2/models/{model_name}/ready"
         try:
             return self._call("GET", path)[0] == http.HTTPStatus.OK
@@ -198,22 +198,22 @@ class HttpControl:
             raise _unanswered("GET", path, CALL_TIMEOUT_S, error) from error
 
     def model_config(self, model_name: str) -> dict[str, Any]:
-        """Gives the configuration that a model has on the server."""
+        """Return the configuration that a model has on the server."""
         config: dict[str, Any] = self._checked("GET", f"/v2/models/{model_name}/config")
         return config
 
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
-        """Gives Triton's statistics of one version of a model."""
+        """Return Triton's statistics of one version of a model."""
         found = self._checked("GET", f"/v2/models/{model_name}/versions/{model_version}/stats")
         statistics: dict[str, Any] = found["model_stats"][0]
         return statistics
 
     def activity(self) -> Activity:
-        """Tells what all models of the server have answered so far."""
+        """Tell what all models of the server have answered so far."""
         return activity_of(self._checked("GET", "/v2/models/stats")["model_stats"])
 
     def close(self) -> None:
-        """Does nothing: there is no connection between two calls."""
+        """Do nothing: there is no connection between two calls."""
 
     def _checked(self, method: str, path: str, body: object = None, timeout_s: float = CALL_TIMEOUT_S) -> Any:
         try:
@@ -246,7 +246,7 @@ class HttpControl:
 
 
 def activity_of(statistics: Iterable[Mapping[str, Any]]) -> Activity:
-    """Adds up Triton's statistics of models, as their JSON has them."""
+    """Add up Triton's statistics of models, as their JSON has them."""
     answered, last_ms, longest_ns = 0, 0, 0.0
     models: set[str] = set()
     for model in statistics:

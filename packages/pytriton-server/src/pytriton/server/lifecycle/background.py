@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 def begin(what: str, action: Callable[[], object], *, daemon: bool = True) -> bool:
-    """Does something in a thread of its own, which is not the callable's: errors go to the log.
+    """Do something in a thread of its own, which is not the callable's: errors go to the log.
 
     Args:
         what: What it is, for the log.

@@ -12,17 +12,17 @@ _OPEN = frozenset({"01", "04", "05", "08", "09", "0B"})
 
 
 def has_connections(ports: Collection[int]) -> bool:
-    """Tells whether somebody is connected to one of these TCP ports of this machine."""
+    """Tell whether somebody is connected to one of these TCP ports of this machine."""
     return any(True for _ in _unsent(ports))
 
 
 def has_unsent(ports: Collection[int]) -> bool:
-    """Tells whether a connection to one of these ports has bytes on it that the other side has not got."""
+    """Tell whether a connection to one of these ports has bytes on it that the other side has not got."""
     return any(_unsent(ports))
 
 
 def _unsent(ports: Collection[int]) -> Iterator[int]:
-    """Gives for each open connection how many bytes wait in the system to be sent, or for their acknowledgement."""
+    """Return for each open connection how many bytes wait in the system to be sent, or for their acknowledgement."""
     for table in _TABLES:
         # Without it, as in some sandboxes, nothing is known.
         with contextlib.suppress(OSError):

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 
 def linger(control: Control, limit_s: float | None, *, most_s: float, ended: Callable[[float], bool]) -> None:
-    """Lets a server that says that it is not ready go on, until those who have seen it send their requests elsewhere.
+    """Let a server that says that it is not ready go on, until those who have seen it send their requests elsewhere.
 
     Args:
         control: How the server is asked.
@@ -86,7 +86,7 @@ def finish_requests(
     deadline: float,
     hurried: Callable[[], bool],
 ) -> Finish:
-    """Takes all models out of service and waits until their requests are answered, and the answers are sent.
+    """Take all models out of service and wait until their requests are answered, and the answers are sent.
 
     When the time is over, the workers are cut off. Callers get an error then, and the server has nothing left to wait
     for; it would hang in its exit, were there still a request.
@@ -141,7 +141,7 @@ def finish_requests(
 
 
 def _wait_sent(process: ServerProcess, ports: Collection[int], deadline: float, hurried: Callable[[], bool]) -> None:
-    """Waits until callers have got the answers that the server has: its end does not wait for slow readers."""
+    """Wait until callers have got the answers that the server has: its end does not wait for slow readers."""
     while process.is_running and not hurried() and has_unsent(ports):
         if time.monotonic() >= deadline:
             logger.warning("Callers have not read their answers in time: they are cut off now.")

@@ -37,7 +37,7 @@ class Placement(Protocol):
     """How models get into a server."""
 
     def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
-        """Makes the server serve these versions under a name, and no others. Returns when they are loaded.
+        """Make the server serve these versions under a name, and no others. Returns when they are loaded.
 
         Args:
             name: The name of all of them.
@@ -54,7 +54,7 @@ class Placement(Protocol):
         """
 
     def has_others(self, names: Collection[str]) -> bool:
-        """Tells whether the server has, or may have, models beside these."""
+        """Tell whether the server has, or may have, models beside these."""
 
 
 class ModelHost:
@@ -100,11 +100,11 @@ class ModelHost:
         return self._endpoints
 
     def busy(self) -> list[str]:
-        """Gives the names of the models that are out of service and that the server has not let go of."""
+        """Return the names of the models that are out of service and that the server has not let go of."""
         return [model.name for model in (*self._leaving, *self._stranded) if self._is_loaded(model)]
 
     def has_only_stranded(self, stranded: StrandedRequests, models: Sequence[BoundModel] | None = None) -> bool:
-        """Tells whether the server can never answer what it still holds of models.
+        """Tell whether the server can never answer what it still holds of models.
 
         Args:
             stranded: That of this wait.
@@ -117,7 +117,7 @@ class ModelHost:
         return not self._placement.has_others({model.name for model in self._all()})
 
     def prepare(self, model: BoundModel) -> None:
-        """Starts the workers of a model that the server is going to load. They attach as soon as it has."""
+        """Start the workers of a model that the server is going to load. They attach as soon as it has."""
         if model.endpoint(self._endpoints).exists():
             # Of a model whose requests were cut off, and whose end takes its time.
             model.generation = next(self._generations)
@@ -126,7 +126,7 @@ class ModelHost:
         model.start_workers(self._endpoints, self._on_unrecoverable)
 
     def wait_warm(self, model: BoundModel, stop_wanted: StopWanted) -> None:
-        """Waits until the callables of a model have done their warm-up, at once where there is none.
+        """Wait until the callables of a model have done their warm-up, at once where there is none.
 
         Raises:
             StartCancelled: `stop_wanted` said so.
@@ -139,7 +139,7 @@ class ModelHost:
             raise self.refused(model, str(error), cause) from cause
 
     def wait_attached(self, model: BoundModel, timeout_s: float) -> None:
-        """Waits until the workers of a loaded model are attached.
+        """Wait until the workers of a loaded model are attached.
 
         Raises:
             TritonModelLoadError: One is not within `timeout_s` seconds, or was refused.
@@ -155,7 +155,7 @@ class ModelHost:
             ) from error
 
     def load(self, model: BoundModel, *, timeout_s: float, stop_wanted: StopWanted) -> None:
-        """Brings a model into service. After an error nothing of it is left.
+        """Bring a model into service. After an error nothing of it is left.
 
         Args:
             model: The model.
@@ -190,7 +190,7 @@ class ModelHost:
     def unload(
         self, models: Sequence[BoundModel], *, timeout_s: float, patience_s: float, stop_wanted: StopWanted
     ) -> None:
-        """Takes versions of one name out of service and waits until their requests are answered.
+        """Take versions of one name out of service and wait until their requests are answered.
 
         Args:
             models: The versions.
@@ -213,7 +213,7 @@ class ModelHost:
         self._wait_gone(models, patience_s, stop_wanted)
 
     def unload_all(self, *, timeout_s: float, patience_s: float, stop_wanted: StopWanted) -> None:
-        """Takes all models out of service, as `unload` does. Those that the server keeps are named in the log."""
+        """Take all models out of service, as `unload` does. Those that the server keeps are named in the log."""
         shared: list[BoundModel] = []
         for name in dict.fromkeys(model.name for model in self._models):
             try:
@@ -232,7 +232,7 @@ class ModelHost:
     def replace(
         self, old: BoundModel, new: BoundModel, *, timeout_s: float, patience_s: float, stop_wanted: StopWanted
     ) -> None:
-        """Puts a model in the place of another one of its name and version. No request is lost on the way.
+        """Put a model in the place of another one of its name and version. No request is lost on the way.
 
         Where only the callables differ, the workers of both are attached for a moment, then those of the old one
         finish what they have, and Triton notices nothing. Otherwise Triton loads the new model beside the old one,
@@ -285,7 +285,7 @@ class ModelHost:
             self._wait_gone([old], patience_s, stop_wanted)
 
     def move(self, model: BoundModel, endpoint: Path | None) -> None:
-        """Lets the workers of a model serve it at another socket, when what was at the old one is gone.
+        """Let the workers of a model serve it at another socket, when what was at the old one is gone.
 
         Args:
             model: The model.
@@ -297,12 +297,12 @@ class ModelHost:
         model.start_workers(self._endpoints, self._on_unrecoverable)
 
     def cut_workers(self) -> None:
-        """Cuts all workers off: callers of what is in flight get an error at once. `stop_workers` has to follow."""
+        """Cut all workers off: callers of what is in flight get an error at once. `stop_workers` has to follow."""
         for model in self._all():
             model.workers.cut()
 
     def stop_workers(self, timeout_s: float = WORKER_DEADLINE_S) -> None:
-        """Stops all workers: nothing is to be answered any more.
+        """Stop all workers: nothing is to be answered any more.
 
         Args:
             timeout_s: How long callables that are still busy may take, in seconds.
@@ -314,7 +314,7 @@ class ModelHost:
             model.stop_workers(max(0.0, deadline - time.monotonic()))
 
     def refused(self, model: BoundModel, reason: str, cause: BaseException | None = None) -> TritonModelLoadError:
-        """Makes the error for a model that the server does not serve.
+        """Make the error for a model that the server does not serve.
 
         Args:
             model: The model.
@@ -353,7 +353,7 @@ class ModelHost:
             logger.debug("After a failed load, model %r: %s", model.name, error)
 
     def _detach(self, models: Sequence[BoundModel], patience_s: float, stop_wanted: StopWanted) -> None:
-        """Lets the workers of models finish what they have, while others serve what comes."""
+        """Let the workers of models finish what they have, while others serve what comes."""
         stoppers = [
             threading.Thread(
                 target=model.stop_workers, args=(patience_s,), name=f"pytriton-{model.name}-detach", daemon=True
@@ -367,7 +367,7 @@ class ModelHost:
                 stopper.join(_LOOK_S)
 
     def _wait_gone(self, models: Sequence[BoundModel], patience_s: float, stop_wanted: StopWanted) -> None:
-        """Waits until models that are leaving have answered what they have got, then stops their workers."""
+        """Wait until models that are leaving have answered what they have got, then stops their workers."""
         deadline = time.monotonic() + patience_s
         grace_s = WORKER_DEADLINE_S
         release_s = _RELEASE_DEADLINE_S

@@ -35,7 +35,7 @@ def wait_until_up(
     timeout_s: float,
     cancelled: Callable[[], bool],
 ) -> None:
-    """Waits until the server answers and all of its ports are open. Some of its models may have failed to load.
+    """Wait until the server answers and all of its ports are open. Some of its models may have failed to load.
 
     Args:
         process: The server, started.
@@ -88,7 +88,7 @@ def wait_until_up(
 
 
 def _refuse_without_descriptors(process: ServerProcess) -> None:
-    """Ends the wait where one side cannot open the connections that it is for."""
+    """End the wait where one side cannot open the connections that it is for."""
     try:
         os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
     except OSError as error:

@@ -53,7 +53,7 @@ class ReadinessGate:
         self._shut: set[str] = set()
 
     def shut(self, name: str, control: Control) -> bool:
-        """Makes the server say that it is not ready, for the reason `name`, one of `GATE_NAMES`.
+        """Make the server say that it is not ready, for the reason `name`, one of `GATE_NAMES`.
 
         Returns:
             Whether it does. It cannot be made to without room for two small files, for example; that is logged.
@@ -77,7 +77,7 @@ class ReadinessGate:
             return False
 
     def open(self, name: str, control: Control) -> None:
-        """Takes `shut` back.
+        """Take `shut` back.
 
         Raises:
             TritonServerError: The server does not answer, or goes on to say that it is not ready.
@@ -99,14 +99,14 @@ class ReadinessGate:
             self._shut.discard(name)
 
     def forget(self) -> None:
-        """Removes all traces, for a server that is about to be started again."""
+        """Remove all traces, for a server that is about to be started again."""
         with self._lock:
             for name in GATE_NAMES:
                 shutil.rmtree(self._models / name, ignore_errors=True)
             self._shut.clear()
 
     def _put(self, name: str, side_file: str | None) -> None:
-        """Puts a model into the repository, newer than what was there before, and never half of it."""
+        """Put a model into the repository, newer than what was there before, and never half of it."""
         shutil.rmtree(self._scratch, ignore_errors=True)
         version = self._scratch / "1"
         version.mkdir(parents=True)

@@ -39,7 +39,7 @@ class ReadinessKeeper:
         self._watch: WorkerWatch | None = None
 
     def start(self, control: Control) -> None:
-        """Begins to look after a server that serves its models.
+        """Begin to look after a server that serves its models.
 
         Args:
             control: How it is asked.
@@ -49,20 +49,20 @@ class ReadinessKeeper:
         self._watch.start()
 
     def stop(self) -> None:
-        """Ends it. What the server says stays as it is."""
+        """End it. What the server says stays as it is."""
         watch, self._watch = self._watch, None
         if watch is not None:
             watch.stop()
 
     def forget(self) -> None:
-        """Removes all traces from the repository, for a server that is about to be started again."""
+        """Remove all traces from the repository, for a server that is about to be started again."""
         self.stop()
         self._gate.forget()
 
     def say_draining(
         self, process: ServerProcess, deadline: float, linger_s: float | None, hurried: Callable[[], bool]
     ) -> None:
-        """Turns readiness to "no" for good, and gives those who look at it the time to see that.
+        """Turn readiness to "no" for good, and give those who look at it the time to see that.
 
         Args:
             process: The server.
@@ -94,6 +94,6 @@ class ReadinessKeeper:
 
 
 def _asks_models(control: Control) -> bool:
-    """Tells whether the server says by itself that it is not ready while a model has no worker."""
+    """Tell whether the server says by itself that it is not ready while a model has no worker."""
     version = parse_server_version(control.server_version())
     return version is not None and version >= _ASKS_MODELS_SINCE

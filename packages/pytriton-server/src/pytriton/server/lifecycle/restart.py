@@ -29,7 +29,7 @@ class RestartPolicy:
     """How long it may become, in seconds."""
 
     def __post_init__(self) -> None:
-        """Refuses numbers that are out of range."""
+        """Refuse numbers that are out of range."""
         if isinstance(self.max_crashes, bool) or not isinstance(self.max_crashes, int) or self.max_crashes < 1:
             raise _bad("max_crashes", self.max_crashes, "a whole number of at least 1")
         for name in ("crash_window_s", "first_delay_s", "max_delay_s"):
@@ -59,7 +59,7 @@ class RestartSchedule:
         return len(self._crashes)
 
     def next_delay_s(self) -> float | None:
-        """Counts one crash; gives how long to wait before the next start, in seconds, or None: no more of them."""
+        """Count one crash; gives how long to wait before the next start, in seconds, or None: no more of them."""
         policy = self._policy
         now = time.monotonic()
         self._crashes.append(now)

@@ -140,7 +140,7 @@ class ServerSession:
         return self._control
 
     def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Starts the server with `models` and waits until they are served. After an error, `close` has to follow.
+        """Start the server with `models` and wait until they are served. After an error, `close` has to follow.
 
         Args:
             models: The models that are bound already.
@@ -190,7 +190,7 @@ class ServerSession:
         self._wait_served(timeout_s, cancelled)
 
     def restart(self, *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Starts a server that has died once more: with the same models, on the same ports, for the same workers.
+        """Start a server that has died once more: with the same models, on the same ports, for the same workers.
 
         After an error it may be called again.
 
@@ -219,10 +219,10 @@ class ServerSession:
         self._wait_served(timeout_s, cancelled)
 
     def claim(self, model: BoundModel) -> None:
-        """Does nothing: the names of a server of our own are ours."""
+        """Do nothing: the names of a server of our own are ours."""
 
     def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
-        """Makes the server serve these versions under a name, and no others; see `hosting.Placement`."""
+        """Make the server serve these versions under a name, and no others; see `hosting.Placement`."""
         with self._repository.changed(name, *self._files(models)):
             if models:
                 self.control.load(name, timeout_s)
@@ -231,11 +231,11 @@ class ServerSession:
         return True
 
     def has_others(self, names: Collection[str]) -> bool:
-        """Tells whether the server has, or may have, models beside these."""
+        """Tell whether the server has, or may have, models beside these."""
         return has_others(self.control, names)
 
     def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
-        """Ends the server: waits for requests that are being served, detaches the workers, stops the process.
+        """End the server: waits for requests that are being served, detaches the workers, stops the process.
 
         Args:
             hurried: Asked again and again; True ends all patience.
@@ -254,7 +254,7 @@ class ServerSession:
             self._end(rest, hurried)
 
     def _drain(self, deadline: float, hurried: Callable[[], bool]) -> float:
-        """Takes all models out of service when their requests are answered; gives how long the end may take then."""
+        """Take all models out of service when their requests are answered; gives how long the end may take then."""
         process, ports = self._process, self._ports
         if process is None or ports is None or not process.is_running:
             return _END_S
@@ -332,7 +332,7 @@ class ServerSession:
             return process
 
     def _wait_served(self, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Waits until a server that answers serves all models."""
+        """Wait until a server that answers serves all models."""
         try:
             self._check_loaded()
             for model in self._host.models:
@@ -413,7 +413,7 @@ class ServerSession:
         return port_setting_of_bind_failure(list(error.log_lines), self._ports)
 
     def _files(self, models: Sequence[BoundModel]) -> tuple[str, dict[int, list[tuple[str, str]]]]:
-        """Gives the configuration of one name, and the files of its versions."""
+        """Return the configuration of one name, and the files of its versions."""
         endpoints = self._host.endpoints
         if models and models[0].triton_config.response_cache is not None and not self._config.cache_config:
             # Triton itself says nothing.

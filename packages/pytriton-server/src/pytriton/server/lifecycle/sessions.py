@@ -21,7 +21,7 @@ class Session(Protocol):
         """The models on the server."""
 
     def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Brings server and models up. After an error, `close` has to follow.
+        """Bring server and models up. After an error, `close` has to follow.
 
         Args:
             models: The models that are bound already.
@@ -30,14 +30,14 @@ class Session(Protocol):
         """
 
     def claim(self, model: BoundModel) -> None:
-        """Makes sure that a model may get its name, before it is loaded.
+        """Make sure that a model may get its name, before it is loaded.
 
         Raises:
             PyTritonInvalidOperationError: The name is somebody else's.
         """
 
     def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
-        """Takes the models out of service when their requests are answered, and lets go of the server.
+        """Take the models out of service when their requests are answered, and let go of the server.
 
         Args:
             hurried: Asked again and again; True ends all patience.

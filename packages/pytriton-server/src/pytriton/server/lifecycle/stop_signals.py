@@ -16,7 +16,7 @@ _SIGNALED = 128
 
 
 def end_on_sigterm_as_init() -> None:
-    """Makes SIGTERM end this process where it is the first one of a container, and the program does not handle it.
+    """Make SIGTERM end this process where it is the first one of a container, and the program does not handle it.
 
     The system lets a signal that nobody handles end any process but the first one, which it spares: `docker stop` would
     wait in vain. What ends here is the main thread, with `SystemExit`, so that servers are stopped. Called in another
@@ -52,7 +52,7 @@ class StopSignals:
         self._replaced: dict[int, Any] = {}
 
     def __enter__(self) -> "StopSignals":
-        """Takes over the signals that nobody handles."""
+        """Take over the signals that nobody handles."""
         if threading.current_thread() is threading.main_thread():
             ours = ((signal.SIGINT, (signal.default_int_handler,)), (signal.SIGTERM, (signal.SIG_DFL, _end)))
             for number, unhandled in ours:
@@ -63,7 +63,7 @@ class StopSignals:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        """Puts the old handlers back."""
+        """Put the old handlers back."""
         self._restore()
 
     def _restore(self) -> None:

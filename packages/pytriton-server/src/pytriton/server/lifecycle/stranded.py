@@ -47,7 +47,7 @@ class StrandedRequests:
         self._taken: dict[Path, int] = {}
 
     def look(self, endpoints: Mapping[Path, float]) -> bool:
-        """Asks the proxy backends, if it is time to; tells whether all they still hold is stranded.
+        """Ask the proxy backends, if it is time to; tells whether all they still hold is stranded.
 
         Args:
             endpoints: For the socket of each model that is waited for, how long Triton's batcher may hold a request
@@ -75,7 +75,7 @@ class StrandedRequests:
 
 
 def has_others(control: Control, names: Collection[str]) -> bool:
-    """Tells whether a server has models beside these, or may have: an ensemble could send them requests yet.
+    """Tell whether a server has models beside these, or may have: an ensemble could send them requests yet.
 
     Args:
         control: How it is asked.

@@ -148,7 +148,7 @@ class BoundModel:
         config: ModelConfig | None = None,
         strict: bool | None = None,
     ) -> "BoundModel":
-        """Makes the model that is to follow this one under its name and version. What is None stays as it is.
+        """Make the model that is to follow this one under its name and version. What is None stays as it is.
 
         Raises:
             PyTritonValidationError: A tensor or a callable is not acceptable.
@@ -196,11 +196,11 @@ class BoundModel:
         return self._config.execution_timeout_s
 
     def new_warmup(self) -> WarmupBatches:
-        """Gives the batches of its warm-up, for one of its callables."""
+        """Return the batches of its warm-up, for one of its callables."""
         return self.workers.new_warmup()
 
     def make_context(self, infer: InferFunc, tracer: object) -> contextvars.Context:
-        """Makes the context in which a callable runs: a copy of the current one that knows the model.
+        """Make the context in which a callable runs: a copy of the current one that knows the model.
 
         Args:
             infer: The callable.
@@ -218,7 +218,7 @@ class BoundModel:
         return render_config(self.triton_config)
 
     def differences(self, other: "BoundModel") -> list[str]:
-        """Says in words where two models differ in what Triton would be told of them; empty if nowhere."""
+        """Say in words where two models differ in what Triton would be told of them; empty if nowhere."""
         if self.config_text == other.config_text:
             return []
         pairs = [
@@ -228,7 +228,7 @@ class BoundModel:
         return [f"{name} ({mine} and {its})" for name, mine, its in pairs if mine != its] or ["its tensors"]
 
     def config_json(self, parameters: Mapping[str, str]) -> str:
-        """Gives the same as `config_text` in JSON.
+        """Return the same as `config_text` in JSON.
 
         Args:
             parameters: Further parameters. Where they differ from before, Triton loads the model again even if nothing
@@ -259,12 +259,12 @@ class BoundModel:
         return self.workers.error
 
     def publish(self) -> None:
-        """Lets the callables of all models of the server see this model's configuration."""
+        """Let the callables of all models of the server see this model's configuration."""
         for infer in self._own_callables():
             self._triton_context.model_configs[infer] = self.triton_config
 
     def unpublish(self) -> None:
-        """Takes the configuration back where `publish` has put it and nobody has put another one since."""
+        """Take the configuration back where `publish` has put it and nobody has put another one since."""
         configs = self._triton_context.model_configs
         for infer in self._own_callables():
             if configs.get(infer) is self.triton_config:
@@ -274,7 +274,9 @@ class BoundModel:
         return [infer for infer in self._infer_funcs if not isinstance(infer, ProcessWorker)]
 
     def endpoint(self, endpoints: Path) -> Path:
-        """Gives the path of the socket between the server and the workers; the file is there while the model is loaded.
+        """Return the path of the socket between the server and the workers.
+
+        The file is there while the model is loaded.
 
         Args:
             endpoints: Folder for the sockets.
@@ -294,7 +296,7 @@ class BoundModel:
             return endpoint_path(endpoints, f"~{short}{suffix}", self.version)
 
     def side_files(self, endpoints: Path) -> list[tuple[str, str]]:
-        """Gives names and texts of the files that the proxy reads from the version's folder.
+        """Return names and texts of the files that the proxy reads from the version's folder.
 
         Args:
             endpoints: Folder for the sockets.
@@ -316,7 +318,7 @@ class BoundModel:
         return [(SIDE_FILE_NAME, settings.to_text())]
 
     def start_workers(self, endpoints: Path, on_unrecoverable: Callable[[BaseException], None]) -> None:
-        """Starts one worker per callable. They warm their callables up, and attach as soon as the proxy listens.
+        """Start one worker per callable. They warm their callables up, and attach as soon as the proxy listens.
 
         Args:
             endpoints: Folder for the sockets.
@@ -335,7 +337,7 @@ class BoundModel:
             self.workers.start_thread(infer, endpoint, context, on_unrecoverable)
 
     def describe(self, endpoints: Path) -> None:
-        """Writes what a worker from elsewhere must know beside the socket; `stop_workers` removes it.
+        """Write what a worker from elsewhere must know beside the socket; `stop_workers` removes it.
 
         Args:
             endpoints: Folder for the sockets.
@@ -355,11 +357,11 @@ class BoundModel:
         self._description = path
 
     def read_totals(self) -> list[CallableTotals]:
-        """Gives what the callables have done, those included that served the model before. From any thread."""
+        """Return what the callables have done, those included that served the model before. From any thread."""
         return self.workers.totals.read()
 
     def stop_workers(self, timeout_s: float) -> None:
-        """Detaches the workers when they have finished what they are at.
+        """Detach the workers when they have finished what they are at.
 
         Args:
             timeout_s: After so many seconds a busy one is cut off and left behind, with a warning.
@@ -374,7 +376,7 @@ class BoundModel:
 
 
 def _max_queue_size(batcher: DynamicBatcher | None) -> int:
-    """Gives how many requests a queue of Triton's may hold for a model; 0 is any number."""
+    """Return how many requests a queue of Triton's may hold for a model; 0 is any number."""
     if batcher is None:
         return 0
     policies = [batcher.default_queue_policy, *(batcher.priority_queue_policy or {}).values()]
@@ -383,7 +385,7 @@ def _max_queue_size(batcher: DynamicBatcher | None) -> int:
 
 
 def calling_model(triton_context: TritonContext) -> BoundModel | None:
-    """Gives the model whose callable runs in this thread or task; None where that is none of a certain server.
+    """Return the model whose callable runs in this thread or task; None where that is none of a certain server.
 
     What a callable hands to `asyncio.to_thread`, or to a thread with `contextvars.copy_context`, counts as well: all of
     these may be waited for by it.

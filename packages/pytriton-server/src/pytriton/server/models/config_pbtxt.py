@@ -10,7 +10,7 @@ __all__ = ["render_config", "render_config_json"]
 
 
 def render_config(config: TritonModelConfig) -> str:
-    """Gives the text of `config.pbtxt` for a model.
+    """Return the text of `config.pbtxt` for a model.
 
     All versions found in the model's folder are served. The warm-up is not part of it: that is done by the workers,
     before Triton knows of the model.
@@ -19,7 +19,7 @@ def render_config(config: TritonModelConfig) -> str:
 
 
 def render_config_json(config: TritonModelConfig) -> str:
-    """Gives the same as JSON, for the parameter `config` of a call of Triton's model repository extension."""
+    """Return the same as JSON, for the parameter `config` of a call of Triton's model repository extension."""
     return json.dumps(_generator(config).get_config())
 
 

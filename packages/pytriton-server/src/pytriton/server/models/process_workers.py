@@ -135,7 +135,7 @@ class ProcessWorker:
         return [] if file is None else [str(Path(file).absolute().parent)]
 
     def launch(self, copy: int) -> Launch:
-        """Gives how one copy is started.
+        """Return how one copy is started.
 
         Args:
             copy: Which, from 0 on.

@@ -35,7 +35,7 @@ def make_worker_process(
     on_unrecoverable: Callable[[BaseException], None],
     on_given_up: Callable[[WorkerProcessError], None],
 ) -> WorkerProcess:
-    """Makes one worker process, without starting it.
+    """Make one worker process, without starting it.
 
     Args:
         described: What the user said about it.
@@ -120,7 +120,7 @@ class StandIn:
         self._is_stopped = False
 
     def start(self, error: WorkerProcessError) -> None:
-        """Begins to answer with `error`; a second call, or one after `stop`, does nothing."""
+        """Begin to answer with `error`; a second call, or one after `stop`, does nothing."""
         # Without the output of the process: callers are told why, not what it wrote.
         reason = PyTritonRuntimeError(error.reason)
 
@@ -134,7 +134,7 @@ class StandIn:
             self._worker.start()
 
     def stop(self, timeout_s: float) -> None:
-        """Ends it, for good."""
+        """End it, for good."""
         with self._lock:
             self._is_stopped = True
             worker, self._worker = self._worker, None

@@ -42,7 +42,7 @@ class ModelRepository:
         return self._path
 
     def write(self, name: str, config: str, versions: Mapping[int, Iterable[tuple[str, str]]]) -> None:
-        """Gives a model these versions and no others. Nothing has changed after an error.
+        """Give a model these versions and no others. Nothing has changed after an error.
 
         Args:
             name: Name of the model.
@@ -57,7 +57,7 @@ class ModelRepository:
 
     @contextlib.contextmanager
     def changed(self, name: str, config: str, versions: Mapping[int, Iterable[tuple[str, str]]]) -> Iterator[None]:
-        """Writes as `write` does. If the block raises, everything is put back as it was.
+        """Write as `write` does. If the block raises, everything is put back as it was.
 
         Args:
             name: Name of the model.
@@ -136,7 +136,7 @@ class _Change:
         self._made.append(file)
 
     def remove(self, path: Path) -> None:
-        """Moves a file or a folder aside; what is not there is fine."""
+        """Move a file or a folder aside; what is not there is fine."""
         if path.exists():
             self._aside.mkdir(mode=0o700, exist_ok=True)
             place = self._aside / str(len(self._removed))
@@ -165,7 +165,7 @@ def _discard(path: Path) -> None:
 
 
 def _texts(folder: Path) -> dict[str, str]:
-    """Gives names and texts of the files in a folder; none where there is no folder."""
+    """Return names and texts of the files in a folder; none where there is no folder."""
     if not folder.exists():
         return {}
     return {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.is_file()}

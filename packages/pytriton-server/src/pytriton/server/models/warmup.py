@@ -45,7 +45,7 @@ class WarmupBatches(Sequence[Sequence[Request]]):
         return f"request {self._made} of {len(self)}, of ModelWarmup {self._find(self._made - 1)[0].name!r}"
 
     def cut(self) -> None:
-        """Ends it: whoever is iterating gets no more batches."""
+        """End it: whoever is iterating gets no more batches."""
         self._is_cut = True
 
     def __len__(self) -> int:

@@ -39,11 +39,11 @@ class WorkerWatch:
         self._thread = threading.Thread(target=self._watch, name="pytriton-worker-watch", daemon=True)
 
     def start(self) -> None:
-        """Begins to look."""
+        """Begin to look."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends it. `on_change` is not called any more when this returns."""
+        """End it. `on_change` is not called any more when this returns."""
         self._ending.set()
         if self._thread.ident is not None and self._thread is not threading.current_thread():
             self._thread.join(_END_DEADLINE_S)
@@ -70,12 +70,12 @@ class WorkerWatch:
 
 
 def connected_workers(endpoint: Path) -> int:
-    """Counts the connections to a socket, whoever's they are."""
+    """Count the connections to a socket, whoever's they are."""
     return sum(state == _CONNECTED for state, _ in sockets_at(endpoint))
 
 
 def sockets_at(endpoint: Path) -> list[tuple[str, str]]:
-    """Gives state and inode of the sockets at a path: of the one that listens, and of those that it has accepted."""
+    """Return state and inode of the sockets at a path: of the one that listens, and of those that it has accepted."""
     found = []
     try:
         with _SOCKETS.open(encoding="utf-8", errors="replace") as table:

@@ -71,7 +71,7 @@ class ModelWorkers:
         return TritonWorkerError(error) if isinstance(error, WorkerProcessError) else error
 
     def new_warmup(self) -> WarmupBatches:
-        """Gives the batches of the model's warm-up, for one of its callables."""
+        """Return the batches of the model's warm-up, for one of its callables."""
         return copy.copy(self._warmup)
 
     def start_thread(
@@ -81,7 +81,7 @@ class ModelWorkers:
         context: contextvars.Context,
         on_unrecoverable: Callable[[BaseException], None],
     ) -> None:
-        """Starts a worker in a thread of this process.
+        """Start a worker in a thread of this process.
 
         Args:
             infer: The callable.
@@ -108,7 +108,7 @@ class ModelWorkers:
         trace_config: Sequence[str],
         on_unrecoverable: Callable[[BaseException], None],
     ) -> None:
-        """Starts workers in processes of their own.
+        """Start workers in processes of their own.
 
         Args:
             described: What the user said about them.
@@ -148,7 +148,7 @@ class ModelWorkers:
             stand_in.start(error)
 
     def wait_warm(self, timeout_s: float | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
-        """Waits until every callable has served the model's warm-up, and those in processes of their own are made.
+        """Wait until every callable has served the model's warm-up, and those in processes of their own are made.
 
         Args:
             timeout_s: How long to wait for warm-ups in this process, in seconds; None is
@@ -180,7 +180,7 @@ class ModelWorkers:
                 waiting[0][0].wait_warm(POLL_S)
 
     def wait_attached(self, timeout_s: float) -> None:
-        """Waits until every worker is attached to the server.
+        """Wait until every worker is attached to the server.
 
         Raises:
             AttachError: One is not within `timeout_s` seconds, or was refused; the text has the reason.
@@ -191,12 +191,12 @@ class ModelWorkers:
         self.was_attached = True
 
     def cut(self) -> None:
-        """Cuts the workers off from the server, whatever they are at. `stop` has to follow."""
+        """Cut the workers off from the server, whatever they are at. `stop` has to follow."""
         for worker in self._workers:
             worker.stop(0.0)
 
     def stop(self, timeout_s: float) -> None:
-        """Detaches the workers when they have finished what they are at.
+        """Detach the workers when they have finished what they are at.
 
         Args:
             timeout_s: After so many seconds a busy one is cut off and left behind, with a warning.
@@ -231,7 +231,7 @@ def _is_warm(worker: Worker | WorkerProcess, warmup: WarmupBatches | None) -> bo
 
 
 def _still_busy(workers: Sequence[Worker | WorkerProcess], timeout_s: float) -> int:
-    """Stops workers and tells how many have not ended."""
+    """Stop workers and tell how many have not ended."""
     ended: list[bool] = []
     # All at once: each takes no more batches from the beginning, and has the whole time for what it is at.
     stoppers = [

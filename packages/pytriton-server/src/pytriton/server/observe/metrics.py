@@ -37,12 +37,12 @@ class ServedModel(Protocol):
     version: int
 
     def read_totals(self) -> Sequence[CallableTotals]:
-        """Gives what its callables have done."""
+        """Return what its callables have done."""
         ...
 
 
 def render_metrics(triton: Endpoint, models: Callable[[], Iterable[ServedModel]]) -> bytes:
-    """Makes the text of the page. A part that cannot be had is left out, and `pytriton_metrics_up` says so.
+    """Make the text of the page. A part that cannot be had is left out, and `pytriton_metrics_up` says so.
 
     Args:
         triton: Where tritonserver serves its own metrics.
@@ -164,6 +164,6 @@ class _Callables(Collector):
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    """Gives the upper bounds as text, each with the count of all values up to it."""
+    """Return the upper bounds as text, each with the count of all values up to it."""
     bounds = [*(f"{bound:.9g}" for bound in histogram.bounds), "+Inf"]
     return list(zip(bounds, (float(count) for count in accumulate(histogram.counts)), strict=True))

@@ -43,11 +43,11 @@ class MetricsPage:
         self._acceptor = threading.Thread(target=self._accept, name="pytriton-metrics", daemon=True)
 
     def start(self) -> None:
-        """Begins to answer, in threads of its own."""
+        """Begin to answer, in threads of its own."""
         self._acceptor.start()
 
     def close(self) -> None:
-        """Stops to listen, and breaks off the answers that are under way. A second call does nothing."""
+        """Stop to listen, and breaks off the answers that are under way. A second call does nothing."""
         with self._lock:
             if self._is_closed:
                 return
@@ -139,7 +139,7 @@ class MetricsPage:
 
 
 def _read_head(connection: socket.socket, deadline: float) -> bytes | None:
-    """Reads up to the empty line after the headers; None where it does not come in time, or never."""
+    """Read up to the empty line after the headers; None where it does not come in time, or never."""
     head = b""
     while b"\r\n\r\n" not in head and b"\n\n" not in head:
         remaining_s = deadline - time.monotonic()

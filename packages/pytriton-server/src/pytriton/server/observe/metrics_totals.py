@@ -30,7 +30,7 @@ class StatisticsTotals:
         self._ended: dict[int, WorkerStatistics] = {}
 
     def add(self, place: int, worker: Worker | WorkerProcess) -> None:
-        """Takes a worker in; to be called when it was started.
+        """Take a worker in; to be called when it was started.
 
         Args:
             place: The place of its callable in the model's list, from 0 on. A worker that takes the place of another
@@ -42,7 +42,7 @@ class StatisticsTotals:
             self._workers.append((place, worker))
 
     def read(self) -> list[CallableTotals]:
-        """Gives the totals for each place in the list of callables, in order."""
+        """Return the totals for each place in the list of callables, in order."""
         with self._lock:
             self._fold()
             totals = dict(self._ended)
@@ -57,7 +57,7 @@ class StatisticsTotals:
         ]
 
     def _fold(self) -> None:
-        """Keeps of workers that have ended nothing but their numbers, which are final then."""
+        """Keep of workers that have ended nothing but their numbers, which are final then."""
         running = []
         for place, worker in self._workers:
             if worker.is_alive:

@@ -20,7 +20,9 @@ logger = logging.getLogger(__name__)
 
 
 def export_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Gives an environment in which tritonserver does not wait long for a collector that takes spans and never answers.
+    """Return an environment in which tritonserver does not wait long for a collector.
+
+    That takes  spans and never answers.
 
     Args:
         environment: The environment so far. A time that the user has set there counts.
@@ -55,7 +57,7 @@ class ModelTracing:
         return self._trace_config
 
     def acquire(self) -> "TracerLease | None":
-        """Gives the tracer for workers; None where they get none of their own."""
+        """Return the tracer for workers; None where they get none of their own."""
         if not is_opentelemetry(self._trace_config):
             return None
         if not self._is_bound and find_tracer() is not None:
@@ -94,7 +96,7 @@ class TracerLease:
         """The tracer."""
 
     def release(self) -> None:
-        """Gives the share back. With the last one, what is left of the spans is sent, for `FLUSH_TIMEOUT_S` at most."""
+        """Give the share back. With the last one, what is left of the spans is sent, for `FLUSH_TIMEOUT_S` at most."""
         with _lock:
             export, count = _exports.pop(self._trace_config)
             if count > 1:

@@ -71,7 +71,7 @@ class RemoteModels:
         return self._get_host()
 
     def claim(self, model: BoundModel) -> None:
-        """Makes sure that a model may get its name, and finds out whether another process has loaded the same already.
+        """Make sure that a model may get its name, and find out whether another process has loaded the same already.
 
         Raises:
             PyTritonInvalidOperationError: A model of somebody else has it, or another process serves the name as well.
@@ -96,11 +96,14 @@ class RemoteModels:
             self._revisions[name] = (secrets.token_hex(4), 0)
 
     def _is_in_repository(self, name: str, there: ServedModel) -> bool:
-        """Whether the server can load again what it serves under a name; what came with the call to load it cannot."""
+        """Return whether the server can load again what it serves under a name.
+
+        What came with the call to load it cannot.
+        """
         return there.digest is None and any(state.name == name and state.is_loaded for state in self._control.index())
 
     def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
-        """Makes the server serve these versions under a name, and no others; see `hosting.Placement`."""
+        """Make the server serve these versions under a name, and no others; see `hosting.Placement`."""
         if not models:
             return self._take_off(name, timeout_s)
         if len(models) == 1 and models[0].shared_endpoint is not None:
@@ -121,11 +124,11 @@ class RemoteModels:
         return True
 
     def has_others(self, names: Collection[str]) -> bool:
-        """Tells whether the server has, or may have, models beside these."""
+        """Tell whether the server has, or may have, models beside these."""
         return has_others(self._control, names)
 
     def mend(self, name: str, *, was_away: bool) -> bool:
-        """Brings a name back where that is ours to do; tells whether its workers may be expected to attach.
+        """Bring a name back where that is ours to do; tells whether its workers may be expected to attach.
 
         Args:
             name: The name.
@@ -158,7 +161,7 @@ class RemoteModels:
             return True
 
     def _has_ended(self, name: str) -> bool:
-        """Tells whether the server that had a model has ended; another one may have taken its place at once."""
+        """Tell whether the server that had a model has ended; another one may have taken its place at once."""
         watch = self._servers.get(name)
         if watch is not None and watch.has_ended:
             return True
@@ -166,12 +169,12 @@ class RemoteModels:
         return any(map(os.path.lexists, self._endpoints_of(name)))
 
     def forget_all(self) -> None:
-        """Lets go of all names, whatever the server has."""
+        """Let go of all names, whatever the server has."""
         for name in list(self._memberships):
             self._forget(name)
 
     def _served(self, name: str) -> ServedModel | None:
-        """Gives what the server has under a name, if anything."""
+        """Return what the server has under a name, if anything."""
         is_ready = self._control.is_model_ready(name)
         try:
             # Asked for one that is not ready, too: newer servers say so of a model whose workers are gone.
@@ -184,7 +187,7 @@ class RemoteModels:
         return ServedModel(None, None) if is_there else None
 
     def _find(self, model: BoundModel) -> ServedModel | None:
-        """Gives what is in the way of a model. Where it is the same, bound by a process that lives, joins that."""
+        """Return what is in the way of a model. Where it is the same, bound by a process that lives, joins that."""
         deadline = time.monotonic() + _LEAVING_DEADLINE_S
         while (there := self._served(model.name)) is not None and there.digest == digest_of([model]):
             if there.endpoint is not None and not os.path.lexists(there.endpoint):
@@ -201,7 +204,7 @@ class RemoteModels:
         return there
 
     def _join(self, model: BoundModel, there: ServedModel) -> bool:
-        """Lets a model be served at the socket of another process that has loaded it; False if there is none any more.
+        """Let a model be served at the socket of another process that has loaded it; False if there is none any more.
 
         Raises:
             OSError: It is about to be unloaded.
@@ -250,7 +253,7 @@ class RemoteModels:
         return True
 
     def _put_back(self, name: str, timeout_s: float) -> bool:
-        """Gives a name back to the model of the server's own that had it; tells whether that could be done."""
+        """Return a name back to the model of the server's own that had it; tells whether that could be done."""
         if name not in self._replaced:
             return False
         try:

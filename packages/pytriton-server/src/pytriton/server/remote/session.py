@@ -101,7 +101,7 @@ class RemoteSession:
         return self._host
 
     def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Waits for the server and loads `models`. After an error, `close` has to follow.
+        """Wait for the server and load `models`. After an error, `close` has to follow.
 
         Args:
             models: The models that are bound already.
@@ -131,11 +131,11 @@ class RemoteSession:
         self._has_started = True
 
     def claim(self, model: BoundModel) -> None:
-        """Makes sure that a model may get its name; see `RemoteModels.claim`."""
+        """Make sure that a model may get its name; see `RemoteModels.claim`."""
         self._models.claim(model)
 
     def mend(self) -> None:
-        """Loads again what the server has forgotten because it was started again. Does nothing if nothing is missing.
+        """Load again what the server has forgotten because it was started again. Does nothing if nothing is missing.
 
         What is wrong for too long ends the session; see `failure`.
         """
@@ -167,7 +167,7 @@ class RemoteSession:
             self.give_up()
 
     def give_up(self) -> None:
-        """Ends the session where not everything is as it should be."""
+        """End the session where not everything is as it should be."""
         models = self._host.models
         if self._failure is not None or (models and all(model.is_attached for model in models)):
             return
@@ -191,11 +191,11 @@ class RemoteSession:
         return self._failure
 
     def answers(self) -> bool:
-        """Asks the server whether it answers."""
+        """Ask the server whether it answers."""
         return self._control.is_listening()
 
     def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
-        """Takes the models off the server when their requests are answered.
+        """Take the models off the server when their requests are answered.
 
         Args:
             hurried: Asked again and again; True ends all patience.
@@ -270,7 +270,7 @@ class RemoteSession:
         )
 
     def _has_answered(self) -> bool:
-        """Tells whether the server answers, as of a moment ago."""
+        """Tell whether the server answers, as of a moment ago."""
         if not self._is_up or self._failure is not None:
             return False
         now = time.monotonic()

@@ -48,7 +48,7 @@ _POLL_S = 0.02
 
 
 def digest_of(models: Sequence[BoundModel]) -> str:
-    """Gives what two processes have in common that bind the same: names, versions, tensors, configuration."""
+    """Return what two processes have in common that bind the same: names, versions, tensors, configuration."""
     parts = [models[0].config_text]
     for model in models:
         # Where the socket is does not matter, what else the proxy is told does.
@@ -71,7 +71,7 @@ class ServedModel:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ServedModel":
-        """Reads the configuration that the server tells."""
+        """Read the configuration that the server tells."""
         parameters = config.get("parameters") or {}
         texts = {name: str(value.get("string_value", "")) for name, value in parameters.items()}
         endpoint = texts.get(ENDPOINT_PARAMETER)
@@ -117,7 +117,7 @@ class Membership:
         call_in_child(self, Membership._let_go)
 
     def is_shared(self) -> bool:
-        """Tells whether there are others."""
+        """Tell whether there are others."""
         is_shared = not self.leave_as_last()
         # Of what was held nothing is left by a failed attempt; the others hold no more than a share.
         with contextlib.suppress(BlockingIOError):
@@ -125,7 +125,7 @@ class Membership:
         return is_shared
 
     def leave_as_last(self) -> bool:
-        """Shuts everybody else out if there is nobody else; tells whether that is so. If not, it is over for us.
+        """Shut everybody else out if there is nobody else; tells whether that is so. If not, it is over for us.
 
         `close` or `stay` has to follow. Of several who do this at the same time, one is the last.
         """
@@ -136,7 +136,7 @@ class Membership:
         return True
 
     def stay(self) -> None:
-        """Takes `leave_as_last` back.
+        """Take `leave_as_last` back.
 
         Raises:
             BlockingIOError: Somebody else is about to be the last.
@@ -144,7 +144,7 @@ class Membership:
         fcntl.flock(self._fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
     def close(self) -> None:
-        """Ends it. The file goes with the last one."""
+        """End it. The file goes with the last one."""
         if self._fd >= 0:
             if self.leave_as_last():
                 for suffix in (USERS_SUFFIX, _LOAD_SUFFIX):
@@ -160,7 +160,7 @@ class Membership:
 
 @contextlib.contextmanager
 def exclusively(folder: Path, name: str, timeout_s: float) -> Iterator[bool]:
-    """Does something that only one of those who serve a model may do at a time; gives whether it is our turn.
+    """Do something that only one of those who serve a model may do at a time; gives whether it is our turn.
 
     Args:
         folder: Where the model's socket is.
@@ -208,7 +208,7 @@ class ServerProcessWatch:
         return bool(poller.poll(0))
 
     def close(self) -> None:
-        """Stops watching."""
+        """Stop watching."""
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
             os.close(pidfd)

@@ -30,7 +30,7 @@ _Class = typing.TypeVar("_Class")
 
 
 def _refusing_positional(cls: type[_Class]) -> type[_Class]:
-    """Lets a class say in words of its own, which scripts may look for, that it takes keyword arguments only."""
+    """Let a class say in words of its own, which scripts may look for, that it takes keyword arguments only."""
     wrapped: Any = vars(cls)["__init__"]
 
     @functools.wraps(wrapped)
@@ -194,12 +194,12 @@ class TritonConfig:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Gives all fields by name, the unset ones as None."""
+        """Return all fields by name, the unset ones as None."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any]) -> "Self":
-        """Makes a configuration from values by name.
+        """Make a configuration from values by name.
 
         Args:
             config: Fields by name. A name that is no field is left out, with a warning in the log.
@@ -215,7 +215,7 @@ class TritonConfig:
 
     @classmethod
     def from_env(cls) -> "Self":
-        """Makes a configuration from environment variables.
+        """Make a configuration from environment variables.
 
         A field comes from `PYTRITON_TRITON_CONFIG_<FIELD>`, upper or lower case. A list takes one item from there, and
         further ones from `PYTRITON_TRITON_CONFIG_<FIELD>_<number>`, in the order of the numbers. An empty value counts
@@ -227,11 +227,11 @@ class TritonConfig:
         return cls(**_environment_values())
 
     def merged_over(self, defaults: "TritonConfig") -> "TritonConfig":
-        """Gives a new configuration: the fields that are set here, and those of `defaults` where they are not."""
+        """Return a new configuration: the fields that are set here, and those of `defaults` where they are not."""
         return TritonConfig(**{**_set_fields(defaults), **_set_fields(self)})
 
     def with_environment(self) -> "TritonConfig":
-        """Gives a new configuration: the fields that are set here, and those of the environment where they are not.
+        """Return a new configuration: the fields that are set here, and those of the environment where they are not.
 
         Raises:
             PyTritonValidationError: A variable is not acceptable, or the two together are not.
@@ -242,7 +242,7 @@ class TritonConfig:
 
 @functools.cache
 def _kinds() -> dict[str, type]:
-    """Gives the type of every field, without its `None`: bool, int, str, pathlib.Path or list (of str)."""
+    """Return the type of every field, without its `None`: bool, int, str, pathlib.Path or list (of str)."""
     kinds: dict[str, type] = {}
     for name, hint in typing.get_type_hints(TritonConfig).items():
         kind = next(kind for kind in typing.get_args(hint) if kind is not types.NoneType)

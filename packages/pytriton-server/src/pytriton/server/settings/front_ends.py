@@ -11,17 +11,17 @@ _ROUTES = ("AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE")
 
 
 def is_on_vertex_ai() -> bool:
-    """Tells whether this program runs as a server on Vertex AI, going by the environment."""
+    """Tell whether this program runs as a server on Vertex AI, going by the environment."""
     return os.environ.get("AIP_MODE") == "PREDICTION"
 
 
 def vertex_ai_is_on(config: TritonConfig) -> bool:
-    """Tells whether Vertex AI's endpoints are to be served."""
+    """Tell whether Vertex AI's endpoints are to be served."""
     return is_on_vertex_ai() if config.allow_vertex_ai is None else config.allow_vertex_ai
 
 
 def check_vertex_ai(config: TritonConfig) -> None:
-    """Checks that Vertex AI's endpoints have their paths, if they are to be served.
+    """Check that Vertex AI's endpoints have their paths, if they are to be served.
 
     Raises:
         PyTritonValidationError: A variable of the environment is missing.

@@ -16,7 +16,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_settings(config: TritonConfig, security: TritonSecurityConfig) -> None:
-    """Checks settings against each other, the file system and the environment.
+    """Check settings against each other, the file system and the environment.
 
     Raises:
         PyTritonValidationError: A file is missing or cannot be read, or two settings exclude each other.

@@ -63,7 +63,7 @@ class Restriction:
 
 
 def converted(kind: type, value: Any, where: str) -> Any:
-    """Gives `value` as the type of its field, where that is safe.
+    """Return `value` as the type of its field, where that is safe.
 
     Args:
         kind: bool, int, str, list (of str) or pathlib.Path.
@@ -96,7 +96,7 @@ def converted(kind: type, value: Any, where: str) -> Any:
 
 
 def checked(name: str, value: Any, where: str) -> None:
-    """Checks a converted value against the rule of its field.
+    """Check a converted value against the rule of its field.
 
     Args:
         name: Name of the field.
@@ -116,7 +116,7 @@ def checked(name: str, value: Any, where: str) -> None:
 
 
 def parse_restriction(text: str, where: str) -> Restriction:
-    """Takes `<groups>:<header>=<value>` apart, as tritonserver does.
+    """Take `<groups>:<header>=<value>` apart, as tritonserver does.
 
     Args:
         text: The setting.
@@ -155,7 +155,7 @@ def parse_restriction(text: str, where: str) -> Restriction:
 
 
 def parse_port_range(text: str, where: str) -> tuple[int, int]:
-    """Takes `<first>-<last>` apart.
+    """Take `<first>-<last>` apart.
 
     Args:
         text: The setting.
@@ -176,7 +176,7 @@ def parse_port_range(text: str, where: str) -> tuple[int, int]:
 
 
 def is_colliding(restriction: Restriction | None, header: str, value: str) -> bool:
-    """Tells whether one header would need two values at once."""
+    """Tell whether one header would need two values at once."""
     return restriction is not None and restriction.header.lower() == header.lower() and restriction.value != value
 
 

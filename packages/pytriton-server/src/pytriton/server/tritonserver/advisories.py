@@ -36,7 +36,7 @@ def advisories_of(version: str) -> list[Advisory]:
 
 
 def is_newer_than_known(version: str) -> bool:
-    """Whether a version came out after the list was written, so that little of it can be in there.
+    """Return whether a version came out after the list was written, so that little of it can be in there.
 
     Raises:
         ValueError: It is no version.

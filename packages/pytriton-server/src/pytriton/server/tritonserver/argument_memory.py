@@ -16,7 +16,7 @@ _ARGUMENTS_END = 46
 
 
 def wipe_arguments(pid: int, secrets: Sequence[str]) -> bool:
-    """Overwrites secrets in the command line of a child process. It must have read its arguments by then.
+    """Overwrite secrets in the command line of a child process. It must have read its arguments by then.
 
     Args:
         pid: The child.

@@ -34,7 +34,7 @@ _ACTIVE = "CONDA_PREFIX"
 
 
 def make_backends(folder: Path, binary: TritonServerBinary, own: Mapping[str, Path], extra: Path | None = None) -> None:
-    """Fills a folder with all backends.
+    """Fill a folder with all backends.
 
     Args:
         folder: An existing, empty folder.
@@ -82,7 +82,7 @@ def _make_python_backend(target: Path, source: Path, binary: TritonServerBinary)
 
 
 def _link_utils(target: Path, original: Path) -> None:
-    """Links the module that every `model.py` imports, with what makes a stub for numpy 1 fit numpy 2."""
+    """Link the module that every `model.py` imports, with what makes a stub for numpy 1 fit numpy 2."""
     (target / f"{original.stem}_original.py").symlink_to(original)
     (target / original.name).symlink_to(Path(__file__).with_name("stub_utils.py"))
     (target / "_pytriton_dlpack.py").symlink_to(Path(proxy_backend.__file__).with_name("python_proxy") / "dlpack.py")

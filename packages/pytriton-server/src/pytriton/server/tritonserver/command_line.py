@@ -50,7 +50,7 @@ class ServerFolders:
 def build_command(
     config: TritonConfig, security: TritonSecurityConfig, folders: ServerFolders, ports: ReservedPorts
 ) -> list[str]:
-    """Gives program and arguments. What the user set is never changed; what is unset gets what this package needs.
+    """Return program and arguments. What the user set is never changed; what is unset gets what this package needs.
 
     Args:
         config: The settings.
@@ -96,7 +96,7 @@ def build_command(
 
 
 def redacted(command: Sequence[str]) -> str:
-    """Gives a command as text for logs and errors, without the tokens in it."""
+    """Return a command as text for logs and errors, without the tokens in it."""
     # <option>=<groups>:<header>=<token>, and a token may hold "=" itself.
     return " ".join(
         "=".join([*part.split("=", 2)[:2], "***"]) if part.startswith(_SECRET_OPTIONS) else part for part in command
@@ -104,12 +104,12 @@ def redacted(command: Sequence[str]) -> str:
 
 
 def secrets_of(command: Sequence[str]) -> list[str]:
-    """Gives the tokens in a command."""
+    """Return the tokens in a command."""
     return [part.split("=", 2)[2] for part in command if part.startswith(_SECRET_OPTIONS)]
 
 
 def control_headers(config: TritonConfig, security: TritonSecurityConfig, protocol: str) -> dict[str, str]:
-    """Gives the headers with which this package's own calls pass every restriction, the user's included.
+    """Return the headers with which this package's own calls pass every restriction, the user's included.
 
     Args:
         config: The settings.
@@ -128,7 +128,7 @@ def control_headers(config: TritonConfig, security: TritonSecurityConfig, protoc
 
 
 def has_gpu() -> bool:
-    """Tells whether this machine shows an NVIDIA GPU to this process."""
+    """Tell whether this machine shows an NVIDIA GPU to this process."""
     return any(os.path.exists(path) for path in ("/dev/nvidiactl", "/dev/nvidia0", "/dev/dxg"))
 
 

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 def check_options(config: TritonConfig, binary: TritonServerBinary) -> None:
-    """Checks that the server knows the options that are set.
+    """Check that the server knows the options that are set.
 
     Args:
         config: The settings.
@@ -62,7 +62,7 @@ def check_options(config: TritonConfig, binary: TritonServerBinary) -> None:
 
 
 def known_options(binary: TritonServerBinary) -> frozenset[str]:
-    """Gives the names of all options of a server, such as `http-port`; none where it does not list them."""
+    """Return the names of all options of a server, such as `http-port`; none where it does not list them."""
     try:
         status = binary.executable.stat()
     except OSError:

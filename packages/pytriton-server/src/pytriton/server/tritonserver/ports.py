@@ -110,22 +110,22 @@ class ReservedPorts:
         return self._endpoints.get("vertex_ai_port")
 
     def take_metrics_listener(self) -> socket.socket | None:
-        """Hands over the socket that listens for the page of metrics: `release` leaves it alone from now on."""
+        """Hand over the socket that listens for the page of metrics: `release` leaves it alone from now on."""
         listener, self._metrics_listener = self._metrics_listener, None
         return listener
 
     def __iter__(self) -> Iterator[Endpoint]:
-        """Goes through the endpoints of tritonserver itself: the metrics' is not that of the page."""
+        """Go through the endpoints of tritonserver itself: the metrics' is not that of the page."""
         for setting, endpoint in self._endpoints.items():
             yield self._triton_metrics if setting == _METRICS and self._triton_metrics is not None else endpoint
 
     def has(self, address: str, port: int) -> bool:
-        """Tells whether nobody else can listen at this address and port as long as the server does."""
+        """Tell whether nobody else can listen at this address and port as long as the server does."""
         places = [*self, *filter(None, [self.metrics])]
         return any(each.port == port and _overlap(each.address, address) for each in places)
 
     def hold_again(self) -> None:
-        """Holds tritonserver's ports once more, for another start of it.
+        """Hold tritonserver's ports once more, for another start of it.
 
         Raises:
             PortInUseError: Somebody else has taken one of them.
@@ -134,7 +134,7 @@ class ReservedPorts:
             self._holders.append(_hold(endpoint.setting, endpoint.address, endpoint.port))
 
     def release(self) -> None:
-        """Lets go of the ports; to be called when the server has bound them, or never will."""
+        """Let go of the ports; to be called when the server has bound them, or never will."""
         while self._holders:
             self._holders.pop().close()
         listener = self.take_metrics_listener()
@@ -142,7 +142,7 @@ class ReservedPorts:
             listener.close()
 
     def _listen_for_metrics(self, page: Endpoint, holder: socket.socket) -> None:
-        """Makes the page's port ours for good, and picks one for tritonserver's part of it, on this machine only."""
+        """Make the page's port ours for good, and pick one for tritonserver's part of it, on this machine only."""
         self._metrics_listener = holder
         try:
             holder.listen()
@@ -159,7 +159,7 @@ class ReservedPorts:
 
 
 def reserve_ports(config: TritonConfig) -> ReservedPorts:
-    """Picks and holds the ports of a server.
+    """Pick and hold the ports of a server.
 
     Args:
         config: The settings; a port 0 takes any free one.
@@ -197,7 +197,7 @@ def reserve_ports(config: TritonConfig) -> ReservedPorts:
 
 
 def fixed_places(config: TritonConfig) -> list[tuple[str, int]]:
-    """Gives the addresses and ports that a server is to listen at, apart from those that are picked for it.
+    """Return the addresses and ports that a server is to listen at, apart from those that are picked for it.
 
     Args:
         config: The settings.
@@ -209,7 +209,7 @@ def fixed_places(config: TritonConfig) -> list[tuple[str, int]]:
 
 
 def port_setting_of_bind_failure(lines: list[str], ports: ReservedPorts) -> Endpoint | None:
-    """Tells which endpoint tritonserver could not bind, going by the last lines of its log."""
+    """Tell which endpoint tritonserver could not bind, going by the last lines of its log."""
     for line in reversed(lines):
         if _IN_USE in line:
             for endpoint in ports:
@@ -219,12 +219,12 @@ def port_setting_of_bind_failure(lines: list[str], ports: ReservedPorts) -> Endp
 
 
 def taken(endpoint: Endpoint, *, exit_code: int | None = None, log_lines: list[str] | None = None) -> PortInUseError:
-    """Makes the error for a port that somebody else has."""
+    """Make the error for a port that somebody else has."""
     return _taken(endpoint.setting, endpoint.address, endpoint.port, exit_code, log_lines or [])
 
 
 def find_listener(port: int) -> str | None:
-    """Says which process listens on a TCP port, such as `process 123 (python)`; None where that cannot be seen."""
+    """Say which process listens on a TCP port, such as `process 123 (python)`; None where that cannot be seen."""
     pid = process_with_sockets(_listening_inodes(port))
     if pid is None:
         return None
@@ -234,7 +234,7 @@ def find_listener(port: int) -> str | None:
 
 
 def process_with_sockets(inodes: Collection[str]) -> int | None:
-    """Gives a process that has one of these sockets open; None where that cannot be seen."""
+    """Return a process that has one of these sockets open; None where that cannot be seen."""
     if not inodes:
         return None
     links = {f"socket:[{inode}]" for inode in inodes}
@@ -281,7 +281,10 @@ def _vertex_ai_port() -> int:
 
 
 def _resolved(setting: str, named: str) -> str:
-    """Gives the numeric form of an address. What tritonserver itself wants for IPv6, `ipv6:::1` or `[::1]`, is fine."""
+    """Return the numeric form of an address.
+
+    What tritonserver itself wants for IPv6, `ipv6:::1` or `[::1]`, is fine.
+    """
     field = _address_field(setting)
     if named.startswith("unix:"):
         raise PyTritonValidationError(
@@ -311,7 +314,7 @@ def _address_field(setting: str) -> str:
 
 
 def _hold_allowed(config: TritonConfig, setting: str, address: str, port: int) -> socket.socket:
-    """Holds a port within the range that SageMaker allows to others, if it is served and there is one."""
+    """Hold a port within the range that SageMaker allows to others, if it is served and there is one."""
     text = config.sagemaker_safe_port_range
     if text is None or not config.allow_sagemaker or setting == _SAGEMAKER:
         return _hold(setting, address, port)

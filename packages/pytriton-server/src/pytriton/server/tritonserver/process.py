@@ -122,7 +122,7 @@ class ServerProcess:
         call_in_child(self, lambda process: replace_descriptors([process._pidfd]))
 
     def start(self) -> None:
-        """Starts the process. It has not opened a port yet when this returns.
+        """Start the process. It has not opened a port yet when this returns.
 
         Raises:
             TritonServerStartError: The program does not exist or may not be run.
@@ -199,7 +199,7 @@ class ServerProcess:
         return f"It has {count} files open and may have {limit}: {os.strerror(errno.EMFILE)}." if is_short else ""
 
     def wipe_secrets(self) -> None:
-        """Wipes the secrets out of the command line that the system shows; the process must have read it."""
+        """Wipe the secrets out of the command line that the system shows; the process must have read it."""
         secrets, self._secrets = self._secrets, ()
         if self._guard.library is not None:
             return
@@ -208,11 +208,11 @@ class ServerProcess:
             logger.debug("The system does not let the access token be wiped out of the command line of %d.", pid)
 
     def wait(self, timeout_s: float) -> bool:
-        """Waits for the end of the process; False if it has not ended after `timeout_s` seconds."""
+        """Wait for the end of the process; False if it has not ended after `timeout_s` seconds."""
         return self._ended.wait(timeout_s)
 
     def stop(self, patience_s: float, *, hurried: Callable[[], bool] = lambda: False) -> int | None:
-        """Ends the process: SIGINT, then after `patience_s` a warning and SIGKILL.
+        """End the process: SIGINT, then after `patience_s` a warning and SIGKILL.
 
         Args:
             patience_s: How long it may take to end by itself, in seconds.
@@ -280,7 +280,7 @@ class ServerProcess:
             self._on_exit(ExitReport(popen.returncode, self.log_tail, self._stopping))
 
     def _shimmed(self) -> tuple[list[str], dict[str, str]]:
-        """Gives command and environment that start the process by way of the shim."""
+        """Return command and environment that start the process by way of the shim."""
         interpreter = sys.executable or shutil.which("python3")
         if not interpreter:
             logger.warning(
@@ -335,7 +335,7 @@ class ServerProcess:
                 os.close(pidfd)
 
     def _take_lines(self, data: bytes) -> bytes:
-        """Keeps and logs the complete lines of `data`; returns what follows the last of them."""
+        """Keep and logs the complete lines of `data`; returns what follows the last of them."""
         *lines, rest = data.split(b"\n")
         if len(rest) > _LINE_BYTES:
             lines.append(rest)
@@ -386,7 +386,7 @@ def _open_pidfd(pid: int) -> int | None:
 
 
 def _read_rest(fd: int) -> bytes:
-    """Reads what is in the pipe of an ended process, whoever else may still hold the pipe."""
+    """Read what is in the pipe of an ended process, whoever else may still hold the pipe."""
     chunks: list[bytes] = []
     deadline = time.monotonic() + _LAST_OUTPUT_DEADLINE_S
     while time.monotonic() < deadline:

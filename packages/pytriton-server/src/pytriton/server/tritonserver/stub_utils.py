@@ -86,7 +86,7 @@ def _offer_table() -> None:
 
 
 def _serialize_for_stub(array: Any) -> Any:
-    """Triton's form of a string tensor, as an array that the stub takes for as long as it is."""
+    """Return Triton's form of a string tensor, as an array that the stub takes for as long as it is."""
     data = _serialize(array)
     if not _was_asked or not data:
         return data
@@ -99,7 +99,7 @@ def _serialize_for_stub(array: Any) -> Any:
 
 
 def _fitting(tensor_class: Any) -> Any:
-    """What stands for the stub's class of tensors."""
+    """Return what stands for the stub's class of tensors."""
 
     def by_dlpack(name: str, array: Any) -> Any:
         from _pytriton_dlpack import to_capsule  # type: ignore[import-not-found]

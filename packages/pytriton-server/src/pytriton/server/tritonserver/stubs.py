@@ -41,7 +41,7 @@ class LostStubs:
         self._since: float | None = None
 
     def look(self, pending: Collection[str]) -> bool:
-        """Tells whether all models that are still waited for are such ones, and have had no stub for long enough.
+        """Tell whether all models that are still waited for are such ones, and have had no stub for long enough.
 
         A stub does not say which model it is for, at least not by its name. Those of models that are unloaded in order
         end before long.
@@ -54,7 +54,7 @@ class LostStubs:
 
 
 def shared_memory_of(pid: int | None) -> set[Path]:
-    """Gives the files in /dev/shm that the Python backend of a server has made."""
+    """Return the files in /dev/shm that the Python backend of a server has made."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -64,7 +64,7 @@ def shared_memory_of(pid: int | None) -> set[Path]:
 
 
 def remove_shared_memory(files: Collection[Path]) -> None:
-    """Removes what a server that has ended has left of its files in /dev/shm."""
+    """Remove what a server that has ended has left of its files in /dev/shm."""
     for file in files:
         try:
             file.unlink(missing_ok=True)
@@ -81,7 +81,7 @@ def _is_of_python_backend(control: Control, name: str) -> bool:
 
 
 def _has_stubs(pid: int | None) -> bool:
-    """Tells whether a server has any stub that lives."""
+    """Tell whether a server has any stub that lives."""
     for folder in Path("/proc").glob("[0-9]*"):
         # Processes come and go, and those of other users are not to be looked into.
         with contextlib.suppress(OSError, ValueError):
