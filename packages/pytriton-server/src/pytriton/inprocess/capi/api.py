@@ -1,7 +1,8 @@
 """Calls of Triton's C API.
 
-`load_api()` gives one object with all functions of the API under their C names. A function that returns an error raises
-it, so that no call site can forget to look. The declarations are in `functions.py`, the types in `_c_types.py`.
+`load_api()` gives one object with the functions of the API that are called here, under their C names. A function that
+returns an error raises it, so that no call site can forget to look. The declarations are in `functions.py`, the types
+in `c_types.py`.
 """
 
 from __future__ import annotations
@@ -26,8 +27,7 @@ class Api:
     """The functions of the C API, as attributes with their C names.
 
     Those that return a `TRITONSERVER_Error*` of which the caller becomes the owner raise it as a `TritonError` and
-    return `None`. The two exceptions return the pointer: `TRITONSERVER_ErrorNew`, and
-    `TRITONSERVER_InferenceResponseError`, whose error belongs to the response.
+    return `None`; only `TRITONSERVER_ErrorNew` returns the pointer.
 
     A function that the library lacks raises an `UnsupportedError` where it is called: most programs do without.
 

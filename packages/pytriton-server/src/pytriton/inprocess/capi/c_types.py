@@ -43,20 +43,12 @@ def out(kind: Any) -> Any:
     return POINTER(kind)
 
 
-class BufferAttributesHandle(c_void_p):
-    """`TRITONSERVER_BufferAttributes*`."""
-
-
 class ErrorHandle(c_void_p):
     """`TRITONSERVER_Error*`."""
 
 
 class InferenceRequestHandle(c_void_p):
     """`TRITONSERVER_InferenceRequest*`."""
-
-
-class InferenceResponseHandle(c_void_p):
-    """`TRITONSERVER_InferenceResponse*`."""
 
 
 class InferenceTraceHandle(c_void_p):
@@ -99,62 +91,9 @@ class MetricArgsHandle(c_void_p):
     """`TRITONSERVER_MetricArgs*`."""
 
 
-class MemoryManagerHandle(c_void_p):
-    """`TRITONBACKEND_MemoryManager*`."""
-
-
-class BackendInputHandle(c_void_p):
-    """`TRITONBACKEND_Input*`."""
-
-
-class BackendOutputHandle(c_void_p):
-    """`TRITONBACKEND_Output*`."""
-
-
-class BackendStateHandle(c_void_p):
-    """`TRITONBACKEND_State*`."""
-
-
-class BackendRequestHandle(c_void_p):
-    """`TRITONBACKEND_Request*`."""
-
-
-class ResponseFactoryHandle(c_void_p):
-    """`TRITONBACKEND_ResponseFactory*`."""
-
-
-class BackendResponseHandle(c_void_p):
-    """`TRITONBACKEND_Response*`."""
-
-
-class BackendHandle(c_void_p):
-    """`TRITONBACKEND_Backend*`."""
-
-
-class BackendModelHandle(c_void_p):
-    """`TRITONBACKEND_Model*`."""
-
-
-class ModelInstanceHandle(c_void_p):
-    """`TRITONBACKEND_ModelInstance*`."""
-
-
-class ModelInstanceResponseStatisticsHandle(c_void_p):
-    """`TRITONBACKEND_ModelInstanceResponseStatistics*`."""
-
-
-class BackendAttributeHandle(c_void_p):
-    """`TRITONBACKEND_BackendAttribute*`."""
-
-
-class BatcherHandle(c_void_p):
-    """`TRITONBACKEND_Batcher*`."""
-
-
 ResponseAllocatorAllocCallback = CFUNCTYPE(
     c_void_p, c_void_p, STRING, SIZE, ENUM, INT64, c_void_p, out(c_void_p), out(c_void_p), out(ENUM), out(INT64)
 )
-ResponseAllocatorQueryCallback = CFUNCTYPE(c_void_p, c_void_p, c_void_p, STRING, out(SIZE), out(ENUM), out(INT64))
 ResponseAllocatorReleaseCallback = CFUNCTYPE(c_void_p, c_void_p, c_void_p, c_void_p, SIZE, ENUM, INT64)
 ResponseAllocatorStartCallback = CFUNCTYPE(c_void_p, c_void_p, c_void_p)
 InferenceTraceActivityCallback = CFUNCTYPE(None, c_void_p, ENUM, UINT64, c_void_p)
@@ -162,6 +101,3 @@ InferenceTraceTensorActivityCallback = CFUNCTYPE(
     None, c_void_p, ENUM, STRING, ENUM, c_void_p, SIZE, out(INT64), UINT64, ENUM, INT64, c_void_p
 )
 InferenceTraceReleaseCallback = CFUNCTYPE(None, c_void_p, c_void_p)
-InferenceRequestReleaseCallback = CFUNCTYPE(None, c_void_p, UINT32, c_void_p)
-InferenceResponseCompleteCallback = CFUNCTYPE(None, c_void_p, UINT32, c_void_p)
-ResponseAllocatorBufferAttributesCallback = CFUNCTYPE(c_void_p, c_void_p, STRING, c_void_p, c_void_p, c_void_p)

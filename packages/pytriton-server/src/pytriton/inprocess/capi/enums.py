@@ -11,19 +11,15 @@ __all__ = [
     "DataType",
     "InstanceGroupKind",
     "LogFormat",
-    "LogLevel",
     "MemoryType",
     "MetricFormat",
     "MetricKind",
     "ModelBatchFlag",
     "ModelControlMode",
-    "ModelIndexFlag",
     "ModelTxnPropertyFlag",
     "ParameterType",
     "RateLimitMode",
     "RequestFlag",
-    "RequestReleaseFlag",
-    "ResponseCompleteFlag",
     "TraceActivity",
     "TraceLevel",
 ]
@@ -74,15 +70,6 @@ class InstanceGroupKind(IntEnum):
     CPU = 1
     GPU = 2
     MODEL = 3
-
-
-class LogLevel(IntEnum):
-    """Level of one log message."""
-
-    INFO = 0
-    WARN = 1
-    ERROR = 2
-    VERBOSE = 3
 
 
 class LogFormat(IntEnum):
@@ -139,19 +126,6 @@ class RequestFlag(IntFlag):
     SEQUENCE_END = 2
 
 
-class RequestReleaseFlag(IntFlag):
-    """Why a request is handed back to whoever made it."""
-
-    ALL = 1
-    RESCHEDULE = 2
-
-
-class ResponseCompleteFlag(IntFlag):
-    """State of a response: with `FINAL` no other follows it."""
-
-    FINAL = 1
-
-
 class ModelControlMode(IntEnum):
     """Who decides which models are loaded.
 
@@ -176,12 +150,6 @@ class ModelBatchFlag(IntFlag):
 
     UNKNOWN = 1
     FIRST_DIM = 2
-
-
-class ModelIndexFlag(IntFlag):
-    """Which models an index lists: with `READY` only those that answer."""
-
-    READY = 1
 
 
 class ModelTxnPropertyFlag(IntFlag):

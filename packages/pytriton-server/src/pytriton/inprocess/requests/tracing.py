@@ -176,25 +176,29 @@ class StartedTrace:
             TraceEvent(
                 TraceActivity(activity),
                 timestamp_ns,
-                self._ask(handle, "Id", ctypes.c_uint64()),
-                self._ask(handle, "ParentId", ctypes.c_uint64()),
-                (self._ask(handle, "ModelName", ctypes.c_char_p()) or b"").decode(errors="replace"),
-                self._ask(handle, "ModelVersion", ctypes.c_int64()),
-                (self._ask(handle, "RequestId", ctypes.c_char_p()) or b"").decode(errors="replace"),
+                self._ask(handle, "TRITONSERVER_InferenceTraceId", ctypes.c_uint64()),
+                self._ask(handle, "TRITONSERVER_InferenceTraceParentId", ctypes.c_uint64()),
+                (self._ask(handle, "TRITONSERVER_InferenceTraceModelName", ctypes.c_char_p()) or b"").decode(
+                    errors="replace"
+                ),
+                self._ask(handle, "TRITONSERVER_InferenceTraceModelVersion", ctypes.c_int64()),
+                (self._ask(handle, "TRITONSERVER_InferenceTraceRequestId", ctypes.c_char_p()) or b"").decode(
+                    errors="replace"
+                ),
                 **tensor,
             )
         )
 
     def release(self, handle: int) -> None:
         """Delete a trace that Triton has done with. With the one of the request, all is over."""
-        parent = self._ask(handle, "ParentId", ctypes.c_uint64())
+        parent = self._ask(handle, "TRITONSERVER_InferenceTraceParentId", ctypes.c_uint64())
         self._api.TRITONSERVER_InferenceTraceDelete(handle)
         if not parent:
             _started.pop(self._number, None)
             self._trace._ended.set()
 
-    def _ask(self, handle: int, what: str, value: Any) -> Any:
-        getattr(self._api, f"TRITONSERVER_InferenceTrace{what}")(handle, ctypes.byref(value))
+    def _ask(self, handle: int, function: str, value: Any) -> Any:
+        getattr(self._api, function)(handle, ctypes.byref(value))
         return value.value
 
 
