@@ -73,7 +73,13 @@ PROMISED = {
     """,
 }
 # Modules without a leading underscore that are the inside of a distribution all the same.
-INTERNAL = ("pytriton.server.", "pytriton.proxy_backend.", "pytriton.decorators.serving")
+INTERNAL = (
+    "pytriton.server.",
+    "pytriton.inprocess.",
+    "pytriton.proxy_backend.",
+    "pytriton.proxy.trace",
+    "pytriton.decorators.serving",
+)
 
 
 PROMISED_NAMES = [(module, name) for module, names in PROMISED.items() for name in names.split()]

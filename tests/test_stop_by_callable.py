@@ -49,7 +49,8 @@ def calling_async(action: Callable[[], Any], asked: Asked) -> Callable[[Any], An
 
 def calling_in_thread(action: Callable[[], Any], asked: Asked) -> Callable[[Any], Any]:
     async def call(requests: Any) -> Any:
-        asked.append(await asyncio.to_thread(action))
+        # Noted in the thread: a stop may cancel this task before the thread has come back.
+        await asyncio.to_thread(lambda: asked.append(action()))
         return [{"y": request["x"] * np.float32(2)} for request in requests]
 
     return call
