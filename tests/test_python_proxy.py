@@ -29,13 +29,12 @@ from pytriton.proxy_backend.python_proxy.records import RequestData, read_respon
 from pytriton.proxy_backend.python_proxy.settings import PythonProxySettings
 from pytriton.proxy_backend.python_proxy.workers import AttachedWorker, BatchInFlight
 from pytriton.proxy_backend.transport.arena import InputBlock, OwnedBlock
-from pytriton.proxy_backend.transport.zmq_connection import hello_text
 from pytriton.proxy_backend.transport.zmq_memory import MemoryCaller, SharedMemory, memory_path
 from pytriton.proxy_backend.transport.zmq_sockets import BindError, WouldBlockError, ZmqSocket, make_keys
-from pytriton.proxy_backend.wire import layout
+from pytriton.proxy_backend.wire import messages
 from pytriton.proxy_backend.wire.batch import Batch
-from pytriton.proxy_backend.wire.greetings import pack_greeting
-from pytriton.proxy_backend.wire.layout import ErrorCode, MessageType
+from pytriton.proxy_backend.wire.greetings import Hello, pack_refuse, parse_answer
+from pytriton.proxy_backend.wire.layout import ErrorCode
 from pytriton.proxy_backend.wire.response import Answer, ResponseWriter
 from pytriton.proxy_backend.zmq_keys import CurveKeys, KeyFileError, KeysMissingError
 from support.python_proxy import (
@@ -431,8 +430,8 @@ def test_a_worker_that_is_stopped_counts_as_gone_and_comes_back(address: str, tm
 
 
 def _bad_version() -> bytes:
-    packet = bytearray(pack_greeting(MessageType.HELLO, "w"))
-    packet[layout.MESSAGE.size + 8] = 9
+    packet = bytearray(Hello(name="w").pack())
+    packet[messages.HEADER_SIZE + 8] = 9
     return bytes(packet)
 
 
@@ -441,9 +440,9 @@ def _bad_version() -> bytes:
     [
         (b"", b"packet of 0 bytes"),
         (b"x" * 200, b"something else"),
-        (pack_greeting(MessageType.WELCOME, "w"), b"something else"),
+        (pack_refuse("w"), b"something else"),
         (_bad_version(), b"protocol 9.0"),
-        (pack_greeting(MessageType.HELLO, "w")[:100], b"something else"),
+        (Hello(name="w").pack()[:100], b"something else"),
     ],
     ids=["nothing", "no message", "no hello", "another version", "cut off"],
 )
@@ -452,7 +451,7 @@ def test_who_does_not_greet_as_a_worker_is_refused(address: str, packet: bytes, 
         peer = ZmqSocket(address, listen=False)
         try:
             answer = exchange(peer, packet)
-            assert layout.MESSAGE.unpack_from(answer)[0] == MessageType.REFUSE
+            assert messages.read_header(answer, len(answer))[0] == messages.REFUSE
             assert words in answer
         finally:
             peer.close()
@@ -484,11 +483,11 @@ def send(peer: ZmqSocket, packet: bytes, *parts: bytes) -> None:
     ("packet", "parts"),
     [
         (b"short", ()),
-        (layout.MESSAGE.pack(MessageType.RESPONSE, 2, 48, 999, 0, 0, 0, 0, 0), ()),
-        (layout.MESSAGE.pack(MessageType.SEGMENT, 0, 48, 0, 0, 1, 0, 0, 64), ()),
-        (layout.MESSAGE.pack(MessageType.RESPONSE, 2, 48, 1, 0, 0, 0, 0, 100), (b"x" * 99,)),
-        (layout.MESSAGE.pack(MessageType.RESPONSE, 2, 48, 1, 0, 0, 0, 0, 100), (b"x" * 100,)),
-        (layout.MESSAGE.pack(MessageType.RESPONSE, 2, 50, 1, 0, 0, 0, 0, 100), (b"x" * 100,)),
+        (messages.pack_response(999, 0, 0, 0, messages.BATCH_DONE), ()),
+        (messages.pack_segment(1, 64), ()),
+        (messages.pack_response(1, 0, 0, 100, messages.BATCH_DONE), (b"x" * 99,)),
+        (messages.pack_response(1, 0, 0, 100, messages.BATCH_DONE), (b"x" * 100,)),
+        (messages.pack_response(1, 0, 0, 100, messages.BATCH_DONE) + b"xx", (b"x" * 100,)),
     ],
     ids=["short", "unknown batch", "segment", "another length", "no record", "another size"],
 )
@@ -498,8 +497,8 @@ def test_a_worker_that_sends_garbage_loses_its_connection_and_nobody_else_does(
     with proxy(address) as served:
         peer = ZmqSocket(address, listen=False)
         try:
-            greeting = pack_greeting(MessageType.HELLO, "bad", max_in_flight=1)
-            assert layout.MESSAGE.unpack_from(exchange(peer, greeting))[0] == MessageType.WELCOME
+            greeting = Hello(name="bad").pack()
+            assert parse_answer(exchange(peer, greeting)).model_name == "model"
             [caller], thread = served.start([1])
             served.wait_workers(1)
             wait_until(lambda: peer.receive() is not None, "the batch")
@@ -697,14 +696,14 @@ def test_a_model_of_another_server_keeps_its_workers(address: str) -> None:
 
 @pytest.mark.parametrize("what", ["unknown segment", "outside", "given back twice", "no memfd", "not sealed", "text"])
 def test_a_worker_that_is_wrong_about_memory_loses_its_connection_alone(address: str, what: str) -> None:
-    release = layout.MESSAGE.pack(MessageType.RELEASE, 0, 48, 0, 0, 1, 0, 64, 0)
+    release = messages.pack_release(1, 64)
     answers = {"unknown segment": (9, 0), "outside": (1, 1 << 40), "given back twice": None}
     with proxy(address) as served:
         caller = MemoryCaller(address)
         peer = ZmqSocket(address, listen=False)
         try:
-            greeting = pack_greeting(MessageType.HELLO, hello_text(b"bad", caller.token), max_in_flight=1)
-            assert layout.MESSAGE.unpack_from(exchange(peer, greeting))[0] == MessageType.WELCOME
+            greeting = Hello(name="bad", memory_token=caller.token).pack()
+            assert parse_answer(exchange(peer, greeting)).model_name == "model"
             memory = caller.accepted(1 << 20)
             assert memory is not None
             [request], thread = served.start([1])
@@ -723,7 +722,7 @@ def test_a_worker_that_is_wrong_about_memory_loses_its_connection_alone(address:
             if what == "given back twice":
                 send(peer, release)
             else:
-                send(peer, layout.MESSAGE.pack(MessageType.RESPONSE, 2, 48, 1, 0, segment, 0, offset, 64))
+                send(peer, messages.pack_response(1, segment, offset, 64, messages.BATCH_DONE))
             code, text = request.wait()
             assert code == UNAVAILABLE
             assert "worker 'bad'" in text
@@ -737,7 +736,7 @@ def test_a_worker_that_is_wrong_about_memory_loses_its_connection_alone(address:
 
 
 def _announce(memory: SharedMemory, descriptors: list[int]) -> None:
-    packet = layout.MESSAGE.pack(MessageType.SEGMENT, 0, 48, 0, 0, 1, 0, 0, 4096)
+    packet = messages.pack_segment(1, 4096)
     socket.send_fds(memory._channel, [packet], descriptors)
 
 

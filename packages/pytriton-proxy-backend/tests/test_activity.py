@@ -7,14 +7,10 @@ from pathlib import Path
 import pytest
 
 from pytriton.proxy_backend.transport.activity import EndpointActivity, ask_activity
-from pytriton.proxy_backend.wire import layout
-from pytriton.proxy_backend.wire.layout import MessageType
+from pytriton.proxy_backend.wire import messages
 
 DEADLINE_S = 30.0
-
-
-def answer(kind: MessageType, length: int) -> bytes:
-    return layout.MESSAGE.pack(kind, 0, layout.MESSAGE.size, 9, 0, 0, 0, 0, length)
+ANSWER = messages.pack_activity(taken=9, in_flight=3)
 
 
 def test_nobody_listens(tmp_path: Path) -> None:
@@ -34,12 +30,13 @@ def test_one_that_says_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("packet", "expected"),
     [
-        (answer(MessageType.ACTIVITY, 3), EndpointActivity(in_flight=3, taken=9)),
-        (answer(MessageType.DETACH, 3), None),
-        (answer(MessageType.ACTIVITY, 3)[:-1], None),
+        (ANSWER, EndpointActivity(in_flight=3, taken=9)),
+        (messages.pack_detach(), None),
+        (ANSWER[:-1], None),
+        (ANSWER + b"more", None),
         (b"", None),
     ],
-    ids=["activity", "another message", "cut off", "end of file"],
+    ids=["activity", "another message", "cut off", "too long", "end of file"],
 )
 def test_what_is_said(tmp_path: Path, packet: bytes, expected: EndpointActivity | None) -> None:
     path = tmp_path / "x.sock"
@@ -48,7 +45,7 @@ def test_what_is_said(tmp_path: Path, packet: bytes, expected: EndpointActivity 
     def serve() -> None:
         peer, _ = listening.accept()
         with peer:
-            asked.append(peer.recv(layout.MAX_PACKET))
+            asked.append(peer.recv(4096))
             if packet:
                 peer.send(packet)
 
@@ -59,4 +56,4 @@ def test_what_is_said(tmp_path: Path, packet: bytes, expected: EndpointActivity 
         thread.start()
         assert ask_activity(path, DEADLINE_S) == expected
         thread.join(DEADLINE_S)
-    assert asked == [layout.MESSAGE.pack(MessageType.ACTIVITY, 0, layout.MESSAGE.size, 0, 0, 0, 0, 0, 0)]
+    assert asked == [messages.pack_activity()]

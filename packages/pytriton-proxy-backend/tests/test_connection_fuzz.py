@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytriton.proxy_backend import AttachError, ConnectionLostError, ProtocolError
-from pytriton.proxy_backend.transport.connection import Connection, parse_greeting
+from pytriton.proxy_backend.transport.connection import Connection
+from pytriton.proxy_backend.wire.greetings import parse_answer
 
 GOLDEN = Path(__file__).parent / "golden"
 GREETINGS = ["hello", "welcome", "welcome_minor_9", "refuse", "refuse_major_2", "refuse_major_2_short", "detach"]
@@ -48,7 +49,7 @@ def changed(raw: bytes, changes: list[tuple[int, int, int]], cut: int | None = N
 @settings(max_examples=2000, deadline=None)
 def test_greetings(packet: bytes) -> None:
     try:
-        welcome = parse_greeting(packet)
+        welcome = parse_answer(packet)
     except AttachError as error:
         assert str(error)  # noqa: PT017
         return

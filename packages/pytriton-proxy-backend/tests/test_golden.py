@@ -13,10 +13,10 @@ import pytest
 from pytriton.proxy_backend import VersionMismatchError
 from pytriton.proxy_backend.errors import AttachError
 from pytriton.proxy_backend.transport.arena import OwnArena, OwnedBlock, PeerArena
-from pytriton.proxy_backend.transport.connection import Welcome, parse_greeting
-from pytriton.proxy_backend.wire import layout
+from pytriton.proxy_backend.wire import layout, messages
 from pytriton.proxy_backend.wire.batch import Batch
-from pytriton.proxy_backend.wire.layout import Capability, MessageFlag, MessageType
+from pytriton.proxy_backend.wire.greetings import GreetingError, Hello, Welcome, parse_answer, parse_hello
+from pytriton.proxy_backend.wire.layout import Capability
 from pytriton.proxy_backend.wire.response import Answer, ResponseWriter
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -31,53 +31,53 @@ def test_files_are_what_the_generator_makes(golden: ModuleType) -> None:
     assert {path.name for path in GOLDEN.glob("*.bin")} == set(golden.vectors())
 
 
-def pack(kind: MessageType, body: bytes = b"", **fields: Any) -> bytes:
-    names = ("flags", "size", "batch", "consumed", "segment", "index", "offset", "length")
-    values = {**dict.fromkeys(names, 0), **fields, "size": layout.MESSAGE.size + len(body)}
-    return layout.MESSAGE.pack(kind, *(values[name] for name in names)) + body
-
-
 @pytest.mark.parametrize(
     ("name", "packet"),
     [
-        ("segment", pack(MessageType.SEGMENT, segment=2, length=1 << 33)),
-        ("segment_close", pack(MessageType.SEGMENT_CLOSE, segment=2)),
-        ("batch", pack(MessageType.BATCH, batch=7, consumed=5, segment=2, offset=(1 << 32) + 128, length=1 << 32)),
-        (
-            "response",
-            pack(
-                MessageType.RESPONSE,
-                flags=MessageFlag.INPUT_RELEASED | MessageFlag.BATCH_DONE,
-                batch=7,
-                segment=1,
-                offset=1 << 33,
-                length=4096,
-            ),
-        ),
-        (
-            "fail",
-            pack(
-                MessageType.FAIL,
-                "größer".encode(),
-                flags=MessageFlag.BATCH_DONE,
-                batch=7,
-                index=layout.ErrorCode.INVALID_ARG,
-            ),
-        ),
-        ("release_acknowledge", pack(MessageType.RELEASE, consumed=6)),
-        ("release_block", pack(MessageType.RELEASE, segment=2, offset=(1 << 32) + 128)),
-        ("cancel", pack(MessageType.CANCEL, batch=7, index=2)),
-        ("detach", pack(MessageType.DETACH)),
-        ("activity_ask", pack(MessageType.ACTIVITY)),
-        ("activity", pack(MessageType.ACTIVITY, batch=9, length=3)),
+        ("segment", messages.pack_segment(2, 1 << 33)),
+        ("segment_close", messages.pack_segment_close(2)),
+        ("batch", messages.pack_batch(7, 2, (1 << 32) + 128, 1 << 32, consumed=5)),
+        ("response", messages.pack_response(7, 1, 1 << 33, 4096, messages.INPUT_RELEASED | messages.BATCH_DONE)),
+        ("fail", messages.pack_fail(7, layout.ErrorCode.INVALID_ARG, "größer")),
+        ("release_acknowledge", messages.pack_acknowledge(6)),
+        ("release_block", messages.pack_release(2, (1 << 32) + 128)),
+        ("cancel", messages.pack_cancel(7, 2)),
+        ("detach", messages.pack_detach()),
+        ("activity_ask", messages.pack_activity()),
+        ("activity", messages.pack_activity(taken=9, in_flight=3)),
     ],
 )
 def test_messages(name: str, packet: bytes) -> None:
     assert packet == read(name)
 
 
+def without_sender(packet: bytes) -> bytes:
+    """Return a greeting without the process and the user that it is from."""
+    at = layout.MESSAGE.size + layout.GREETING_VERSION.size
+    return packet[:at] + bytes(8) + packet[at + 8 :]
+
+
+def test_hello(golden: ModuleType) -> None:
+    hello = Hello(
+        name="classify", model_name="model", model_version=1, tensors_digest=golden.DIGEST, max_in_flight=64, pid=4242
+    )
+    assert parse_hello(read("hello"), decoupled=True) == hello
+    assert without_sender(hello.pack()) == without_sender(read("hello"))
+    assert parse_hello(read("hello_minor_9"), decoupled=True) == Hello(name="classify", pid=4242, version=(1, 9))
+    with pytest.raises(GreetingError, match=r"protocol 2\.5, this proxy 1\.0"):
+        parse_hello(read("hello_major_2_short"), decoupled=False)
+
+
+def test_the_name_of_a_worker_makes_way_for_its_model() -> None:
+    hello = Hello(name="n" * 5000, model_name="model", tensors_digest="d", memory_token=b"t" * 16)
+    packet = hello.pack()
+    assert len(packet) == layout.MAX_PACKET
+    read_back = parse_hello(packet, decoupled=False)
+    assert (read_back.model_name, read_back.tensors_digest, read_back.memory_token) == ("model", "d", b"t" * 16)
+
+
 def test_welcome() -> None:
-    assert parse_greeting(read("welcome")) == Welcome(
+    assert parse_answer(read("welcome")) == Welcome(
         model_name="digits",
         model_version=3,
         batching=True,
@@ -87,17 +87,18 @@ def test_welcome() -> None:
         arena_idle_s=10.0,
         execution_timeout_s=2.5,
     )
-    plain = parse_greeting(read("welcome_decoupled_no_capabilities"))
+    assert without_sender(parse_answer(read("welcome")).pack()) == without_sender(read("welcome"))
+    plain = parse_answer(read("welcome_decoupled_no_capabilities"))
     assert (plain.model_name, plain.batching, plain.decoupled, plain.capabilities) == ("tokens", True, True, 0)
 
 
 def test_a_later_minor_is_read_as_far_as_it_is_known() -> None:
-    assert parse_greeting(read("welcome_minor_9")) == parse_greeting(read("welcome"))
+    assert parse_answer(read("welcome_minor_9")) == parse_answer(read("welcome"))
 
 
 def test_refusal_carries_its_reason() -> None:
     with pytest.raises(AttachError, match="refused this worker: it runs as user 7") as caught:
-        parse_greeting(read("refuse"))
+        parse_answer(read("refuse"))
     assert not isinstance(caught.value, VersionMismatchError)
 
 
@@ -106,7 +107,7 @@ def test_another_major_names_both_versions(name: str, theirs: tuple[int, int]) -
     with pytest.raises(
         VersionMismatchError, match=rf"protocol 1\.0, the proxy backend {theirs[0]}\.{theirs[1]}"
     ) as caught:
-        parse_greeting(read(name))
+        parse_answer(read(name))
     assert (caught.value.ours, caught.value.theirs) == ((1, 0), theirs)
 
 

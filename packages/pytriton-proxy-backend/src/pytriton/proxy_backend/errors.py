@@ -21,6 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .wire.errors import AttachError, ProtocolError, ProxyBackendError, VersionMismatchError
+
 __all__ = [
     "ArenaFullError",
     "AttachError",
@@ -36,10 +38,6 @@ __all__ = [
     "VersionMismatchError",
     "WorkerProcessError",
 ]
-
-
-class ProxyBackendError(Exception):
-    """Base of every error of this distribution."""
 
 
 class LibraryNotFoundError(ProxyBackendError):
@@ -122,30 +120,8 @@ class WorkerProcessError(ProxyBackendError):
         self.log_lines = tuple(log_lines)
 
 
-class AttachError(ProxyBackendError):
-    """The worker did not get through to the proxy backend."""
-
-
-class VersionMismatchError(AttachError):
-    """Worker and proxy backend speak different major versions of the protocol.
-
-    Attributes:
-        ours: (major, minor) of this side.
-        theirs: (major, minor) of the peer.
-    """
-
-    def __init__(self, message: str, *, ours: tuple[int, int], theirs: tuple[int, int]) -> None:
-        super().__init__(message)
-        self.ours = ours
-        self.theirs = theirs
-
-
 class ConnectionLostError(ProxyBackendError):
     """The proxy backend closed the connection, or its server died."""
-
-
-class ProtocolError(ProxyBackendError):
-    """The peer sent something that the protocol does not allow."""
 
 
 class ArenaFullError(ProxyBackendError):

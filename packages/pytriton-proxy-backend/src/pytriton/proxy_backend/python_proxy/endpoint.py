@@ -19,8 +19,8 @@ from ..errors import ProtocolError
 from ..transport.zmq_memory import MemoryListener
 from ..transport.zmq_sockets import Message, UnreachableError, WouldBlockError, ZmqSocket
 from ..wire import layout
-from ..wire.greetings import GreetingError, pack_greeting, parse_hello
-from ..wire.layout import ErrorCode, MessageFlag, MessageType
+from ..wire.greetings import GreetingError, Welcome, pack_refuse, parse_hello
+from ..wire.layout import Capability, ErrorCode, MessageFlag, MessageType
 from .records import RequestData, read_responses
 from .workers import AttachedWorker, BatchInFlight, Caller, EndpointSettings, logger
 
@@ -272,7 +272,7 @@ class ProxyEndpoint:
             worker.silent_since = None
             self._take(worker, message)
         except ProtocolError as error:
-            self._tell(worker, pack_greeting(MessageType.REFUSE, str(error)))
+            self._tell(worker, pack_refuse(str(error)))
             self._drop(worker, str(error))
             self._dismissed[worker.peer] = worker.link
         else:
@@ -286,25 +286,24 @@ class ProxyEndpoint:
             settings.check(hello)
         except GreetingError as error:
             logger.error("%s: a worker was refused: %s", self._where, error)
-            answer = pack_greeting(MessageType.REFUSE, str(error))
+            answer = pack_refuse(str(error))
             worker = None
         else:
             memory = None
             if self._memory is not None and hello.memory_token:
                 memory = self._memory.claim(hello.memory_token, settings.budget_bytes)
             worker = AttachedWorker(message.peer, message.link, hello, memory)
-            flags = layout.ModelFlag.BATCHING * settings.batching | layout.ModelFlag.DECOUPLED * settings.decoupled
-            answer = pack_greeting(
-                MessageType.WELCOME,
-                settings.model_name,
-                max_in_flight=hello.max_in_flight,
-                capabilities=hello.capabilities,
-                model_flags=flags,
+            answer = Welcome(
+                model_name=settings.model_name,
                 model_version=settings.model_version,
+                batching=settings.batching,
+                decoupled=settings.decoupled,
+                capabilities=Capability(hello.capabilities),
                 arena_budget=settings.budget_bytes,
-                arena_idle_ms=round(settings.idle_s * 1000),
-                execution_timeout_ms=round(settings.execution_timeout_s * 1000),
-            )
+                arena_idle_s=settings.idle_s,
+                execution_timeout_s=settings.execution_timeout_s,
+                max_in_flight=hello.max_in_flight,
+            ).pack()
         try:
             self._socket.send(answer, peer=message.peer)
         except (UnreachableError, WouldBlockError):

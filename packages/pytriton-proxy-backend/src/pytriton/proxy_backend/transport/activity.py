@@ -7,10 +7,13 @@ import socket
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..wire import layout
-from ..wire.layout import MessageType
+from ..wire import messages
+from ..wire.errors import ProtocolError
+from ..wire.layout import MAX_PACKET
 
 __all__ = ["EndpointActivity", "ask_activity"]
+
+_ANSWER = (messages.ACTIVITY, messages.HEADER_SIZE)
 
 
 @dataclass(frozen=True)
@@ -37,11 +40,9 @@ def ask_activity(endpoint: Path, timeout_s: float) -> EndpointActivity | None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as peer:
             peer.settimeout(timeout_s)
             peer.connect(os.fspath(endpoint))
-            peer.send(layout.MESSAGE.pack(MessageType.ACTIVITY, 0, layout.MESSAGE.size, 0, 0, 0, 0, 0, 0))
-            packet = peer.recv(layout.MAX_PACKET)
-    except OSError:
+            peer.send(messages.pack_activity())
+            packet = peer.recv(MAX_PACKET)
+        kind, _, size, taken, _, _, _, _, in_flight = messages.read_header(packet, len(packet))
+    except (OSError, ProtocolError):
         return None
-    if len(packet) != layout.MESSAGE.size:
-        return None
-    kind, _, _, taken, _, _, _, _, in_flight = layout.MESSAGE.unpack(packet)
-    return EndpointActivity(in_flight=in_flight, taken=taken) if kind == MessageType.ACTIVITY else None
+    return EndpointActivity(in_flight=in_flight, taken=taken) if (kind, size) == _ANSWER else None

@@ -11,15 +11,15 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import AttachError, ConnectionLostError, ProtocolError, VersionMismatchError
+from ..errors import AttachError, ConnectionLostError, ProtocolError
 from ..model import ModelSpec
 from ..runtime.statistics import Counters
 from ..system.forks import let_go_in_child
 from ..wire import layout
 from ..wire.batch import Batch, Plan
+from ..wire.greetings import Hello, Welcome, parse_answer
 from ..wire.layout import MessageFlag, MessageType
 from ..wire.response import Answer, Array, ResponseWriter, Written, write_whole
 from .arena import NewSegment, OwnArena, OwnedBlock, PeerArena
@@ -50,20 +50,6 @@ _INPUT_RELEASED = int(MessageFlag.INPUT_RELEASED)
 
 class GreetingTimeoutError(AttachError):
     """The proxy backend did not answer a greeting in time: it is slow or stopped, and may come back."""
-
-
-@dataclass(frozen=True)
-class Welcome:
-    """What the proxy backend says about the model when a worker attaches; times in seconds, 0 is no timeout."""
-
-    model_name: str
-    model_version: int
-    batching: bool
-    decoupled: bool
-    capabilities: layout.Capability
-    arena_budget: int
-    arena_idle_s: float
-    execution_timeout_s: float = 0.0
 
 
 def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
@@ -143,18 +129,12 @@ class Connection:
     # ---- greeting -------------------------------------------------------------------------------------------------
 
     def _greet(self, name: str, max_in_flight: int, model: ModelSpec | None) -> Welcome:
-        text = greeting_text(name, model)
-        greeting = layout.GREETING.pack(
-            layout.MAGIC, layout.MAJOR, layout.MINOR, os.getpid(), os.geteuid(), max_in_flight,
-            layout.CAPABILITIES, 0, len(text), 0 if model is None else model.version, 0, 0, 0,
-        )  # fmt: skip
-        size = layout.MESSAGE.size + len(greeting) + len(text)
-        self._socket.send(layout.MESSAGE.pack(MessageType.HELLO, 0, size, 0, 0, 0, 0, 0, 0) + greeting + text)
+        self._socket.send(hello_for(name, model, max_in_flight).pack())
         packet = self._socket.recv(layout.MAX_PACKET)
         if not packet:
             # Most likely its server ends just now: as good as nobody listening, so the worker tries again.
             raise ConnectionResetError("the proxy backend closed the connection instead of answering the greeting")
-        return parse_greeting(packet)
+        return parse_answer(packet)
 
     # ---- receiving ------------------------------------------------------------------------------------------------
 
@@ -470,55 +450,15 @@ class Connection:
         self._socket.close()
 
 
-def greeting_text(name: str, model: ModelSpec | None) -> bytes:
-    """Return the text of a greeting: what the worker calls itself and, line by line, what it is for."""
-    # The name is for people: what is too long of it goes, what tells the model stays.
-    rest = "" if model is None else f"\n{model.name}\n{model.tensors_digest}"
-    raw = rest.encode("utf-8")
-    return name.replace("\n", " ").encode("utf-8")[: max(0, layout.MAX_TEXT - len(raw))] + raw[: layout.MAX_TEXT]
-
-
-def parse_greeting(packet: bytes) -> Welcome:
-    """Read the answer to a greeting.
-
-    Raises:
-        VersionMismatchError: If the proxy backend speaks another major version.
-        AttachError: If it refuses, or is no proxy backend.
-    """
-    start = layout.MESSAGE.size
-    if len(packet) < start + layout.GREETING_VERSION.size:
-        raise AttachError(f"an answer of {len(packet)} bytes came to the greeting, which is too short for one")
-    kind, _, size, *_ = layout.MESSAGE.unpack_from(packet)
-    magic, major, minor = layout.GREETING_VERSION.unpack_from(packet, start)
-    if magic != layout.MAGIC or size != len(packet):
-        raise AttachError("the peer on this socket is not a pytriton proxy backend")
-    # Another major version promises no more than its magic and its version; what it has of the rest is worth showing.
-    text_start = start + layout.GREETING.size
-    fields = layout.GREETING.unpack(packet[start:text_start].ljust(layout.GREETING.size, b"\0"))
-    capabilities, model_flags, text_length, model_version, arena_budget, arena_idle_ms, timeout_ms = fields[6:]
-    text = packet[text_start : text_start + text_length].decode("utf-8", "replace")
-    if major != layout.MAJOR:
-        raise VersionMismatchError(
-            f"this worker speaks protocol {layout.MAJOR}.{layout.MINOR}, the proxy backend {major}.{minor}: the major "
-            f"versions must agree. Install the same version of pytriton-proxy-backend for both"
-            + (f" (it says: {text})" if text else ""),
-            ours=(layout.MAJOR, layout.MINOR),
-            theirs=(major, minor),
-        )
-    if len(packet) < text_start + text_length:
-        raise AttachError(f"the answer to the greeting, protocol {major}.{minor}, is cut off after {len(packet)} bytes")
-    if kind == MessageType.REFUSE:
-        raise AttachError(f"the proxy backend refused this worker: {text}")
-    if kind != MessageType.WELCOME:
-        raise AttachError(f"message {kind} came instead of an answer to the greeting")
-    flags = layout.ModelFlag(model_flags & (layout.ModelFlag.BATCHING | layout.ModelFlag.DECOUPLED))
-    return Welcome(
-        model_name=text,
-        model_version=model_version,
-        batching=bool(flags & layout.ModelFlag.BATCHING),
-        decoupled=bool(flags & layout.ModelFlag.DECOUPLED),
-        capabilities=layout.Capability(capabilities & layout.CAPABILITIES),
-        arena_budget=arena_budget,
-        arena_idle_s=arena_idle_ms / 1000,
-        execution_timeout_s=timeout_ms / 1000,
+def hello_for(name: str, model: ModelSpec | None, max_in_flight: int, memory_token: bytes = b"") -> Hello:
+    """Return the greeting of a worker for a model, or for any where that is `None`."""
+    if model is None:
+        return Hello(name=name, max_in_flight=max_in_flight, memory_token=memory_token)
+    return Hello(
+        name=name,
+        model_name=model.name,
+        model_version=model.version,
+        tensors_digest=model.tensors_digest,
+        max_in_flight=max_in_flight,
+        memory_token=memory_token,
     )

@@ -19,12 +19,12 @@ from ..model import ModelSpec
 from ..runtime.statistics import Counters
 from ..wire import layout
 from ..wire.batch import Batch, Plan
-from ..wire.greetings import pack_greeting
+from ..wire.greetings import parse_answer
 from ..wire.layout import MessageFlag, MessageType
 from ..wire.response import ResponseWriter, Written
 from ..zmq_keys import CurveKeys
 from .arena import InputBlock, OwnedBlock
-from .connection import STREAM_WINDOW, TICK_S, Connection, greeting_text, parse_greeting
+from .connection import STREAM_WINDOW, TICK_S, Connection, hello_for
 from .zmq_memory import MemoryCaller, SharedMemory
 from .zmq_sockets import UnreachableError, WouldBlockError, ZmqSocket
 
@@ -91,13 +91,7 @@ class ZmqConnection(Connection):
         self._outputs = _Outputs(self.welcome.arena_budget, self._memory)  # type: ignore[assignment]
 
     def _greet_proxy(self, name: str, max_in_flight: int, model: ModelSpec | None, token: bytes) -> Any:
-        hello = pack_greeting(
-            MessageType.HELLO,
-            hello_text(greeting_text(name, model), token),
-            max_in_flight=max_in_flight,
-            capabilities=layout.CAPABILITIES,
-            model_version=0 if model is None else model.version,
-        )
+        hello = hello_for(name, model, max_in_flight, token).pack()
         deadline = time.monotonic() + _GREETING_TIMEOUT_S
         sent = False
         while time.monotonic() < deadline:
@@ -117,7 +111,7 @@ class ZmqConnection(Connection):
                     raise ConnectionRefusedError(f"nobody accepts this worker at {self._address}")
             message = self._link.receive()
             if message is not None:
-                return parse_greeting(message.packet)
+                return parse_answer(message.packet)
             self._link.wait(_ROOM_POLL_S)
         raise ConnectionRefusedError(f"{self._address} did not answer a greeting within {_GREETING_TIMEOUT_S:g} s")
 
@@ -183,7 +177,7 @@ class ZmqConnection(Connection):
         elif kind == MessageType.DETACH:
             return False
         elif kind == MessageType.REFUSE:
-            parse_greeting(packet)  # raises, with the reason
+            parse_answer(packet)  # raises, with the reason
         else:
             raise ProtocolError(f"message {kind} came, which a proxy does not send to an attached worker")
         return True
@@ -360,14 +354,6 @@ class ZmqConnection(Connection):
         self._link.close()
         if self._memory is not None:
             self._memory.close()
-
-
-def hello_text(text: bytes, token: bytes) -> bytes:
-    """Return the text of a greeting to a Python proxy.
-
-    Behind what every worker says, the token of its shared memory.
-    """
-    return text + b"\n" * (3 - text.count(b"\n")) + token.hex().encode() if token else text
 
 
 _NOBODY: collections.deque[tuple[int, int]] = collections.deque(maxlen=0)

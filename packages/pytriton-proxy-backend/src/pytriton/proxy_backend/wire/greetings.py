@@ -1,4 +1,4 @@
-"""Greetings as the Python proxy sends and reads them, and as its workers send theirs."""
+"""Greetings: what a worker says of itself in HELLO, and the answer to it, WELCOME or REFUSE."""
 
 from __future__ import annotations
 
@@ -6,31 +6,97 @@ import os
 from dataclasses import dataclass
 
 from . import layout
-from .layout import MessageType
+from .errors import AttachError, VersionMismatchError
+from .layout import CAPABILITIES, GREETING, GREETING_VERSION, MAGIC, MAX_TEXT, Capability, MessageType, ModelFlag
+from .messages import HEADER_SIZE, Buffer, pack_greeting
+
+_MAX_IN_FLIGHT = 1024
+_OURS = (layout.MAJOR, layout.MINOR)
+_BODY = HEADER_SIZE
+_TEXT = HEADER_SIZE + GREETING.size
 
 
 class GreetingError(Exception):
     """A worker cannot be let in; the text is the reason, for both."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Hello:
-    """What a worker says of itself; of the model that it is for, what is empty or 0 is not compared."""
+    """What a worker says of itself.
+
+    Attributes:
+        name: What it calls itself, for people.
+        model_name: The model that it is for; empty is any.
+        model_version: The model's version; 0 is any.
+        tensors_digest: The digest of the model's tensors; empty is any.
+        max_in_flight: Batches that it takes at once.
+        capabilities: What it can do.
+        memory_token: Where it shares memory beside ZeroMQ, what it has told the other socket.
+        pid: Its process.
+        version: Of the protocol that it speaks.
+    """
 
     name: str
+    model_name: str = ""
+    model_version: int = 0
+    tensors_digest: str = ""
+    max_in_flight: int = 1
+    capabilities: int = CAPABILITIES
+    memory_token: bytes = b""
+    pid: int = 0
+    version: tuple[int, int] = _OURS
+
+    def pack(self) -> bytes:
+        """Return the packet, as from this process."""
+        lines = f"\n{self.model_name}\n{self.tensors_digest}\n{self.memory_token.hex()}".rstrip("\n").encode()
+        # The name is for people: what is too long of it goes, what tells the model stays.
+        name = self.name.replace("\n", " ").encode("utf-8", "replace")[: max(0, MAX_TEXT - len(lines))]
+        return _pack(
+            MessageType.HELLO,
+            name + lines,
+            max_in_flight=self.max_in_flight,
+            capabilities=self.capabilities,
+            model_version=self.model_version,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Welcome:
+    """What the proxy backend says about the model when a worker attaches; times in seconds, 0 is no timeout."""
+
     model_name: str
     model_version: int
-    tensors_digest: str
-    pid: int
-    max_in_flight: int
-    capabilities: int
-    version: tuple[int, int]
-    memory_token: bytes = b""
+    batching: bool
+    decoupled: bool
+    capabilities: Capability
+    arena_budget: int
+    arena_idle_s: float
+    execution_timeout_s: float = 0.0
+    max_in_flight: int = 1
+
+    def pack(self) -> bytes:
+        """Return the packet."""
+        return _pack(
+            MessageType.WELCOME,
+            self.model_name.encode("utf-8", "replace"),
+            max_in_flight=self.max_in_flight,
+            capabilities=self.capabilities,
+            model_flags=ModelFlag.BATCHING * self.batching | ModelFlag.DECOUPLED * self.decoupled,
+            model_version=self.model_version,
+            arena_budget=self.arena_budget,
+            arena_idle_ms=round(self.arena_idle_s * 1000),
+            execution_timeout_ms=round(self.execution_timeout_s * 1000),
+        )
 
 
-def pack_greeting(
+def pack_refuse(reason: str) -> bytes:
+    """Return a REFUSE."""
+    return _pack(MessageType.REFUSE, reason.encode("utf-8", "replace"))
+
+
+def _pack(
     kind: MessageType,
-    text: str | bytes,
+    text: bytes,
     *,
     max_in_flight: int = 0,
     capabilities: int = 0,
@@ -40,50 +106,112 @@ def pack_greeting(
     arena_idle_ms: int = 0,
     execution_timeout_ms: int = 0,
 ) -> bytes:
-    """Return a HELLO, WELCOME or REFUSE, header included."""
-    raw = (text if isinstance(text, bytes) else text.encode("utf-8", "replace"))[: layout.MAX_TEXT]
-    greeting = layout.GREETING.pack(
-        layout.MAGIC, layout.MAJOR, layout.MINOR, os.getpid(), os.geteuid(), max_in_flight, capabilities, model_flags,
-        len(raw), model_version, arena_budget, arena_idle_ms, execution_timeout_ms,
+    text = text[:MAX_TEXT]
+    greeting = GREETING.pack(
+        MAGIC, *_OURS, os.getpid(), os.geteuid(), max_in_flight, capabilities, model_flags, len(text), model_version,
+        arena_budget, arena_idle_ms, execution_timeout_ms,
     )  # fmt: skip
-    size = layout.MESSAGE.size + len(greeting) + len(raw)
-    return layout.MESSAGE.pack(kind, 0, size, 0, 0, 0, 0, 0, 0) + greeting + raw
+    return pack_greeting(kind, greeting + text)
 
 
-def parse_hello(packet: bytes, *, decoupled: bool) -> Hello:
+def _version(packet: Buffer) -> tuple[int, tuple[int, int]] | None:
+    """Return the kind of a greeting and its version, all that other major versions promise; `None` if it is none."""
+    if len(packet) < _BODY + GREETING_VERSION.size:
+        return None
+    kind, _, size, *_ = layout.MESSAGE.unpack_from(packet)
+    magic, major, minor = GREETING_VERSION.unpack_from(packet, _BODY)
+    return (kind, (major, minor)) if magic == MAGIC and size == len(packet) else None
+
+
+def parse_hello(packet: Buffer, *, decoupled: bool) -> Hello:
     """Read what a worker greets with.
+
+    Args:
+        packet: The packet.
+        decoupled: Whether its model is decoupled.
 
     Raises:
         GreetingError: If it is no HELLO, of another major version, or lacks what the model needs.
     """
-    start = layout.MESSAGE.size
-    if len(packet) < start + layout.GREETING_VERSION.size:
+    if len(packet) < _BODY + GREETING_VERSION.size:
         raise GreetingError(f"expected a greeting, got a packet of {len(packet)} bytes")
-    kind, _, size, *_ = layout.MESSAGE.unpack_from(packet)
-    magic, major, minor = layout.GREETING_VERSION.unpack_from(packet, start)
-    if kind != MessageType.HELLO or size != len(packet) or magic != layout.MAGIC:
+    kind, version = _version(packet) or (None, _OURS)
+    if kind != MessageType.HELLO:
         raise GreetingError("expected the greeting of a pytriton worker, got something else")
-    if major != layout.MAJOR:
+    if version[0] != layout.MAJOR:
         raise GreetingError(
-            f"the worker speaks protocol {major}.{minor}, this proxy {layout.MAJOR}.{layout.MINOR}: the major versions "
-            f"must agree. Install the same version of pytriton-proxy-backend for both"
+            f"the worker speaks protocol {_shown(version)}, this proxy {_shown(_OURS)}: the major versions must agree. "
+            f"Install the same version of pytriton-proxy-backend for both"
         )
-    text_start = start + layout.GREETING.size
-    if len(packet) < text_start:
+    fields = GREETING.unpack_from(packet, _BODY) if len(packet) >= _TEXT else None
+    if fields is None or len(packet) < _TEXT + fields[8]:
         raise GreetingError(f"the greeting is cut off after {len(packet)} bytes")
-    _, _, _, pid, _, max_in_flight, capabilities, _, text_length, model_version, *_ = layout.GREETING.unpack_from(
-        packet, start
-    )
-    if len(packet) < text_start + text_length:
-        raise GreetingError(f"the greeting is cut off after {len(packet)} bytes")
-    if decoupled and not capabilities & layout.Capability.DECOUPLED:
+    _, _, _, pid, _, max_in_flight, capabilities, _, text_length, model_version, *_ = fields
+    if decoupled and not capabilities & Capability.DECOUPLED:
         raise GreetingError("the model is decoupled, and the worker cannot answer a request more than once")
-    text = packet[text_start : text_start + text_length].decode("utf-8", "replace")
+    text = bytes(packet[_TEXT : _TEXT + text_length]).decode("utf-8", "replace")
     name, model_name, digest, token = [*text.split("\n"), "", "", ""][:4]
     try:
         memory_token = bytes.fromhex(token)
     except ValueError:
         memory_token = b""  # as good as none
-    in_flight = min(max(max_in_flight, 1), 1024)
-    capabilities &= layout.CAPABILITIES
-    return Hello(name, model_name, model_version, digest, pid, in_flight, capabilities, (major, minor), memory_token)
+    return Hello(
+        name=name,
+        model_name=model_name,
+        model_version=model_version,
+        tensors_digest=digest,
+        max_in_flight=min(max(max_in_flight, 1), _MAX_IN_FLIGHT),
+        capabilities=capabilities & CAPABILITIES,
+        memory_token=memory_token,
+        pid=pid,
+        version=version,
+    )
+
+
+def parse_answer(packet: Buffer) -> Welcome:
+    """Read the answer to a greeting.
+
+    Raises:
+        VersionMismatchError: If the proxy backend speaks another major version.
+        AttachError: If it refuses, or is no proxy backend.
+    """
+    if len(packet) < _BODY + GREETING_VERSION.size:
+        raise AttachError(f"an answer of {len(packet)} bytes came to the greeting, which is too short for one")
+    kind, version = _version(packet) or (None, _OURS)
+    if kind is None:
+        raise AttachError("the peer on this socket is not a pytriton proxy backend")
+    # Another major version promises no more than its magic and its version; what it has of the rest is worth showing.
+    fields = GREETING.unpack(bytes(packet[_BODY:_TEXT]).ljust(GREETING.size, b"\0"))
+    max_in_flight, capabilities, model_flags, text_length, model_version, budget, idle_ms, timeout_ms = fields[5:]
+    text = bytes(packet[_TEXT : _TEXT + text_length]).decode("utf-8", "replace")
+    if version[0] != layout.MAJOR:
+        raise VersionMismatchError(
+            f"this worker speaks protocol {_shown(_OURS)}, the proxy backend {_shown(version)}: the major versions "
+            f"must agree. Install the same version of pytriton-proxy-backend for both"
+            + (f" (it says: {text})" if text else ""),
+            ours=_OURS,
+            theirs=version,
+        )
+    if len(packet) < _TEXT + text_length:
+        raise AttachError(
+            f"the answer to the greeting, protocol {_shown(version)}, is cut off after {len(packet)} bytes"
+        )
+    if kind == MessageType.REFUSE:
+        raise AttachError(f"the proxy backend refused this worker: {text}")
+    if kind != MessageType.WELCOME:
+        raise AttachError(f"message {kind} came instead of an answer to the greeting")
+    return Welcome(
+        model_name=text,
+        model_version=model_version,
+        batching=bool(model_flags & ModelFlag.BATCHING),
+        decoupled=bool(model_flags & ModelFlag.DECOUPLED),
+        capabilities=Capability(capabilities & CAPABILITIES),
+        arena_budget=budget,
+        arena_idle_s=idle_ms / 1000,
+        execution_timeout_s=timeout_ms / 1000,
+        max_in_flight=max_in_flight,
+    )
+
+
+def _shown(version: tuple[int, int]) -> str:
+    return f"{version[0]}.{version[1]}"
