@@ -30,9 +30,9 @@ SHORT_TESTS = (
     "packages/pytriton-decorators/tests",
     "packages/pytriton-proxy-backend/tests",
     "packages/pytriton-server/tests",
-    "packages/pytriton-client/tests/test_asyncio.py",
-    "tests/test_inprocess_tensor.py",
-    "tests/test_inprocess_bind_life.py",
+    "packages/pytriton-client/tests/client/test_asyncio.py",
+    "tests/inprocess/test_tensor.py",
+    "tests/inprocess/test_bind_life.py",
 )
 LONE_DISTS = ("client", "decorators", "proxy-backend")
 # Folders laid out as /opt/tritonserver, as in PATH: the tests that start a server run once more for each.

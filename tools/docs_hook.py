@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-# Why a block is not run is for tests/test_docs.py; the extension that draws blocks takes no option that it
+# Why a block is not run is for tests/project/test_docs.py; the extension that draws blocks takes no option that it
 # does not know.
 _NO_RUN = re.compile(r'^(\s*```.*?) norun="[^"]*"', re.MULTILINE)
 

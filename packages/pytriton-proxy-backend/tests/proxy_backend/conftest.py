@@ -1,0 +1,380 @@
+"""What the tests share: the golden vectors, a proxy backend that a test moves step by step, the C++ programs."""
+
+import array
+import contextlib
+import fcntl
+import gc
+import hashlib
+import importlib.util
+import mmap
+import os
+import shlex
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+TESTS = Path(__file__).parents[1]
+NATIVE = TESTS.parent / "native"
+# Longest that anything here may take to answer; reaching it is a failure.
+PATIENCE_S = 20.0
+SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
+MESSAGE = struct.Struct("<HHIQQIIQQ")
+
+
+@pytest.fixture(scope="session")
+def golden() -> ModuleType:
+    """The script that made the golden vectors: it builds packets and records without any code of ours."""
+    spec = importlib.util.spec_from_file_location("golden_generate", TESTS / "golden" / "generate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+# ---- a proxy backend at the wire -----------------------------------------------------------------------------------
+
+
+class Packet(NamedTuple):
+    """One message as it came."""
+
+    kind: int
+    flags: int
+    size: int
+    batch: int
+    consumed: int
+    segment: int
+    place: int
+    offset: int
+    length: int
+    body: bytes
+    fds: list[int]
+
+
+class Response(NamedTuple):
+    """One entry of a response record, with the tensors that it owns or its rows of the whole batch."""
+
+    request: int
+    flags: int
+    code: int
+    error: str
+    parameters: dict[str, Any]
+    outputs: dict[str, np.ndarray[Any, Any]]
+
+
+def sealed_memfd(size: int, seals: int = SEALS) -> int:
+    """A memfd of `size` bytes."""
+    fd = os.memfd_create("pytriton-test", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    if seals:
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)
+    return fd
+
+
+class Peer:
+    """The proxy backend's end of one connection, moved by the test step by step."""
+
+    def __init__(self, connection: socket.socket, generate: ModuleType) -> None:
+        self.socket = connection
+        self.socket.settimeout(PATIENCE_S)
+        self.generate = generate
+        self.arena: dict[int, mmap.mmap] = {}
+        self.outputs: dict[int, mmap.mmap] = {}
+        self.closed_outputs: list[int] = []
+        self.released: list[tuple[int, int]] = []
+        self.free = 0  # where the next record of segment 1 goes
+        self.drained = threading.Event()  # for tests: the worker has read everything
+
+    def send(self, packet: bytes, fds: Sequence[int] = ()) -> None:
+        """Sends one packet; closes `fds`."""
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        self.socket.sendmsg([packet], ancillary)
+        for fd in fds:
+            os.close(fd)
+
+    def message(self, kind: int, **fields: Any) -> None:
+        """Sends one message."""
+        self.send(self.generate.message(kind, **fields))
+
+    def welcome(self, **fields: Any) -> Packet:
+        """Reads HELLO, answers WELCOME and announces segment 1 of at most 4 MiB; returns the HELLO."""
+        hello = self.receive()
+        assert hello.kind == self.generate.HELLO
+        values = {"model_flags": 1, "model_version": 1, "arena_budget": 64 << 20, "arena_idle_ms": 10_000, **fields}
+        self.send(self.generate.greeting(self.generate.WELCOME, "model", **values))
+        self.segment(1, min(4 << 20, values["arena_budget"]))
+        return hello
+
+    def segment(self, number: int, size: int) -> None:
+        """Announces a segment of the arena that the worker reads."""
+        fd = sealed_memfd(size)
+        self.arena[number] = mmap.mmap(fd, size)
+        self.send(self.generate.message(self.generate.SEGMENT, segment=number, length=size), [fd])
+
+    def batch(self, number: int, record: bytes, *, consumed: int = 0, offset: int | None = None) -> int:
+        """Puts a record into segment 1 and rings; returns its offset."""
+        at = self.free if offset is None else offset
+        self.arena[1][at : at + len(record)] = record
+        if offset is None:
+            self.free += self.generate.align(len(record), 64)
+        self.message(self.generate.BATCH, batch=number, consumed=consumed, segment=1, offset=at, length=len(record))
+        return at
+
+    def receive(self) -> Packet:
+        """Reads one packet."""
+        data, ancillary, flags, _ = self.socket.recvmsg(4096, socket.CMSG_SPACE(64))
+        if not data:
+            raise EOFError("the worker closed the connection")
+        assert not flags & socket.MSG_TRUNC
+        fds = array.array("i")
+        for _, _, raw in ancillary:
+            fds.frombytes(raw)
+        packet = Packet._make((*MESSAGE.unpack_from(data), data[MESSAGE.size :], list(fds)))
+        assert packet.size == len(data)
+        return packet
+
+    def answer(self) -> Packet:
+        """Reads on until RESPONSE or FAIL; keeps account of everything else."""
+        while True:
+            packet = self.receive()
+            if not self.keep_account(packet):
+                return packet
+
+    def keep_account(self, packet: Packet) -> bool:
+        """Notes a segment or a release; says whether it was one."""
+        if packet.kind == self.generate.SEGMENT:
+            [fd] = packet.fds
+            assert fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK
+            assert os.fstat(fd).st_size == packet.length
+            self.outputs[packet.segment] = mmap.mmap(fd, packet.length)
+            os.close(fd)
+        elif packet.kind == self.generate.SEGMENT_CLOSE:
+            del self.outputs[packet.segment]
+            self.closed_outputs.append(packet.segment)
+        elif packet.kind == self.generate.RELEASE:
+            self.released.append((packet.segment, packet.offset))
+        else:
+            return False
+        return True
+
+    def responses(self, packet: Packet) -> list[Response]:
+        """Reads the record that a RESPONSE names, with `struct` alone."""
+        assert packet.kind == self.generate.RESPONSE, packet
+        memory = self.outputs[packet.segment]
+        record = memory[packet.offset : packet.offset + packet.length]
+        magic, entry_count, tensor_count, _, batch, metadata_length, length, entries, tensors = struct.unpack_from(
+            "<4sIIIQQQII", record
+        )
+        assert (magic, batch) == (b"PTR1", packet.batch)
+        assert packet.offset % 64 == metadata_length % 64 == 0
+        assert length <= packet.length
+
+        def text(at: int, size: int) -> str:
+            assert record[at + size] == 0
+            return record[at : at + size].decode()
+
+        made = []
+        rows = []
+        for number in range(entry_count):
+            request, flags, row, code, *error, first, count = struct.unpack_from("<8I", record, entries + 48 * number)
+            parameters: dict[str, Any] = {}
+            for i in range(count):
+                *key, kind, size, value = struct.unpack_from("<IIIIQ", record, first + 24 * i)
+                raw = struct.pack("<Q", value)
+                parameters[text(*key)] = (
+                    text(value, size)
+                    if kind == 0
+                    else struct.unpack("<q", raw)[0]
+                    if kind == 1
+                    else bool(value)
+                    if kind == 2
+                    else struct.unpack("<d", raw)[0]
+                )
+            made.append(Response(request, flags, code, text(*error) if flags & 2 else "", parameters, {}))
+            rows.append(0 if flags & 6 else row)
+        for number in range(tensor_count):
+            *name, dtype, dims_count, owner, dims, at, size = struct.unpack_from("<6IQQ", record, tensors + 48 * number)
+            shape = struct.unpack_from(f"<{dims_count}q", record, dims)
+            assert at % 64 == 0
+            tensor = unpack_tensor(dtype, shape, record[at : at + size])
+            if owner != 0xFFFFFFFF:
+                made[owner].outputs[text(*name)] = tensor
+                continue
+            for entry, begin, count in zip(made, np.cumsum([0, *rows]), rows, strict=False):
+                entry.outputs[text(*name)] = tensor[begin : begin + count]
+        return made
+
+    def close(self) -> None:
+        """Closes the socket and lets go of the memory."""
+        self.socket.close()
+        self.arena.clear()
+        self.outputs.clear()
+
+
+def unpack_tensor(dtype: int, shape: tuple[int, ...], payload: bytes) -> np.ndarray[Any, Any]:
+    """A tensor from its wire form."""
+    if dtype != 13:
+        names = ["bool", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"]
+        return np.frombuffer(payload, np.dtype(names[dtype - 1])).reshape(shape)
+    elements = []
+    at = 0
+    while at < len(payload):
+        size = int.from_bytes(payload[at : at + 4], "little")
+        elements.append(payload[at + 4 : at + 4 + size])
+        at += 4 + size
+    made = np.empty(len(elements), object)
+    made[:] = elements
+    return made.reshape(shape)
+
+
+class FakeProxy:
+    """Listens where a proxy backend would."""
+
+    def __init__(self, endpoint: Path, generate: ModuleType) -> None:
+        self.endpoint = endpoint
+        self._generate = generate
+        self._peers: list[Peer] = []
+        self._socket: socket.socket | None = None
+
+    def listen(self) -> None:
+        """Begins to listen."""
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(PATIENCE_S)
+        self._socket.bind(str(self.endpoint))
+        self._socket.listen(8)
+
+    def accept(self) -> Peer:
+        """Waits for the next worker."""
+        assert self._socket is not None
+        peer = Peer(self._socket.accept()[0], self._generate)
+        self._peers.append(peer)
+        return peer
+
+    def close(self) -> None:
+        """Stops listening and closes all connections."""
+        for peer in self._peers:
+            peer.close()
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+            self.endpoint.unlink()
+
+
+@pytest.fixture
+def socket_folder() -> Iterator[Path]:
+    """A folder with a path that is short enough for a unix socket, wherever pytest keeps its own."""
+    with tempfile.TemporaryDirectory(prefix="pt-") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def proxy(socket_folder: Path, golden: ModuleType) -> Iterator[FakeProxy]:
+    """A scripted proxy backend; it does not listen yet."""
+    made = FakeProxy(socket_folder / "model.1.sock", golden)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def eventually() -> Callable[[Callable[[], bool]], None]:
+    """Waits until a condition holds; fails when it does not."""
+
+    def wait(condition: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not condition():
+            assert time.monotonic() < deadline, f"the condition did not come true within {PATIENCE_S} s"
+            time.sleep(0.005)
+
+    return wait
+
+
+@pytest.fixture(scope="session")
+def arena_descriptors() -> Callable[[], set[str]]:
+    """Gives the memfds of arenas that this process has open."""
+    return descriptors
+
+
+def descriptors() -> set[str]:
+    gc.collect()
+    found = set()
+    for entry in os.scandir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            target = os.readlink(entry.path)
+            if "memfd:pytriton-" in target:
+                found.add(f"{entry.name}: {target}")
+    return found
+
+
+# ---- C++ test programs ---------------------------------------------------------------------------------------------
+
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+COMPILE_TIMEOUT_S = 300
+
+
+def machine_compiler() -> list[str]:
+    """The command of this machine's C++ compiler; skips the test where there is none."""
+    given = os.environ.get("CXX")
+    if given:
+        return shlex.split(given)
+    for name in ("c++", "g++", "clang++"):
+        if path := shutil.which(name):
+            return [path]
+    pytest.skip("there is no C++ compiler on this machine (set CXX)")
+
+
+def compile_program(folder: Path, main: str, sources: Sequence[str], *flags: str) -> Path:
+    """Compiles one program, or takes the one that another test process has made from the same sources."""
+    compiler = machine_compiler()
+    files = [NATIVE / "tests" / main, *(NATIVE / "src" / name for name in sources)]
+    command = [*compiler, "-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", *flags]
+    digest = hashlib.sha256(" ".join(command).encode())
+    for path in sorted([*files, *NATIVE.rglob("*.h")]):
+        digest.update(path.read_bytes())
+    program = folder / f"{Path(main).stem}-{digest.hexdigest()[:16]}"
+    with open(f"{program}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not program.exists():
+            fresh = program.with_suffix(".new")
+            done = subprocess.run(
+                [*command, *map(str, files), "-o", str(fresh)],
+                capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False,
+            )  # fmt: skip
+            if done.returncode != 0 and "sanitize" in done.stderr:
+                pytest.skip(f"this compiler has no sanitizers: {done.stderr.strip()[:200]}")
+            assert done.returncode == 0, done.stderr
+            fresh.rename(program)
+    return program
+
+
+@pytest.fixture(scope="session")
+def compile_native(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Compiles a program of native/tests: its main file, and the files of native/src that it needs."""
+    folder = tmp_path_factory.getbasetemp().parent
+    return lambda main, sources, *flags: compile_program(folder, main, sources, *flags)
+
+
+@pytest.fixture(scope="session")
+def run_program() -> Callable[..., str]:
+    """Runs a program and returns what it printed; fails with what it said where it does not end well."""
+
+    def run(program: Path, *arguments: object, timeout_s: float = 60.0) -> str:
+        done = subprocess.run(
+            [str(program), *map(str, arguments)], capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-4000:]}"
+        return done.stdout
+
+    return run

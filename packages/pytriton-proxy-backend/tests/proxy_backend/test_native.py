@@ -1,0 +1,40 @@
+"""The C++ side without a server: unit tests, golden vectors, mutated records, all under the sanitizers."""
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+# Longer where somebody looks for more: PYTRITON_FUZZ_S=600 pytest -k fuzz
+FUZZ_S = float(os.environ.get("PYTRITON_FUZZ_S", "12"))
+GOLDEN = Path(__file__).parents[1] / "golden"
+LIBRARY_SOURCES = ["arena.cc", "record.cc", "settings.cc"]
+GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "limits", "shape_check")]
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native proxy is for Linux")
+
+
+@pytest.mark.parametrize("name", ["arena", "segments", "strings", "settings", "sparse"])
+def test_unit(name: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    run_program(compile_native("unit.cc", LIBRARY_SOURCES, *SANITIZERS), name)
+
+
+def test_golden_vectors(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    run_program(compile_native("golden.cc", ["record.cc"], *SANITIZERS), GOLDEN)
+
+
+@pytest.mark.parametrize("name", ["heads", "chunks", "depth", "splits", "forms", "shapes", "settings"])
+def test_guard_scanners(name: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    run_program(compile_native("guard_scan.cc", GUARD_SOURCES, *SANITIZERS), name)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(FUZZ_S + 300)
+def test_fuzz_records_and_settings(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    program = compile_native("fuzz.cc", ["record.cc", "settings.cc"], *SANITIZERS)
+    seed: Any = os.environ.get("PYTRITON_FUZZ_SEED", "1")
+    run_program(program, FUZZ_S / 2, seed, GOLDEN, timeout_s=FUZZ_S + 60)

@@ -1,0 +1,225 @@
+"""The golden vectors from Python: every packet, the batch record in, the response records out."""
+
+import mmap
+import os
+import struct
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.proxy_backend import VersionMismatchError
+from pytriton.proxy_backend.errors import AttachError
+from pytriton.proxy_backend.transport.arena import OwnArena, OwnedBlock, PeerArena
+from pytriton.proxy_backend.wire import layout, messages
+from pytriton.proxy_backend.wire.batch import Batch
+from pytriton.proxy_backend.wire.greetings import GreetingError, Hello, Welcome, parse_answer, parse_hello
+from pytriton.proxy_backend.wire.layout import Capability
+from pytriton.proxy_backend.wire.response import Answer, ResponseWriter
+
+GOLDEN = Path(__file__).parents[2] / "golden"
+
+
+def read(name: str) -> bytes:
+    return (GOLDEN / f"{name}.bin").read_bytes()
+
+
+def test_files_are_what_the_generator_makes(golden: ModuleType) -> None:
+    assert list(golden.stale()) == []
+    assert {path.name for path in GOLDEN.glob("*.bin")} == set(golden.vectors())
+
+
+@pytest.mark.parametrize(
+    ("name", "packet"),
+    [
+        ("segment", messages.pack_segment(2, 1 << 33)),
+        ("segment_close", messages.pack_segment_close(2)),
+        ("batch", messages.pack_batch(7, 2, (1 << 32) + 128, 1 << 32, consumed=5)),
+        ("response", messages.pack_response(7, 1, 1 << 33, 4096, messages.INPUT_RELEASED | messages.BATCH_DONE)),
+        ("fail", messages.pack_fail(7, layout.ErrorCode.INVALID_ARG, "größer")),
+        ("release_acknowledge", messages.pack_acknowledge(6)),
+        ("release_block", messages.pack_release(2, (1 << 32) + 128)),
+        ("cancel", messages.pack_cancel(7, 2)),
+        ("detach", messages.pack_detach()),
+        ("activity_ask", messages.pack_activity()),
+        ("activity", messages.pack_activity(taken=9, in_flight=3)),
+    ],
+)
+def test_messages(name: str, packet: bytes) -> None:
+    assert packet == read(name)
+
+
+def without_sender(packet: bytes) -> bytes:
+    """Return a greeting without the process and the user that it is from."""
+    at = layout.MESSAGE.size + layout.GREETING_VERSION.size
+    return packet[:at] + bytes(8) + packet[at + 8 :]
+
+
+def test_hello(golden: ModuleType) -> None:
+    hello = Hello(
+        name="classify", model_name="model", model_version=1, tensors_digest=golden.DIGEST, max_in_flight=64, pid=4242
+    )
+    assert parse_hello(read("hello"), decoupled=True) == hello
+    assert without_sender(hello.pack()) == without_sender(read("hello"))
+    assert parse_hello(read("hello_minor_9"), decoupled=True) == Hello(name="classify", pid=4242, version=(1, 9))
+    with pytest.raises(GreetingError, match=r"protocol 2\.5, this proxy 1\.0"):
+        parse_hello(read("hello_major_2_short"), decoupled=False)
+
+
+def test_the_name_of_a_worker_makes_way_for_its_model() -> None:
+    hello = Hello(name="n" * 5000, model_name="model", tensors_digest="d", memory_token=b"t" * 16)
+    packet = hello.pack()
+    assert len(packet) == layout.MAX_PACKET
+    read_back = parse_hello(packet, decoupled=False)
+    assert (read_back.model_name, read_back.tensors_digest, read_back.memory_token) == ("model", "d", b"t" * 16)
+
+
+def test_welcome() -> None:
+    assert parse_answer(read("welcome")) == Welcome(
+        model_name="digits",
+        model_version=3,
+        batching=True,
+        decoupled=False,
+        capabilities=Capability.DECOUPLED | Capability.CANCEL,
+        arena_budget=1 << 32,
+        arena_idle_s=10.0,
+        execution_timeout_s=2.5,
+    )
+    assert without_sender(parse_answer(read("welcome")).pack()) == without_sender(read("welcome"))
+    plain = parse_answer(read("welcome_decoupled_no_capabilities"))
+    assert (plain.model_name, plain.batching, plain.decoupled, plain.capabilities) == ("tokens", True, True, 0)
+
+
+def test_a_later_minor_is_read_as_far_as_it_is_known() -> None:
+    assert parse_answer(read("welcome_minor_9")) == parse_answer(read("welcome"))
+
+
+def test_refusal_carries_its_reason() -> None:
+    with pytest.raises(AttachError, match="refused this worker: it runs as user 7") as caught:
+        parse_answer(read("refuse"))
+    assert not isinstance(caught.value, VersionMismatchError)
+
+
+@pytest.mark.parametrize(("name", "theirs"), [("refuse_major_2", (2, 0)), ("refuse_major_2_short", (2, 5))])
+def test_another_major_names_both_versions(name: str, theirs: tuple[int, int]) -> None:
+    with pytest.raises(
+        VersionMismatchError, match=rf"protocol 1\.0, the proxy backend {theirs[0]}\.{theirs[1]}"
+    ) as caught:
+        parse_answer(read(name))
+    assert (caught.value.ours, caught.value.theirs) == ((1, 0), theirs)
+
+
+def strings(array: np.ndarray[Any, Any]) -> list[bytes]:
+    return list(array.ravel())
+
+
+def test_batch_record() -> None:
+    raw = read("record_batch")
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
+    memory[64 : 64 + len(raw)] = raw
+    arena = PeerArena()
+    arena._segments[2] = memory
+    block, _ = arena.block(2, 64, len(raw))
+    batch = Batch(block, memory, 7, True)
+    assert batch.rows == [2, 1, 1]
+    assert not batch.uniform_outputs
+    first, second, third = batch.requests()
+
+    np.testing.assert_array_equal(first["x"], np.arange(4, dtype=np.float32).reshape(2, 2))
+    np.testing.assert_array_equal(second["x"], np.array([[4, 5]], np.float32))
+    np.testing.assert_array_equal(third["x"], np.array([[6, 7]], np.float32))
+    assert [request["text"].shape for request in (first, second, third)] == [(2, 1), (1, 1), (1, 1)]
+    assert [strings(request["text"]) for request in (first, second, third)] == [
+        [b"", b"a"],
+        [b"\x00\xff"],
+        ["grüße".encode()],
+    ]
+    assert first["opt"].tolist() == [[-1], [1 << 40]]
+    assert first["opt"].dtype == np.int64
+    assert "opt" not in second
+    assert third["opt"].tolist() == [[1, 2, 3]]
+
+    assert first.parameters == {"text": "grüße", "empty": "", "count": -(1 << 62), "flag": True, "rate": 0.25}
+    assert type(first.parameters["flag"]) is bool
+    assert second.parameters == {}
+    assert third.parameters == {"last": False}
+    assert [request.requested_output_names for request in (first, second, third)] == [["y", "label"]] * 2 + [["y"]]
+    assert (first.request_id, first.priority, first.timeout_us, first.correlation_id) == (
+        "first",
+        1 << 40,
+        1_500_000,
+        77,
+    )
+    assert (first.trace_context, first.sequence_start, first.sequence_end) == ("00-abc-01", True, False)
+    assert (second.request_id, second.correlation_id, second.trace_context) == ("zweite", "séance-9", "")
+    assert (third.request_id, third.priority, third.correlation_id, third.sequence_end) == ("", 0, 0, True)
+    # The cancellation byte is the only one that may change while the batch is in flight.
+    assert not third.is_cancelled()
+    memory[64 + 64 + 2 * 80 + 72] = 1
+    assert [request.is_cancelled() for request in (first, second, third)] == [False, False, True]
+
+
+class Blocks:
+    """Gives blocks of one zeroed segment, and reads what was written."""
+
+    def __init__(self) -> None:
+        self.arena = OwnArena(1 << 20)
+        os.close(self.arena.add_segment(1).fd)
+
+    def __call__(self, length: int) -> OwnedBlock:
+        block = self.arena.allocate(length)
+        assert block is not None
+        return block
+
+
+def written(block: OwnedBlock, length: int, payload: int) -> bytes:
+    assert 0 < payload < length
+    return block.memory[block.offset : block.offset + length]
+
+
+Y = np.arange(8, dtype=np.float32).reshape(4, 2) / 2
+LABELS = np.array([b"null", b"", b"eins", b"\x00"], dtype=object)
+
+
+def test_response_record_of_columns() -> None:
+    pieces = [{"y": Y[a:b], "label": LABELS[a:b]} for a, b in ((0, 2), (2, 3), (3, 4))]
+    expected = read("record_response_columns")
+    blocks = Blocks()
+    writer = ResponseWriter()
+    for _ in range(2):  # the second time from its cached metadata
+        assert written(*writer.write(7, [Answer(i, piece) for i, piece in enumerate(pieces)], blocks)) == expected
+
+
+def test_response_record_of_numbers() -> None:
+    y = np.arange(6, dtype=np.float32).reshape(3, 2)
+    n = np.array([-1, 0, 1 << 40])
+    pieces = [{"y": y[:1], "n": n[:1]}, {"y": y[1:], "n": n[1:]}]
+    expected = read("record_response_plain")
+    writer, blocks = ResponseWriter(), Blocks()
+    for _ in range(2):
+        assert written(*writer.write(7, [Answer(i, piece) for i, piece in enumerate(pieces)], blocks)) == expected
+        # The short way for what looks as it did before; the second time from what was laid out then.
+        plain = writer.write_plain(7, pieces, ("y", "n"), lambda results, names: True, blocks, blocks)
+        assert plain is not None
+        assert written(*plain) == expected
+
+
+def test_response_record_of_everything_else(golden: ModuleType) -> None:
+    answers = [
+        Answer(
+            0,
+            {"y": np.array([[1, 2], [3, 4]], np.float32), "label": np.empty((2, 0), object)},
+            golden.PARAMETERS,
+            final=False,
+        ),
+        Answer(1, error="no such label: größer", code=layout.ErrorCode.INVALID_ARG),
+        Answer(2, empty=True),
+    ]
+    assert written(*ResponseWriter().write(7, answers, Blocks())) == read("record_response_mixed")
+
+
+def test_magics_are_readable() -> None:
+    assert struct.pack("<I", layout.BATCH_MAGIC) == b"PTB1"
+    assert struct.pack("<I", layout.RESPONSE_MAGIC) == b"PTR1"

@@ -1,0 +1,207 @@
+"""The build hooks of pytriton-server and pytriton-proxy-backend, in the cases that a built wheel does not show."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import types
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from support.paths import ROOT
+
+
+def load_hook(dist: str) -> types.ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        f"hatch_build_{dist.replace('-', '_')}", ROOT / "packages" / f"pytriton-{dist}" / "hatch_build.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    for name in ("PYTRITON_TRITONSERVER_DIR", "PYTRITON_BUILD_ARCH", "PYTRITON_BUNDLE_TRITONSERVER"):
+        monkeypatch.delenv(name, raising=False)
+    return load_hook("server")
+
+
+@pytest.fixture
+def proxy(monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    for name in ("CXX", "PYTRITON_BUILD_ARCH", "PYTRITON_BUILD_WITH_ZIG"):
+        monkeypatch.delenv(name, raising=False)
+    return load_hook("proxy-backend")
+
+
+# --- tritonserver --------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_laid_out_as_opt_tritonserver_is_taken_over(
+    server: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not server.EDITABLE_FOLDER.is_dir():
+        pytest.skip("no tritonserver in the source tree")
+    given = tmp_path / "given"
+    shutil.copytree(server.EDITABLE_FOLDER, given)
+    (given / "lib" / "libpython3.13.so.1.0").write_bytes(b"not wanted")
+    (given / "lib" / "libunused.so").write_bytes(b"not wanted")
+    monkeypatch.setenv("PYTRITON_TRITONSERVER_DIR", str(given))
+    taken = tmp_path / "taken"
+    source = server.open_source(tmp_path)
+    server.assemble(source, taken)
+    names = [{path.relative_to(top) for path in server.files_below(top)} for top in (server.EDITABLE_FOLDER, taken)]
+    assert names[0] == names[1]
+    assert source.platform.startswith("linux_")
+    started = subprocess.run([str(taken / "bin" / "tritonserver"), "--help"], capture_output=True, text=True)
+    assert "--model-repository" in started.stdout + started.stderr
+
+
+def test_needed_libraries_are_those_that_the_loader_names(server: types.ModuleType) -> None:
+    library = server.EDITABLE_FOLDER / "bin" / "tritonserver"
+    if not library.is_file():
+        pytest.skip("no tritonserver in the source tree")
+    names = server.needed_libraries(library)
+    assert "libc.so.6" in names
+    assert any(name.startswith("libtritonserver") for name in names)
+    listed = subprocess.run(["ldd", str(library)], capture_output=True, text=True, check=True).stdout
+    assert [name for name in names if name not in listed] == []
+
+
+def test_a_text_file_needs_no_libraries(server: types.ModuleType) -> None:
+    assert server.needed_libraries(Path(__file__)) == []
+
+
+def test_a_folder_without_a_server_is_refused(
+    server: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTRITON_TRITONSERVER_DIR", str(tmp_path))
+    with pytest.raises(server.BundleError, match=r"there is no .*bin/tritonserver"):
+        server.wanted_source()
+
+
+def test_a_machine_without_a_server_is_told_what_to_do(
+    server: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTRITON_BUILD_ARCH", "riscv64")
+    with pytest.raises(server.BundleError, match=r"on riscv64.*x86_64 and aarch64.*PYTRITON_BUNDLE_TRITONSERVER=0"):
+        server.wanted_source()
+
+
+@pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
+def test_a_wheel_with_another_hash_is_refused(
+    server: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arch: str
+) -> None:
+    name = server.NVIDIA_WHEEL.format(arch=arch)
+    offered, cache = tmp_path / "offered", tmp_path / "cache"
+    damaged = cache / "pytriton-build" / name
+    for path in (offered / name, damaged):
+        path.parent.mkdir(parents=True)
+        with zipfile.ZipFile(path, "w") as wheel:
+            wheel.writestr("pytriton/tritonserver/bin/tritonserver", "something else")
+    for variable in [variable for variable in os.environ if variable.startswith("PIP_")]:
+        monkeypatch.delenv(variable)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(offered))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    with pytest.raises(server.BundleError, match=r"(?s)HASHES.*PYTRITON_TRITONSERVER_DIR"):
+        server.fetch_wheel(arch, tmp_path)
+
+
+def test_the_server_can_be_left_out(server: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert server.is_bundled()
+    monkeypatch.setenv("PYTRITON_BUNDLE_TRITONSERVER", "0")
+    assert not server.is_bundled()
+
+
+# --- the native proxy ----------------------------------------------------------------------------------------------
+
+
+def test_the_library_exports_the_entry_points_of_a_backend_and_nothing_else(proxy: types.ModuleType) -> None:
+    library = proxy.EDITABLE_FOLDER / proxy.LIBRARY_NAME
+    assert library.is_file(), "run `python3 tools/dev.py native`"
+    if shutil.which("nm") is None:
+        pytest.skip("nm is not on PATH")
+    table = subprocess.run(["nm", "-D", "--defined-only", str(library)], capture_output=True, text=True, check=True)
+    exported = {line.split()[-1].partition("@")[0] for line in table.stdout.splitlines()}
+    assert "TRITONBACKEND_ModelInstanceExecute" in exported
+    assert {name for name in exported if not name.startswith("TRITONBACKEND_")} == set()
+
+
+def test_the_library_for_callables_in_process_needs_nothing_of_triton(proxy: types.ModuleType) -> None:
+    """In a process whose Triton keeps its symbols to itself, a symbol of Triton's would not be found."""
+    library = proxy.EDITABLE_FOLDER / proxy.INPROCESS_LIBRARY_NAME
+    assert library.is_file(), "run `python3 tools/dev.py native`"
+    if shutil.which("nm") is None:
+        pytest.skip("nm is not on PATH")
+    table = subprocess.run(["nm", "-D", str(library)], capture_output=True, text=True, check=True)
+    symbols = [line.split() for line in table.stdout.splitlines()]
+    exported = {name.partition("@")[0] for *_, kind, name in symbols if kind not in "Uw"}
+    assert "TRITONBACKEND_ModelInstanceExecute" in exported
+    assert "pytriton_inprocess_connect" in exported
+    assert {name for name in exported if not name.startswith(("TRITONBACKEND_", "pytriton_inprocess_"))} == set()
+    assert [name for *_, kind, name in symbols if kind in "Uw" and name.startswith("TRITON")] == []
+
+
+def test_what_the_compiler_says_is_in_the_error(
+    proxy: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiler = tmp_path / "compiler"
+    compiler.write_text("#!/bin/sh\necho 'arena.cc:1: no such thing' >&2\nexit 3\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", f"{compiler} -m64")
+    with pytest.raises(proxy.CompileError, match=r"(?s)-m64 .*failed \(3\).*no such thing.*PYTRITON_BUILD_WITH_ZIG=1"):
+        proxy.compile_library(tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_missing_compiler_is_named(proxy: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
+    with pytest.raises(proxy.CompileError, match="There is no C\\+\\+ compiler"):
+        proxy.compile_library(tmp_path)
+
+
+def test_zig_is_asked_for_only_where_there_is_no_compiler(
+    proxy: types.ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = proxy.NativeProxyBuildHook.dependencies
+    monkeypatch.setenv("CXX", "c++")
+    assert ask(None) == []
+    monkeypatch.setenv("PYTRITON_BUILD_WITH_ZIG", "1")
+    assert ask(None) == [proxy.ZIG_REQUIREMENT]
+    monkeypatch.delenv("PYTRITON_BUILD_WITH_ZIG")
+    monkeypatch.delenv("CXX")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert ask(None) == [proxy.ZIG_REQUIREMENT]
+    assert proxy.find_compiler().platform.startswith("manylinux_2_17_")
+
+
+def test_another_machine_is_compiled_for_with_zig(proxy: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    other = "aarch64" if proxy.target_arch() == "x86_64" else "x86_64"
+    monkeypatch.setenv("PYTRITON_BUILD_ARCH", other)
+    compiler = proxy.find_compiler()
+    assert compiler.command[:3] == (sys.executable, "-m", "ziglang")
+    assert f"{other}-linux-gnu.2.17" in compiler.command
+    assert compiler.platform == f"manylinux_2_17_{other}"
+
+
+def test_an_unknown_machine_is_refused(proxy: types.ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTRITON_BUILD_ARCH", "riscv64")
+    with pytest.raises(proxy.CompileError, match=r"not for .* on riscv64"):
+        proxy.find_compiler()
+
+
+def test_the_library_is_compiled_again_when_a_source_is_newer(proxy: types.ModuleType, tmp_path: Path) -> None:
+    library = tmp_path / "x.so"
+    assert proxy.is_stale(library)
+    library.touch()
+    assert not proxy.is_stale(library)
+    newest_source = max(path.stat().st_mtime for made in proxy.LIBRARIES for path in proxy.sources(made))
+    os.utime(library, (newest_source - 1, newest_source - 1))
+    assert proxy.is_stale(library)

@@ -1,0 +1,94 @@
+"""`tools/dev.py test` runs the tests once more for each server that a variable names."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from support.paths import ROOT
+
+VARIABLE = "PYTRITON_TEST_TRITONSERVERS"
+
+
+class Recorder:
+    """Takes the place of what runs commands: notes them, and fails the one with a server of this name."""
+
+    def __init__(self, failing: str = "") -> None:
+        self.failing = failing
+        self.ran: list[tuple[tuple[str, ...], str]] = []
+
+    def hatch(self, *arguments: str, extra: Mapping[str, str] | None = None) -> int:
+        server = (extra or {}).get("PYTRITON_TRITONSERVER_DIR", "")
+        if "pytest" in arguments or arguments[:2] == ("run", "test"):
+            self.ran.append((arguments, server))
+        return -9 if self.failing and server.endswith(self.failing) else 0
+
+    def run(self, *command: str) -> int:
+        return self.hatch("run", "--", *command)
+
+    def step(self, title: str, *arguments: str, extra: Mapping[str, str] | None = None) -> int:
+        return self.hatch(*arguments, extra=extra)
+
+    def finish(self) -> int:
+        return 0
+
+
+@pytest.fixture
+def dev() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("dev", ROOT / "tools" / "dev.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "tritonserver").touch(0o755)
+    monkeypatch.setenv(VARIABLE, os.pathsep.join(map(str, folders)))
+    return folders
+
+
+def test_the_tests_run_with_each_server(dev: Any, servers: list[Path]) -> None:
+    runner = Recorder()
+    assert dev.test(runner, ["tests/test_x.py", "-k", "y"]) == 0
+    command = ("run", "--", "pytest", "tests/test_x.py", "-k", "y")
+    assert runner.ran == [(command, ""), *((command, str(server)) for server in servers)]
+    runner = Recorder()
+    assert dev.test(runner, []) == 0
+    assert [server for _, server in runner.ran] == ["", *map(str, servers)]
+    # What needs no server is not run again.
+    assert [arguments[2:] for arguments, server in runner.ran if server] == [
+        ("packages/pytriton-server/tests", "tests")
+    ] * 2
+
+
+@pytest.mark.usefixtures("servers")
+def test_a_failure_with_one_server_is_one_of_all(dev: Any) -> None:
+    for failing in ("one", "two"):
+        assert dev.test(Recorder(failing), ["tests"]) == -9
+
+
+def test_without_the_variable_they_run_once(dev: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    runner = Recorder()
+    assert dev.test(runner, ["tests"]) == 0
+    assert [server for _, server in runner.ran] == [""]
+
+
+def test_a_folder_without_a_server_is_told(dev: Any, servers: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    (servers[1] / "bin" / "tritonserver").unlink()
+    runner = Recorder()
+    with pytest.raises(dev.DevError, match=rf"{VARIABLE}.*; {servers[1]} holds no bin/tritonserver"):
+        dev.test(runner, [])
+    assert runner.ran == []

@@ -1,0 +1,466 @@
+"""Every code block of README.md, docs/ and the distributions' READMEs does what the page says.
+
+How a block is treated follows from the first word of its info string:
+
+* `python`: written to a file (named by `title="..."`, if given) in a folder of the page and run as a program. One whose
+  title ends with `server.py` is started as a server, which answers the blocks below it until the next one takes its
+  place or the page ends; then it gets SIGINT and has to end with exit code 0.
+* `text` right after a program: what that program prints. `...` stands for anything, as in doctest.
+* `console`: commands after a dollar sign, each followed by its output. `curl` and `python` are run, the rest is
+  checked. A file of docs/examples/ with an ampersand after it is a server, as above; so is `uvicorn file:app &`.
+* `bash`, or no language and only commands in it: each line is checked. Nothing is installed, and this repository's
+  own commands are not run inside its own tests: names, extras and sub-commands have to exist.
+* anything else, and any block that cannot be run, says why: `norun="..."`. Each such block is a skipped test with this
+  reason, so that pytest's summary lists them all.
+* Pages of docs/reference/ are written from docstrings: signatures (`pyi`), which have nothing to run, and examples that
+  are parts of programs (`python`), which have to be Python at least. Their links are followed as those of other pages.
+
+Pages say localhost:8000, as users do. Here the servers get free ports through the documented environment variables, and
+the blocks are run with the real ports in place of 8000, 8001 and 8002. That is the only change made to them.
+"""
+
+from __future__ import annotations
+
+import doctest
+import os
+import re
+import runpy
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import pytest
+import tomli
+
+from support.paths import ROOT
+from support.servers import before, needs_tracing
+
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CHANGELOG.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(ROOT.glob("packages/*/README.md")),
+]
+REFERENCE = ROOT / "docs" / "reference"
+DISTS = tuple(sorted(path.name for path in (ROOT / "packages").iterdir() if path.is_dir()))
+# What a page may tell its reader to install besides our own distributions.
+FOREIGN = {"fastapi", "ml_dtypes", "ray", "scikit-learn", "uvicorn"}
+# What a page may tell its reader to remove.
+REMOVABLE = {"nvidia-pytriton"}
+# Pages that draw layouts of bytes; what they say is held against golden vectors elsewhere.
+DRAWINGS = {"docs/protocol.md": "a layout; the golden vectors of protocol 1 hold it"}
+# Pages that not every tritonserver bears out.
+BORNE_OUT_BY = {"docs/observability.md": needs_tracing(), "docs/servers.md": before(2, 59)}
+# What a page takes for granted, in its own words "with a model ... on a server on this machine".
+SERVERS = {
+    "packages/pytriton-client/README.md": """
+import numpy as np
+from pytriton.model_config import Tensor
+from pytriton.triton import Triton
+
+with Triton() as triton:
+    tensor = Tensor(name=None, dtype=np.float32, shape=(1,))
+    triton.bind("AddSub", lambda requests: [
+        {"OUTPUT_1": r["INPUT_1"] + r["INPUT_2"], "OUTPUT_2": r["INPUT_1"] - r["INPUT_2"]} for r in requests
+    ], [tensor, tensor], [tensor, tensor])
+    triton.serve()
+"""
+}
+RUN_TIMEOUT_S = 60
+START_TIMEOUT_S = 60
+STOP_TIMEOUT_S = 30
+
+# Runs a server file as `python file` would, and tells in a log where the server listens.
+RUN_SERVER = """
+import logging, runpy, sys
+logging.basicConfig(filename=sys.argv.pop(1), level=logging.INFO, format="%(message)s")
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+READY = ("Serving. Press Ctrl+C", "(Press CTRL+C to quit)")
+LISTENING = {
+    "8000": re.compile(r"(?:Started HTTPService at|Uvicorn running on) \S*:(\d+)"),
+    "8001": re.compile(r"Started GRPCInferenceService at \S*:(\d+)"),
+    "8002": re.compile(r"Metrics are served at http://\S*:(\d+)/metrics"),
+}
+
+FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>.*)$")
+OPTION = re.compile(r'(\w+)="([^"]*)"')
+EXAMPLE = re.compile(r"python (docs/examples/\w+\.py)(?P<background> &)?")
+UVICORN = re.compile(r"uvicorn (\w+):\w+ &")
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+COMMAND = re.compile(r"(pip|python3?|curl|cd|git|export) ")
+
+
+@dataclass(frozen=True)
+class Block:
+    """One fenced block."""
+
+    page: str
+    line: int
+    language: str
+    options: dict[str, str]
+    text: str
+    follows_code: bool
+    """Whether only blank lines stand between this block and the one before it, or a line that ends with a colon."""
+
+    @property
+    def where(self) -> str:
+        return f"{self.page}:{self.line}"
+
+    @property
+    def reason(self) -> str | None:
+        """Why it is not run; None if it is."""
+        if not self.options.get("norun") and self.language in ("", "text") and not self.is_commands:
+            return DRAWINGS.get(self.page)
+        return self.options.get("norun")
+
+    @property
+    def is_commands(self) -> bool:
+        if self.language in ("bash", "sh", "shell"):
+            return True
+        lines = [line for line in self.text.splitlines() if line.strip()]
+        return not self.language and bool(lines) and all(COMMAND.match(line) for line in lines)
+
+
+def blocks_of(path: Path) -> list[Block]:
+    page = path.relative_to(ROOT).as_posix()
+    blocks: list[Block] = []
+    inside: list[str] | None = None
+    between: list[str] = []
+    opening: re.Match[str] | None = None
+    start = 0
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        found = FENCE.match(line)
+        if inside is None:
+            if found:
+                opening, inside, start = found, [], number
+            else:
+                between.append(line)
+        elif found and opening and found["fence"].startswith(opening["fence"]) and not found["info"].strip():
+            info = opening["info"].strip()
+            indent = len(opening["indent"])
+            prose = [text for text in between if text.strip()]
+            blocks.append(
+                Block(
+                    page,
+                    start,
+                    info.split(" ", 1)[0].lower(),
+                    dict(OPTION.findall(info)),
+                    "\n".join(text[indent:] for text in inside) + "\n",
+                    bool(blocks) and (not prose or prose[-1].rstrip().endswith("prints:")),
+                )
+            )
+            inside, between = None, []
+        else:
+            inside.append(line)
+    assert inside is None, f"{page}:{start}: this block has no end"
+    return blocks
+
+
+BLOCKS = {path.relative_to(ROOT).as_posix(): blocks_of(path) for path in PAGES if path.parent != REFERENCE}
+NOT_RUN = [block for blocks in BLOCKS.values() for block in blocks if block.reason]
+TO_RUN = [page for page, blocks in BLOCKS.items() if any(not block.reason for block in blocks)]
+
+
+class Server:
+    """A server file of a page, running; under uvicorn, if it is an application."""
+
+    def __init__(
+        self, file: Path, environment: dict[str, str], output: IO[str], application: str | None = None
+    ) -> None:
+        self.log = file.with_suffix(".log")
+        self.output = output
+        command = [sys.executable, "-c", RUN_SERVER, str(self.log), file.name]
+        if application is not None:
+            command = ["bash", "-c", 'exec "$@" 2>"$0"', str(self.log), sys.executable, "-m", "uvicorn", "--port", "0"]
+            command.append(application)
+        self.process = subprocess.Popen(
+            command, cwd=file.parent, env=environment, stdout=output, stderr=subprocess.STDOUT
+        )
+        try:
+            self.ports = self._wait()
+        except BaseException:
+            self.process.kill()
+            self.process.wait()
+            raise
+
+    def _wait(self) -> dict[str, str]:
+        deadline = time.monotonic() + START_TIMEOUT_S
+        while time.monotonic() < deadline:
+            text = self.log.read_text() if self.log.exists() else ""
+            if any(ready in text for ready in READY):
+                found = {port: pattern.search(text) for port, pattern in LISTENING.items()}
+                return {port: match[1] for port, match in found.items() if match}
+            if self.process.poll() is not None:
+                raise AssertionError(f"the server ended with {self.process.returncode}:\n{self._tail()}")
+            time.sleep(0.05)
+        raise AssertionError(f"the server did not serve within {START_TIMEOUT_S} s:\n{self._tail()}")
+
+    def stop(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        try:
+            code = self.process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+            raise AssertionError(
+                f"the server did not end within {STOP_TIMEOUT_S} s of SIGINT:\n{self._tail()}"
+            ) from None
+        assert code == 0, f"the server ended with {code} on SIGINT:\n{self._tail()}"
+
+    def _tail(self) -> str:
+        self.output.seek(0)
+        log = self.log.read_text() if self.log.exists() else ""
+        return self.output.read()[-4000:] + log[-4000:]
+
+
+class Page:
+    """Runs the blocks of one page, from top to bottom."""
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        self.folder = folder
+        self.server: Server | None = None
+        self.unrun: list[str] = []
+        self.printed: str | None = None
+        settings = {"PYTRITON_HOME": str(home)}
+        for protocol in ("HTTP", "GRPC", "METRICS"):
+            settings[f"PYTRITON_TRITON_CONFIG_{protocol}_PORT"] = "0"
+            settings[f"PYTRITON_TRITON_CONFIG_{protocol}_ADDRESS"] = "127.0.0.1"
+        self.environment = {**os.environ, **settings, "PYTHONUNBUFFERED": "1", "PYTHONWARNINGS": "default"}
+
+    def run(self, block: Block) -> None:
+        printed, self.printed = self.printed, None
+        if block.language == "python":
+            self._python(block)
+        elif block.language == "console":
+            self._console(block)
+        elif block.is_commands:
+            for line in block.text.splitlines():
+                check_command(line)
+        elif block.language == "text" and block.follows_code and printed is not None:
+            compare(block.text, printed)
+        else:
+            raise AssertionError(
+                f"nothing is known about a block {block.language!r} here: give it a language, put it right after the "
+                'program that prints it, or say norun="why"'
+            )
+
+    def start_server(self, file: Path, application: str | None = None) -> None:
+        self.stop_server()
+        with suppress(FileNotFoundError):
+            file.with_suffix(".log").unlink()
+        output = tempfile.TemporaryFile("w+", dir=self.folder)  # noqa: SIM115
+        self.server = Server(file, self.environment, output, application)
+
+    def stop_server(self) -> None:
+        server, self.server = self.server, None
+        if server is not None:
+            try:
+                server.stop()
+            finally:
+                server.output.close()
+
+    def _python(self, block: Block) -> None:
+        file = self.folder / block.options.get("title", f"block_{block.line}.py").rpartition("/")[2]
+        if file.name.endswith("server.py"):
+            file.write_text(block.text, encoding="utf-8")
+            self.start_server(file)
+        else:
+            file.write_text(self._located(block.text), encoding="utf-8")
+            self.printed = self._output([sys.executable, "-W", "error::DeprecationWarning:__main__", file.name])
+
+    def _console(self, block: Block) -> None:
+        for command, wanted in sessions(block.text):
+            program = shlex.split(command)[0]
+            example = EXAMPLE.fullmatch(command)
+            uvicorn = UVICORN.fullmatch(command)
+            if uvicorn:
+                self.start_server(self.folder / f"{uvicorn[1]}.py", command.split()[1])
+            elif example:
+                file = Path(shutil.copy(ROOT / example[1], self.folder))
+                if example["background"]:
+                    self.start_server(file)
+                else:
+                    compare(wanted, self._output([sys.executable, file.name]))
+            elif program == "curl" and shutil.which("curl") is None:
+                self.unrun.append(f"{block.where}: curl is not installed here")
+            elif program in ("curl", "python"):
+                compare(wanted, self._output(["bash", "-c", self._located(command)]))
+            else:
+                check_command(command)
+
+    def _located(self, text: str) -> str:
+        if self.server is None:
+            return text
+        for port, real in self.server.ports.items():
+            text = text.replace(f"localhost:{port}", f"localhost:{real}")
+        return text.replace('"localhost"', f'"localhost:{self.server.ports["8000"]}"')
+
+    def _output(self, command: list[str]) -> str:
+        path = os.pathsep.join([str(Path(sys.executable).parent), self.environment.get("PATH", os.defpath)])
+        done = subprocess.run(
+            command,
+            cwd=self.folder,
+            env={**self.environment, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=RUN_TIMEOUT_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+
+def compare(wanted: str, received: str) -> None:
+    wanted, received = (text.rstrip() + "\n" for text in (wanted, received))
+    if not doctest.OutputChecker().check_output(wanted, received, doctest.ELLIPSIS):
+        raise AssertionError(f"the page shows:\n{wanted}\nreal is:\n{received}")
+
+
+def sessions(text: str) -> Iterator[tuple[str, str]]:
+    """Yield each command of a console block with the output shown below it."""
+    command = ""
+    shown: list[str] = []
+    for line in text.splitlines():
+        if line.startswith("$ "):
+            if command:
+                yield command, "\n".join(shown)
+            command, shown = line[2:], []
+        elif command and not shown and goes_on(command):
+            command += "\n" + line
+        else:
+            shown.append(line)
+    assert command, 'a console block needs commands after "$ "'
+    yield command, "\n".join(shown)
+
+
+def goes_on(command: str) -> bool:
+    """Tell whether the shell would wait for another line of this command."""
+    try:
+        shlex.split(command)
+    except ValueError:
+        return True
+    return command.endswith("\\")
+
+
+def check_command(line: str) -> None:
+    """Check a command that is not run here: what it names exists."""
+    words = shlex.split(line, comments=True)
+    if words[:2] in (["pip", "install"], ["pip", "uninstall"]):
+        for word in words[2:]:
+            if not word.startswith("-"):
+                check_requirement(word, words[1])
+    elif words[:2] == ["python3", "tools/dev.py"]:
+        assert words[2] in runpy.run_path(str(ROOT / "tools" / "dev.py"))["COMMANDS"], f"dev.py has no {words[2]!r}"
+    elif words and words[0] == "python":
+        assert (ROOT / words[1]).is_file(), f"there is no {words[1]}"
+    else:
+        raise AssertionError(f'this command is not known, so it cannot be checked; say norun="why": {line}')
+
+
+def check_requirement(word: str, action: str) -> None:
+    if word.startswith("./"):
+        found = sorted(path.name for path in ROOT.glob(word))
+        assert found == list(DISTS), f"{word} is {found}"
+        return
+    match = re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[(\w+)\])?", word)
+    assert match, f"{word} is no requirement"
+    name, extra = match[1], match[2]
+    if action == "uninstall":
+        assert name in REMOVABLE or name in DISTS, name
+    elif name not in FOREIGN:
+        assert name in DISTS, f"{name} is not ours"
+        if extra:
+            project = tomli.loads((ROOT / "packages" / name / "pyproject.toml").read_text())["project"]
+            assert extra in project["optional-dependencies"], f"{name} has no extra {extra!r}"
+
+
+@contextmanager
+def page(folder: Path) -> Iterator[Page]:
+    """A page whose server is stopped in the end, and which leaves no workspace behind."""
+    # Not under tmp_path: the path of a socket has 107 bytes at most.
+    with tempfile.TemporaryDirectory(prefix="pt") as home:
+        running = Page(folder, Path(home))
+        try:
+            yield running
+            running.stop_server()
+        except BaseException:
+            with suppress(AssertionError):
+                running.stop_server()
+            raise
+        left = os.listdir(home)
+        assert left == [], f"workspaces were left behind: {left}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [pytest.param(name, marks=BORNE_OUT_BY.get(name, ())) for name in TO_RUN])
+def test_blocks_do_what_the_page_says(name: str, tmp_path: Path) -> None:
+    with page(tmp_path) as running:
+        if name in SERVERS:
+            file = tmp_path / "given_server.py"
+            file.write_text(SERVERS[name])
+            running.start_server(file)
+        for block in BLOCKS[name]:
+            if block.reason:
+                running.printed = None
+                continue
+            try:
+                running.run(block)
+            except (AssertionError, OSError, subprocess.SubprocessError) as error:
+                raise AssertionError(f"{block.where}: {error}") from error
+    if running.unrun:
+        pytest.skip("all else ran, but " + "; ".join(running.unrun))
+
+
+@pytest.mark.parametrize("block", NOT_RUN, ids=lambda block: block.where)
+def test_a_block_that_is_not_run_says_why(block: Block) -> None:
+    assert block.reason is not None
+    assert len(block.reason.split()) > 1, f"{block.where}: {block.reason!r} is no reason"
+    pytest.skip(f"{block.where}: {block.reason}")
+
+
+def test_the_reference_holds_signatures_and_examples() -> None:
+    for path in sorted(REFERENCE.glob("*.md")):
+        for block in blocks_of(path):
+            assert block.language in ("pyi", "python"), f"{block.where}: a block {block.language!r} in the reference"
+            if block.language == "python":
+                compile(block.text, block.where, "exec")
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
+def test_links_to_files_and_headings_lead_somewhere(path: Path) -> None:
+    dead = []
+    for link in LINK.findall(without_blocks(path)):
+        if re.match(r"[a-z]+:", link):
+            continue
+        target, _, anchor = link.partition("#")
+        file = path if not target else (path.parent / target).resolve()
+        if not file.exists() or (anchor and anchor not in anchors(file)):
+            dead.append(link)
+    assert dead == []
+
+
+def test_every_page_of_docs_is_in_the_menu() -> None:
+    menu = re.findall(r":\s+([\w/.-]+\.md)\s*$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    pages = [path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(menu) == sorted(pages)
+
+
+def without_blocks(path: Path) -> str:
+    return re.sub(r"^( *)(`{3,}).*?^ *\2`*$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(path: Path) -> set[str]:
+    """Names of the headings of a page, as GitHub and mkdocs make them."""
+    headings = re.findall(r"^#+ +(.*?) *$", without_blocks(path), re.MULTILINE)
+    return {re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower())).strip("-") for heading in headings}

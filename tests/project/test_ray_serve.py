@@ -1,0 +1,170 @@
+"""The Ray Serve example does what its page says: two replicas on two nodes, each with a Triton of its own."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import tomli
+from packaging.requirements import Requirement
+
+from support.paths import ROOT
+
+EXAMPLE = ROOT / "docs" / "examples" / "ray_serve" / "two_nodes.py"
+# Ray starts a dozen Python processes, one after the other, on what may be a busy machine with two cores.
+RUN_TIMEOUT_S = 300.0
+ATTEMPTS = 3
+END_TIMEOUT_S = 30.0
+# Every process that descends from the example has this in its environment, whoever its parent is by then.
+MARK = "PYTRITON_TEST_RAY_SERVE"
+
+
+def ray_requirement() -> Requirement:
+    """Read which ray the tests need, and with its marker where there is one."""
+    groups = tomli.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    (found,) = (Requirement(each) for each in groups["frameworks"] if Requirement(each).name == "ray")
+    return found
+
+
+def has_wheel() -> bool:
+    marker = ray_requirement().marker
+    return marker is None or marker.evaluate()
+
+
+needs_ray = pytest.mark.skipif(not has_wheel(), reason="ray has no wheel here, says its marker in pyproject.toml")
+
+
+def environment_for(folder: Path, mark: str) -> dict[str, str]:
+    """What a program of these tests runs in: nothing of Ray that is somebody else's."""
+    settings = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    return {**settings, MARK: mark, "TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
+
+
+def marked_processes(mark: str) -> dict[int, str]:
+    """Give the command lines of all processes that have a mark, by process id."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if f"{MARK}={mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
+                found[int(folder.name)] = (
+                    (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
+        except OSError:
+            continue  # it has ended, or is somebody else's
+    return found
+
+
+def end_processes(mark: str) -> None:
+    """End all processes that have a mark, those included that they start meanwhile."""
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while (left := marked_processes(mark)) and time.monotonic() < deadline:
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def mark() -> Iterator[str]:
+    """A mark for processes; those that still have it in the end are ended."""
+    mark = uuid.uuid4().hex
+    yield mark
+    end_processes(mark)
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A temporary folder with a short name: a unix socket's path has at most 107 bytes, and `tmp_path` takes most."""
+    with tempfile.TemporaryDirectory(prefix="pt") as name:
+        yield Path(name)
+
+
+def run(arguments: list[str], environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=EXAMPLE.parent,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=RUN_TIMEOUT_S,
+        check=False,
+    )
+
+
+def shared_memory_of_ray() -> set[str]:
+    return {name for name in os.listdir("/dev/shm") if re.search("plasma|ray", name)}
+
+
+# Ray Serve's local testing mode: the deployment in the process of its caller, without a cluster.
+LOCAL = """
+import json
+from ray import serve
+from softmax_app import app
+from starlette.requests import Request
+
+async def receive():
+    return {"type": "http.request", "body": b"[0, 1, 2]", "more_body": False}
+
+handle = serve.run(app, _local_testing_mode=True)
+request = Request({"type": "http", "method": "POST", "headers": [], "path": "/"}, receive)
+print(json.dumps([round(value, 3) for value in handle.remote(request).result(timeout_s=120)]))
+print(json.dumps(handle.predict.remote([1, 1]).result(timeout_s=120)))
+handle.check_health.remote().result(timeout_s=120)
+"""
+
+
+@needs_ray
+@pytest.mark.timeout(RUN_TIMEOUT_S)
+def test_the_deployment_answers_http_requests(folder: Path, mark: str) -> None:
+    done = run(["-c", LOCAL], environment_for(folder, mark))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-2:] == ["[0.09, 0.245, 0.665]", "[0.5, 0.5]"]
+    assert marked_processes(mark) == {}
+
+
+@needs_ray
+@pytest.mark.slow
+@pytest.mark.timeout((ATTEMPTS + 1) * RUN_TIMEOUT_S)
+@pytest.mark.skipif(
+    not has_wheel(), reason="ray has no wheel for this Python or system, says its marker in pyproject.toml"
+)
+def test_two_replicas_on_two_nodes_join_requests_and_leave_nothing(folder: Path, mark: str) -> None:
+    shared = shared_memory_of_ray()
+    environment = environment_for(folder, mark)
+    # Ray gives a node 30 s to start, which no setting changes: nothing should have to be compiled then, and on a
+    # machine that is too busy all the same it is tried again.
+    modules = "ray.serve, ray.dashboard.agent, ray._private.runtime_env.agent.main"
+    run(["-c", f"import {modules}"], environment)
+    for attempt in range(ATTEMPTS):
+        own = folder / str(attempt)
+        own.mkdir()
+        done = run([EXAMPLE.name], {**environment, "TMPDIR": str(own)})
+        if "timed out during startup" not in done.stderr:
+            break
+        end_processes(mark)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "[0.09, 0.245, 0.665]" in done.stdout
+    assert "all different: True" in done.stdout
+    replicas = re.findall(r"^a node: (\d+) requests in (\d+) calls$", done.stdout, re.MULTILINE)
+    requests, calls = ([int(each) for each in column] for column in zip(*replicas, strict=True))
+    assert len(replicas) == 2
+    assert min(requests) > 0
+    assert sum(requests) == 65
+    assert sum(calls) < sum(requests)
+    deadline = time.monotonic() + END_TIMEOUT_S
+    while (left := marked_processes(mark)) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert left == {}
+    assert list(own.iterdir()) == []
+    assert shared_memory_of_ray() - shared == set()

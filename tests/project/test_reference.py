@@ -1,0 +1,134 @@
+"""docs/reference/ names everything that is public, and every name that scripts for PyTriton import is there.
+
+`PROMISED` is written from the description of PyTriton's API, not from our code: a name that is dropped or forgotten
+here fails there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import runpy
+from typing import Any
+
+import pytest
+
+from support.paths import ROOT
+
+REFERENCE: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "reference.py"))
+MODULES = [module for modules in REFERENCE["PAGES"].values() for module in modules]
+
+PROMISED = {
+    "pytriton.triton": """
+        Triton RemoteTriton TritonBase TritonConfig TritonLifecyclePolicy TritonSecurityConfig
+        DefaultTritonLifecyclePolicy VertextAILifecyclePolicy
+        TRITONSERVER_DIST_DIR MONITORING_PERIOD_S WAIT_FORM_MODEL_TIMEOUT_S INITIAL_BACKEND_SHM_SIZE
+        GROWTH_BACKEND_SHM_SIZE MODEL_URL MODEL_READY_URL MODEL_CONFIG_URL MODEL_INFER_URL VALID_TRITON_ENDPOINTS
+        DEFAULT_PROTECTED_ENDPOINTS TRITON_ACCESS_HEADER Tensor ModelConfig Workspace ModelClient TritonContext
+    """,
+    "pytriton.model_config": "DeviceKind DynamicBatcher QueuePolicy TimeoutAction ModelConfig Tensor",
+    "pytriton.model_config.model_config": "ModelConfig",
+    "pytriton.model_config.tensor": "Tensor",
+    "pytriton.model_config.common": """
+        DynamicBatcher QueuePolicy TimeoutAction DeviceKind WarmupInput ModelWarmup generate_warmup_data
+        generate_warmup_requests
+    """,
+    "pytriton.model_config.triton_model_config": "TritonModelConfig TensorSpec ResponseCache",
+    "pytriton.decorators": """
+        InputNames InferenceRequest InferenceRequests InferenceResult InferenceResults
+        get_inference_request_batch_size ModelConfigDict TritonContext get_triton_context get_model_config
+        convert_output sample batch group_by_values ConstantPadder group_by_keys fill_optionals triton_context pad_batch
+        first_value
+    """,
+    "pytriton.client": """
+        ModelClient FuturesModelClient DecoupledModelClient AsyncioModelClient AsyncioDecoupledModelClient
+    """,
+    "pytriton.client.client": """
+        BaseModelClient ModelClient FuturesModelClient DecoupledModelClient AsyncioModelClient
+        AsyncioDecoupledModelClient DEFAULT_INFERENCE_TIMEOUT_S
+    """,
+    "pytriton.client.exceptions": """
+        PyTritonClientError PyTritonClientValueError PyTritonClientInvalidUrlError PyTritonClientTimeoutError
+        PyTritonClientModelUnavailableError PyTritonClientClosedError PyTritonClientModelDoesntSupportBatchingError
+        PyTritonClientInferenceServerError PyTritonClientQueueFullError
+    """,
+    "pytriton.client.warnings": "PyTritonWarning NotSupportedTimeoutWarning",
+    "pytriton.client.auth": "create_auth_headers extract_access_token_from_headers",
+    "pytriton.client.utils": """
+        LATEST_MODEL_VERSION ModelState parse_http_response parse_grpc_response get_model_state get_model_config
+        wait_for_server_ready wait_for_model_ready create_client_from_url TritonUrl
+    """,
+    "pytriton.client.asyncio_utils": """
+        asyncio_get_model_state asyncio_get_model_config asyncio_wait_for_server_ready
+        asyncio_wait_for_model_status_loaded asyncio_wait_for_model_ready
+    """,
+    "pytriton.exceptions": """
+        PyTritonError PyTritonValidationError PyTritonInvalidOperationError PyTritonBadParameterError
+        PyTritonModelConfigError PyTritonUnrecoverableError PyTritonRuntimeError
+    """,
+    "pytriton.proxy.types": "Request Response Requests Responses ResponsesOrError ResponsesNoneOrError Scope",
+    "pytriton.proxy.telemetry": """
+        set_telemetry_tracer get_telemetry_tracer get_span_dict start_span_from_remote start_span_from_span
+        parse_trace_config traced_span build_proxy_tracer_from_triton_config raise_if_no_telemetry end_span
+        TracableModel
+    """,
+}
+# Modules without a leading underscore that are the inside of a distribution all the same.
+INTERNAL = (
+    "pytriton.server.",
+    "pytriton.inprocess.",
+    "pytriton.proxy_backend.",
+    "pytriton.proxy.trace",
+    "pytriton.decorators.serving",
+)
+
+
+PROMISED_NAMES = [(module, name) for module, names in PROMISED.items() for name in names.split()]
+
+
+@pytest.mark.parametrize(("module", "name"), PROMISED_NAMES)
+def test_a_promised_name_is_at_its_path_and_public(module: str, name: str) -> None:
+    found = importlib.import_module(module)
+    assert hasattr(found, name), f"from {module} import {name}"
+    assert name in found.__all__
+
+
+@pytest.mark.parametrize("module", sorted(set(MODULES) | set(PROMISED)))
+def test_every_public_name_is_in_the_reference(module: str) -> None:
+    assert module in MODULES, f"add {module} to PAGES of tools/reference.py"
+    page = next(page for page, modules in REFERENCE["PAGES"].items() if module in modules)
+    text = (ROOT / "docs" / "reference" / f"{page}.md").read_text(encoding="utf-8")
+    found = importlib.import_module(module)
+    missing = [name for name in found.__all__ if f"## {module}.{name}\n" not in text]
+    assert missing == []
+
+
+def test_every_public_module_is_in_the_reference() -> None:
+    modules = set()
+    for source in ROOT.glob("packages/*/src"):
+        for file in source.glob("pytriton/**/*.py"):
+            parts = file.relative_to(source).with_suffix("").parts
+            path = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+            if not any(part.startswith("_") for part in parts[:-1]) and not path.rpartition(".")[2].startswith("_"):
+                modules.add(path)
+    public = {path for path in modules if not path.startswith(INTERNAL) and path != "pytriton.server"}
+    # Packages that only hold others.
+    public -= {"pytriton.proxy"}
+    assert public - set(MODULES) == set()
+
+
+def test_the_reference_is_what_the_docstrings_say() -> None:
+    stale = [
+        name
+        for name, text in REFERENCE["pages"]().items()
+        if not REFERENCE["is_same"](ROOT / "docs" / "reference" / name, text)
+    ]
+    assert stale == [], "run `python3 tools/dev.py reference`, and commit what it writes"
+
+
+def test_every_public_name_says_what_it_is() -> None:
+    silent = [
+        f"{entry.module}.{entry.name}"
+        for entry in REFERENCE["entries"](REFERENCE["load"]())
+        if not REFERENCE["summary"](entry.described)
+    ]
+    assert silent == []
