@@ -27,7 +27,7 @@ from support.python_backend import why_no_python_backend
 Array = npt.NDArray[Any]
 
 # For models whose stub starts a Python and imports numpy on what may be a busy machine.
-PATIENCE_S = 60.0
+PATIENCE_S = 600.0
 SEQUENCE_START, SEQUENCE_END = 1, 2
 
 

@@ -194,7 +194,7 @@ def test_dropped_server_is_reported_and_stopped() -> None:
         drop()
 
     deadline = time.monotonic() + 30
-    while any(session.name == "dropped" for session in process._state.sessions):
+    while any(session.name == "dropped" for session in process._state.servers):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 

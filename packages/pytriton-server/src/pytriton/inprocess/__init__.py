@@ -10,7 +10,6 @@ from pytriton.server._namespace import require_namespace_package as _require_nam
 
 _require_namespace_package()
 
-from pytriton.inprocess.callables.bind_errors import AlreadyBoundError, NotBoundError
 from pytriton.inprocess.capi.enums import (
     DataType,
     DLDeviceType,
@@ -28,11 +27,13 @@ from pytriton.inprocess.capi.enums import (
     TraceLevel,
 )
 from pytriton.inprocess.capi.errors import (
+    AlreadyBoundError,
     AlreadyExistsError,
     CancelledError,
     InternalError,
     InvalidArgumentError,
     ModelNotFoundError,
+    NotBoundError,
     NotFoundError,
     OptionTypeError,
     RepositoryNotFoundError,
@@ -43,11 +44,11 @@ from pytriton.inprocess.capi.errors import (
     UnsupportedError,
 )
 from pytriton.inprocess.requests.inference import AsyncResponseIterator, ResponseIterator
+from pytriton.inprocess.requests.model import Model, ModelDictionary
 from pytriton.inprocess.requests.request import InferenceRequest
 from pytriton.inprocess.requests.response import InferenceResponse
 from pytriton.inprocess.requests.tracing import Trace, TraceEvent
 from pytriton.inprocess.server.metrics import Metric, MetricFamily
-from pytriton.inprocess.server.model import Model, ModelDictionary
 from pytriton.inprocess.server.options import ModelLoadDeviceLimit, Options, RateLimiterResource
 from pytriton.inprocess.server.server import Server
 from pytriton.inprocess.tensors.memory import MemoryBuffer

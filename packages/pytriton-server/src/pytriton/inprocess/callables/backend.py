@@ -12,7 +12,6 @@ Functions that Triton calls run in its threads. None lets an exception out; what
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import itertools
 import logging
@@ -23,10 +22,7 @@ from typing import Any, Protocol
 
 from pytriton.inprocess.callables.batches import Handle
 from pytriton.inprocess.capi import process
-from pytriton.inprocess.capi.errors import UnsupportedError
-from pytriton.inprocess.capi.library import load_library
-from pytriton.proxy_backend import inprocess_library_path
-from pytriton.server.tritonserver.version import describe_server_version
+from pytriton.inprocess.capi.library import NativeLibrary
 
 __all__ = ["MODEL_FILE", "Backend", "Instance", "InstanceRunner", "ServedModel", "load_backend"]
 
@@ -132,16 +128,14 @@ class Backend:
     """
 
     def __init__(self) -> None:
-        path = os.fspath(inprocess_library_path())
-        self._library = ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)
-        # For what neither waits nor calls back: the same library, called with the GIL kept.
-        keeping_gil = ctypes.PyDLL(path, handle=self._library._handle)
+        library = NativeLibrary()
+        function = library.function
         # Triton calls back into Python while it sends, partly with its own locks held: never with the GIL kept.
-        self.respond = _declared(self._library, "respond", ctypes.c_int, _U64, _ADDRESS, _U64, _ADDRESS)
-        self.fail = _declared(self._library, "fail", None, _U64, ctypes.c_int, ctypes.c_char_p)
-        self.is_cancelled = _declared(keeping_gil, "is_cancelled", ctypes.c_int, _U64, _U32)
-        self.delete = _declared(keeping_gil, "delete", ctypes.c_int, _U64)
-        self._refuse = _declared(keeping_gil, "refuse", None, ctypes.c_char_p)
+        self.respond = function("respond", ctypes.c_int, _U64, _ADDRESS, _U64, _ADDRESS)
+        self.fail = function("fail", None, _U64, ctypes.c_int, ctypes.c_char_p)
+        self.is_cancelled = function("is_cancelled", ctypes.c_int, _U64, _U32, keep_gil=True)
+        self.delete = function("delete", ctypes.c_int, _U64, keep_gil=True)
+        self._refuse = function("refuse", None, ctypes.c_char_p, keep_gil=True)
         self._numbers = itertools.count(1)
         self._models: dict[int, ServedModel] = {}
         self._loads: dict[int, _Load] = {}
@@ -155,37 +149,17 @@ class Backend:
             _MakeRoom(self._guarded(self._make_room)),
             _Execute(self._guarded(self._execute)),
         )
-        self._connect(keeping_gil)
-
-    def _connect(self, keeping_gil: ctypes.PyDLL) -> None:
-        triton = load_library()
         python = ctypes.pythonapi
-        states = _ThreadStates(
-            *[ctypes.cast(getattr(python, f"Py{name}"), _ADDRESS).value for name in (
-                "GILState_Ensure", "GILState_Release", "Eval_SaveThread",
-            )]
-        )  # fmt: skip
-        connect = _declared(self._library, "connect", ctypes.c_char_p, _ADDRESS, _ADDRESS, _ADDRESS)
-        missing = connect(triton.handle._handle, ctypes.addressof(self._hooks), ctypes.addressof(states))
-        if missing:
-            raise UnsupportedError(
-                f"Expected a Triton of release 2.51 or later in {triton.path}, which is "
-                f"{describe_server_version(triton.binary)}; it lacks {missing.decode()}, which bound models need. Use "
-                "the server that comes with pytriton-server.",
-                expected=missing.decode(),
-                received=None,
-                where=str(triton.path),
-            )
-        # Once the servers are stopped at the end of the process, no thread of Triton may enter the interpreter again.
-        # What is registered last is called first.
-        atexit.unregister(process._stop_all)
-        atexit.register(_declared(keeping_gil, "close", None))
-        atexit.register(process._stop_all)
+        names = "PyGILState_Ensure", "PyGILState_Release", "PyEval_SaveThread"
+        states = _ThreadStates(*[ctypes.cast(getattr(python, name), _ADDRESS).value for name in names])
+        library.connect("connect", ctypes.addressof(self._hooks), ctypes.addressof(states))
+        # Then no thread of Triton may enter the interpreter any more.
+        process.call_at_exit(function("close", None, keep_gil=True))
 
     # ---- for bindings -----------------------------------------------------------------------------------------------
 
     def add_model(self, model: ServedModel) -> int:
-        """Return a model a number, under which Triton can load it."""
+        """Give a model a number, under which Triton can load it."""
         number = next(self._numbers)
         self._models[number] = model
         return number
@@ -243,13 +217,6 @@ class Backend:
             logger.exception("pytriton.inprocess: a batch failed outside of its callable")
             handle.fail(f"the batch could not be served: {type(error).__name__}: {error}", 1)
         return 1
-
-
-def _declared(library: Any, name: str, result: Any, *arguments: Any) -> Any:
-    function = library[f"pytriton_inprocess_{name}"]
-    function.restype = result
-    function.argtypes = list(arguments)
-    return function
 
 
 def load_backend() -> Backend:

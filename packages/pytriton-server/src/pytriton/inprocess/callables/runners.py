@@ -18,7 +18,7 @@ from typing import Any
 
 from pytriton.inprocess.callables.backend import Backend, Instance
 from pytriton.inprocess.callables.batches import IN_PLACE_BYTES, DirectAnswers, DirectBatch, Handle, Slab, SlabPool
-from pytriton.inprocess.requests.inflight import owner_of
+from pytriton.inprocess.capi.native_calls import load_native_calls
 from pytriton.proxy.tracers import find_tracer, worker_tracer
 from pytriton.proxy_backend.runtime.execution import Execution
 from pytriton.proxy_backend.runtime.service import Service
@@ -75,6 +75,7 @@ class Runner:
         self._batching = service.model.batching
         self._plans: dict[bytes, Plan] = {}
         self._pool = SlabPool()
+        self._input_owners = load_native_calls().input_owners
         self._failure: BaseException | None = None
         self.answers = DirectAnswers(backend, service.counters)
         service.answers = self.answers
@@ -106,7 +107,8 @@ class Runner:
             self.answers.fail(number, text, ErrorCode.UNAVAILABLE)
             return None
         try:
-            owner = owner_of(request) if in_place else None
+            # None for a request that was not made here, as those inside an ensemble: its inputs are copied.
+            owner = self._input_owners.get(request) if in_place else None
             batch = DirectBatch(self._slab, handle, self._batching, self._plans, in_place, owner, self._copy_inputs)
         except (TypeError, ValueError) as error:
             self._service.counters.failed["input"] += 1

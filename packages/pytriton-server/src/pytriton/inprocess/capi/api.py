@@ -8,11 +8,13 @@ in `c_types.py`.
 from __future__ import annotations
 
 import ctypes
+import json
 import threading
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 from pytriton.inprocess.capi import functions
+from pytriton.inprocess.capi.c_types import MessageHandle
 from pytriton.inprocess.capi.errors import TritonError, UnsupportedError, code_of, error_class
 from pytriton.inprocess.capi.library import Library, load_library
 from pytriton.server.tritonserver.version import describe_server_version
@@ -63,6 +65,17 @@ class Api:
         if owned:
             self.TRITONSERVER_ErrorDelete(error)
         return error_class(code)(text.decode(errors="replace"))
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """Call a function that gives a message as its last argument, and return what the JSON of the message says."""
+        message = MessageHandle()
+        getattr(self, function)(*arguments, ctypes.byref(message))
+        text, size = ctypes.c_char_p(), ctypes.c_size_t()
+        try:
+            self.TRITONSERVER_MessageSerializeToJson(message, ctypes.byref(text), ctypes.byref(size))
+            return json.loads(ctypes.string_at(text, size.value))
+        finally:
+            self.TRITONSERVER_MessageDelete(message)
 
     def check(self, error: Any) -> None:
         """Raise the error that a function gave and delete it; a null pointer is no error.

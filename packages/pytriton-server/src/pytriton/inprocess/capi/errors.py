@@ -7,13 +7,15 @@ PyTritonError
     ├── InternalError
     ├── NotFoundError
     │   ├── ModelNotFoundError        (also an InternalError) a model is in no repository
-    │   └── RepositoryNotFoundError   (also an InternalError) a model repository is not there
+    │   ├── RepositoryNotFoundError   (also an InternalError) a model repository is not there
+    │   └── NotBoundError             (also a PyTritonInvalidOperationError) no callable is bound under the name
     ├── InvalidArgumentError
     │   └── OptionTypeError           (also a TypeError) an option has a value of the wrong type
     ├── UnavailableError
     │   └── TimedOutError             (also a TimeoutError) a wait was over before what it waited for
     ├── UnsupportedError
     ├── AlreadyExistsError
+    │   └── AlreadyBoundError         (also a PyTritonInvalidOperationError) the name of a model to be bound is taken
     └── CancelledError                the request was cancelled
 ```
 
@@ -26,16 +28,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from pytriton.exceptions import PyTritonError
+from pytriton.exceptions import PyTritonError, PyTritonInvalidOperationError
 from pytriton.proxy_backend.system.shortage import advise
 from pytriton.proxy_backend.wire.layout import ErrorCode
 
 __all__ = [
+    "AlreadyBoundError",
     "AlreadyExistsError",
     "CancelledError",
     "InternalError",
     "InvalidArgumentError",
     "ModelNotFoundError",
+    "NotBoundError",
     "NotFoundError",
     "OptionTypeError",
     "RepositoryNotFoundError",
@@ -102,6 +106,10 @@ class RepositoryNotFoundError(NotFoundError, InternalError):
     """
 
 
+class NotBoundError(NotFoundError, PyTritonInvalidOperationError):
+    """No callable is bound under the name and version."""
+
+
 class InvalidArgumentError(TritonError):
     """A value is not accepted, or the call is not possible in the present state."""
 
@@ -124,6 +132,10 @@ class UnsupportedError(TritonError):
 
 class AlreadyExistsError(TritonError):
     """What is to be made is there already."""
+
+
+class AlreadyBoundError(AlreadyExistsError, PyTritonInvalidOperationError):
+    """There is a model of the name already, or one of the same name that does not go together with it."""
 
 
 class CancelledError(TritonError):

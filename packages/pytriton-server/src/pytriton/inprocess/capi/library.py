@@ -1,7 +1,8 @@
-"""Loads `libtritonserver` into the process, from the server that `pytriton.server.tritonserver.binary` finds.
+"""Loads libraries into the process: `libtritonserver` of the server that is found, and the native one of this package.
 
-The library is loaded with `RTLD_LOCAL`. With its symbols made global, modules that are imported later would bind to the
-old OpenSSL and zlib that come with it. It cannot be unloaded: it is loaded once per process, however many servers run.
+They are loaded with `RTLD_LOCAL`. With its symbols made global, modules that are imported later would bind to the
+old OpenSSL and zlib that come with it. Triton's library cannot be unloaded: it
+is loaded once per process, however many servers run.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ import os
 import threading
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pytriton.inprocess.capi.errors import UnsupportedError
+from pytriton.proxy_backend import inprocess_library_path
 from pytriton.server.tritonserver.binary import TritonServerBinary, find_tritonserver
+from pytriton.server.tritonserver.version import describe_server_version
 
-__all__ = ["Library", "load_library"]
+__all__ = ["Library", "NativeLibrary", "declared", "load_library"]
 
 _SUPPORTED_MAJOR: Final = 1
 
@@ -57,6 +60,61 @@ def load_library() -> Library:
             handle = _open(path)
             _loaded = Library(handle, path, binary, _api_version(handle, path))
         return _loaded
+
+
+class NativeLibrary:
+    """The native library of this package, whose functions begin with `pytriton_inprocess_`.
+
+    Raises:
+        LibraryNotFoundError: If this installation has none.
+    """
+
+    def __init__(self) -> None:
+        path = os.fspath(inprocess_library_path())
+        self._library = ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)
+        self._keeping_gil = ctypes.PyDLL(path, handle=self._library._handle)
+
+    def function(self, name: str, result: Any, *arguments: Any, keep_gil: bool = False) -> Any:
+        """Declare a function.
+
+        Args:
+            name: Its name, without what all begin with.
+            result: Type of its result.
+            *arguments: Types of its arguments.
+            keep_gil: Whether to call it with the GIL kept, as it neither waits nor calls back.
+        """
+        library = self._keeping_gil if keep_gil else self._library
+        return declared(library[f"pytriton_inprocess_{name}"], result, *arguments)
+
+    def connect(self, name: str, *arguments: Any) -> None:
+        """Call a function that looks up others of Triton's library, and gives the name of one that it lacks.
+
+        Args:
+            name: Its name, as for `function`.
+            *arguments: Its arguments after the first one, the handle of Triton's library: addresses, or callbacks.
+
+        Raises:
+            UnsupportedError: If Triton's library lacks a function.
+        """
+        triton = load_library()
+        types = [type(argument) if hasattr(argument, "argtypes") else ctypes.c_void_p for argument in arguments]
+        missing = self.function(name, ctypes.c_char_p, ctypes.c_void_p, *types)(triton.handle._handle, *arguments)
+        if missing:
+            raise UnsupportedError(
+                f"Expected a Triton of release 2.51 or later in {triton.path}, which is "
+                f"{describe_server_version(triton.binary)}; it lacks {missing.decode()}, which pytriton.inprocess "
+                "calls. Use the server that comes with pytriton-server.",
+                expected=missing.decode(),
+                received=None,
+                where=str(triton.path),
+            )
+
+
+def declared(function: Any, result: Any, *arguments: Any) -> Any:
+    """Set the types of a function that was looked up by index, which gives a function object of its own every time."""
+    function.restype = result
+    function.argtypes = list(arguments)
+    return function
 
 
 def _find_file(binary: TritonServerBinary) -> Path:

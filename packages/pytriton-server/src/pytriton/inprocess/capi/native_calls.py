@@ -7,65 +7,59 @@ that is not `None` is an error, to be given to `check`: that halves the cost of 
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 import itertools
 import logging
-import os
 from ctypes import c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from enum import IntFlag
 from typing import Any, Protocol
 
 from pytriton.inprocess.capi import process
 from pytriton.inprocess.capi.api import load_api
-from pytriton.inprocess.capi.errors import UnsupportedError
-from pytriton.proxy_backend import inprocess_library_path
-from pytriton.server.tritonserver.version import describe_server_version
+from pytriton.inprocess.capi.library import NativeLibrary, declared
 
-__all__ = ["Event", "NativeCalls", "Taken", "Told", "Wish", "load_native_calls"]
+__all__ = ["Event", "NativeCalls", "RecordSlot", "SubmittedRequest", "load_native_calls"]
 
 logger = logging.getLogger(__name__)
 
 
 class Event(IntFlag):
-    """What the native library tells of a request."""
+    """What happened to a request. `submit_call` takes those that are to be reported as they happen.
+
+    The end is reported anyway if the last response was taken before it.
+    """
 
     RELEASED = 1
     ARRIVED = 2
     ENDED = 4
 
 
-class Wish(IntFlag):
-    """What it is asked to tell, beyond the end of a request whose last response was taken before that."""
-
-    RELEASED = 1
-    ARRIVED = 2
-
-
-Taken: Any = c_uint64 * 3
+RecordSlot: Any = c_uint64 * 3
 """Where a response that is taken goes: its record, the address of the record's bytes and their number."""
 
-_Tell = ctypes.CFUNCTYPE(None, c_uint64, c_uint32)
+_EventCallback = ctypes.CFUNCTYPE(None, c_uint64, c_uint32)
 
 
-class Told(Protocol):
-    """A request that the native library tells of."""
+class SubmittedRequest(Protocol):
+    """A request whose events the native library reports."""
 
     gpu: int | None
-    on_gpu: Any
+    gpu_buffers: dict[int, Any]
 
-    def told(self, events: int) -> None:
+    def on_events(self, events: int) -> None:
         """Take an `Event`, in threads of Triton's."""
 
 
 class NativeCalls:
-    """The functions, and the requests that they tell of. There is one for the process.
+    """The functions, and the requests whose events they report. There is one for the process.
 
     Calls of `add_input`, `append_input_data`, `new_call` and `submit_call` may give an error.
 
     Attributes:
         pending: The requests that Triton has, by their numbers.
         numbers: Gives each request its number.
+        input_owners: What keeps all input buffers of a request alive, by the address of the request of the C API. Set
+            before Triton gets the request, and removed when it releases it.
 
     Raises:
         LibraryNotFoundError: If this installation has no native library.
@@ -74,65 +68,41 @@ class NativeCalls:
 
     def __init__(self) -> None:
         api = load_api()
-        self.pending: dict[int, Told] = {}
+        self.pending: dict[int, SubmittedRequest] = {}
         self.numbers = itertools.count(1)
+        self.input_owners: dict[int, object] = {}
         self.check = api.check
-        path = os.fspath(inprocess_library_path())
-        library = ctypes.CDLL(path, mode=os.RTLD_LOCAL | os.RTLD_NOW)
-        # For what neither waits nor calls back: called with the GIL kept.
-        short = ctypes.PyDLL(path, handle=library._handle)
         triton = ctypes.PyDLL(str(api.library.path), handle=api.library.handle._handle)
-        self.add_input = _declared(
+        self.add_input = declared(
             triton["TRITONSERVER_InferenceRequestAddInput"], c_void_p, c_void_p, c_char_p, c_int, c_void_p, c_uint64
         )
-        self.append_input_data = _declared(
+        self.append_input_data = declared(
             triton["TRITONSERVER_InferenceRequestAppendInputData"],
             c_void_p, c_void_p, c_char_p, c_void_p, c_size_t, c_int, c_int64,
         )  # fmt: skip
-        named = "pytriton_inprocess_{}".format
-        self.new_call = _declared(library[named("new_call")], c_void_p, c_void_p, c_char_p, c_int64, c_uint64, c_void_p)
-        self.submit_call = _declared(
-            library[named("submit_call")], c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_uint32
-        )
-        self.withdraw_call = _declared(library[named("withdraw_call")], None, c_void_p)
-        self.take_record = _declared(library[named("take_record")], c_int, c_void_p, c_int64, c_void_p)
-        self.cancel_call = _declared(library[named("cancel_call")], c_int, c_void_p)
-        self.free_memory = _declared(library[named("free_memory")], None, c_void_p)
-        self.free_record = _declared(short[named("free_record")], None, c_void_p)
-        self.drop_call = _declared(short[named("drop_call")], None, c_void_p)
+        library = NativeLibrary()
+        function = library.function
+        self.new_call = function("new_call", c_void_p, c_void_p, c_char_p, c_int64, c_uint64, c_void_p)
+        self.submit_call = function("submit_call", c_void_p, c_void_p, c_void_p, c_void_p, c_void_p, c_uint32)
+        self.withdraw_call = function("withdraw_call", None, c_void_p)
+        self.take_record = function("take_record", c_int, c_void_p, c_int64, c_void_p)
+        self.cancel_call = function("cancel_call", c_int, c_void_p)
+        self.free_memory = function("free_memory", None, c_void_p)
+        self.free_record = function("free_record", None, c_void_p, keep_gil=True)
+        self.drop_call = function("drop_call", None, c_void_p, keep_gil=True)
         # Kept for the life of the process, which is as long as the library may call it.
-        self._tell = _Tell(self._told)
-        open_calls = _declared(library[named("open_calls")], c_char_p, c_void_p, _Tell)
-        missing = open_calls(api.library.handle._handle, self._tell)
-        if missing:
-            raise UnsupportedError(
-                f"Expected a Triton of release 2.51 or later in {api.library.path}, which is "
-                f"{describe_server_version(api.library.binary)}; it lacks {missing.decode()}, which every inference "
-                "calls. Use the server that comes with pytriton-server.",
-                expected=missing.decode(),
-                received=None,
-                where=str(api.library.path),
-            )
-        # Once the servers are stopped at the end of the process, no thread of Triton may enter the interpreter again.
-        # What is registered last is called first.
-        atexit.unregister(process._stop_all)
-        atexit.register(_declared(short[named("close_calls")], None))
-        atexit.register(process._stop_all)
+        self._callback = _EventCallback(self._on_events)
+        library.connect("open_calls", self._callback)
+        # Then no thread of Triton may enter the interpreter any more.
+        process.call_at_exit(function("close_calls", None, keep_gil=True))
 
-    def _told(self, number: int, events: int) -> None:
+    def _on_events(self, number: int, events: int) -> None:
         try:
             request = self.pending.get(number)
             if request is not None:
-                request.told(events)
+                request.on_events(events)
         except BaseException:
             logger.exception("what happened to a request could not be noted")
-
-
-def _declared(function: Any, result: Any, *arguments: Any) -> Any:
-    # By index: every time a function object of its own.
-    function.restype = result
-    function.argtypes = list(arguments)
-    return function
 
 
 def load_native_calls() -> NativeCalls:
@@ -142,5 +112,5 @@ def load_native_calls() -> NativeCalls:
         LibraryNotFoundError: If this installation has no native library.
         UnsupportedError: If Triton's library lacks a function.
     """
-    # The native library tells one only.
+    # The native library reports to one only.
     return process.shared("native calls", NativeCalls)

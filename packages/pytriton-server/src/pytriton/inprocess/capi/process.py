@@ -19,18 +19,37 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from pytriton.inprocess.capi.errors import UnsupportedError
+from pytriton.proxy_backend.system.forks import call_in_child
 
-if TYPE_CHECKING:
-    from pytriton.inprocess.server.session import Session
-
-__all__ = ["check_may_start", "delete_when_alone", "interruptible", "is_alone", "register", "shared"]
+__all__ = [
+    "StartedServer",
+    "call_at_exit",
+    "check_may_start",
+    "delete_when_alone",
+    "interruptible",
+    "is_alone",
+    "register",
+    "shared",
+]
 
 logger = logging.getLogger(__name__)
 
 _Result = TypeVar("_Result")
+
+
+class StartedServer(Protocol):
+    """A server that runs, or is being started or stopped."""
+
+    name: str
+
+    def stop(self) -> None:
+        """Stop it, at exit."""
+
+    def after_fork(self) -> None:
+        """Make the copy in a forked child useless: whatever it holds belongs to the parent. Takes no lock."""
 
 
 class _State:
@@ -38,13 +57,14 @@ class _State:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.sessions: set[Session] = set()
-        """Servers that run, or are about to be started or stopped."""
+        self.servers: set[StartedServer] = set()
         self.stopped: list[Callable[[], object]] = []
         """What deletes the stopped servers that are not deleted yet."""
         self.is_watched = False
+        self.at_exit: list[Callable[[], object]] = []
+        """What is to be called when the servers are stopped at exit."""
         self.forked_from: int | None = None
-        self.leave_at_exit: Callable[[], object] = bool
+        self.skip_destructors_at_exit: Callable[[], object] = bool
         self.shared: dict[str, Any] = {}
         """What else there is one of in the process, by name."""
 
@@ -90,24 +110,30 @@ def check_may_start() -> None:
     with _state.lock:
         if not _state.is_watched:
             _state.is_watched = True
-            _state.leave_at_exit = _exit_leaver()
-            os.register_at_fork(after_in_child=_after_fork)
-            atexit.register(_stop_all)
+            _state.skip_destructors_at_exit = _exit_without_destructors()
+            call_in_child(_state, _after_fork)
+            atexit.register(_exit)
 
 
-def register(session: Session) -> None:
+def call_at_exit(function: Callable[[], object]) -> None:
+    """Have a function called at the exit of a process with servers, when they are stopped."""
+    # Without the lock, which is held while what is shared is made.
+    _state.at_exit.append(function)
+
+
+def register(server: StartedServer) -> None:
     """Remember a server that is about to be started, which also keeps it alive, until `delete_when_alone`."""
     with _state.lock:
-        _state.sessions.add(session)
+        _state.servers.add(server)
 
 
-def is_alone(session: Session) -> bool:
+def is_alone(server: StartedServer) -> bool:
     """Tell whether there is no other server than this one, running or stopped and not deleted."""
     with _state.lock:
-        return _state.sessions == {session} and not _state.stopped
+        return _state.servers == {server} and not _state.stopped
 
 
-def delete_when_alone(session: Session, delete: Callable[[], object] | None) -> None:
+def delete_when_alone(server: StartedServer, delete: Callable[[], object] | None) -> None:
     """Forget a server, and delete it once no other one runs.
 
     All servers of the process share Triton's manager of pinned memory, which also serves the ensembles, and the
@@ -115,14 +141,14 @@ def delete_when_alone(session: Session, delete: Callable[[], object] | None) -> 
     so that little is lost by keeping it.
 
     Args:
-        session: The server, which is stopped.
+        server: The server, which is stopped.
         delete: What deletes it, if there is anything to delete.
     """
     with _state.lock:
-        _state.sessions.discard(session)
+        _state.servers.discard(server)
         if delete is not None:
             _state.stopped.append(delete)
-        while not _state.sessions and _state.stopped:
+        while not _state.servers and _state.stopped:
             _state.stopped.pop()()
 
 
@@ -168,16 +194,16 @@ def interruptible(work: Callable[[], _Result], undo: Callable[[_Result], object]
         raise
 
 
-def _after_fork() -> None:
+def _after_fork(state: _State) -> None:
     # Another thread of the parent may have held it.
-    _state.lock = threading.Lock()
-    _state.forked_from = os.getppid()
-    _state.leave_at_exit()
-    for session in _state.sessions:
-        session.after_fork()
+    state.lock = threading.Lock()
+    state.forked_from = os.getppid()
+    state.skip_destructors_at_exit()
+    for server in state.servers:
+        server.after_fork()
 
 
-def _exit_leaver() -> Callable[[], None]:
+def _exit_without_destructors() -> Callable[[], None]:
     """Give a function that makes the exit of this process skip the destructors of libraries that are loaded by now.
 
     At exit, Triton's library waits for the thread that reads the metrics of devices. In a forked child that thread is
@@ -199,13 +225,16 @@ def _exit_leaver() -> Callable[[], None]:
     return register_in_child
 
 
-def _stop_all() -> None:
+def _exit() -> None:
     if _state.forked_from is not None:
+        # The threads that these are about are in the parent.
         return
-    for session in list(_state.sessions):
-        logger.debug("Stopping the server %r, which still runs at exit.", session.name)
+    for server in list(_state.servers):
+        logger.debug("Stopping the server %r, which still runs at exit.", server.name)
         try:
-            session.stop()
+            server.stop()
         except Exception:
             # There is nobody left to raise to.
-            logger.exception("The server %r could not be stopped at exit.", session.name)
+            logger.exception("The server %r could not be stopped at exit.", server.name)
+    for function in _state.at_exit:
+        function()

@@ -7,17 +7,15 @@ is asked for once per model, and again where Triton's own error does not say eno
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from pytriton.inprocess.capi.enums import DataType
 from pytriton.inprocess.capi.errors import InvalidArgumentError, NotFoundError, TritonError
 
 if TYPE_CHECKING:
-    from pytriton.inprocess.server.model import Model
-    from pytriton.inprocess.server.session import Session
+    from pytriton.inprocess.requests.model import Model
 
 __all__ = ["InputSpec", "ModelSpec", "describe", "explain", "fetch_spec", "forget_spec", "known_spec"]
 
@@ -56,15 +54,6 @@ class ModelSpec:
     required: frozenset[str] = frozenset()
 
 
-@dataclass
-class _Known:
-    specs: dict[tuple[str, int], ModelSpec] = field(default_factory=dict)
-
-
-# What was fetched, by server and model. It may be out of date, as models are loaded anew.
-_known: weakref.WeakKeyDictionary[Session, _Known] = weakref.WeakKeyDictionary()
-
-
 def describe(model: Model) -> str:
     """Name a model in an error."""
     return f"model {model.name!r}" if model.version < 0 else f"model {model.name!r} version {model.version}"
@@ -90,22 +79,19 @@ def fetch_spec(model: Model) -> ModelSpec:
     outputs = tuple(entry["name"] for entry in metadata.get("outputs", ()))
     required = frozenset(name for name, entry in inputs.items() if not entry.optional)
     spec = ModelSpec(inputs, outputs, int(config.get("max_batch_size", 0)), required)
-    _known.setdefault(model._server._running(), _Known()).specs[model.name, model.version] = spec
+    model._access().model_specs[model.name, model.version] = spec
     return spec
 
 
 def known_spec(model: Model) -> ModelSpec:
     """Give the description that was fetched last, or fetch it."""
-    known = _known.get(model._server._running())
-    spec = known.specs.get((model.name, model.version)) if known is not None else None
-    return spec or fetch_spec(model)
+    return model._access().model_specs.get((model.name, model.version)) or fetch_spec(model)
 
 
 def forget_spec(model: Model) -> bool:
     """Forget a description, as it may be out of date; tell whether there was one."""
     with contextlib.suppress(TritonError):
-        known = _known.get(model._server._running())
-        return known is not None and known.specs.pop((model.name, model.version), None) is not None
+        return model._access().model_specs.pop((model.name, model.version), None) is not None
     return False
 
 

@@ -14,21 +14,18 @@ import time
 from _thread import start_new_thread
 from collections.abc import Callable, Mapping
 from ctypes import addressof, c_uint64, string_at
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pytriton.inprocess.capi.errors import CancelledError, InternalError, InvalidArgumentError, TritonError
-from pytriton.inprocess.capi.native_calls import Event, NativeCalls, Taken, Wish, load_native_calls
-from pytriton.inprocess.requests.inflight import OWNERS
+from pytriton.inprocess.capi.native_calls import Event, NativeCalls, RecordSlot, load_native_calls
+from pytriton.inprocess.requests.access import ServerAccess
 from pytriton.inprocess.requests.model_spec import describe, explain, fetch_spec, forget_spec, known_spec
 from pytriton.inprocess.requests.request import InferenceRequest, fill, output_gpu
 from pytriton.inprocess.requests.response import InferenceResponse, read_response
+from pytriton.inprocess.requests.tracing import StartedTrace, start_trace
 from pytriton.inprocess.requests.values import is_untyped, to_tensor
 from pytriton.inprocess.tensors.gpu_outputs import gpu_allocator
 from pytriton.inprocess.tensors.memory import MemoryBuffer
-
-if TYPE_CHECKING:
-    from pytriton.inprocess.requests.tracing import StartedTrace
-    from pytriton.inprocess.server.session import Session
 
 __all__ = ["Pending", "submit"]
 
@@ -39,10 +36,8 @@ _FINAL: Final = 1
 _CANCELLED: Final = 4
 _OVER: Final = 8
 _FLAGS_AT: Final = 8
-_Made: Any = c_uint64 * 2
+_Handles: Any = c_uint64 * 2
 # Numbers, as to combine members of an enum takes longer than most of what is done here.
-_TELL_ARRIVED: Final = int(Wish.ARRIVED)
-_TELL_RELEASED: Final = int(Wish.RELEASED)
 _RELEASED: Final = int(Event.RELEASED)
 _ARRIVED: Final = int(Event.ARRIVED)
 _ENDED: Final = int(Event.ENDED)
@@ -54,7 +49,7 @@ class Pending:
     """A request in Triton.
 
     Args:
-        session: The run of the server that it is in.
+        access: The server that it is in.
         request: What was asked for.
         deliver: Gets the responses, in a thread of Triton's, or in the one that cancels. It must not block. `None`
             where they are taken.
@@ -68,26 +63,26 @@ class Pending:
         "_deliver",
         "_lock",
         "_native",
+        "access",
         "call",
         "gpu",
+        "gpu_buffers",
         "handle",
         "keep",
         "number",
-        "on_gpu",
         "request",
-        "session",
         "trace",
     )
 
     def __init__(
         self,
-        session: Session,
+        access: ServerAccess,
         request: InferenceRequest,
         deliver: Callable[[InferenceResponse], None] | None,
         native: NativeCalls,
     ) -> None:
         self._native = native
-        self.session = session
+        self.access = access
         self.request = request
         # The request of the native library and that of Triton.
         self.call = 0
@@ -97,7 +92,7 @@ class Pending:
         self.keep: list[Any] = []
         self.gpu: int | None = None
         # Memory for outputs there, by its address.
-        self.on_gpu: dict[int, MemoryBuffer] = {}
+        self.gpu_buffers: dict[int, MemoryBuffer] = {}
         self.trace: StartedTrace | None = None
         self._deliver = deliver
         self._cancelled = False
@@ -114,7 +109,7 @@ class Pending:
         """Ask Triton to cancel the request, and end the wait for its responses with an error. Does not raise."""
         self._cancelled = True
         # Without a call it is not submitted yet. Whoever submits it looks again afterwards.
-        if self.call and not self.session.is_foreign and self._native.cancel_call(self.call):
+        if self.call and not self.access.is_foreign and self._native.cancel_call(self.call):
             self.finish()
 
     def take(self, timeout_s: float | None) -> InferenceResponse | None:
@@ -124,7 +119,7 @@ class Pending:
             StopIteration: If none will come.
             InvalidArgumentError: If this process was forked from that of the server.
         """
-        taken = Taken()
+        taken = RecordSlot()
         deadline = None if timeout_s is None else time.monotonic_ns() + int(timeout_s * 1e9)
         wait_ns = _SLICE_NS
         while True:
@@ -135,8 +130,8 @@ class Pending:
                 break
             if deadline is not None and time.monotonic_ns() >= deadline:
                 return None
-            if self.session.is_foreign:
-                raise self.session._refusal()
+            if self.access.is_foreign:
+                raise self.access.refusal()
         if found < 0:
             raise StopIteration
         return self._read(taken)
@@ -153,7 +148,7 @@ class Pending:
             response.error = CancelledError(f"The request to {place} was cancelled.", where=place)
         else:
             try:
-                read_response(content, response, self.on_gpu, self._native.free_memory)
+                read_response(content, response, self.gpu_buffers, self._native.free_memory)
             except BaseException as failure:
                 logger.exception("a response of %s could not be read", describe(request.model))
                 response.error = _unread(failure, request)
@@ -161,10 +156,10 @@ class Pending:
             self.finish()
         return response
 
-    def told(self, events: int) -> None:
-        """See `Told`."""
+    def on_events(self, events: int) -> None:
+        """See `SubmittedRequest`."""
         if events & _RELEASED:
-            OWNERS.pop(self.handle, None)
+            self._native.input_owners.pop(self.handle, None)
             self.keep = []
         # The end of a request may be told by another thread than that of its last response, and before it.
         if events & (_ARRIVED | _ENDED):
@@ -182,7 +177,7 @@ class Pending:
                 return
             self._collecting = True
             try:
-                taken = Taken()
+                taken = RecordSlot()
                 while self._native.take_record(self.call, 0, addressof(taken)) > 0:
                     try:
                         deliver(self._read(taken))
@@ -191,15 +186,15 @@ class Pending:
             finally:
                 self._collecting = False
 
-    def withdraw(self, made: Any) -> None:
+    def withdraw(self, handles: Any) -> None:
         """Undo all for a request that Triton did not take. If a signal interrupts that, it can be done again.
 
         Args:
-            made: The request of the native library and that of Triton, each 0 if there is none.
+            handles: The request of the native library and that of Triton, each 0 if there is none.
         """
         try:
-            self.call, self.handle = made
-            OWNERS.pop(self.handle, None)
+            self.call, self.handle = handles
+            self._native.input_owners.pop(self.handle, None)
             if self.trace is not None:
                 self.trace.withdraw()
             if self.call:
@@ -212,7 +207,7 @@ class Pending:
         """Note that Triton has done with the request. Does nothing if that is known."""
         self._native.pending.pop(self.number, None)
         self.keep = []
-        self.session.finish(self)
+        self.access.finish(self)
 
 
 def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], None] | None) -> Pending:
@@ -228,17 +223,17 @@ def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], Non
         UnavailableError: If the model or the server is not ready.
         TritonError: What else Triton says if it does not accept the request.
     """
-    session = request.model._server._running()
+    access = request.model._access()
     try:
         _check_presence(request)
-        return _submit(session, request, deliver)
+        return _submit(access, request, deliver)
     except TritonError as error:
         refusal = error
     # Lists get the type that the model had when it was asked: it may have been loaded anew since.
     untyped = isinstance(request.inputs, Mapping) and any(is_untyped(value) for value in request.inputs.values())
     if untyped and forget_spec(request.model):
         try:
-            return _submit(session, request, deliver)
+            return _submit(access, request, deliver)
         except TritonError as error:
             refusal = error
     if refusal.where is not None:
@@ -248,36 +243,36 @@ def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], Non
 
 
 def _submit(
-    session: Session, request: InferenceRequest, deliver: Callable[[InferenceResponse], None] | None
+    access: ServerAccess, request: InferenceRequest, deliver: Callable[[InferenceResponse], None] | None
 ) -> Pending:
     native = _native or _load_native()
     model = request.model
-    pending = Pending(session, request, deliver, native)
+    pending = Pending(access, request, deliver, native)
     allocator = None
     if request.output_memory_type is not None:
         pending.gpu = output_gpu(request)
         if pending.gpu is not None:
             allocator = gpu_allocator(_find_gpu)
-    made = _Made()
+    handles = _Handles()
     submitted = False
     try:
-        server = session.admit(pending)
-        error = native.new_call(server, model._c_name, model.version, pending.number, addressof(made))
+        server = access.admit(pending)
+        error = native.new_call(server, model._c_name, model.version, pending.number, addressof(handles))
         if error:
             native.check(error)
-        call, handle = pending.call, pending.handle = made
-        large = fill(session.api, native, handle, request, pending.keep)
+        call, handle = pending.call, pending.handle = handles
+        large = fill(access.api, native, handle, request, pending.keep)
         trace = None
         if request.trace is not None:
-            pending.trace = request.trace._start(session.api)
+            pending.trace = start_trace(access.api, request.trace)
             trace = pending.trace.handle
-        wishes = 0 if deliver is None else _TELL_ARRIVED
+        events = 0 if deliver is None else _ARRIVED
         if large:
-            OWNERS[handle] = pending.keep
-            wishes |= _TELL_RELEASED
+            native.input_owners[handle] = pending.keep
+            events |= _RELEASED
         native.pending[pending.number] = pending
         submitted = True
-        error = native.submit_call(call, server, trace, allocator, wishes)
+        error = native.submit_call(call, server, trace, allocator, events)
         if error:
             submitted = False
             native.check(error)
@@ -287,10 +282,10 @@ def _submit(
             pending.cancel()
             raise
         try:
-            pending.withdraw(made)
+            pending.withdraw(handles)
         except BaseException:
             # Another signal. Again, in a thread, where none comes: Python handles them in the main thread.
-            start_new_thread(pending.withdraw, (made,))
+            start_new_thread(pending.withdraw, (handles,))
             raise
         raise
     if pending._cancelled:
@@ -309,7 +304,7 @@ def _load_native() -> NativeCalls:
 
 def _find_gpu(number: int) -> tuple[int, dict[int, MemoryBuffer]]:
     pending = load_native_calls().pending[number]
-    return pending.gpu or 0, pending.on_gpu
+    return pending.gpu or 0, pending.gpu_buffers
 
 
 def _check_presence(request: InferenceRequest) -> None:

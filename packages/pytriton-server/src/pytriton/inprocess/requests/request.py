@@ -23,7 +23,7 @@ from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES
 from pytriton.inprocess.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
-    from pytriton.inprocess.server.model import Model
+    from pytriton.inprocess.requests.model import Model
 
 __all__ = ["InferenceRequest", "fill", "output_gpu"]
 

@@ -16,10 +16,10 @@ from pytriton.inprocess.capi.enums import DataType, ParameterType
 from pytriton.inprocess.capi.errors import TritonError, error_class
 from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES
 from pytriton.inprocess.tensors.memory import MemoryBuffer
-from pytriton.inprocess.tensors.tensor import Tensor
+from pytriton.inprocess.tensors.tensor import Tensor, tensor_of_array
 
 if TYPE_CHECKING:
-    from pytriton.inprocess.server.model import Model
+    from pytriton.inprocess.requests.model import Model
 
 __all__ = ["InferenceResponse", "Parameter", "read_response"]
 
@@ -31,7 +31,6 @@ _PARAMETER: Final = struct.Struct("<IIQ")
 _OUTPUT: Final = struct.Struct("<QQIII")
 _FAILED: Final = 2
 
-_new_tensor: Final = Tensor.__new__
 _TYPES: Final = {int(data_type): (data_type, dtype) for data_type, dtype in NUMPY_TYPES.items()}
 _LONGEST_CACHE: Final = 4096
 _names: dict[bytes, str] = {}
@@ -115,15 +114,14 @@ class _Memory:
 
 
 def read_response(
-    record: bytes, response: InferenceResponse, on_gpu: dict[int, MemoryBuffer], free: Callable[[int], None]
+    record: bytes, response: InferenceResponse, gpu_buffers: dict[int, MemoryBuffer], free: Callable[[int], None]
 ) -> None:
     """Read a response as the native library gives it.
 
     Args:
         record: Its bytes. The memory of its outputs belongs to the response from now on.
         response: Gets what is read.
-        on_gpu: The memory that was allocated on a GPU for the request, by address. What the outputs are in is taken
-            out.
+        gpu_buffers: The memory that was allocated on a GPU for the request, by address. What outputs are in is removed.
         free: Frees the memory of an output, by its address.
     """
     (_, flags, code, version, name_length, text_length, parameter_count, output_count, label_length) = (
@@ -154,7 +152,7 @@ def read_response(
         if not address:
             memory = bytearray(record[at : at + size])
         else:
-            memory = on_gpu.pop(address, None) or np.asarray(_Memory(address, size, free))
+            memory = gpu_buffers.pop(address, None) or np.asarray(_Memory(address, size, free))
         data_type, dtype = _TYPES[number]
         response.outputs[_text(record[name_at:at])] = _tensor(data_type, dtype, shape, memory, size)
         if not address:
@@ -167,13 +165,8 @@ def _tensor(data_type: DataType, dtype: np.dtype[Any], shape: tuple[int, ...], m
     if type(memory) is MemoryBuffer:
         return Tensor(data_type, shape, memory)
     if data_type is DataType.BYTES:
-        return Tensor._of_array(data_type, shape, np.frombuffer(memory, np.uint8, size))
-    tensor = _new_tensor(Tensor)
-    tensor.data_type = data_type
-    tensor.shape = shape
-    tensor._memory_buffer = None
-    tensor._array = np.ndarray(shape, dtype, memory)
-    return tensor
+        return tensor_of_array(data_type, shape, np.frombuffer(memory, np.uint8, size))
+    return tensor_of_array(data_type, shape, np.ndarray(shape, dtype, memory))
 
 
 def _text(encoded: bytes) -> str:

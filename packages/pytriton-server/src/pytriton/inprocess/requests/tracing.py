@@ -19,7 +19,7 @@ from pytriton.inprocess.tensors.memory import MemoryBuffer
 from pytriton.inprocess.tensors.tensor import Tensor
 from pytriton.server.tritonserver.version import describe_server_version
 
-__all__ = ["StartedTrace", "Trace", "TraceEvent"]
+__all__ = ["StartedTrace", "Trace", "TraceEvent", "start_trace"]
 
 logger = logging.getLogger(__name__)
 
@@ -103,20 +103,27 @@ class Trace:
             )
         return self.events
 
-    def _start(self, api: Api) -> StartedTrace:
-        if self._started:
-            raise InvalidArgumentError(
-                "Expected a Trace that no request had, received one that was used. Make one for each request.",
-                expected="a new Trace",
-                received=self,
-                where="Trace",
-            )
-        self._started = True
-        try:
-            return StartedTrace(api, self)
-        except BaseException:
-            self._started = False
-            raise
+
+def start_trace(api: Api, trace: Trace) -> StartedTrace:
+    """Make the trace of the C API, for one request.
+
+    Raises:
+        InvalidArgumentError: If a request had the trace before.
+        UnsupportedError: If the tritonserver was built without tracing.
+    """
+    if trace._started:
+        raise InvalidArgumentError(
+            "Expected a Trace that no request had, received one that was used. Make one for each request.",
+            expected="a new Trace",
+            received=trace,
+            where="Trace",
+        )
+    trace._started = True
+    try:
+        return StartedTrace(api, trace)
+    except BaseException:
+        trace._started = False
+        raise
 
 
 class StartedTrace:

@@ -11,10 +11,10 @@ from pytriton.inprocess.capi.enums import DataType
 from pytriton.inprocess.capi.errors import InvalidArgumentError, TritonError
 from pytriton.inprocess.requests.model_spec import describe, known_spec
 from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES, Array, bfloat16_bits
-from pytriton.inprocess.tensors.tensor import Tensor
+from pytriton.inprocess.tensors.tensor import Tensor, tensor_of_array
 
 if TYPE_CHECKING:
-    from pytriton.inprocess.server.model import Model
+    from pytriton.inprocess.requests.model import Model
 
 __all__ = ["is_untyped", "to_tensor"]
 
@@ -133,7 +133,7 @@ def _converted(array: Array, data_type: DataType) -> Tensor:
             expected=data_type,
             received=str(array.dtype),
         )
-    return Tensor._of_array(data_type, array.shape, np.ascontiguousarray(converted).reshape(array.shape))
+    return tensor_of_array(data_type, array.shape, np.ascontiguousarray(converted).reshape(array.shape))
 
 
 def _irregular(value: Any) -> InvalidArgumentError:

@@ -1,27 +1,19 @@
-"""Parameters of the load of a model: what is accepted, and the objects of the C API for them."""
+"""Parameters of the load of a model: what is accepted, and the files of a model that is given by them."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Mapping
+from typing import Any
 
-from pytriton.inprocess.capi.c_types import ParameterHandle
-from pytriton.inprocess.capi.enums import ParameterType
 from pytriton.inprocess.capi.errors import InvalidArgumentError, wrong_argument
+from pytriton.inprocess.capi.parameters import Parameter
 from pytriton.inprocess.server.memory_models import CONFIG_FILE, config_text
 
-if TYPE_CHECKING:
-    from pytriton.inprocess.capi.api import Api
-
-__all__ = ["Parameter", "c_parameters", "files_of", "load_parameters"]
+__all__ = ["files_of", "load_parameters"]
 
 _CONFIG = "config"
 _FILE = "file:"
-
-Parameter: TypeAlias = str | int | bool | bytes
 
 
 def load_parameters(
@@ -119,39 +111,3 @@ def files_of(name: str, parameters: Mapping[str, Parameter]) -> dict[str, bytes]
                 where=f"load of model {name!r}",
             )
     return files
-
-
-@contextlib.contextmanager
-def c_parameters(api: Api, parameters: Mapping[str, Parameter]) -> Iterator[tuple[Any, int]]:
-    """Make the parameter objects of the C API and delete them at the end.
-
-    Yields:
-        An array of them, or `None` if there are none, and their number.
-    """
-    handles: list[ParameterHandle] = []
-    # Of the values that Triton does not copy.
-    kept: list[Any] = []
-    try:
-        for key, value in parameters.items():
-            handles.append(_make(api, key.encode(), value, kept))
-        array = (ParameterHandle * len(handles))(*handles) if handles else None
-        yield array, len(handles)
-    finally:
-        for handle in handles:
-            api.TRITONSERVER_ParameterDelete(handle)
-
-
-def _make(api: Api, key: bytes, value: Parameter, kept: list[Any]) -> ParameterHandle:
-    made: ParameterHandle
-    if isinstance(value, bytes):
-        # A zero byte is appended to it, so that the memory of an empty one is not null.
-        buffer = ctypes.create_string_buffer(value)
-        kept.append(buffer)
-        made = api.TRITONSERVER_ParameterBytesNew(key, buffer, len(value))
-    elif isinstance(value, str):
-        made = api.TRITONSERVER_ParameterNew(key, ParameterType.STRING, value.encode())
-    elif isinstance(value, bool):
-        made = api.TRITONSERVER_ParameterNew(key, ParameterType.BOOL, ctypes.byref(ctypes.c_bool(value)))
-    else:
-        made = api.TRITONSERVER_ParameterNew(key, ParameterType.INT, ctypes.byref(ctypes.c_int64(value)))
-    return made

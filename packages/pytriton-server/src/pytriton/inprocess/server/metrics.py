@@ -14,12 +14,12 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pytriton.inprocess.capi import process as _process
+from pytriton.inprocess.capi import process
 from pytriton.inprocess.capi.api import Api, load_api
 from pytriton.inprocess.capi.c_types import MetricArgsHandle, MetricFamilyHandle, MetricHandle
 from pytriton.inprocess.capi.enums import MetricKind
 from pytriton.inprocess.capi.errors import InvalidArgumentError, UnsupportedError, encoded_text, wrong_argument
-from pytriton.inprocess.server.load_parameters import c_parameters
+from pytriton.inprocess.capi.parameters import c_parameters
 
 __all__ = ["Metric", "MetricFamily"]
 
@@ -67,7 +67,7 @@ class MetricFamily:
         self._kind = kind
         self._name = name
         api = load_api()
-        families = _process.shared("metric families", _Families)
+        families = process.shared("metric families", _Families)
         with families.lock:
             family = families.by_name.get((name, kind))
             if family is None:
@@ -268,7 +268,7 @@ def _number(value: Any, where: str) -> float:
         raise wrong_argument("the value", "a number", value, where=where) from None
 
 
-def _delete(function: Any, handle: ctypes.c_void_p, process: int, keep: object = None) -> None:
+def _delete(function: Any, handle: ctypes.c_void_p, made_in: int, keep: object = None) -> None:
     # In a forked child, a lock that this takes may be held by a thread that is not there.
-    if os.getpid() == process:
+    if os.getpid() == made_in:
         function(handle)

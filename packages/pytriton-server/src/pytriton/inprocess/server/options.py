@@ -7,15 +7,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pytriton.inprocess.capi.api import Api
 from pytriton.inprocess.capi.c_types import ServerOptionsHandle
 from pytriton.inprocess.capi.enums import InstanceGroupKind, LogFormat, ModelControlMode, RateLimitMode
 from pytriton.inprocess.capi.errors import InternalError, InvalidArgumentError
 from pytriton.inprocess.server import option_rules as rules
-
-if TYPE_CHECKING:
-    from pytriton.inprocess.capi.api import Api
 
 __all__ = ["ModelLoadDeviceLimit", "Options", "RateLimiterResource", "option_values"]
 

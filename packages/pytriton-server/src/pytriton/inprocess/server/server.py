@@ -4,41 +4,46 @@ from __future__ import annotations
 
 import ctypes
 import dataclasses
+import numbers
 import os
 import sys
 import threading
+import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pytriton.inprocess.capi import process
-from pytriton.inprocess.capi.c_types import MessageHandle, MetricsHandle
+from pytriton.inprocess.capi.c_types import MetricsHandle
 from pytriton.inprocess.capi.enums import MetricFormat, ModelControlMode
 from pytriton.inprocess.capi.errors import (
     InvalidArgumentError,
+    TimedOutError,
     UnavailableError,
     UnsupportedError,
     encoded_text,
     wrong_argument,
 )
-from pytriton.inprocess.server.bind_methods import BindMethods
-from pytriton.inprocess.server.load_parameters import c_parameters, load_parameters
-from pytriton.inprocess.server.model import Model, ModelDictionary
+from pytriton.inprocess.capi.parameters import c_parameters
+from pytriton.inprocess.requests.model import Model, ModelDictionary
+from pytriton.inprocess.server.load_parameters import load_parameters
 from pytriton.inprocess.server.options import Options
-from pytriton.inprocess.server.session import Session, read_message
-from pytriton.inprocess.server.waiting import check_wait, wait_until
+from pytriton.inprocess.server.session import Session
 from pytriton.server.lifecycle.background import begin
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from pytriton.inprocess.callables.bindings import Bindings
+    from pytriton.model_config import ModelConfig, Tensor
 
 __all__ = ["Server"]
 
 _READY_TIMEOUT_S = 60.0
 
 
-class Server(BindMethods):
+class Server:
     """Triton inside this process: no network, no second process.
 
     It is started and stopped explicitly or by a `with` statement, and may be started again. Several servers may run at
@@ -64,7 +69,8 @@ class Server(BindMethods):
         elif kwargs:
             options = dataclasses.replace(options, **kwargs)
         self.options = options
-        super().__init__()
+        self._bindings: Bindings | None = None
+        self._bindings_lock = threading.Lock()
 
     # -- start and stop ----------------------------------------------------------------------------------------------
 
@@ -91,7 +97,7 @@ class Server(BindMethods):
             UnsupportedError: If the process was forked from one in which a server was started.
             TritonError: What Triton says if it does not start, as when a model fails to load.
         """
-        check_wait(polling_interval, timeout)
+        _check_wait(polling_interval, timeout)
         process.check_may_start()
         with self._lock:
             if self._session is not None:
@@ -108,7 +114,7 @@ class Server(BindMethods):
             self._was_started = True
             try:
                 if self._bindings is not None:
-                    self._bindings.on_started()
+                    self._bindings.on_started(self._session)
                 if wait_until_ready:
                     self._wait(self.ready, "be ready", polling_interval, timeout)
             except BaseException:
@@ -189,11 +195,7 @@ class Server(BindMethods):
 
     def metadata(self) -> dict[str, Any]:
         """Give the name, the version and the extensions of the server."""
-        session = self._running()
-        message = MessageHandle()
-        with session.use() as handle:
-            session.api.TRITONSERVER_ServerMetadata(handle, ctypes.byref(message))
-            metadata: dict[str, Any] = read_message(session.api, message)
+        metadata: dict[str, Any] = self._running().ask("TRITONSERVER_ServerMetadata")
         return metadata
 
     def metrics(self, metric_format: MetricFormat = MetricFormat.PROMETHEUS) -> str:
@@ -280,7 +282,7 @@ class Server(BindMethods):
         """
         self._explicit_only("load a model", UnavailableError)
         model = Model(self, model_name)
-        self._load(model.name, load_parameters(model.name, parameters, config, files))
+        self._running().load(model.name, load_parameters(model.name, parameters, config, files))
         return model
 
     def unload(
@@ -308,7 +310,7 @@ class Server(BindMethods):
         """
         name = model.name if isinstance(model, Model) else model
         encoded_text("model", name)
-        check_wait(polling_interval, timeout)
+        _check_wait(polling_interval, timeout)
         self._explicit_only("unload a model", UnavailableError)
         self._running().check_listed(name)
         self._running().unload(name, dependents=unload_dependents)
@@ -367,6 +369,86 @@ class Server(BindMethods):
         with session.use() as handle:
             session.api.TRITONSERVER_ServerPollModelRepository(handle)
 
+    def bind(
+        self,
+        model_name: str,
+        infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
+        inputs: Sequence[Tensor],
+        outputs: Sequence[Tensor],
+        model_version: int = 1,
+        config: ModelConfig | None = None,
+        strict: bool = False,
+        trace_config: list[str] | None = None,
+        *,
+        copy_inputs: bool = False,
+    ) -> Model:
+        """Make a callable a model, which Triton's scheduler then calls directly. Takes what `Triton.bind` takes.
+
+        May be called before the start, which loads the model then, and after it: the model is loaded when this returns.
+        The callable stays bound when the server is stopped, and is served again after the next start.
+
+        A synchronous callable runs in a thread of Triton, one batch at a time. Inputs of less than 1 MiB are the
+        callable's own. A larger one is read-only; alone in its batch, it is a view on the memory of the caller, without
+        a copy, which keeps that memory alive: a caller that writes to it later writes to the view.
+
+        Args:
+            model_name: Name of the model: letters, digits, dots, underscores and dashes.
+            infer_func: Called with a list of requests, returns a list of results, one for each. Of a sequence of
+                callables each serves an instance of the model: Triton calls them in parallel.
+            inputs: The inputs of the model. Unnamed ones are called `INPUT_1`, `INPUT_2`, ... by their place.
+            outputs: The outputs of the model. Unnamed ones are called `OUTPUT_1`, `OUTPUT_2`, ... by their place.
+            model_version: Version of the model, at least 1. Several versions of one name must agree in everything but
+                the callables.
+            config: How the model is served; batched by default.
+            strict: Whether results that differ from `outputs` in name, dtype or shape are errors.
+            trace_config: Where the spans of the callable go, in items as in `TritonConfig.trace_config`.
+            copy_inputs: Whether the callable gets inputs of every size as its own, which it may write to.
+
+        Returns:
+            The model, of the version that was bound.
+
+        Raises:
+            PyTritonValidationError: If a name, version, tensor or callable is not acceptable.
+            PyTritonBadParameterError: If `config` breaks one of its rules.
+            AlreadyBoundError: If there is a model of the name and version already, or another version of it with other
+                tensors or another configuration. It is an `AlreadyExistsError` and a `PyTritonInvalidOperationError`.
+            InvalidArgumentError: If the server is in mode `POLL`, or a callable is a `ProcessWorker`.
+            TritonError: If the model does not load, as when its warm-up fails; the server has nothing of it then.
+            ValueError: If `trace_config` has another mode than OpenTelemetry, no URL, or an item that cannot be
+                understood.
+            ImportError: If `trace_config` is given, and the extra `telemetry` is not installed.
+        """
+        name, version = self._bound().bind(
+            model_name,
+            infer_func,
+            inputs,
+            outputs,
+            model_version,
+            config,
+            strict,
+            trace_config,
+            copy_inputs,
+            control_mode=self.options.model_control_mode,
+        )
+        return Model(self, name, version)
+
+    def unbind(self, model_name: str, model_version: int | None = None, *, timeout_s: float = 30.0) -> None:
+        """Take a bound model away. When this returns, its requests are answered and its callables not called any more.
+
+        Called by a callable of the model, it begins all that and returns.
+
+        Args:
+            model_name: Name of the model.
+            model_version: Which version; `None` for all of them.
+            timeout_s: How long requests in flight may take, in seconds.
+
+        Raises:
+            NotBoundError: If there is no such bound model. It is a `NotFoundError` and a
+                `PyTritonInvalidOperationError`.
+            TimedOutError: If requests were not answered in time. The model goes when they are.
+        """
+        self._bound().unbind(model_name, model_version, timeout_s=timeout_s)
+
     # -- for the other modules ---------------------------------------------------------------------------------------
 
     def _running(self) -> Session:
@@ -385,14 +467,14 @@ class Server(BindMethods):
             where=f"server {server_id!r}",
         )
 
-    def _load(self, name: str, parameters: Mapping[str, str | int | bool | bytes]) -> None:
-        """Load a model in whatever mode of control. It goes on after an interrupt."""
-        session = self._running()
-        process.interruptible(lambda: session.load(name, parameters), lambda _: None, "load")
+    def _bound(self) -> Bindings:
+        # Not at the top: what serves callables is much to import, and of no use for other models.
+        from pytriton.inprocess.callables.bindings import Bindings
 
-    def _unload(self, name: str) -> None:
-        """Unload a model in whatever mode of control. Does not wait."""
-        self._running().unload(name)
+        with self._bindings_lock:
+            if self._bindings is None:
+                self._bindings = Bindings(lambda: self._session)
+            return self._bindings
 
     def _is_unloaded(self, name: str) -> bool:
         return all(
@@ -418,7 +500,31 @@ class Server(BindMethods):
         return flag.value
 
     def _wait(self, done: Callable[[], bool], what: str, polling_interval: float, timeout: float | None) -> None:
-        wait_until(done, what, polling_interval, timeout, server=self._running().name)
+        name = self._running().name
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while not done():
+            left_s = None if deadline is None else deadline - time.monotonic()
+            if left_s is not None and left_s <= 0:
+                raise TimedOutError(
+                    f"Expected server {name!r} to {what} within {timeout:g} s, which it did not.",
+                    expected=what,
+                    received=f"not within {timeout:g} s",
+                    where=f"server {name!r}",
+                )
+            time.sleep(polling_interval if left_s is None else min(polling_interval, left_s))
+
+
+def _check_wait(polling_interval: object, timeout: object) -> None:
+    """Check the arguments of a wait before anything is done that it is to wait for.
+
+    Raises:
+        InvalidArgumentError: If one is not a number of seconds; the timeout may also be `None`.
+    """
+    for name, value in (("polling_interval", polling_interval), ("timeout", timeout)):
+        if value is None and name == "timeout":
+            continue
+        if isinstance(value, bool) or not isinstance(value, numbers.Real) or not float(value) >= 0:
+            raise wrong_argument(name, "a number of seconds that is not negative", value)
 
 
 def _c_path(path: object) -> bytes:

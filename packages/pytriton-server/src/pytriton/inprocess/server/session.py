@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import functools
-import json
 import logging
-import os
 import threading
 import time
-import weakref
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from pytriton.inprocess.capi import process
-from pytriton.inprocess.capi.api import Api, load_api
-from pytriton.inprocess.capi.c_types import MessageHandle, ServerHandle
+from pytriton.inprocess.capi.c_types import ServerHandle
 from pytriton.inprocess.capi.enums import ModelControlMode
 from pytriton.inprocess.capi.errors import (
     InternalError,
-    InvalidArgumentError,
     ModelNotFoundError,
     TimedOutError,
     TritonError,
     UnavailableError,
 )
+from pytriton.inprocess.capi.parameters import Parameter, c_parameters
+from pytriton.inprocess.requests.access import ServerAccess
 from pytriton.inprocess.server import stubs
-from pytriton.inprocess.server.load_parameters import Parameter, c_parameters, files_of
+from pytriton.inprocess.server.load_parameters import files_of
 from pytriton.inprocess.server.memory_models import MemoryRepository, is_plain
 from pytriton.inprocess.server.options import Options, option_values
 from pytriton.inprocess.server.startup import Folders, failure_of_models, new_server
 from pytriton.server.workspace import Workspace
 
-__all__ = ["InFlight", "Session", "read_message"]
+__all__ = ["Session"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,38 +40,7 @@ _EMPTY_EXIT_TIMEOUT_S = 1
 _GONE_STATES = (None, "UNAVAILABLE")
 
 
-class InFlight(Protocol):
-    """A request that Triton has and has not finished."""
-
-    def cancel(self) -> None:
-        """Ask Triton to cancel it. Called from any thread; must not raise."""
-
-
-class _Call:
-    """A call of the C API that is not over; a context manager, which gives the handle of the server.
-
-    No generator: an exception that ends one may keep it in a cycle, where a signal comes at the wrong moment.
-    """
-
-    __slots__ = ("__weakref__", "_session")
-
-    def __init__(self, session: Session) -> None:
-        self._session = session
-
-    def __enter__(self) -> ServerHandle:
-        session = self._session
-        session._calls.add(self)
-        # Looked at after the call was noted: `stop` sets it before it looks at the calls.
-        if session._stopping:
-            session._calls.discard(self)
-            raise session._refusal()
-        return session.handle
-
-    def __exit__(self, *_: object) -> None:
-        self._session._calls.discard(self)
-
-
-class Session:
+class Session(ServerAccess):
     """A running server of the C API with all that belongs to it.
 
     Args:
@@ -91,9 +56,7 @@ class Session:
 
     def __init__(self, options: Options) -> None:
         values = option_values(options)
-        self.name = options.server_id
-        self.api: Api = load_api()
-        self.in_flight: set[InFlight] = set()
+        super().__init__(options.server_id)
         # Says what keeps bound callables from returning, for the error of a stop that takes too long.
         self.describe_busy: Callable[[], list[str]] = list
         self.control_mode = ModelControlMode(values["model_control_mode"])
@@ -101,15 +64,10 @@ class Session:
         python = values["backend_configuration"].get(b"python", {})
         self._shm_prefix = python.get(b"shm-region-prefix-name", b"").decode()
         self._stop_lock = threading.Lock()
-        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
-        self._stopping = False
-        self._stopped = False
         self._is_empty = False  # whether all models are unloaded, for good
-        self._forked_from: int | None = None
         self._workspace = Workspace()
         self._workspace.create()
         self.memory = MemoryRepository(self._workspace.model_store_path)
-        self.handle = ServerHandle()
         process.register(self)
         try:
             self._create(values)
@@ -151,7 +109,7 @@ class Session:
 
     def _abandon(self) -> None:
         """Free what a start that failed has left."""
-        self._stopping = True
+        self.refuse_calls()
         try:
             if self.handle:
                 with contextlib.suppress(UnavailableError):
@@ -159,55 +117,13 @@ class Session:
         finally:
             self._delete()
 
-    @property
-    def is_stoppable(self) -> bool:
-        """Whether it runs, and in this process."""
-        return not self._stopped and self._forked_from is None
-
-    @property
-    def is_foreign(self) -> bool:
-        """Whether it belongs to the process that this one was forked from."""
-        return self._forked_from is not None
-
-    # -- use ---------------------------------------------------------------------------------------------------------
-
-    def admit(self, request: InFlight) -> ServerHandle:
-        """Note that a request is about to be given to Triton, and give the handle for that.
-
-        Whoever calls it calls `finish` when Triton has released the request and given its last response.
-
-        Raises:
-            UnavailableError: If the server is being stopped.
-            InvalidArgumentError: If the server was stopped, or belongs to the process that this one was forked from.
-        """
-        self.in_flight.add(request)
-        # Looked at after the request was noted: `stop` sets it before it looks at the requests.
-        if self._stopping:
-            self.finish(request)
-            raise self._refusal()
-        return self.handle
-
-    def finish(self, request: InFlight) -> None:
-        """Note that Triton is done with a request. Does nothing for one that is not known."""
-        self.in_flight.discard(request)
-
-    def use(self) -> _Call:
-        """Give the handle for a call, in a `with` block, and keep the server from being deleted during it.
-
-        Raises:
-            UnavailableError: If the server is being stopped.
-            InvalidArgumentError: If the server was stopped, or belongs to the process that this one was forked from.
-        """
-        # Gone with the call, also where a signal ends that before or after the block.
-        return _Call(self)
-
     def index(self, *, ready_only: bool = False) -> list[dict[str, Any]]:
         """List the models of the repositories, as Triton's model index does."""
         with self.use() as handle:
             return self._index(handle, ready_only=ready_only)
 
     def load(self, name: str, parameters: Mapping[str, Parameter]) -> None:
-        """Load a model in whatever mode of control.
+        """Load a model in whatever mode of control. It goes on after an interrupt.
 
         Args:
             name: Name of the model.
@@ -219,6 +135,9 @@ class Session:
             ModelNotFoundError: If no repository has the model.
             TritonError: What Triton says if it does not load.
         """
+        process.interruptible(lambda: self._load(name, parameters), lambda _: None, "load")
+
+    def _load(self, name: str, parameters: Mapping[str, Parameter]) -> None:
         with self.use() as handle:
             if parameters and self._is_in_memory_only(handle, name):
                 self.memory.write(name, files_of(name, parameters))
@@ -284,24 +203,8 @@ class Session:
         )
 
     def _index(self, handle: ServerHandle, *, ready_only: bool = False) -> list[dict[str, Any]]:
-        message = MessageHandle()
-        self.api.TRITONSERVER_ServerModelIndex(handle, int(ready_only), ctypes.byref(message))
-        listed: list[dict[str, Any]] = read_message(self.api, message)
+        listed: list[dict[str, Any]] = self.api.ask("TRITONSERVER_ServerModelIndex", handle, int(ready_only))
         return listed
-
-    def _refusal(self) -> TritonError:
-        if self._forked_from is not None:
-            return InvalidArgumentError(
-                f"Server {self.name!r} runs in process {self._forked_from}, and this is process {os.getpid()}, which "
-                "was forked from it without the threads of the server. Use the server in its own process, or start one "
-                "in a process made with multiprocessing's 'spawn' or 'forkserver' or with subprocess.",
-                expected=self._forked_from,
-                received=os.getpid(),
-                where=f"server {self.name!r}",
-            )
-        if self._stopped:
-            return InvalidArgumentError(f"Server not started: server {self.name!r} was stopped.")
-        return UnavailableError(f"Server {self.name!r} is being stopped and takes no more calls.")
 
     # -- end ---------------------------------------------------------------------------------------------------------
 
@@ -313,17 +216,17 @@ class Session:
                 stopped for its users, but still there: another call waits again.
             InvalidArgumentError: If the server belongs to the process that this one was forked from.
         """
-        if self._forked_from is not None:
-            raise self._refusal()
+        if self.is_foreign:
+            raise self.refusal()
         with self._stop_lock:
             if not self._stopped:
                 self._stop(time.monotonic() + self._exit_timeout_s)
 
     def _stop(self, deadline: float) -> None:
-        self._stopping = True
+        self.refuse_calls()
         for request in list(self.in_flight):
             request.cancel()
-        self._wait(self._users_left, deadline)
+        self._wait(self.users, deadline)
         if self.control_mode is not ModelControlMode.POLL:
             self._unload_all(deadline)
         self._delete()
@@ -331,8 +234,7 @@ class Session:
     def after_fork(self) -> None:
         """Make the copy in a forked child useless: whatever it holds belongs to the parent."""
         self._stop_lock = threading.Lock()
-        self._stopping = True
-        self._forked_from = os.getppid()
+        super().after_fork()
 
     def _unload_all(self, deadline: float) -> None:
         """Unload all models, so that the stop of Triton finds none and does not sleep in steps of whole seconds."""
@@ -361,21 +263,11 @@ class Session:
 
     def _configs(self, models: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
         for model in models:
-            message = MessageHandle()
+            name, version = model["name"], model["version"]
             # It may be about to be unloaded just now.
             with contextlib.suppress(TritonError):
-                self.api.TRITONSERVER_ServerModelConfig(
-                    self.handle, model["name"].encode(), int(model["version"]), 1, ctypes.byref(message)
-                )
-                yield model["name"], model["version"], read_message(self.api, message)
-
-    def _users_left(self) -> str:
-        """Say who keeps the server from being stopped, in words; empty if nobody does."""
-        # Counted one by one: a signal in the wrong moment leaves the set with places of calls that are gone.
-        calls, requests = sum(1 for _ in self._calls), len(self.in_flight)
-        parts = [f"{requests} requests in flight"] if requests else []
-        parts += [f"{calls} calls of other threads"] if calls else []
-        return " and ".join(parts)
+                config = self.api.ask("TRITONSERVER_ServerModelConfig", self.handle, name.encode(), int(version), 1)
+                yield name, version, config
 
     def _models_left(self, given_up: Collection[tuple[str, str]] = ()) -> str:
         left = [
@@ -436,14 +328,3 @@ class Session:
             self._stopped = True
             process.delete_when_alone(self, delete)
             self._workspace.clean()
-
-
-def read_message(api: Api, message: MessageHandle) -> Any:
-    """Read the JSON of a message of the C API, and delete the message."""
-    text = ctypes.c_char_p()
-    size = ctypes.c_size_t()
-    try:
-        api.TRITONSERVER_MessageSerializeToJson(message, ctypes.byref(text), ctypes.byref(size))
-        return json.loads(ctypes.string_at(text, size.value))
-    finally:
-        api.TRITONSERVER_MessageDelete(message)

@@ -20,7 +20,7 @@ from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES, Array, bfloat16_value
 from pytriton.inprocess.tensors.memory import MemoryBuffer, array_of, import_array, import_dlpack
 from pytriton.proxy_backend.wire.strings import decode_strings, encode_strings
 
-__all__ = ["Tensor"]
+__all__ = ["Tensor", "tensor_of_array"]
 
 
 class Tensor:
@@ -67,16 +67,6 @@ class Tensor:
                     expected=needed,
                     received=memory_buffer.size,
                 )
-
-    @classmethod
-    def _of_array(cls, data_type: DataType, shape: tuple[int, ...], array: Array) -> Tensor:
-        """Make a tensor over an array of the dtype of `NUMPY_TYPES`, contiguous, without any check."""
-        tensor = cls.__new__(cls)
-        tensor.data_type = data_type
-        tensor.shape = shape
-        tensor._memory_buffer = None
-        tensor._array = array
-        return tensor
 
     @property
     def memory_buffer(self) -> MemoryBuffer:
@@ -301,6 +291,19 @@ class Tensor:
         return self._array
 
 
+def tensor_of_array(data_type: DataType, shape: tuple[int, ...], array: Array) -> Tensor:
+    """Make a tensor over an array of the dtype of `NUMPY_TYPES`, contiguous, without any check."""
+    tensor = _new_tensor(Tensor)
+    tensor.data_type = data_type
+    tensor.shape = shape
+    tensor._memory_buffer = None
+    tensor._array = array
+    return tensor
+
+
+_new_tensor = Tensor.__new__
+
+
 def _checked_type(data_type: Any) -> DataType:
     # bool is an int.
     if isinstance(data_type, int) and not isinstance(data_type, bool):
@@ -344,8 +347,8 @@ def _from_array(array: Array) -> Tensor:
     # Unlike numpy.ascontiguousarray, this keeps an array without dimensions as it is.
     contiguous = array if array.flags.c_contiguous else array.copy(order="C")
     if data_type is DataType.BF16:
-        return Tensor._of_array(data_type, contiguous.shape, contiguous.view(np.uint16))
-    return Tensor._of_array(data_type, contiguous.shape, contiguous)
+        return tensor_of_array(data_type, contiguous.shape, contiguous.view(np.uint16))
+    return tensor_of_array(data_type, contiguous.shape, contiguous)
 
 
 def _from_strings(strings: Any) -> Tensor:
@@ -386,7 +389,7 @@ def _encoded(array: Array) -> Tensor:
             expected="text that UTF-8 has",
             received=error.object,
         ) from error
-    return Tensor._of_array(DataType.BYTES, array.shape, np.frombuffer(encoded, np.uint8))
+    return tensor_of_array(DataType.BYTES, array.shape, np.frombuffer(encoded, np.uint8))
 
 
 def _contiguous_copy(obj: Any) -> Any:

@@ -1,32 +1,41 @@
-"""Functions of this process as models of a server: what `Server.bind` does."""
+"""Functions of this process as models of a server: what `Server.bind` does, and what Triton finds of it."""
 
 from __future__ import annotations
 
+import contextvars
 import dataclasses
 import json
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from pytriton.decorators import TritonContext
-from pytriton.inprocess.callables.backend import MODEL_FILE, load_backend
-from pytriton.inprocess.callables.bind_errors import AlreadyBoundError, NotBoundError
-from pytriton.inprocess.callables.bound import BoundCallables
+from pytriton.exceptions import PyTritonUnrecoverableError
+from pytriton.inprocess.callables.backend import MODEL_FILE, Instance, load_backend
+from pytriton.inprocess.callables.runners import AsyncRunner, Runner, SyncRunner
 from pytriton.inprocess.capi.enums import ModelControlMode
-from pytriton.inprocess.capi.errors import InvalidArgumentError, TimedOutError
-from pytriton.inprocess.server.model import Model
+from pytriton.inprocess.capi.errors import (
+    AlreadyBoundError,
+    InternalError,
+    InvalidArgumentError,
+    NotBoundError,
+    TimedOutError,
+)
+from pytriton.inprocess.capi.parameters import Parameter
 from pytriton.model_config import DeviceKind, ModelConfig, Tensor
 from pytriton.model_config.generator import ModelConfigGenerator
 from pytriton.proxy_backend import INPROCESS_BACKEND_NAME
+from pytriton.proxy_backend.runtime.service import Service, is_async
+from pytriton.proxy_backend.runtime.serving import LazyLoop
+from pytriton.proxy_backend.runtime.statistics import Counters
+from pytriton.proxy_backend.runtime.texts import error_text
+from pytriton.proxy_backend.runtime.warmup import warm_up, warm_up_async
 from pytriton.server.lifecycle.background import begin
 from pytriton.server.models.bound_model import BoundModel, InferFunc, calling_model
 from pytriton.server.models.process_workers import ProcessWorker
-from pytriton.server.observe.tracing import ModelTracing
-
-if TYPE_CHECKING:
-    from pytriton.inprocess.server.server import Server
+from pytriton.server.observe.tracing import ModelTracing, TracerLease
 
 __all__ = ["Bindings"]
 
@@ -36,15 +45,159 @@ _FIRST_POLL_S = 0.001
 _LONGEST_POLL_S = 0.02
 
 
+class RunningServer(Protocol):
+    """What is needed of a server to serve bound models."""
+
+    control_mode: ModelControlMode
+    describe_busy: Callable[[], list[str]]
+
+    def load(self, name: str, parameters: Mapping[str, Parameter]) -> None:
+        """Load a model in whatever mode of control."""
+
+    def unload(self, name: str) -> None:
+        """Unload a model in whatever mode of control. Does not wait."""
+
+    def is_listed(self, name: str) -> bool:
+        """Tell whether a repository has a folder for a model, loaded or not."""
+
+
+class BoundCallables:
+    """One version of a bound model.
+
+    Args:
+        bound: What the user gave, checked.
+        tracing: Which tracer the callables get.
+        copy_inputs: Whether the callables get copies of all inputs.
+
+    Attributes:
+        bound: See above.
+        number: Under which the native library finds it; `None` until it is first loaded.
+        warmup_error: What the warm-up failed with, the last time.
+    """
+
+    def __init__(self, bound: BoundModel, tracing: ModelTracing, copy_inputs: bool) -> None:
+        self.bound = bound
+        self.number: int | None = None
+        self.warmup_error: BaseException | None = None
+        self._tracing = tracing
+        self._tracer: TracerLease | None = None
+        self._copy_inputs = copy_inputs
+        self._counters = Counters()
+        # The user's context, not that of Triton's thread which loads the model.
+        self._bind_context = contextvars.copy_context()
+        self._lock = threading.Lock()
+        self._runners: list[Runner] = []
+        self._is_warm: set[int] = set()
+
+    @property
+    def is_loaded(self) -> bool:
+        """Whether Triton has an instance of it."""
+        return bool(self._runners)
+
+    def make_runner(self, place: int, instance: Instance) -> Runner:
+        """See `ServedModel`. Warms the callable up, the first time.
+
+        Raises:
+            InternalError: If the warm-up failed.
+            TimedOutError: If it is not over in time.
+        """
+        infer: Any = self.bound.callables[place % len(self.bound.callables)]
+        with self._lock:
+            if self._tracer is None:
+                self._tracer = self._tracing.acquire()
+            tracer = None if self._tracer is None else self._tracer.tracer
+        context = self._bind_context.copy().run(self.bound.make_context, infer, tracer)
+        service = Service(infer, self.bound.spec, (PyTritonUnrecoverableError,), self._counters)
+        kind = AsyncRunner if is_async(infer) else SyncRunner
+        runner = kind(
+            load_backend(),
+            service,
+            context,
+            instance,
+            self._copy_inputs,
+            execution_timeout_s=self.bound.execution_timeout_s,
+            on_unload=self._remove,
+        )
+        try:
+            self._warm_up(place, runner, service, context)
+        except BaseException:
+            runner.unload()
+            raise
+        with self._lock:
+            self._runners.append(runner)
+        return runner
+
+    def _remove(self, runner: Runner) -> None:
+        with self._lock:
+            if runner in self._runners:
+                self._runners.remove(runner)
+            tracer = None
+            if not self._runners:
+                tracer, self._tracer = self._tracer, None
+        if tracer is not None:
+            tracer.release()
+
+    def _warm_up(self, place: int, runner: Runner, service: Service, context: contextvars.Context) -> None:
+        batches = self.bound.new_warmup()
+        if not len(batches) or place in self._is_warm:
+            return
+        name, limit_s = self.bound.name, self.bound.warmup_timeout_s
+        failures: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                if isinstance(runner, AsyncRunner):
+                    runner.run_coroutine(lambda: warm_up_async(service, batches))
+                else:
+                    loop = LazyLoop()
+                    try:
+                        warm_up(service, batches, loop.run)
+                    finally:
+                        loop.close()
+            except BaseException as error:
+                failures.append(error)
+
+        # In a thread, so that one that hangs does not hang the server. The callable's own context is not entered yet.
+        thread = threading.Thread(target=context.copy().run, args=(run,), name=f"pytriton-warmup-{name}", daemon=True)
+        thread.start()
+        thread.join(limit_s)
+        if thread.is_alive():
+            batches.cut()
+            raise TimedOutError(
+                f"the warm-up of model {name!r} (version {self.bound.version}) was not over after {limit_s:g} s: "
+                f"{batches.progress}. Set ModelConfig.warmup_timeout_s higher, or warm up with less",
+                expected=f"over within {limit_s:g} s",
+                received=batches.progress,
+                where=f"model {name!r}",
+            )
+        if failures:
+            error = self.warmup_error = failures[0]
+            raise InternalError(
+                f"the warm-up of model {name!r} (version {self.bound.version}) failed: {type(error).__name__}: "
+                f"{error_text(error)} ({batches.progress})",
+                where=f"model {name!r}",
+            ) from error
+        self._is_warm.add(place)
+
+    def busy(self) -> list[str]:
+        """Say which callables are at a batch, and where in their code. From any thread."""
+        return [
+            f"the inference callable of model {self.bound.name!r} (version {self.bound.version}) has not returned; "
+            f"what it does right now:\n{stack}"
+            for runner in list(self._runners)
+            if (stack := runner.stuck_at) is not None
+        ]
+
+
 class Bindings:
     """The bound models of one `Server`. They outlast its stop: the next start serves them again.
 
     Args:
-        server: The server.
+        running: Gives what runs of the server; `None` while it is stopped.
     """
 
-    def __init__(self, server: Server) -> None:
-        self._server = server
+    def __init__(self, running: Callable[[], RunningServer | None]) -> None:
+        self._running = running
         self._lock = threading.RLock()
         self._models: dict[tuple[str, int], BoundCallables] = {}
         self._context = TritonContext()
@@ -62,8 +215,10 @@ class Bindings:
         strict: bool = False,
         trace_config: list[str] | None = None,
         copy_inputs: bool = False,
-    ) -> Model:
-        """See `Server.bind`."""
+        *,
+        control_mode: ModelControlMode,
+    ) -> tuple[str, int]:
+        """See `Server.bind`; returns name and version of the model. `control_mode` is the one of the next start."""
         bound = BoundModel(
             name=model_name,
             infer_func=infer_func,
@@ -85,24 +240,25 @@ class Bindings:
                     where=f"model {bound.name!r}",
                 )
         model = BoundCallables(bound, ModelTracing(trace_config), bool(copy_inputs))
-        self._refuse_polling(bound.name)
+        server = self._running()
+        _refuse_polling(bound.name, control_mode if server is None else server.control_mode)
         with self._lock:
             self._refuse_conflict(model)
-            running = self._server._session is not None
-            if running:
-                self._refuse_listed(bound.name)
+            server = self._running()
+            if server is not None:
+                self._refuse_listed(server, bound.name)
             self._models[bound.key] = model
             bound.publish()
-            if running:
+            if server is not None:
                 try:
-                    self._load(bound.name)
+                    self._load(server, bound.name)
                 except BaseException as error:
                     self._forget(model)
-                    self._restore(bound.name)
+                    self._restore(server, bound.name)
                     if model.warmup_error is not None:
                         raise error from model.warmup_error
                     raise
-        return Model(self._server, bound.name, bound.version)
+        return bound.name, bound.version
 
     def unbind(self, model_name: str, model_version: int | None = None, *, timeout_s: float = 30.0) -> None:
         """See `Server.unbind`."""
@@ -127,18 +283,19 @@ class Bindings:
                 )
             for model in gone:
                 self._forget(model)
-            if self._server._session is None:
+            server = self._running()
+            if server is None:
                 return
-            if any(model.bound.name == model_name for model in self._models.values()):
-                self._load(model_name)
-            else:
-                self._server._unload(model_name)
+            self._load_or_unload(server, model_name)
             self._await_unloaded(gone, timeout_s)
 
     # ---- for the server ---------------------------------------------------------------------------------------------
 
-    def on_started(self) -> None:
+    def on_started(self, server: RunningServer) -> None:
         """Load what was bound before the start.
+
+        Args:
+            server: What was started.
 
         Raises:
             AlreadyBoundError: If a repository has a model of the name of a bound one.
@@ -148,10 +305,10 @@ class Bindings:
             self._loaded = set()
             names = list(dict.fromkeys(model.bound.name for model in self._models.values()))
             for name in names:
-                self._refuse_polling(name)
-                self._refuse_listed(name)
+                _refuse_polling(name, server.control_mode)
+                self._refuse_listed(server, name)
             for name in names:
-                self._load(name)
+                self._load(server, name)
 
     def are_calling(self) -> bool:
         """Tell whether a bound callable runs in this thread or task."""
@@ -163,26 +320,30 @@ class Bindings:
 
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _load(self, name: str) -> None:
+    def _load(self, server: RunningServer, name: str) -> None:
         """Make Triton load all bound versions of a name, and forget those that are not bound any more."""
         backend = load_backend()
         models = [model for model in self._models.values() if model.bound.name == name]
-        parameters: dict[str, str | int | bool | bytes] = {"config": _config(models[-1])}
+        parameters: dict[str, Parameter] = {"config": _config(models[-1])}
         for model in models:
             if model.number is None:
                 model.number = backend.add_model(model)
             parameters[f"file:{model.bound.version}/{MODEL_FILE}"] = str(model.number).encode()
         self._loaded.add(name)
-        self._server._running().describe_busy = self.busy
-        self._server._load(name, parameters)
+        server.describe_busy = self.busy
+        server.load(name, parameters)
 
-    def _restore(self, name: str) -> None:
+    def _load_or_unload(self, server: RunningServer, name: str) -> None:
+        """Make Triton serve the bound versions of a name, or nothing of the name if there are none."""
+        if any(model.bound.name == name for model in self._models.values()):
+            self._load(server, name)
+        else:
+            server.unload(name)
+
+    def _restore(self, server: RunningServer, name: str) -> None:
         """After a failure: the versions that were there before are served as before, or nothing is left of the name."""
         try:
-            if any(model.bound.name == name for model in self._models.values()):
-                self._load(name)
-            else:
-                self._server._unload(name)
+            self._load_or_unload(server, name)
         except Exception as error:
             logger.warning("model %s: what was left of it after a failed bind could not be cleared: %s", name, error)
 
@@ -210,18 +371,6 @@ class Bindings:
             pause_s = min(2 * pause_s, _LONGEST_POLL_S)
 
     # ---- checks -----------------------------------------------------------------------------------------------------
-
-    def _refuse_polling(self, name: str) -> None:
-        session = self._server._session
-        mode = self._server.options.model_control_mode if session is None else session.control_mode
-        if mode is ModelControlMode.POLL:
-            raise InvalidArgumentError(
-                f"Model {name!r}: expected a server in model control mode NONE or EXPLICIT, got POLL: a server that "
-                "polls its repositories serves nothing but what it finds there.",
-                expected="NONE or EXPLICIT",
-                received=mode,
-                where=f"model {name!r}",
-            )
 
     def _refuse_conflict(self, model: BoundCallables) -> None:
         bound = model.bound
@@ -251,11 +400,11 @@ class Bindings:
                     where=f"model {bound.name!r}",
                 )
 
-    def _refuse_listed(self, name: str) -> None:
+    def _refuse_listed(self, server: RunningServer, name: str) -> None:
         """Refuse to take the place of a model that is not from here."""
         if name in self._loaded:
             return
-        if self._server._running().is_listed(name):
+        if server.is_listed(name):
             raise AlreadyBoundError(
                 f"Model {name!r}: expected a name that no model has, but the server has one of the name from a "
                 "repository or from load(). Choose another name, or unload that model and remove it.",
@@ -274,3 +423,14 @@ def _config(model: BoundCallables) -> str:
     )
     fields: Mapping[str, object] = {**ModelConfigGenerator(config).get_config(), "backend": INPROCESS_BACKEND_NAME}
     return json.dumps(fields)
+
+
+def _refuse_polling(name: str, mode: ModelControlMode) -> None:
+    if mode is ModelControlMode.POLL:
+        raise InvalidArgumentError(
+            f"Model {name!r}: expected a server in model control mode NONE or EXPLICIT, got POLL: a server that "
+            "polls its repositories serves nothing but what it finds there.",
+            expected="NONE or EXPLICIT",
+            received=mode,
+            where=f"model {name!r}",
+        )

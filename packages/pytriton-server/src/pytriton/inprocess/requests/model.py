@@ -8,12 +8,11 @@ import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from pytriton.inprocess.capi.c_types import MessageHandle
 from pytriton.inprocess.capi.enums import ModelBatchFlag, ModelTxnPropertyFlag
 from pytriton.inprocess.capi.errors import InvalidArgumentError, NotFoundError, encoded_text, wrong_argument
+from pytriton.inprocess.requests.access import ServerAccess
 from pytriton.inprocess.requests.inference import AsyncResponseIterator, ResponseIterator
 from pytriton.inprocess.requests.request import InferenceRequest
-from pytriton.inprocess.server.session import read_message
 
 if TYPE_CHECKING:
     from pytriton.inprocess.server.server import Server
@@ -151,10 +150,10 @@ class Model:
 
     def ready(self) -> bool:
         """Tell whether the model answers requests. A model that is not loaded does not."""
-        session = self._server._running()
+        access = self._access()
         is_ready = ctypes.c_bool()
-        with session.use() as handle, contextlib.suppress(NotFoundError):
-            session.api.TRITONSERVER_ServerModelIsReady(handle, self._c_name, self.version, ctypes.byref(is_ready))
+        with access.use() as handle, contextlib.suppress(NotFoundError):
+            access.api.TRITONSERVER_ServerModelIsReady(handle, self._c_name, self.version, ctypes.byref(is_ready))
         return is_ready.value
 
     def batch_properties(self) -> ModelBatchFlag:
@@ -173,19 +172,19 @@ class Model:
         """
         return ModelTxnPropertyFlag(self._properties("TRITONSERVER_ServerModelTransactionProperties"))
 
+    def _access(self) -> ServerAccess:
+        return self._server._running()
+
     def _ask(self, function: str, *arguments: object) -> dict[str, Any]:
-        session = self._server._running()
-        message = MessageHandle()
-        with session.use() as handle, self._not_found():
-            getattr(session.api, function)(handle, self._c_name, self.version, *arguments, ctypes.byref(message))
-            answer: dict[str, Any] = read_message(session.api, message)
+        with self._not_found():
+            answer: dict[str, Any] = self._access().ask(function, self._c_name, self.version, *arguments)
         return answer
 
     def _properties(self, function: str) -> int:
-        session = self._server._running()
+        access = self._access()
         flags = ctypes.c_uint32()
-        with session.use() as handle, self._not_found():
-            getattr(session.api, function)(handle, self._c_name, self.version, ctypes.byref(flags), None)
+        with access.use() as handle, self._not_found():
+            getattr(access.api, function)(handle, self._c_name, self.version, ctypes.byref(flags), None)
         return flags.value
 
     @contextlib.contextmanager

@@ -1,0 +1,154 @@
+"""Access to a running server: its handle, and who uses it at the moment, so that nobody is surprised by its end."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from typing import Any, Protocol
+
+from pytriton.inprocess.capi.api import load_api
+from pytriton.inprocess.capi.c_types import ServerHandle
+from pytriton.inprocess.capi.errors import InvalidArgumentError, TritonError, UnavailableError
+from pytriton.inprocess.requests.model_spec import ModelSpec
+
+__all__ = ["InFlight", "ServerAccess"]
+
+
+class InFlight(Protocol):
+    """A request that Triton has and has not finished."""
+
+    def cancel(self) -> None:
+        """Ask Triton to cancel it. Called from any thread; must not raise."""
+
+
+class _Call:
+    """A call of the C API that is not over; a context manager, which gives the handle of the server.
+
+    No generator: an exception that ends one may keep it in a cycle, where a signal comes at the wrong moment.
+    """
+
+    __slots__ = ("__weakref__", "_access")
+
+    def __init__(self, access: ServerAccess) -> None:
+        self._access = access
+
+    def __enter__(self) -> ServerHandle:
+        access = self._access
+        access._calls.add(self)
+        # Looked at after the call was noted: `refuse_calls` comes before the look at the calls.
+        if access._refusing:
+            access._calls.discard(self)
+            raise access.refusal()
+        return access.handle
+
+    def __exit__(self, *_: object) -> None:
+        self._access._calls.discard(self)
+
+
+class ServerAccess:
+    """The handle of a server of the C API, for calls and requests until it is stopped.
+
+    Args:
+        name: Name of the server.
+
+    Attributes:
+        name: See above.
+        api: The functions.
+        handle: The handle; null until the server is started.
+        in_flight: The requests that Triton has.
+        model_specs: What was fetched of the descriptions of models, by name and version. They may be out of date, as
+            models are loaded anew.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.api = load_api()
+        self.handle = ServerHandle()
+        self.in_flight: set[InFlight] = set()
+        self.model_specs: dict[tuple[str, int], ModelSpec] = {}
+        self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
+        self._refusing = False
+        self._stopped = False
+        self._forked_from: int | None = None
+
+    @property
+    def is_stoppable(self) -> bool:
+        """Whether it runs, and in this process."""
+        return not self._stopped and self._forked_from is None
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it belongs to the process that this one was forked from."""
+        return self._forked_from is not None
+
+    def use(self) -> _Call:
+        """Give the handle for a call, in a `with` block, and keep the server from being deleted during it.
+
+        Raises:
+            UnavailableError: If the server is being stopped.
+            InvalidArgumentError: If the server was stopped, or belongs to the process that this one was forked from.
+        """
+        # Gone with the call, also where a signal ends that before or after the block.
+        return _Call(self)
+
+    def admit(self, request: InFlight) -> ServerHandle:
+        """Note that a request is about to be given to Triton, and give the handle for that.
+
+        Whoever calls it calls `finish` when Triton has released the request and given its last response.
+
+        Raises:
+            UnavailableError: If the server is being stopped.
+            InvalidArgumentError: If the server was stopped, or belongs to the process that this one was forked from.
+        """
+        self.in_flight.add(request)
+        # Looked at after the request was noted: `refuse_calls` comes before the look at the requests.
+        if self._refusing:
+            self.finish(request)
+            raise self.refusal()
+        return self.handle
+
+    def finish(self, request: InFlight) -> None:
+        """Note that Triton is done with a request. Does nothing for one that is not known."""
+        self.in_flight.discard(request)
+
+    def refuse_calls(self) -> None:
+        """Admit no more calls and requests."""
+        self._refusing = True
+
+    def users(self) -> str:
+        """Say who keeps the server from being stopped, in words; empty if nobody does."""
+        # Counted one by one: a signal in the wrong moment leaves the set with places of calls that are gone.
+        calls, requests = sum(1 for _ in self._calls), len(self.in_flight)
+        parts = [f"{requests} requests in flight"] if requests else []
+        parts += [f"{calls} calls of other threads"] if calls else []
+        return " and ".join(parts)
+
+    def ask(self, function: str, *arguments: Any) -> Any:
+        """Call a function that answers with a message, and give what its JSON says.
+
+        Args:
+            function: The C name of the function.
+            *arguments: All of its arguments between the handle of the server and the message.
+        """
+        with self.use() as handle:
+            return self.api.ask(function, handle, *arguments)
+
+    def after_fork(self) -> None:
+        """Make the copy in a forked child useless: whatever it holds belongs to the parent."""
+        self._refusing = True
+        self._forked_from = os.getppid()
+
+    def refusal(self) -> TritonError:
+        """Make the error for whoever uses a server that takes no calls."""
+        if self._forked_from is not None:
+            return InvalidArgumentError(
+                f"Server {self.name!r} runs in process {self._forked_from}, and this is process {os.getpid()}, which "
+                "was forked from it without the threads of the server. Use the server in its own process, or start one "
+                "in a process made with multiprocessing's 'spawn' or 'forkserver' or with subprocess.",
+                expected=self._forked_from,
+                received=os.getpid(),
+                where=f"server {self.name!r}",
+            )
+        if self._stopped:
+            return InvalidArgumentError(f"Server not started: server {self.name!r} was stopped.")
+        return UnavailableError(f"Server {self.name!r} is being stopped and takes no more calls.")
