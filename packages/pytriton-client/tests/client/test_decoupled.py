@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.client import DecoupledModelClient, ModelClient, ModelResult, _sync_decoupled
+from pytriton.client import DecoupledModelClient, ModelClient, ModelResult, _sync
 from pytriton.client.exceptions import (
     PyTritonClientClosedError,
     PyTritonClientConnectionError,
@@ -254,8 +254,8 @@ def test_no_server_and_frozen_server(scheme: str, free_address: str, frozen_addr
 def test_how_long_a_stream_may_be_silent(
     scheme: str, given_s: float, limit_s: float, frozen_address: str, server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert _sync_decoupled._LEAST_RESPONSE_TIMEOUT_S == 60
-    monkeypatch.setattr(_sync_decoupled, "_LEAST_RESPONSE_TIMEOUT_S", 0.3)
+    assert _sync._LEAST_RESPONSE_TIMEOUT_S == 60
+    monkeypatch.setattr(_sync, "_LEAST_RESPONSE_TIMEOUT_S", 0.3)
     with DecoupledModelClient(server.url, "count") as known:
         spec = known.model_config
     options: dict[str, Any] = {"model_config": spec, "ensure_model_is_ready": False, "inference_timeout_s": given_s}

@@ -7,14 +7,12 @@ from pytriton.client._namespace import require_namespace_package as _require_nam
 
 _require_namespace_package()
 
-from ._asyncio import AsyncioModelClient
-from ._asyncio_decoupled import AsyncioDecoupledModelClient
+from ._asyncio import AsyncioDecoupledModelClient, AsyncioModelClient
 from ._core.results import ModelResult
 from ._core.spec import ModelSpec, TensorSpec
 from ._core.tls import TlsSettings
 from ._futures import FuturesModelClient
-from ._sync import ModelClient
-from ._sync_decoupled import DecoupledModelClient
+from ._sync import DecoupledModelClient, ModelClient
 
 __all__ = [
     "AsyncioDecoupledModelClient",

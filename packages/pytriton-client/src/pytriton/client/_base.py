@@ -17,6 +17,7 @@ from ._core.startup import Target
 from ._core.tls import TlsSettings, check_tls
 from ._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from ._core.url import TritonUrl
+from ._transport import make_tritonclient
 from .exceptions import PyTritonClientInferenceServerError, PyTritonClientValueError
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ _MOST_DIGITS = 19  # of a signed number of 64 bits
 
 
 @dataclass
-class Knowledge:
+class ModelInfo:
     """What a client and all its views have learnt about their model.
 
     Attributes:
@@ -111,7 +112,7 @@ class BaseModelClient:
         self._access_token = _check_token(access_token)
         self._options = NO_OPTIONS
         # These two are one and the same object in all views of a client.
-        self._knowledge = Knowledge(self._given_spec)
+        self._model_info = ModelInfo(self._given_spec)
         self._request_ids = itertools.count()
 
     @classmethod
@@ -130,8 +131,8 @@ class BaseModelClient:
             lazy_init=existing_client._lazy_init,
             init_timeout_s=existing_client._init_timeout_s,
             inference_timeout_s=existing_client._inference_timeout_s,
-            model_config=existing_client._knowledge.spec,
-            ensure_model_is_ready=existing_client._ensure_model_is_ready and not existing_client._knowledge.was_ready,
+            model_config=existing_client._model_info.spec,
+            ensure_model_is_ready=existing_client._ensure_model_is_ready and not existing_client._model_info.was_ready,
             access_token=existing_client._access_token,
             tls=existing_client._tls,
             max_response_bytes=existing_client._max_response_bytes,
@@ -195,10 +196,10 @@ class BaseModelClient:
         Raises:
             PyTritonClientInvalidUrlError: The address cannot be understood.
         """
-        from .utils import create_client_from_url
-
-        return create_client_from_url(
-            url, network_timeout_s, self._tls if TritonUrl.from_url(url).is_encrypted else None
+        parsed = TritonUrl.from_url(url)
+        timeout_s = DEFAULT_INFERENCE_TIMEOUT_S if network_timeout_s is None else network_timeout_s
+        return make_tritonclient(
+            parsed, check_timeout(timeout_s, "network_timeout_s"), self._tls if parsed.is_encrypted else None
         )
 
     def get_lib(self) -> ModuleType:

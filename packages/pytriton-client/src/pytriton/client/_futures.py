@@ -108,7 +108,7 @@ class FuturesModelClient(BaseModelClient):
         if inference_timeout_s is None:
             self._room_timeout_s += self._init_timeout_s
         self._client = ModelClient.from_existing_client(self)
-        self._knowledge = self._client._knowledge
+        self._model_info = self._client._model_info
         from ._futures_pool import CallPool
 
         self._pool = CallPool(max_workers, max_queue_size, self._client.close)

@@ -16,7 +16,7 @@ from ._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from ._core.url import TritonUrl
 from .auth import create_auth_headers
 
-__all__ = ["ResponseStream", "Transport", "make_transport"]
+__all__ = ["ResponseStream", "Transport", "make_transport", "make_tritonclient"]
 
 
 class ResponseStream(Protocol):
@@ -106,3 +106,20 @@ def make_transport(
     from ._http.transport import HttpTransport
 
     return HttpTransport(url, headers, tls, most_bytes)
+
+
+def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings | None) -> Any:
+    """Return a client of tritonclient itself for an address; nothing is sent yet.
+
+    Args:
+        url: The server.
+        network_timeout_s: For connecting and for each read over HTTP, in seconds. gRPC takes its limit with each call.
+        tls: Certificates for an encrypted connection.
+    """
+    if url.protocol == "grpc":
+        from ._grpc import transport as grpc_transport
+
+        return grpc_transport.make_tritonclient(url, tls)
+    from ._http import transport as http_transport
+
+    return http_transport.make_tritonclient(url, network_timeout_s, tls)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from ._asyncio import AsyncioModelClient
-from ._asyncio_decoupled import AsyncioDecoupledModelClient
+from ._asyncio import AsyncioDecoupledModelClient, AsyncioModelClient
 from ._base import DEFAULT_INFERENCE_TIMEOUT_S, DEFAULT_INIT_TIMEOUT_S, BaseModelClient
 from ._futures import FuturesModelClient
-from ._sync import ModelClient
-from ._sync_decoupled import DecoupledModelClient
+from ._sync import DecoupledModelClient, ModelClient
 
 __all__ = [
     "DEFAULT_INFERENCE_TIMEOUT_S",

@@ -16,6 +16,7 @@ from ._core.deadline import Deadline, check_timeout
 from ._core.spec import ModelSpec, parse_model_config
 from ._core.tls import TlsSettings, check_tls
 from ._core.url import TritonUrl
+from ._transport import make_tritonclient
 from .exceptions import PyTritonClientModelNotReadyError, PyTritonClientTimeoutError
 
 __all__ = [
@@ -61,14 +62,8 @@ def create_client_from_url(url: str, network_timeout_s: float | None = None, tls
     """
     parsed = TritonUrl.from_url(url)
     check_tls(tls, parsed)
-    if parsed.protocol == "grpc":
-        from ._grpc import transport as grpc_transport
-
-        return grpc_transport.make_tritonclient(parsed, tls)
-    from ._http import transport as http_transport
-
     timeout_s = _DEFAULT_NETWORK_TIMEOUT_S if network_timeout_s is None else network_timeout_s
-    return http_transport.make_tritonclient(parsed, check_timeout(timeout_s, "network_timeout_s"), tls)
+    return make_tritonclient(parsed, check_timeout(timeout_s, "network_timeout_s"), tls)
 
 
 def wait_for_server_ready(
