@@ -1,0 +1,286 @@
+"""The proxy's end of a connection: what a proxy backend knows of one worker."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from ..wire import messages
+from ..wire.errors import ProtocolError
+from ..wire.greetings import GreetingError, Hello, Welcome, pack_refuse, parse_hello
+from ..wire.layout import Capability
+from ..wire.messages import BATCH_DONE, FAIL, INPUT_RELEASED, RESPONSE, Buffer, Header
+from .segments import Block, PeerSegments, Place, State
+
+# A response up to this size may be acknowledged with the next batch.
+_SMALL_BYTES = 64 << 10
+# A worker that takes several batches is let go if nothing came from it so long after one of them took too long.
+_SILENCE_S = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class EndpointSettings:
+    """What an endpoint must know of its model.
+
+    Attributes:
+        model_name: The model.
+        model_version: Its version.
+        batching: Whether tensors have a batch axis in front.
+        decoupled: Whether a request may get any number of responses.
+        attach_timeout_s: How long a request waits where no worker is attached, in seconds.
+        budget_bytes: The largest record, and the shared memory per direction and worker, in bytes.
+        tensors_digest: `ModelSpec.tensors_digest`, which that of a worker's model must be; empty compares nothing.
+        execution_timeout_s: How long a worker may take for a batch, or for the next response of a stream; 0: no limit.
+        repeatable: Whether the requests of a worker that was lost may go to another one, once.
+        idle_s: How long shared memory that nobody uses is kept, in seconds.
+    """
+
+    model_name: str
+    model_version: int
+    batching: bool
+    decoupled: bool
+    attach_timeout_s: float
+    budget_bytes: int
+    tensors_digest: str = ""
+    execution_timeout_s: float = 0.0
+    repeatable: bool = False
+    idle_s: float = 10.0
+
+
+class SentBatch:
+    """A batch as the protocol sees it.
+
+    Attributes:
+        number: What it is called at its worker; another one at each. 0 before it was for any.
+        block: Where its record is, while the worker may read it there.
+        active_at: When it was sent or last answered, on the clock of `time.monotonic`.
+        is_expired: Whether its time was over.
+    """
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.block: Block | None = None
+        self.active_at = 0.0
+        self.is_expired = False
+
+
+T = TypeVar("T", bound=SentBatch)
+
+
+class ProxyProtocol(Generic[T]):
+    """The state of one worker's connection. Not thread-safe, apart from what is said of `released`.
+
+    Attributes:
+        state: Of the connection.
+        hello: What the worker said of itself; there once `greet` has returned.
+        segments: Those of the worker.
+        in_flight: The batches that it has, by number.
+        released: Where blocks of the worker are put that nobody uses any more, from any thread, if they are to be
+            named.
+        silent_since: Since when nothing came from it, after a batch of its took too long; `None` where that is not so.
+        acknowledgement_due: Whether the worker is to get blocks of its memory back at once.
+    """
+
+    def __init__(
+        self, settings: EndpointSettings, free: Callable[[Block], object], *, named_releases: bool = False
+    ) -> None:
+        """Wait for a greeting.
+
+        Args:
+            settings: What the endpoint knows of its model.
+            free: Called with each block of a batch that the worker needs no more.
+            named_releases: Whether blocks of the worker are given back by name, as over ZeroMQ, instead of counted.
+        """
+        self.state = State.GREETING
+        self.hello: Hello
+        self.segments = PeerSegments(settings.budget_bytes)
+        self.in_flight: dict[int, T] = {}
+        self.released: collections.deque[Place] = collections.deque()
+        self.silent_since: float | None = None
+        self.acknowledgement_due = False
+        self._settings = settings
+        self._free = free
+        self._named_releases = named_releases
+        self._lent: dict[Place, tuple[Block, T]] = {}
+        self._consumed = 0
+        self._acknowledged = 0
+
+    # ---- greeting ---------------------------------------------------------------------------------------------------
+
+    def greet(self, packet: Buffer) -> bytes:
+        """Take a worker's HELLO.
+
+        Returns:
+            WELCOME; `state` is ATTACHED then. Otherwise REFUSE, and `state` is CLOSED.
+        """
+        settings = self._settings
+        try:
+            hello = self.hello = parse_hello(packet, decoupled=settings.decoupled)
+            self._check_model(hello)
+        except GreetingError as error:
+            self.state = State.CLOSED
+            self.refusal = str(error)
+            return pack_refuse(self.refusal)
+        self.state = State.ATTACHED
+        return Welcome(
+            model_name=settings.model_name,
+            model_version=settings.model_version,
+            batching=settings.batching,
+            decoupled=settings.decoupled,
+            capabilities=Capability(hello.capabilities),
+            arena_budget=settings.budget_bytes,
+            arena_idle_s=settings.idle_s,
+            execution_timeout_s=settings.execution_timeout_s,
+            max_in_flight=hello.max_in_flight,
+        ).pack()
+
+    def _check_model(self, hello: Hello) -> None:
+        settings = self._settings
+        if hello.model_name not in ("", settings.model_name) or hello.model_version not in (0, settings.model_version):
+            raise GreetingError(
+                f"this is model '{settings.model_name}' version {settings.model_version}, the worker is for model "
+                f"'{hello.model_name}' version {hello.model_version}"
+            )
+        if settings.tensors_digest and hello.tensors_digest not in ("", settings.tensors_digest):
+            raise GreetingError(
+                f"the worker was made for a model '{settings.model_name}' with other tensors: give it the description "
+                f"of this one, pytriton.json in its version folder"
+            )
+
+    # ---- what comes -------------------------------------------------------------------------------------------------
+
+    def receive(
+        self, packet: Buffer, size: int, descriptors: int = 0, parts: Sequence[int] = ()
+    ) -> tuple[Header, T | None]:
+        """Take a packet that lies at the begin of a buffer: check it, and note what it says.
+
+        Args:
+            packet: The buffer.
+            size: Bytes of the packet.
+            descriptors: How many came with it.
+            parts: The sizes of the parts that came with it, in bytes, over ZeroMQ.
+
+        Returns:
+            Its header, and the batch that a RESPONSE or FAIL is about. When that was given to those who wait,
+            `answered` is to be called. The transport maps a SEGMENT and unmaps a SEGMENT_CLOSE.
+
+        Raises:
+            ProtocolError: If the connection cannot go on.
+        """
+        header = messages.read_header(packet, size)
+        kind, _, _, number, _, segment, _, offset, length = header
+        self.silent_since = None
+        if descriptors and (kind != messages.SEGMENT or self._named_releases):
+            raise ProtocolError(f"{messages.name_of(kind)} came with {descriptors} descriptors, and carries none")
+        if kind in (RESPONSE, FAIL):
+            batch = self.in_flight.get(number)
+            if batch is None:
+                raise ProtocolError(f"it answered batch {number}, which it does not have")
+            if kind == RESPONSE:
+                self._check_record(segment, offset, length, parts)
+            return header, batch
+        if kind == messages.SEGMENT and not self._named_releases:
+            self.segments.announce(segment, length, descriptors)
+        elif kind == messages.SEGMENT_CLOSE:
+            self.segments.close(segment)
+        elif kind == messages.RELEASE:
+            self._take_back((segment, offset))
+        elif kind == messages.DETACH:
+            self.state = State.DETACHING
+        else:
+            raise ProtocolError(f"it sent message {kind}, which a worker does not send")
+        return header, None
+
+    def _check_record(self, segment: int, offset: int, length: int, parts: Sequence[int]) -> None:
+        if segment or not self._named_releases:
+            self.segments.check(segment, offset, length)
+        elif len(parts) != 1 or parts[0] != length:
+            raise ProtocolError(f"its response announces a record of {length} bytes, which did not come with it")
+
+    def _take_back(self, place: Place) -> None:
+        block, batch = self._lent.pop(place, (None, None))
+        if block is None or batch is None:
+            raise ProtocolError(f"the block at {place[1]} of segment {place[0]} was given back, and was not in use")
+        batch.block = None
+        self._free(block)
+
+    def answered(self, header: Header, batch: T, now: float) -> bool:
+        """Note that an answer to a batch was read and handed on; return whether the batch is done."""
+        kind, flags, _, number, _, segment, _, _, length = header
+        if flags & INPUT_RELEASED and batch.block is not None and batch.block.segment:
+            self._take_back((batch.block.segment, batch.block.offset))
+        batch.active_at = now
+        if kind == RESPONSE and segment:
+            self._consumed += 1
+            self.acknowledgement_due = length > _SMALL_BYTES or self._settings.decoupled
+        if kind == FAIL or flags & BATCH_DONE:
+            del self.in_flight[number]
+            return True
+        return False
+
+    # ---- what goes --------------------------------------------------------------------------------------------------
+
+    def send_batch(self, batch: T, length: int, now: float) -> bytes:
+        """Return BATCH; the record of `length` bytes is in the batch's block."""
+        block = batch.block
+        if block is None:
+            raise RuntimeError(f"batch {batch.number} was not written")
+        if block.segment:
+            self._lent[block.segment, block.offset] = (block, batch)
+        batch.active_at = now
+        self.in_flight[batch.number] = batch
+        self._acknowledged = self._consumed
+        consumed = 0 if self._named_releases else self._consumed
+        return messages.pack_batch(batch.number, block.segment, block.offset, length, consumed)
+
+    def acknowledge(self) -> list[bytes]:
+        """Return what gives blocks of the worker back that nobody needs here any more."""
+        self.acknowledgement_due = False
+        if self._named_releases:
+            return [messages.pack_release(*self.released.popleft()) for _ in range(len(self.released))]
+        if self._acknowledged == self._consumed:
+            return []
+        self._acknowledged = self._consumed
+        return [messages.pack_acknowledge(self._consumed)]
+
+    def cancel(self, number: int, request: int) -> list[bytes]:
+        """Return CANCEL for one request of a batch, if the worker reads it."""
+        return [messages.pack_cancel(number, request)] if self.hello.capabilities & Capability.CANCEL else []
+
+    # ---- time, and the end ------------------------------------------------------------------------------------------
+
+    def expire(self, now: float) -> list[T]:
+        """Return the batches whose time is over since the last call."""
+        limit_s = self._settings.execution_timeout_s
+        late = [
+            batch
+            for batch in self.in_flight.values()
+            if limit_s and not batch.is_expired and now - batch.active_at >= limit_s
+        ]
+        for batch in late:
+            batch.is_expired = True
+        if late and self.silent_since is None:
+            self.silent_since = now
+        return late
+
+    def is_lost(self, now: float) -> bool:
+        """Return whether a batch took too long, so that the connection is to end."""
+        # Whoever works on one batch at a time reads nothing before it is done: it attaches again when it is.
+        return self.silent_since is not None and (
+            self.hello.max_in_flight == 1 or now - self.silent_since >= _SILENCE_S
+        )
+
+    @property
+    def takes_batches(self) -> bool:
+        """Whether it may get another batch, apart from how many it has."""
+        return self.state is State.ATTACHED and self.silent_since is None
+
+    def close(self) -> list[T]:
+        """End the connection; return the batches that are not done."""
+        self.state = State.CLOSED
+        left = list(self.in_flight.values())
+        self.in_flight.clear()
+        self._lent.clear()
+        return left

@@ -1,0 +1,87 @@
+"""The segments of an arena that a peer has announced, and the states of a connection."""
+
+from __future__ import annotations
+
+import enum
+from typing import Protocol
+
+from ..wire.errors import ProtocolError
+from ..wire.layout import ALIGNMENT, align
+
+# More than this only a broken peer announces.
+MAX_SEGMENTS = 4096
+
+Place = tuple[int, int]
+"""Segment and offset of a block."""
+
+
+class Block(Protocol):
+    """A block of an arena."""
+
+    @property
+    def segment(self) -> int:
+        """The number of its segment."""
+
+    @property
+    def offset(self) -> int:
+        """Where it begins there."""
+
+
+class State(enum.Enum):
+    """Of a connection, see `docs/protocol.md`."""
+
+    GREETING = "greeting"
+    ATTACHED = "attached"
+    DETACHING = "detaching"
+    CLOSED = "closed"
+
+
+class PeerSegments:
+    """What of a peer's memory may be named.
+
+    Attributes:
+        budget: Bytes that all segments may have together.
+        sizes: The size of each segment by its number, in bytes.
+    """
+
+    def __init__(self, budget: int) -> None:
+        self.budget = budget
+        self.sizes: dict[int, int] = {}
+
+    def announce(self, number: int, size: int, descriptors: int) -> None:
+        """Note a segment that came with so many descriptors.
+
+        Raises:
+            ProtocolError: If the number is taken, there are too many, the budget does not allow it, or there is not
+                one descriptor.
+        """
+        if descriptors != 1:
+            raise ProtocolError(
+                f"segment {number} was announced with {descriptors} descriptors, expected 1; where this process has "
+                f"too many files open none can be received (see ulimit -n)"
+            )
+        if number in self.sizes or len(self.sizes) >= MAX_SEGMENTS:
+            raise ProtocolError(f"segment {number} was announced twice, or is one of more than {MAX_SEGMENTS}")
+        total = size + sum(self.sizes.values())
+        if total > align(self.budget):
+            raise ProtocolError(
+                f"with segment {number} the arena would have {total} bytes, its budget is {self.budget}"
+            )
+        self.sizes[number] = size
+
+    def close(self, number: int) -> None:
+        """Forget a segment."""
+        self.sizes.pop(number, None)
+
+    def check(self, segment: int, offset: int, length: int) -> None:
+        """Check a place.
+
+        Raises:
+            ProtocolError: If it does not lie inside a known segment, or is not aligned.
+        """
+        size = self.sizes.get(segment)
+        if size is None or offset % ALIGNMENT or offset + length > size:
+            raise ProtocolError(
+                f"a block of {length} bytes at {offset} of segment {segment} does not lie inside it (its size: "
+                f"{'unknown' if size is None else size})"
+            )

@@ -1,0 +1,203 @@
+"""The worker's end of a connection."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
+
+from ..wire import messages
+from ..wire.errors import ProtocolError
+from ..wire.greetings import Hello, Welcome, parse_answer
+from ..wire.layout import ALIGNMENT
+from ..wire.messages import BATCH, BATCH_DONE, INPUT_RELEASED, Buffer, Header, pack_release, pack_response, read_header
+from .segments import Block, PeerSegments, Place, State
+
+# How much of its budget the arena may take for the responses of streams: a fast generator waits for the proxy backend
+# instead of filling more.
+STREAM_WINDOW = 64 << 20
+
+B = TypeVar("B", bound=Block)
+
+
+class WorkerProtocol(Generic[B]):
+    """The state of a worker's connection. Not thread-safe, apart from what is said of `released`.
+
+    Attributes:
+        state: Of the connection.
+        welcome: What the proxy backend said; there once `state` is ATTACHED.
+        segments: Those of the proxy backend.
+        batches: The input block of each batch that is not done; `None` where that went back already, or where the
+            record came with the message.
+        released: Where blocks of the proxy backend are put that nobody uses any more, from any thread; the next
+            message tells of them.
+        unacknowledged: Blocks of responses that the proxy backend has not read yet, oldest first.
+        consumed: How many responses it has read.
+    """
+
+    def __init__(self, hello: Hello, free: Callable[[B], object], *, named_releases: bool = False) -> None:
+        """Begin a connection.
+
+        Args:
+            hello: What the worker says of itself.
+            free: Called with each block of a response that the proxy backend has read.
+            named_releases: Whether the proxy backend names these blocks, as over ZeroMQ, instead of counting them.
+        """
+        self.state = State.GREETING
+        self.welcome: Welcome
+        self.segments = PeerSegments(0)
+        self.batches: dict[int, Place | None] = {}
+        self.released: collections.deque[Place] = collections.deque()
+        self.unacknowledged: collections.deque[B] = collections.deque()
+        self.consumed = 0
+        self._hello = hello
+        self._free = free
+        self._lent: dict[Place, B] | None = {} if named_releases else None
+
+    # ---- what comes -------------------------------------------------------------------------------------------------
+
+    def receive(self, packet: Buffer, size: int, descriptors: int = 0, parts: Sequence[int] = ()) -> Header:
+        """Take a packet that lies at the begin of a buffer: check it, and note what it says.
+
+        Args:
+            packet: The buffer.
+            size: Bytes of the packet.
+            descriptors: How many came with it.
+            parts: The sizes of the parts that came with it, in bytes, over ZeroMQ.
+
+        Returns:
+            Its header. The transport maps a SEGMENT, unmaps a SEGMENT_CLOSE, reads the record of a BATCH, tells of a
+            CANCEL, and closes the connection where `state` is CLOSED.
+
+        Raises:
+            ProtocolError: If the connection cannot go on.
+            AttachError: If the proxy backend refuses this worker.
+        """
+        if self.state is State.GREETING:
+            self._take_answer(packet, size)
+            return read_header(packet, size)
+        header = read_header(packet, size)
+        kind, _, _, number, consumed, segment, _, offset, length = header
+        if kind != BATCH or descriptors:
+            self._take(header, packet, descriptors)
+        elif segment or self._lent is None:
+            if consumed != self.consumed and self._lent is None:
+                self._acknowledge(consumed)
+            room = self.segments.sizes.get(segment)
+            if room is None or offset % ALIGNMENT or offset + length > room:
+                self.segments.check(segment, offset, length)
+            self.batches[number] = (segment, offset)
+        else:
+            if len(parts) != 1 or parts[0] != length:
+                came = ", ".join(map(str, parts)) or "none"
+                raise ProtocolError(f"batch {number} announces a record of {length} bytes, its parts have: {came}")
+            self.batches[number] = None
+        return header
+
+    def _take_answer(self, packet: Buffer, size: int) -> None:
+        self.welcome = parse_answer(bytes(packet[:size]))
+        self.segments.budget = self.welcome.arena_budget
+        self.state = State.ATTACHED
+
+    def _take(self, header: Header, packet: Buffer, descriptors: int) -> None:
+        kind, _, size, _, consumed, segment, _, offset, length = header
+        over_zmq = self._lent is not None
+        if kind == messages.SEGMENT and not over_zmq:
+            self.segments.announce(segment, length, descriptors)
+        elif descriptors:
+            raise ProtocolError(f"{messages.name_of(kind)} came with {descriptors} descriptors, and carries none")
+        elif kind == messages.RELEASE:
+            if self._lent is None:
+                self._acknowledge(consumed)
+            else:
+                block = self._lent.pop((segment, offset), None)
+                if block is None:
+                    raise ProtocolError(
+                        f"the block at {offset} of segment {segment} was given back, and was not in use"
+                    )
+                self._free(block)
+        elif kind == messages.SEGMENT_CLOSE:
+            self.segments.close(segment)
+        elif kind == messages.DETACH and over_zmq:
+            self.state = State.CLOSED
+        elif kind == messages.REFUSE and over_zmq:
+            parse_answer(bytes(packet[:size]))  # raises, with the reason
+        elif kind != messages.CANCEL:
+            raise ProtocolError(f"message {kind} came, which a proxy backend does not send to an attached worker")
+
+    def _acknowledge(self, consumed: int) -> None:
+        waiting = self.unacknowledged
+        while self.consumed < consumed and waiting:
+            self._free(waiting.popleft())
+            self.consumed += 1
+        # Below: a count that falls says nothing new.
+        if self.consumed < consumed:
+            raise ProtocolError(f"{consumed} responses acknowledged, {self.consumed} sent")
+
+    # ---- what goes --------------------------------------------------------------------------------------------------
+
+    def greet(self) -> bytes:
+        """Return HELLO."""
+        return self._hello.pack()
+
+    def respond(self, number: int, block: B, length: int, *, done: bool) -> tuple[bytes, list[bytes]]:
+        """Answer a batch with a record of `length` bytes in a block of this side.
+
+        Returns:
+            RESPONSE, and what is to be sent before it.
+        """
+        flags, before = self._settle(number, done)
+        segment = block.segment
+        if self._lent is None:
+            self.unacknowledged.append(block)
+        elif segment:
+            self._lent[segment, block.offset] = block
+        return pack_response(number, segment, block.offset, length, flags), before
+
+    def fail(self, number: int, code: int, text: str) -> tuple[bytes, list[bytes]]:
+        """End a batch with an error for each request that has no answer yet.
+
+        Returns:
+            FAIL, and what is to be sent before it.
+        """
+        flags, before = self._settle(number, True)
+        return messages.pack_fail(number, code, text, flags), before
+
+    def release(self) -> list[bytes]:
+        """Return what tells of the blocks that nobody uses any more."""
+        released = self.released
+        return [pack_release(*released.popleft()) for _ in range(len(released))] if released else []
+
+    def detach(self) -> bytes:
+        """Return DETACH; may be called from any thread."""
+        self.state = State.DETACHING
+        return messages.pack_detach()
+
+    def must_wait(self, in_use: int, length: int) -> bool:
+        """Return whether a stream has enough on its way, of `in_use` bytes, that its arena shall not grow for more."""
+        return self.welcome.decoupled and bool(self.unacknowledged) and in_use + length > STREAM_WINDOW
+
+    def _settle(self, number: int, done: bool) -> tuple[int, list[bytes]]:
+        """Return the flags of an answer, and releases of blocks other than the batch's own."""
+        if done:
+            flags = BATCH_DONE
+            own = self.batches.pop(number, None)
+        else:
+            flags = 0
+            own = self.batches.get(number)
+        before = _NOTHING
+        released = self.released
+        while released:
+            place = released.popleft()
+            if place == own:
+                flags |= INPUT_RELEASED
+                own = None
+                if not done:
+                    # From now on, the block may be that of another batch.
+                    self.batches[number] = None
+            else:
+                before = [*before, pack_release(*place)]
+        return flags, before
+
+
+_NOTHING: list[bytes] = []
