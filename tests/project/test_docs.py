@@ -10,6 +10,7 @@ How a block is treated follows from the first word of its info string:
   checked. A file of docs/examples/ with an ampersand after it is a server, as above; so is `uvicorn file:app &`.
 * `bash`, or no language and only commands in it: each line is checked. Nothing is installed, and this repository's
   own commands are not run inside its own tests: names, extras and sub-commands have to exist.
+* `mermaid`: a diagram, whose parts are held together by a test of their own.
 * anything else, and any block that cannot be run, says why: `norun="..."`. Each such block is a skipped test with this
   reason, so that pytest's summary lists them all.
 * Pages of docs/reference/ are written from docstrings: signatures (`pyi`), which have nothing to run, and examples that
@@ -47,6 +48,7 @@ from support.servers import before, needs_tracing
 PAGES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
+    ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted(ROOT.glob("packages/*/README.md")),
 ]
@@ -167,7 +169,9 @@ def blocks_of(path: Path) -> list[Block]:
     return blocks
 
 
-BLOCKS = {path.relative_to(ROOT).as_posix(): blocks_of(path) for path in PAGES if path.parent != REFERENCE}
+EVERY_BLOCK = {path.relative_to(ROOT).as_posix(): blocks_of(path) for path in PAGES if path.parent != REFERENCE}
+DIAGRAMS = [block for blocks in EVERY_BLOCK.values() for block in blocks if block.language == "mermaid"]
+BLOCKS = {page: [block for block in blocks if block not in DIAGRAMS] for page, blocks in EVERY_BLOCK.items()}
 NOT_RUN = [block for blocks in BLOCKS.values() for block in blocks if block.reason]
 TO_RUN = [page for page, blocks in BLOCKS.items() if any(not block.reason for block in blocks)]
 
@@ -427,6 +431,31 @@ def test_a_block_that_is_not_run_says_why(block: Block) -> None:
     assert block.reason is not None
     assert len(block.reason.split()) > 1, f"{block.where}: {block.reason!r} is no reason"
     pytest.skip(f"{block.where}: {block.reason}")
+
+
+@pytest.mark.parametrize("diagram", DIAGRAMS, ids=lambda diagram: diagram.where)
+def test_a_diagram_is_one_that_mermaid_draws(diagram: Block) -> None:
+    kind, *lines = [line.strip() for line in diagram.text.splitlines() if line.strip()]
+    assert kind in ("sequenceDiagram", "flowchart TD", "flowchart LR"), diagram.where
+    opened = [line for line in lines if re.match(r"(subgraph|loop|alt|opt|par|rect)\b", line)]
+    assert len(opened) == lines.count("end"), f"{diagram.where}: a block has no end, or an end no block"
+    for line in lines:
+        for left, right in ("[]", "()", "{}"):
+            assert line.count(left) == line.count(right), f"{diagram.where}: {line}"
+        if kind == "sequenceDiagram" and "->>" in line:
+            sender, receiver = re.fullmatch(r"(\w+)--?>>(\w+): .+", line).groups()  # type: ignore[union-attr]
+            known = {match[1] for other in lines if (match := re.match(r"(?:participant|actor) (\w+)", other))}
+            assert {sender, receiver} <= known, f"{diagram.where}: {line}"
+
+
+def test_the_map_of_the_rooms_names_every_folder() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/*-]+)`", text))
+    for source in ROOT.glob("packages/*/src/pytriton"):
+        for folder in {path.parent for path in source.glob("*/*/*.py")}:
+            assert folder.relative_to(source).as_posix() in named, f"CONTRIBUTING.md does not say what is in {folder}"
+    rooms = [name for name in named if re.fullmatch(r"(client|decorators|proxy_backend|server|inprocess)/\w+", name)]
+    assert [room for room in rooms if not list(ROOT.glob(f"packages/*/src/pytriton/{room}"))] == []
 
 
 def test_the_reference_holds_signatures_and_examples() -> None:
