@@ -99,8 +99,8 @@ def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
     if leading and instance is None:
         instance = leading[0]
     # A server that has the batch as one array each hands it out without making the inputs of every request.
-    whole = getattr(requests[0], "__pytriton_batch__", None)
-    gathered = None if whole is None else whole(requests)
+    gather = getattr(requests[0], "__pytriton_batch__", None)
+    gathered = None if gather is None else gather(requests)
     if gathered is not None and gathered[0]:
         inputs, sizes = gathered
     else:
@@ -120,7 +120,7 @@ def _finisher(sizes: list[int], wrapped: Any, instance: Any) -> Callable[[list[A
     return finish
 
 
-def _batch_whole(
+def _make_batch_call(
     wrapped: Any, instance: Any, inputs: Mapping[str, Any], sizes: list[int], requests: Callable[[], Sequence[Any]]
 ) -> Any:
     scope = Scope(requests, sizes)
@@ -164,7 +164,9 @@ def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dic
     return leading, {**kwargs, **inputs} if kwargs else inputs, Scope(requests, [1]), finish
 
 
-_batch = decorator(_plan_batch, name="batch", again=batch, outward=takes_requests, whole=_batch_whole, opens=True)
+_batch = decorator(
+    _plan_batch, name="batch", again=batch, outward=takes_requests, batch_call=_make_batch_call, opens=True
+)
 _sample = decorator(_plan_sample, name="sample", again=sample, outward=takes_requests, opens=True)
 
 

@@ -171,11 +171,11 @@ def _fill_requests(requests: Sequence[Any], values: Mapping[str, Any], batching:
         filled = list(requests) if filled is None else filled
         sizes = [get_inference_request_batch_size(datas[place]) for place in places] if batching else []
         # One array for all of them: each gets its own rows of it.
-        whole = _repeated(value, sum(sizes)) if batching else value
+        repeated = _repeated(value, sum(sizes)) if batching else value
         stop = 0
         for index, place in enumerate(places):
             start, stop = stop, stop + sizes[index] if batching else 0
-            datas[place] = data = {**datas[place], name: whole[start:stop] if batching else value.copy()}
+            datas[place] = data = {**datas[place], name: repeated[start:stop] if batching else value.copy()}
             filled[place] = with_data(requests[place], data)
     return list(requests) if filled is None else filled
 

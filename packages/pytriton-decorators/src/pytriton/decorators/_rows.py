@@ -104,7 +104,7 @@ def by_request(outputs: Mapping[str, Any], sizes: list[int]) -> list[Any]:
         # A response with parameters: each request gets them.
         results = [with_data(like, result) for result in results]
     if isinstance(outputs, PartialOutputs):
-        return [result if whole else None for result, whole in zip(results, present, strict=True)]
+        return [result if complete else None for result, complete in zip(results, present, strict=True)]
     return results
 
 

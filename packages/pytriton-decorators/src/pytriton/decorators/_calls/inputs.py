@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pytriton.decorators._calls.requests import Scope
 from pytriton.decorators._calls.types import InferenceRequest
 from pytriton.exceptions import (
     PyTritonBadParameterError,
@@ -14,6 +13,9 @@ from pytriton.exceptions import (
     PyTritonRuntimeError,
     PyTritonValidationError,
 )
+
+if TYPE_CHECKING:
+    from pytriton.decorators._calls.requests import Scope
 
 __all__ = [
     "arrays_of",
@@ -81,8 +83,8 @@ def inputs_of_all(requests: Sequence[Any]) -> Mapping[str, Any] | None:
     Then every request has the same inputs, and none of them has to be looked at.
     """
     # The request of a server whose batch lies in one piece knows.
-    whole = getattr(requests[0], "__pytriton_batch__", None) if requests else None
-    gathered = None if whole is None else whole(requests)
+    gather = getattr(requests[0], "__pytriton_batch__", None) if requests else None
+    gathered = None if gather is None else gather(requests)
     return None if gathered is None else gathered[0]
 
 
@@ -186,12 +188,12 @@ def rows_of(name: str, inputs: Mapping[str, Any], scope: Scope) -> tuple[int, di
     Raises:
         PyTritonBatchSizeError: Two of the arrays have different numbers of rows.
     """
-    plain = scope.plain
+    unbatched = scope.unbatched
     rows = -1
     arrays: dict[str, Any] = {}
     for key, value in inputs.items():
         shape = getattr(value, "shape", None)
-        if shape and key not in plain:
+        if shape and key not in unbatched:
             if shape[0] != rows:
                 if rows >= 0:
                     sizes = {other: array.shape[0] for other, array in arrays.items()} | {key: shape[0]}

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
+from pytriton.decorators._calls.inputs import get_inference_request_batch_size
 from pytriton.exceptions import PyTritonRuntimeError
 
 __all__ = ["CURRENT_SCOPE", "NO_SCOPE", "Scope", "get_requests", "get_row_requests"]
@@ -14,16 +15,16 @@ class Scope:
 
     Attributes:
         sizes: The rows of each request; None where nobody has counted them.
-        plain: Names of inputs that have no batch axis any more, because `@first_value` took it.
+        unbatched: Names of inputs that have no batch axis any more, because `@first_value` took it.
     """
 
-    __slots__ = ("_found", "_outer", "_rows", "_source", "plain", "sizes")
+    __slots__ = ("_found", "_outer", "_rows", "_source", "sizes", "unbatched")
 
     def __init__(
         self,
         source: Sequence[Any] | Callable[[], Sequence[Any]] | None,
         sizes: Sequence[int] | None = None,
-        plain: frozenset[str] = frozenset(),
+        unbatched: frozenset[str] = frozenset(),
         outer: "Scope | None" = None,
         rows: Sequence[int] | None = None,
     ) -> None:
@@ -32,13 +33,13 @@ class Scope:
         Args:
             source: The requests, or what makes them: a server does not make them before somebody asks.
             sizes: See the attribute.
-            plain: See the attribute.
+            unbatched: See the attribute.
             outer: The scope that this one is a part of, which is asked for the requests.
             rows: The rows of that one which are left, by their places.
         """
         self._source = source
         self.sizes = sizes
-        self.plain = plain
+        self.unbatched = unbatched
         self._outer = outer
         self._rows = rows
         self._found: list[Any] | None = None
@@ -48,11 +49,11 @@ class Scope:
 
         By their places in this one's arrays; a place may occur several times.
         """
-        return Scope(None, None, self.plain, self, rows)
+        return Scope(None, None, self.unbatched, self, rows)
 
     def without_batch_axis(self, names: frozenset[str]) -> "Scope":
         """Return the scope of a call for the same rows, in which further inputs have no batch axis."""
-        return Scope(None, self.sizes, self.plain | names, self)
+        return Scope(None, self.sizes, self.unbatched | names, self)
 
     def requests(self) -> Sequence[Any]:
         """Return the requests, each once.
@@ -87,9 +88,6 @@ class Scope:
         requests = self.requests()
         sizes = self.sizes
         if sizes is None:
-            # Imported late: that module asks for the scope.
-            from pytriton.decorators._calls.inputs import get_inference_request_batch_size
-
             sizes = [get_inference_request_batch_size(request) for request in requests]
         return [request for request, size in zip(requests, sizes, strict=True) for _ in range(size)]
 

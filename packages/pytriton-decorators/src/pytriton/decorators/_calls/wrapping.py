@@ -24,9 +24,9 @@ from pytriton.decorators._calls.carry_out import Prepare, carry_out, carry_out_a
 from pytriton.exceptions import PyTritonBadParameterError
 
 __all__ = [
+    "BatchCall",
     "Handover",
     "Layer",
-    "WholeCall",
     "decorator",
     "is_decorated",
     "layer_of",
@@ -44,7 +44,7 @@ _BoundFunctionWrapper: Any = wrapt.BoundFunctionWrapper
 Outward = Callable[[inspect.Signature], inspect.Signature]
 """Signature of the callable below, without `self`, to that of the decorated callable."""
 
-WholeCall = Callable[[Any, Any, Mapping[str, Any], list[int], Callable[[], Sequence[Any]]], Any]
+BatchCall = Callable[[Any, Any, Mapping[str, Any], list[int], Callable[[], Sequence[Any]]], Any]
 """`(wrapped, instance, inputs, sizes, requests)`: the call of a server that has the batch as one array per input.
 
 `sizes` has the rows of each request, `requests` makes the requests. The result is a dictionary of arrays over the whole
@@ -90,7 +90,7 @@ def decorator(
     name: str,
     again: Callable[[Any], Any],
     outward: Outward | None = None,
-    whole: WholeCall | None = None,
+    batch_call: BatchCall | None = None,
     relay: Relay | None = None,
     opens: bool = False,
     adds: tuple[str, ...] = (),
@@ -103,8 +103,8 @@ def decorator(
         name: Name of the decorator, for errors.
         again: Decorates in the same way, for pickle: a function of a module, or `made_again` of one.
         outward: Makes the signature that `inspect.signature` shows; None shows that of the callable below.
-        whole: Makes calls for whole batches, with nothing made and taken apart for each request. The decorated callable
-            offers it as `__pytriton_whole__(inputs, sizes, requests)`, unless it is a coroutine function.
+        batch_call: Makes calls for whole batches, with nothing made and taken apart for each request. The decorated
+            callable offers it as `__pytriton_whole__(inputs, sizes, requests)`, unless it is a coroutine function.
         relay: Hands such calls on, where the callable below offers them.
         opens: See `Handover`.
         adds: See `Handover`.
@@ -129,7 +129,7 @@ def decorator(
                 f"@{name} decorates a callable, not {func!r}.", parameter=name, value=func, rule="a callable"
             )
         kind = _Decorated if _code_of_object(func) is None else _DecoratedObject
-        decorated = kind(func, invoke, outward, handover=handover, again=again, whole=whole, relay=relay)
+        decorated = kind(func, invoke, outward, handover=handover, again=again, batch_call=batch_call, relay=relay)
         function = func.__func__ if isinstance(func, (classmethod, staticmethod)) else decorated
         return (
             kind(func, invoke_coroutine, outward, handover=handover, again=again)
@@ -193,7 +193,7 @@ class _Bound(_BoundFunctionWrapper):  # type: ignore[misc]
         return (
             None
             if self._self_instance is None
-            else self._self_parent._self_whole_of(self.__wrapped__, self._self_instance)
+            else self._self_parent._self_batch_call_of(self.__wrapped__, self._self_instance)
         )
 
     @property
@@ -242,14 +242,14 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
         handover: Handover,
         leading: bool | None = None,
         again: Callable[[Any], Any] | None = None,
-        whole: WholeCall | None = None,
+        batch_call: BatchCall | None = None,
         relay: Relay | None = None,
     ) -> None:
         super().__init__(wrapped, invoke)
         self._self_handover = handover
         self._self_again = again
         self._self_outward = outward
-        self._self_whole = whole
+        self._self_batch_call = batch_call
         self._self_relay = relay
         self._self_leading = leading
 
@@ -258,11 +258,11 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
         # What is below may be a method, which has to be reached through its object.
         if isinstance(self.__wrapped__, (classmethod, staticmethod)):
             return None
-        return self._self_whole_of(self.__wrapped__, getattr(self.__wrapped__, "__self__", None))
+        return self._self_batch_call_of(self.__wrapped__, getattr(self.__wrapped__, "__self__", None))
 
-    def _self_whole_of(self, wrapped: Any, instance: Any) -> Callable[..., Any] | None:
-        if self._self_whole is not None:
-            return functools.partial(self._self_whole, wrapped, instance)
+    def _self_batch_call_of(self, wrapped: Any, instance: Any) -> Callable[..., Any] | None:
+        if self._self_batch_call is not None:
+            return functools.partial(self._self_batch_call, wrapped, instance)
         # Only of our own: another proxy hands out the attribute of what it wraps, and would be passed over.
         below = wrapped.__pytriton_whole__ if isinstance(wrapped, (_Decorated, _Bound)) else None
         if self._self_relay is None or below is None:
@@ -300,7 +300,7 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
             handover=self._self_handover,
             leading=self._self_leading,
             again=self._self_again,
-            whole=self._self_whole,
+            batch_call=self._self_batch_call,
             relay=self._self_relay,
         )
 
