@@ -22,9 +22,10 @@ import numpy as np
 from pytriton.proxy_backend import ModelSpec, TensorSpec, Worker, write_description
 from pytriton.proxy_backend.python_proxy.endpoint import ProxyEndpoint
 from pytriton.proxy_backend.python_proxy.model import listen
-from pytriton.proxy_backend.python_proxy.records import RequestData, ResponseData
 from pytriton.proxy_backend.python_proxy.settings import PythonProxySettings
 from pytriton.proxy_backend.python_proxy.workers import AttachedWorker, EndpointSettings
+from pytriton.proxy_backend.wire.batch import RequestData
+from pytriton.proxy_backend.wire.response import ResponseData
 from pytriton.proxy_backend.zmq_keys import CurveKeys
 
 PATIENCE_S = 60.0
@@ -185,6 +186,8 @@ _PROCESS = """
 import json, sys, time
 from pathlib import Path
 from pytriton.proxy_backend import Worker, read_description
+from pytriton.proxy_backend.wire.batch import RequestData
+from pytriton.proxy_backend.wire.response import ResponseData
 from pytriton.proxy_backend.zmq_keys import CurveKeys
 description, address, keys = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])
 def infer(requests):

@@ -23,19 +23,20 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytriton.proxy.types import make_requests
 from pytriton.proxy_backend import AttachError, ProtocolError, Worker, description_path, write_description
 from pytriton.proxy_backend.python_proxy.model import listen
-from pytriton.proxy_backend.python_proxy.records import RequestData, read_responses, write_batch
 from pytriton.proxy_backend.python_proxy.settings import PythonProxySettings
 from pytriton.proxy_backend.python_proxy.workers import AttachedWorker, BatchInFlight
-from pytriton.proxy_backend.transport.arena import InputBlock, OwnedBlock
+from pytriton.proxy_backend.transport.arena import InputBlock
 from pytriton.proxy_backend.transport.zmq_memory import MemoryCaller, SharedMemory, memory_path
 from pytriton.proxy_backend.transport.zmq_sockets import BindError, WouldBlockError, ZmqSocket, make_keys
 from pytriton.proxy_backend.wire import messages
-from pytriton.proxy_backend.wire.batch import Batch
+from pytriton.proxy_backend.wire.batch import BatchReader, RequestData, lay_out_batch
 from pytriton.proxy_backend.wire.greetings import Hello, pack_refuse, parse_answer
 from pytriton.proxy_backend.wire.layout import ErrorCode
-from pytriton.proxy_backend.wire.response import Answer, ResponseWriter
+from pytriton.proxy_backend.wire.record import Record
+from pytriton.proxy_backend.wire.response import ResponseData, ResponseWriter, read_responses
 from pytriton.proxy_backend.zmq_keys import CurveKeys, KeyFileError, KeysMissingError
 from support.python_proxy import (
     PATIENCE_S,
@@ -89,19 +90,22 @@ def read_batch(record: bytearray, number: int, *, batching: bool = True) -> Any:
     block = InputBlock.__new__(InputBlock, (len(record),), np.uint8, record, 0)
     block.released = collections.deque()
     block.place = (0, 0)
-    return Batch(block, memoryview_of(record), number, batching).requests()
+    batch = BatchReader(batching).read(block, memoryview_of(record), 0, number)
+    return make_requests(batch, len(batch.rows))
 
 
 def memoryview_of(record: bytearray) -> Any:
     return (ctypes.c_char * len(record)).from_buffer(record)
 
 
-def record_of(requests: Sequence[RequestData], *, batching: bool = True) -> Any:
-    def allocate(length: int) -> OwnedBlock:
-        return OwnedBlock(0, 0, bytearray(length))  # type: ignore[arg-type] # written to as a mapping is
+def written(record: Record) -> bytearray:
+    memory = bytearray(record.layout.length)
+    record.write(memory, 0, 7)
+    return memory
 
-    block, _ = write_batch(7, requests, allocate, batching=batching, received_ns=1, sent_ns=2)
-    return block.memory
+
+def record_of(requests: Sequence[RequestData], *, batching: bool = True) -> Any:
+    return written(lay_out_batch(requests, batching=batching, received_ns=1, sent_ns=2))
 
 
 @pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "int64", "float16", "float32", "float64", "object"])
@@ -140,24 +144,20 @@ def test_inputs_that_do_not_fit_together_stay_apart() -> None:
     assert lone["x"].shape == (3,)
 
 
-def response_record(answers: Sequence[Answer]) -> bytearray:
-    memory = bytearray()
-
-    def allocate(length: int) -> OwnedBlock:
-        memory.extend(bytes(length))
-        return OwnedBlock(0, 0, memory)  # type: ignore[arg-type] # written to as a mapping is
-
-    ResponseWriter().write(7, answers, allocate)
-    return memory
+def response_record(answers: Sequence[ResponseData]) -> bytearray:
+    return written(ResponseWriter().lay_out(answers))
 
 
 ANSWERS = {
-    "joined": [Answer(index, {"y": np.full((index + 1, 2), index, np.float32)}) for index in range(3)],
-    "apart": [Answer(0, {"y": np.ones((1, 2))}), Answer(1, {"y": np.ones((1, 3)), "z": np.array([b"s"], object)})],
+    "joined": [ResponseData(index, {"y": np.full((index + 1, 2), index, np.float32)}) for index in range(3)],
+    "apart": [
+        ResponseData(0, {"y": np.ones((1, 2))}),
+        ResponseData(1, {"y": np.ones((1, 3)), "z": np.array([b"s"], object)}),
+    ],
     "mixed": [
-        Answer(1, {"y": np.ones(1)}, {"i": 1, "f": 2.5, "b": False, "s": "ü"}),
-        Answer(0, error="no", code=ErrorCode.INVALID_ARG),
-        Answer(2, empty=True),
+        ResponseData(1, {"y": np.ones(1)}, {"i": 1, "f": 2.5, "b": False, "s": "ü"}),
+        ResponseData(0, error="no", code=ErrorCode.INVALID_ARG),
+        ResponseData(2, empty=True),
     ],
 }
 

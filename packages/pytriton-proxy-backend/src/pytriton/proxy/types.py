@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -35,41 +35,24 @@ class RequestDetails(Protocol):
 
     def load_parameters(self, index: int) -> dict[str, ParameterValue]: ...
 
-    def load_fields(self, index: int) -> RequestFields: ...
+    def load_fields(self, index: int) -> tuple[str, int, int, int | str, int, str]: ...
 
     def load_requested_outputs(self, index: int) -> list[str]: ...
 
     def is_cancelled(self, index: int) -> bool: ...
 
-    def whole_batch(self, requests: Sequence[Any]) -> WholeBatch | None: ...
+    def whole_batch(self) -> WholeBatch | None: ...
 
 
-class RequestFields:
+class RequestFields(NamedTuple):
     """The plain fields of a request."""
 
-    __slots__ = ("correlation_id", "flags", "priority", "request_id", "timeout_us", "trace_context")
-
-    def __init__(
-        self,
-        request_id: str = "",
-        priority: int = 0,
-        timeout_us: int = 0,
-        correlation_id: int | str = 0,
-        flags: int = 0,
-        trace_context: str = "",
-    ) -> None:
-        self.request_id = request_id
-        self.priority = priority
-        self.timeout_us = timeout_us
-        self.correlation_id = correlation_id
-        self.flags = flags
-        self.trace_context = trace_context
-
-    def values(self) -> tuple[Any, ...]:
-        """Return all of them, as the constructor takes them."""
-        return (
-            self.request_id, self.priority, self.timeout_us, self.correlation_id, self.flags, self.trace_context,
-        )  # fmt: skip
+    request_id: str = ""
+    priority: int = 0
+    timeout_us: int = 0
+    correlation_id: int | str = 0
+    flags: int = 0
+    trace_context: str = ""
 
 
 class _Arrays(MutableMapping[str, "np.ndarray[Any, Any]"]):
@@ -228,12 +211,30 @@ class Request(_Arrays):
             The arrays, each of shape `(rows of all requests, *tensor.shape)`, and the rows of each request; `None`
             where the list is not the whole batch in its order, or inputs were replaced or differ between requests.
         """
-        return None if self._details is None else self._details.whole_batch(requests)
+        details = self._details
+        whole = None if details is None else details.whole_batch()
+        if whole is None or len(requests) != len(whole[1]):
+            return None
+        columns, rows = whole
+        for index, request in enumerate(requests):
+            if type(request) is not Request or request._details is not details or request._index != index:
+                return None
+            data = request._data
+            if data is not None:
+                issued = request._issued
+                if issued is None or len(data) != len(columns):
+                    return None
+                for name, expected in zip(columns, issued, strict=True):
+                    if data.get(name) is not expected:
+                        return None
+        return dict(columns), list(rows)
 
     def _load_fields(self) -> RequestFields:
         fields = self._fields
         if fields is None:
-            fields = self._fields = RequestFields() if self._details is None else self._details.load_fields(self._index)
+            details = self._details
+            fields = RequestFields() if details is None else RequestFields(*details.load_fields(self._index))
+            self._fields = fields
         return fields
 
     def traced_span(self, span_name: str, **kwargs: Any) -> contextlib.AbstractContextManager[Any]:
@@ -256,7 +257,7 @@ class Request(_Arrays):
     def __reduce__(self) -> tuple[Any, ...]:
         # To another process: a span, and what ties the request to its batch, stay here.
         made = self._detached()
-        return _restored, (made._data, made._parameters, made._outputs, made._load_fields().values())
+        return _restored, (made._data, made._parameters, made._outputs, tuple(made._load_fields()))
 
     def _detached(self, data: dict[str, np.ndarray[Any, Any]] | None = None) -> Request:
         """Return a request of the same content that is not part of a batch any more, and is never cancelled."""
@@ -278,6 +279,29 @@ def _restored(
     request = Request(data, parameters, requested_output_names=outputs)
     request._fields = RequestFields(*fields)
     return request
+
+
+_new_request = Request.__new__
+
+
+def make_requests(details: RequestDetails, count: int, spans: Sequence[Any] | None = None) -> list[Request]:
+    """Make the requests of a batch, in order; not for users.
+
+    Args:
+        details: The batch.
+        count: How many requests it has.
+        spans: The span of each request, where any is traced.
+    """
+    made = []
+    for index in range(count):
+        request = _new_request(Request)
+        request._details = details
+        request._index = index
+        made.append(request)
+    if spans is not None:
+        for request, span in zip(made, spans, strict=True):
+            request.span = span
+    return made
 
 
 def _described(data: Mapping[str, Any]) -> list[str]:

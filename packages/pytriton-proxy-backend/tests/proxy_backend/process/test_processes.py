@@ -18,7 +18,7 @@ from pytriton.proxy_backend.process.messages import (
     encode_statistics,
     find_not_json,
 )
-from pytriton.proxy_backend.runtime.statistics import Counters, add_statistics, batch_size
+from pytriton.proxy_backend.runtime.statistics import Counters, add_statistics
 from pytriton.proxy_backend.worker.loading import load_target, target_of
 
 
@@ -96,7 +96,7 @@ def test_lines_come_in_pieces() -> None:
 
 def test_statistics_are_what_they_were() -> None:
     counters = Counters()
-    counters.add_call(batch_size(3, 5, 40), 10, 20, 3_000_000)
+    counters.add_call((3, 5, 40), 10, 20, 3_000_000)
     counters.failed["callable"] += 2
     statistics = counters.snapshot()
     decoded = decode_statistics(json.loads(json.dumps(encode_statistics(statistics))))

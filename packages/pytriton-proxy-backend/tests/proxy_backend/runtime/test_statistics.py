@@ -3,7 +3,7 @@
 import threading
 
 from pytriton.proxy_backend import WorkerStatistics
-from pytriton.proxy_backend.runtime.statistics import Counters, batch_size
+from pytriton.proxy_backend.runtime.statistics import Counters
 
 
 def test_nothing_yet() -> None:
@@ -16,17 +16,17 @@ def test_nothing_yet() -> None:
 def test_every_size_is_in_its_bucket() -> None:
     for rows, bound in ((0, 1), (1, 1), (2, 2), (3, 4), (4, 4), (5, 8), (65_536, 65_536)):
         counters = Counters()
-        counters.add_call(batch_size(1, rows, 0), 0, 0, 0)
+        counters.add_call((1, rows, 0), 0, 0, 0)
         found = counters.snapshot().rows
         assert (found.counts[found.bounds.index(bound)], found.count, found.sum) == (1, 1, rows)
-    counters.add_call(batch_size(1, 65_537, 0), 0, 0, 0)
+    counters.add_call((1, 65_537, 0), 0, 0, 0)
     assert counters.snapshot().rows.counts[-1] == 1
 
 
 def test_every_duration_is_in_its_bucket() -> None:
     counters = Counters()
     for nanoseconds in (0, 1, 1000, 1_000_000, 10**9, 10**12):
-        counters.add_call(batch_size(1, 1, 0), 0, 0, nanoseconds)
+        counters.add_call((1, 1, 0), 0, 0, nanoseconds)
     found = counters.snapshot().callable_seconds
     assert found.count == 6
     assert abs(found.sum - 1001.001001001) < 1e-6
@@ -39,7 +39,7 @@ def test_every_duration_is_in_its_bucket() -> None:
 def test_stamps_of_another_clock_count_for_nothing() -> None:
     counters = Counters()
     for sent_ns, called_ns in ((0, 10**15), (5, 4), (10, 110)):
-        counters.add_call(batch_size(1, 1, 0), sent_ns, called_ns, 1)
+        counters.add_call((1, 1, 0), sent_ns, called_ns, 1)
     assert abs(counters.snapshot().queued_seconds - 100e-9) < 1e-15
 
 
@@ -57,7 +57,7 @@ def test_no_call_is_lost_or_counted_twice() -> None:
     for watcher in watchers:
         watcher.start()
     for _ in range(calls):
-        counters.add_call(batch_size(2, 3, 4), 1, 2, 5)
+        counters.add_call((2, 3, 4), 1, 2, 5)
     done.set()
     for watcher in watchers:
         watcher.join()

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from pytriton.proxy.types import make_requests
 from pytriton.proxy_backend import AttachError, ConnectionLostError, ProtocolError
 from pytriton.proxy_backend.transport.connection import Connection
 from pytriton.proxy_backend.wire.greetings import parse_answer
@@ -122,7 +123,7 @@ def test_messages(
     proxy._peers[-1].drained.clear()
     try:
         while (batch := connection.receive()) is not None:
-            for request in batch.requests():
+            for request in make_requests(batch, len(batch.rows)):
                 with contextlib.suppress(ProtocolError):
                     dict(request.items())
                     dict(request.parameters)

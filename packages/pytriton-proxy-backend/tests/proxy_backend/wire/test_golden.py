@@ -1,7 +1,6 @@
 """The golden vectors from Python: every packet, the batch record in, the response records out."""
 
 import mmap
-import os
 import struct
 from pathlib import Path
 from types import ModuleType
@@ -10,14 +9,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytriton.proxy.types import make_requests
 from pytriton.proxy_backend import VersionMismatchError
 from pytriton.proxy_backend.errors import AttachError
-from pytriton.proxy_backend.transport.arena import OwnArena, OwnedBlock, PeerArena
+from pytriton.proxy_backend.transport.arena import PeerArena
 from pytriton.proxy_backend.wire import layout, messages
-from pytriton.proxy_backend.wire.batch import Batch
+from pytriton.proxy_backend.wire.batch import BatchReader
 from pytriton.proxy_backend.wire.greetings import GreetingError, Hello, Welcome, parse_answer, parse_hello
 from pytriton.proxy_backend.wire.layout import Capability
-from pytriton.proxy_backend.wire.response import Answer, ResponseWriter
+from pytriton.proxy_backend.wire.record import Record
+from pytriton.proxy_backend.wire.response import ResponseData, ResponseWriter
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -122,10 +123,10 @@ def test_batch_record() -> None:
     arena = PeerArena()
     arena._segments[2] = memory
     block, _ = arena.block(2, 64, len(raw))
-    batch = Batch(block, memory, 7, True)
+    batch = BatchReader(True).read(block, memory, 64, 7)
     assert batch.rows == [2, 1, 1]
     assert not batch.uniform_outputs
-    first, second, third = batch.requests()
+    first, second, third = make_requests(batch, 3)
 
     np.testing.assert_array_equal(first["x"], np.arange(4, dtype=np.float32).reshape(2, 2))
     np.testing.assert_array_equal(second["x"], np.array([[4, 5]], np.float32))
@@ -161,22 +162,12 @@ def test_batch_record() -> None:
     assert [request.is_cancelled() for request in (first, second, third)] == [False, False, True]
 
 
-class Blocks:
-    """Gives blocks of one zeroed segment, and reads what was written."""
-
-    def __init__(self) -> None:
-        self.arena = OwnArena(1 << 20)
-        os.close(self.arena.add_segment(1).fd)
-
-    def __call__(self, length: int) -> OwnedBlock:
-        block = self.arena.allocate(length)
-        assert block is not None
-        return block
-
-
-def written(block: OwnedBlock, length: int, payload: int) -> bytes:
-    assert 0 < payload < length
-    return block.memory[block.offset : block.offset + length]
+def written(record: Record, number: int = 7) -> bytes:
+    """Write a record behind something else."""
+    memory = bytearray(64 + record.layout.length)
+    record.write(memory, 64, number)
+    assert 0 < record.layout.payload_bytes < record.layout.length
+    return bytes(memory[64:])
 
 
 Y = np.arange(8, dtype=np.float32).reshape(4, 2) / 2
@@ -186,10 +177,9 @@ LABELS = np.array([b"null", b"", b"eins", b"\x00"], dtype=object)
 def test_response_record_of_columns() -> None:
     pieces = [{"y": Y[a:b], "label": LABELS[a:b]} for a, b in ((0, 2), (2, 3), (3, 4))]
     expected = read("record_response_columns")
-    blocks = Blocks()
     writer = ResponseWriter()
     for _ in range(2):  # the second time from its cached metadata
-        assert written(*writer.write(7, [Answer(i, piece) for i, piece in enumerate(pieces)], blocks)) == expected
+        assert written(writer.lay_out([ResponseData(i, piece) for i, piece in enumerate(pieces)])) == expected
 
 
 def test_response_record_of_numbers() -> None:
@@ -197,27 +187,27 @@ def test_response_record_of_numbers() -> None:
     n = np.array([-1, 0, 1 << 40])
     pieces = [{"y": y[:1], "n": n[:1]}, {"y": y[1:], "n": n[1:]}]
     expected = read("record_response_plain")
-    writer, blocks = ResponseWriter(), Blocks()
+    writer = ResponseWriter()
     for _ in range(2):
-        assert written(*writer.write(7, [Answer(i, piece) for i, piece in enumerate(pieces)], blocks)) == expected
+        assert written(writer.lay_out([ResponseData(i, piece) for i, piece in enumerate(pieces)])) == expected
         # The short way for what looks as it did before; the second time from what was laid out then.
-        plain = writer.write_plain(7, pieces, ("y", "n"), lambda results, names: True, blocks, blocks)
-        assert plain is not None
-        assert written(*plain) == expected
+        record = writer.lay_out_results(pieces, ("y", "n"), lambda results, names: True)
+        assert record is not None
+        assert written(record) == expected
 
 
 def test_response_record_of_everything_else(golden: ModuleType) -> None:
     answers = [
-        Answer(
+        ResponseData(
             0,
             {"y": np.array([[1, 2], [3, 4]], np.float32), "label": np.empty((2, 0), object)},
             golden.PARAMETERS,
             final=False,
         ),
-        Answer(1, error="no such label: größer", code=layout.ErrorCode.INVALID_ARG),
-        Answer(2, empty=True),
+        ResponseData(1, error="no such label: größer", code=layout.ErrorCode.INVALID_ARG),
+        ResponseData(2, empty=True),
     ]
-    assert written(*ResponseWriter().write(7, answers, Blocks())) == read("record_response_mixed")
+    assert written(ResponseWriter().lay_out(answers)) == read("record_response_mixed")
 
 
 def test_magics_are_readable() -> None:

@@ -15,10 +15,11 @@ from .config import CONFIG_NAME, Batching, config_text
 _PACKAGE = "pytriton_python_proxy"
 _MODULES = (
     "description", "errors", "model", "zmq_keys", "system/__init__", "system/forks",
-    "wire/__init__", "wire/dtypes", "wire/errors", "wire/greetings", "wire/layout", "wire/messages", "wire/strings",
+    "wire/__init__", "wire/batch", "wire/dtypes", "wire/errors", "wire/greetings", "wire/layout", "wire/messages",
+    "wire/record", "wire/response", "wire/strings",
     "transport/__init__", "transport/arena", "transport/zmq_memory", "transport/zmq_sockets",
     "python_proxy/__init__", "python_proxy/dlpack", "python_proxy/endpoint", "python_proxy/model",
-    "python_proxy/records", "python_proxy/settings", "python_proxy/workers",
+    "python_proxy/settings", "python_proxy/workers",
 )  # fmt: skip
 _MODEL = f'''\
 """Written by pytriton-proxy-backend: hands the requests of this model to workers in other processes."""

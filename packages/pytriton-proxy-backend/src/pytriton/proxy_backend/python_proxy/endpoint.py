@@ -19,9 +19,10 @@ from ..errors import ProtocolError
 from ..transport.zmq_memory import MemoryListener
 from ..transport.zmq_sockets import Message, UnreachableError, WouldBlockError, ZmqSocket
 from ..wire import layout
+from ..wire.batch import RequestData
 from ..wire.greetings import GreetingError, Welcome, pack_refuse, parse_hello
 from ..wire.layout import Capability, ErrorCode, MessageFlag, MessageType
-from .records import RequestData, read_responses
+from ..wire.response import read_responses
 from .workers import AttachedWorker, BatchInFlight, Caller, EndpointSettings, logger
 
 _TICK_S = 0.5
@@ -166,7 +167,7 @@ class ProxyEndpoint:
         try:
             batch.write(number, worker.memory, self._settings)
             return True
-        except (TypeError, ValueError) as error:
+        except (ProtocolError, TypeError, ValueError) as error:
             text = str(error)
         except Exception as error:  # of what Triton gives, or the system does not
             code, text = ErrorCode.INTERNAL, f"the batch cannot be written: {type(error).__name__}: {error}"

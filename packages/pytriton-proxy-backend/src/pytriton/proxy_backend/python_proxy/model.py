@@ -18,11 +18,12 @@ from ..errors import ProxyBackendError
 from ..model import ModelSpec
 from ..transport.zmq_memory import AddressTakenError, MemoryListener, memory_path
 from ..transport.zmq_sockets import BindError, ZmqSocket, open_listener
+from ..wire.batch import RequestData
 from ..wire.layout import ErrorCode
+from ..wire.response import ResponseData
 from ..zmq_keys import check_keys_given
 from .dlpack import to_capsule
 from .endpoint import ProxyEndpoint
-from .records import RequestData, ResponseData
 from .settings import SETTINGS_NAME, PythonProxySettings
 from .workers import EndpointSettings, logger
 
@@ -210,13 +211,18 @@ class TritonCaller:
     def _make(self, response: ResponseData) -> Any:
         tensors = [self._codec.write(name, array) for name, array in response.outputs.items() if name in self._wanted]
         if response.parameters and self._has_parameters:
-            return self._backend.InferenceResponse(tensors, parameters=response.parameters)
+            parameters = {
+                _printable(name): _printable(value) if isinstance(value, str) else value
+                for name, value in response.parameters.items()
+            }
+            return self._backend.InferenceResponse(tensors, parameters=parameters)
         return self._backend.InferenceResponse(tensors)
 
     def fail(self, code: int, text: str) -> None:
         """End the request with an error."""
         codes = self._backend.TritonError
         name = ErrorCode(code).name if code in ErrorCode.__members__.values() else "INTERNAL"
+        text = _printable(text)
         error = codes(text, getattr(codes, name, codes.INTERNAL)) if hasattr(codes, "INTERNAL") else codes(text)
         self._send(self._backend.InferenceResponse(output_tensors=[], error=error), final=True)
 
@@ -308,6 +314,11 @@ def listen(settings: PythonProxySettings) -> tuple[ZmqSocket, MemoryListener | N
             memory.close()
         raise
     return socket, memory
+
+
+def _printable(text: str) -> str:
+    """Return a text as the stub can take it: bytes of it that are no UTF-8 are replaced."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _sender(request: Any) -> Any:

@@ -10,8 +10,9 @@ from typing import Protocol
 
 from ..transport.arena import OwnedBlock
 from ..transport.zmq_memory import SharedMemory
+from ..wire.batch import RequestData, lay_out_batch
 from ..wire.greetings import GreetingError, Hello
-from .records import RequestData, ResponseData, write_batch
+from ..wire.response import ResponseData
 
 logger = logging.getLogger("pytriton.python_proxy")
 
@@ -111,38 +112,34 @@ class BatchInFlight:
         """Write the record, into shared memory where there is room for it.
 
         Raises:
+            ProtocolError: If it has more text than the protocol allows.
             TypeError: If it cannot be written.
             ValueError: If it is too large.
             MemoryError: If there is no memory for it.
         """
-        shared: list[OwnedBlock] = []
-
-        def allocate(length: int) -> OwnedBlock:
-            if length > settings.budget_bytes:
-                raise ValueError(
-                    f"the inputs of the batch take {length} bytes, a batch may have {settings.budget_bytes}. Raise "
-                    f"arena_budget_bytes of the model, or send smaller batches"
-                )
-            block = None if memory is None else memory.allocate(length)
-            if block is None:
-                return OwnedBlock(0, 0, bytearray(length))  # type: ignore[arg-type] # written to as a mapping is
-            shared.append(block)
-            return block
-
         self.number = number
-        try:
-            self.block, self.length = write_batch(
-                number,
-                self.requests,
-                allocate,
-                batching=settings.batching,
-                received_ns=self._received_ns,
-                sent_ns=time.monotonic_ns(),
+        record = lay_out_batch(
+            self.requests,
+            batching=settings.batching,
+            received_ns=self._received_ns,
+            sent_ns=time.monotonic_ns(),
+        )
+        self.length = length = record.layout.length
+        if length > settings.budget_bytes:
+            raise ValueError(
+                f"the inputs of the batch take {length} bytes, a batch may have {settings.budget_bytes}. Raise "
+                f"arena_budget_bytes of the model, or send smaller batches"
             )
+        block = None if memory is None else memory.allocate(length)
+        if block is None:
+            block = OwnedBlock(0, 0, bytearray(length))  # type: ignore[arg-type] # written to as a mapping is
+        try:
+            record.write(block.memory, block.offset, number)
         except BaseException:
-            if memory is not None and shared:
-                memory.give_back(shared[0])
+            if memory is not None and block.segment:
+                memory.give_back(block)
             raise
+        self.block = block
 
     def respond(self, response: ResponseData) -> None:
         """Give a request an answer."""

@@ -6,16 +6,18 @@ import asyncio
 import inspect
 import logging
 import traceback
-from collections.abc import AsyncGenerator, Awaitable, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
+from functools import partial
 from time import monotonic_ns
 from typing import Any
 
-from pytriton.proxy.types import Response
+from pytriton.proxy.types import Response, make_requests
 
 from ..errors import ArenaFullError, ConnectionLostError, OutputError, ProtocolError
-from ..wire import layout
 from ..wire.batch import Batch
-from ..wire.response import Answer
+from ..wire.layout import ErrorCode
+from ..wire.record import Record
+from ..wire.response import ResponseData, lay_out_columns
 from .service import Service
 from .texts import error_text, shortened
 
@@ -29,8 +31,9 @@ _COUNTED = -1
 class Execution:
     """What happens to one batch, from the call to the last answer.
 
-    It holds the only references to the requests that this library keeps; they are dropped when the outputs are
-    written, before the answer is sent, so that the proxy backend gets the memory of the inputs back with it.
+    It holds the only references to the requests that this library keeps. They are dropped before the last responses are
+    written, and the sink lets go of the outputs before it sends them, so that the proxy backend gets the memory of the
+    inputs back with them.
 
     Attributes:
         failure: What the callable raised, where it is of one of the `unrecoverable` types.
@@ -44,6 +47,7 @@ class Execution:
         "_given_up",
         "_number",
         "_open",
+        "_request_spans",
         "_requests",
         "_result",
         "_service",
@@ -62,6 +66,7 @@ class Execution:
         self._uniform = batch.uniform_outputs
         self._batch: Batch | None = batch
         self._requests: list[Any] | None = None  # made where they are asked for
+        self._request_spans: list[Any] | None = None
         self._result: Any = None
         self._open: list[bool] | None = None  # by request; made when the first of them may end before the others
         self._given_up = False  # by the caller of a stream at least
@@ -72,38 +77,31 @@ class Execution:
     def run(self, run_async: Callable[[Awaitable[Any]], Any]) -> None:
         """Serve the batch with a synchronous callable; `run_async` drives what unexpectedly is a coroutine."""
         try:
-            service = self._service
             batch = self._batch
+            columns_func = self._service.columns_func
             self.first_ns = self._began_ns = monotonic_ns()
-            if service.whole is not None and batch is not None and batch.is_uniform:
-                result = service.whole(batch.columns, batch.rows, batch.requests)
+            if columns_func is not None and batch is not None and batch.is_uniform:
+                requests = partial(make_requests, batch, len(batch.rows), self._request_spans)
+                result = columns_func(batch.columns, batch.rows, requests)
+                batch = requests = None  # type: ignore[assignment] # nothing may refer to the inputs
                 if result.__class__ is dict:
-                    self._count_call()
                     self._result = result
-                    result = batch = None
-                    self._answer_whole()
+                    result = None
+                    self._respond_columns()
                     return
             else:
+                batch = None
                 result = self._call()
-            batch = None
-            if result.__class__ is list:
-                self._count_call()
-                self._result = result
-                result = None
-                if not self._answer_plain():
-                    self._answer_each(final=True)
-                return
-            if not isinstance(result, tuple):
+            if result.__class__ not in (list, tuple):
                 if inspect.isgenerator(result):
                     self._stream(result)
                     return
                 if inspect.isawaitable(result) or inspect.isasyncgen(result):
                     run_async(self._finish(result))
                     return
-            self._count_call()
             self._result = result
             result = None
-            self._answer(final=True)
+            self._respond()
         except ConnectionLostError:
             raise
         except BaseException as error:
@@ -121,7 +119,7 @@ class Execution:
 
     def _call(self) -> Any:
         if self._batch is not None:
-            self._requests = self._batch.requests()
+            self._requests = make_requests(self._batch, self._count, self._request_spans)
         return self._service.infer_func(self._requests)
 
     async def _finish(self, result: Any) -> None:
@@ -133,10 +131,9 @@ class Execution:
         if inspect.isgenerator(result):
             self._stream(result)
             return
-        self._count_call()
         self._result = result
         result = None
-        self._answer(final=True)
+        self._respond()
 
     def _stream(self, results: Generator[Any, Any, Any]) -> None:
         try:
@@ -153,8 +150,7 @@ class Execution:
             self._result = self._only(next(results, _NOTHING), next(results, _NOTHING))
         finally:
             self._close(results)
-        self._count_call()
-        self._answer(final=True)
+        self._respond()
 
     async def _stream_async(self, results: AsyncGenerator[Any, Any]) -> None:
         try:
@@ -170,8 +166,7 @@ class Execution:
             self._result = self._only(await anext(results, _NOTHING), await anext(results, _NOTHING))
         finally:
             await self._close_async(results)
-        self._count_call()
-        self._answer(final=True)
+        self._respond()
 
     def _close(self, results: Generator[Any, Any, Any]) -> None:
         """End a generator, so that its `finally` blocks have run; of one that came to its end this costs nothing."""
@@ -192,15 +187,15 @@ class Execution:
         error.__traceback__ = None
 
     def _count_call(self) -> None:
-        """Count the call: the callable has nothing more to do for this batch."""
+        """Count the call, once: the callable has nothing more to do for this batch."""
         batch = self._batch
-        if batch is None:
+        if batch is None or self._began_ns == _COUNTED:
             return
         spent_ns = self._spent_ns
         if self._began_ns != _PAUSED:
             spent_ns += monotonic_ns() - self._began_ns
         self._began_ns = _COUNTED
-        self._service.counters.add_call(batch.size, batch.sent_ns, self.first_ns, spent_ns)
+        self._service.counters.add_call(batch.metadata.size, batch.sent_ns, self.first_ns, spent_ns)
 
     def _only(self, first: Any, second: Any) -> Any:
         if first is _NOTHING or second is not _NOTHING:
@@ -215,67 +210,102 @@ class Execution:
             )
         return first
 
-    # ---- answers ----------------------------------------------------------------------------------------------------
+    # ---- responses --------------------------------------------------------------------------------------------------
 
-    def _answer(self, *, final: bool) -> None:
-        """Send what `_result` holds: one element per request."""
-        if not (final and self._answer_plain()):
-            self._answer_each(final=final)
+    def _respond(self) -> None:
+        """Send what `_result` holds, one element per request: the last responses."""
+        self._count_call()
+        record = self._lay_out_results()
+        if record is None:
+            self._respond_each(final=True)
+        else:
+            self._send(record, done=True)
 
-    def _answer_each(self, *, final: bool) -> None:
+    def _lay_out_results(self) -> Record | None:
+        """Lay `_result` out in one go, where it is as regular as it mostly is."""
+        service = self._service
+        result = self._result
+        wanted = self._uniform
+        if wanted is None or not service.model.batching or result.__class__ is not list or len(result) != self._count:
+            return None
+        return service.writer.lay_out_results(result, service.checker.wanted(wanted), service.checker.fits_results)
+
+    def _respond_columns(self) -> None:
+        """Send what `_result` holds, a dictionary of arrays over the whole batch: the last responses."""
+        self._count_call()
+        checker = self._service.checker
+        batch = self._batch
+        if batch is None:
+            return
+        record = None
+        if self._uniform is not None:
+            names = checker.wanted(self._uniform)
+            record = lay_out_columns(batch.metadata, self._result, names, checker.fits_columns)
+        if record is None:
+            self._result = batch.split(self._result)
+            batch = None
+            self._respond_each(final=True)
+        else:
+            batch = None
+            self._send(record, done=True)
+
+    def _respond_each(self, *, final: bool) -> None:
+        """Send what `_result` holds, one element per request, each checked by itself."""
         still_open = self._open
         if still_open is None:
             still_open = self._open = [True] * self._count
-        answers: list[Answer] = []
+        responses: list[ResponseData] = []
         results = self._service.checker.results(self._result, self._count)
         for index, result in enumerate(results):
-            if still_open[index] and (answer := self._checked(index, result, final)) is not None:
-                answers.append(answer)
-        result = results = answer = None  # type: ignore[assignment] # nothing may refer to the inputs when they are sent
-        if answers:
-            ended = [given.request for given in answers if given.final]
-            self._send(answers, done=len(ended) == sum(still_open))
+            if still_open[index] and (response := self._check(index, result, final)) is not None:
+                responses.append(response)
+        result = results = response = None  # type: ignore[assignment] # nothing may refer to the inputs
+        if responses:
+            ended = [given.request for given in responses if given.final]
+            self._send(self._lay_out(responses), done=len(ended) == sum(still_open))
             # Not before: what cannot be sent is answered with an error.
             for index in ended:
                 still_open[index] = False
 
-    def _checked(self, index: int, result: Any, final: bool) -> Answer | None:
+    def _check(self, index: int, result: Any, final: bool) -> ResponseData | None:
         """Return what one element of the result is for its request; `None` where that is nothing."""
+        service = self._service
+        decoupled = service.model.decoupled
         if not final and self._batch is not None and self._batch.is_cancelled(index):
             # Nobody reads this stream any more: it ends here, whatever becomes of the others.
-            self._service.counters.failed["cancelled"] += 1
+            service.counters.failed["cancelled"] += 1
             self._given_up = True
-            return Answer(index, error=self._text(asyncio.CancelledError()), code=layout.ErrorCode.CANCELLED)
+            return ResponseData(index, error=self._text(asyncio.CancelledError()), code=ErrorCode.CANCELLED)
         if isinstance(result, BaseException):
             return self._refuse(index, result)
-        if result is None and self._service.model.decoupled:
-            return Answer(index, empty=True) if final else None
-        if isinstance(result, Response) and result.final and self._service.model.decoupled:
+        if result is None and decoupled:
+            return ResponseData(index, empty=True) if final else None
+        if isinstance(result, Response) and result.final and decoupled:
             final = True
             if not result.data and not result.parameters:
-                return Answer(index, empty=True)
-        wanted: Sequence[str] | None = self._uniform
+                return ResponseData(index, empty=True)
+        wanted = self._uniform
         if wanted is None and self._batch is not None:
-            wanted = self._batch.load_requested_outputs(index)
+            wanted = tuple(self._batch.load_requested_outputs(index))
         try:
-            outputs, parameters = self._service.checker.one(result, index, wanted)
+            outputs, parameters = service.checker.one(result, index, wanted)
         except OutputError as error:
             # The other requests of the batch can have what is theirs. The frames of the traceback refer to the inputs.
             return self._refuse(index, error.with_traceback(None))
-        return Answer(index, outputs, parameters, final=final)
+        return ResponseData(index, outputs, parameters, final=final)
 
     def _give(self) -> bool:
         """Send what a generator has given; says whether anybody is left to give something to."""
         self._spent_ns += monotonic_ns() - self._began_ns
         self._began_ns = _PAUSED
-        self._answer_each(final=False)
+        self._respond_each(final=False)
         return not self._is_over()
 
     def _is_over(self) -> bool:
         return self._open is not None and not any(self._open)
 
-    def _refuse(self, index: int, error: BaseException) -> Answer:
-        """Return the answer to a request for which the callable returned an error, or something that cannot be sent."""
+    def _refuse(self, index: int, error: BaseException) -> ResponseData:
+        """Return the response to a request whose result is an error, or cannot be sent."""
         if isinstance(error, OutputError):
             kind = "output"
             logger.warning("%s", error_text(error))
@@ -286,75 +316,46 @@ class Execution:
                 "model %s: the callable returned an error for request %d: %s", name, index, error_text(error)
             )
         self._service.counters.failed[kind] += 1
-        return Answer(index, error=self._text(error))
-
-    def _answer_whole(self) -> None:
-        """Send what `_result` holds: a dictionary of arrays over the whole batch."""
-        service = self._service
-        batch = self._batch
-        names = service.wanted_names(self._uniform)
-        if batch is not None and names is not None:
-            written = service.answers.write_whole(batch, self._result, names, service.checker.fits_whole)
-            if written is not None:
-                # Nothing may refer to the inputs any more when the answer is sent.
-                self._result = batch = self._batch = None
-                service.answers.send(self._number, written, done=True)
-                return
-        if batch is not None:
-            self._result = batch.split(self._result)
-            batch = None
-        self._answer_each(final=True)
-
-    def _answer_plain(self) -> bool:
-        """Send what `_result` holds in one go, where it is as plain as it mostly is."""
-        service = self._service
-        result = self._result
-        if not service.joins or result.__class__ is not list or len(result) != self._count:
-            return False
-        names = service.wanted_names(self._uniform)
-        if names is None:
-            return False
-        if service.model.strict and not service.checker.has_exactly(result, names):
-            return False
-        written = service.answers.write_plain(self._number, result, names, service.checker.fit_each)
-        if written is None:
-            return False
-        # Nothing may refer to the inputs any more when the answer is sent.
-        self._result = result = self._batch = self._requests = None
-        service.answers.send(self._number, written, done=True)
-        return True
-
-    def _drop(self) -> None:
-        self._batch = self._requests = self._result = None
+        return ResponseData(index, error=self._text(error))
 
     def _end(self) -> None:
         """End the stream of every request that is still open."""
-        if self._is_over():
-            return
-        self._count_call()
-        still_open = self._open or [True] * self._count
-        self._send([Answer(index, empty=True) for index, is_open in enumerate(still_open) if is_open], done=True)
-
-    def _send(self, answers: list[Answer], *, done: bool) -> None:
-        if done and self._began_ns != _COUNTED:
+        if not self._is_over():
             self._count_call()
+            still_open = self._open or [True] * self._count
+            ends = [ResponseData(index, empty=True) for index, is_open in enumerate(still_open) if is_open]
+            self._send(self._lay_out(ends), done=True)
 
-        def drop() -> None:
-            answers.clear()
-            if done:
-                self._drop()
-            else:
-                self._result = None
+    def _lay_out(self, responses: list[ResponseData]) -> Record:
+        record = self._service.writer.lay_out(responses)
+        # The record has the outputs, and lets go of them.
+        responses.clear()
+        return record
 
-        self._service.answers.respond(self._number, answers, done=done, drop=drop)
+    def _send(self, record: Record, *, done: bool) -> None:
+        if done:
+            self._count_call()
+            self._drop()
+        else:
+            self._result = None
+        service = self._service
+        # Before it is sent: who has the responses finds them counted.
+        service.counters.output_bytes += record.layout.payload_bytes
+        try:
+            service.sink.respond(self._number, record, done=done)
+        except ArenaFullError:
+            service.counters.output_bytes -= record.layout.payload_bytes
+            raise
+
+    def _drop(self) -> None:
+        self._batch = self._requests = self._result = None
 
     def _fail(self, error: BaseException) -> None:
         if self._is_over():
             self._fail_late(error)
             return
-        if self._began_ns != _COUNTED:
-            self._count_call()
-        code = layout.ErrorCode.INTERNAL
+        self._count_call()
+        code = ErrorCode.INTERNAL
         kind = "callable"
         if isinstance(error, self._service.unrecoverable):
             self.failure = error
@@ -364,7 +365,7 @@ class Execution:
             logger.warning("%s", error_text(error))
         elif isinstance(error, asyncio.CancelledError):
             kind = "cancelled"
-            code = layout.ErrorCode.CANCELLED
+            code = ErrorCode.CANCELLED
         else:
             # As text: a handler that keeps its records would keep the frames, and with them the inputs.
             logger.warning("model %s: the inference callable failed\n%s", self._service.model.name, _trace(error))
@@ -373,7 +374,7 @@ class Execution:
         # The frames of the traceback refer to the inputs, which go back with this answer.
         error.__traceback__ = None
         self._drop()
-        self._service.answers.fail(self._number, text, code)
+        self._service.sink.fail(self._number, text, code)
 
     def _fail_late(self, error: BaseException) -> None:
         """Note an error that comes when every request has its last answer: there is nobody to tell it to."""

@@ -61,6 +61,7 @@ class OutputChecker:
             told = _TOLD[id(model)] = set()
             weakref.finalize(model, _TOLD.pop, id(model), None)
         self._told = told
+        self._wanted: dict[tuple[str, ...], tuple[str, ...]] = {}
 
     def results(self, results: object, count: int) -> Sequence[object]:
         """Check the whole result of a callable: one element per request.
@@ -82,24 +83,20 @@ class OutputChecker:
 
     def wanted(self, requested: tuple[str, ...]) -> tuple[str, ...]:
         """Return the declared outputs among those that are asked for, in the order of their declaration."""
-        return tuple(name for name in self._names if name in requested)
+        names = self._wanted.get(requested)
+        if names is None:
+            names = self._wanted[requested] = tuple(name for name in self._names if name in requested)
+        return names
 
-    def has_exactly(self, results: Sequence[object], names: tuple[str, ...]) -> bool:
-        """Return whether each result is a dictionary of as many outputs as are declared, all of them wanted."""
-        count = len(self._names)
-        return len(names) == count and all(type(result) is dict and len(result) == count for result in results)
-
-    def fits_whole(self, outputs: Outputs, names: tuple[str, ...]) -> bool:
+    def fits_columns(self, outputs: Outputs, names: tuple[str, ...]) -> bool:
         """Return whether numeric arrays over the whole batch can be sent as they are."""
-        if self._model.strict and not (len(names) == len(self._names) == len(outputs)):
-            return False
-        if len(outputs) != len(names):
-            self._tell_superfluous(outputs)
-        return all(self.fits(outputs[name], name) for name in names)
+        return self.fits_results([outputs], names)
 
-    def fit_each(self, results: Sequence[Outputs], names: tuple[str, ...]) -> bool:
+    def fits_results(self, results: Sequence[Outputs], names: tuple[str, ...]) -> bool:
         """Return whether the numeric arrays of each request can be sent as they are."""
         for result in results:
+            if self._model.strict and not len(names) == len(self._names) == len(result):
+                return False
             if len(result) != len(names):
                 self._tell_superfluous(result)
         return all(self.fits(result[name], name) for name in names for result in results)

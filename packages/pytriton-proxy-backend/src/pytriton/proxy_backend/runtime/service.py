@@ -1,16 +1,16 @@
-"""What all batches of a worker have in common: its callable, its model, its connection."""
+"""What all batches of a worker have in common: its callable, its model, and where the responses go."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..model import ModelSpec
-from ..transport.connection import Connection
-from ..wire import layout
 from ..wire.batch import Batch
-from ..wire.response import Answer, Array, Written
+from ..wire.layout import ErrorCode
+from ..wire.record import Record
+from ..wire.response import ResponseWriter
 from .outputs import OutputChecker
 from .statistics import Counters
 
@@ -27,48 +27,63 @@ def is_async(infer_func: InferenceCallable) -> bool:
     return False
 
 
-class AnswerWay(Protocol):
-    """Where the answers to a batch go; the methods are those of `Connection`."""
+class ResponseSink(Protocol):
+    """Where the responses to batches go."""
 
-    def respond(self, number: int, answers: Sequence[Answer], *, done: bool, drop: Callable[[], None]) -> None: ...
+    def respond(self, number: int, record: Record, *, done: bool) -> None:
+        """Write a record and send it.
 
-    def write_whole(
-        self,
-        batch: Batch,
-        outputs: dict[str, Array],
-        names: tuple[str, ...],
-        fits: Callable[[dict[str, Array], tuple[str, ...]], bool],
-    ) -> Written | None: ...
+        Args:
+            number: The batch that it answers.
+            record: The responses.
+            done: Whether nothing more comes for the batch.
 
-    def write_plain(
-        self,
-        number: int,
-        results: Sequence[dict[str, Array]],
-        names: tuple[str, ...],
-        fits: Callable[[Sequence[dict[str, Array]], tuple[str, ...]], bool],
-    ) -> Written | None: ...
+        Raises:
+            ArenaFullError: If there is no room for it; nothing was sent then.
+            ConnectionLostError: If nobody is there any more.
+        """
 
-    def send(self, number: int, written: Written, *, done: bool) -> None: ...
+    def fail(self, number: int, text: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        """End a batch with an error for every request of it that has no answer yet."""
 
-    def fail(self, number: int, text: str, code: layout.ErrorCode = ...) -> None: ...
+
+class BatchSource(ResponseSink, Protocol):
+    """Where batches come from, and their responses go; see `transport.connection.Connection`."""
+
+    tick_s: float
+    on_cancel: Callable[[int, int], None] | None
+    on_unreadable: Callable[[], None] | None
+
+    def receive(self) -> Batch | None:
+        """Wait for the next batch; `None` when there will be none."""
+
+    def poll(self) -> list[Batch] | None:
+        """Return the batches that are there; `None` when there will be none."""
+
+    def tick(self) -> None:
+        """Do what is due every `tick_s` seconds while nothing comes."""
+
+    def fileno(self) -> int:
+        """Return a descriptor that is readable when `poll` may find something."""
 
 
 class Service:
     """What all batches of a worker have in common.
 
     Attributes:
-        connection: Where the batches come from; there is none while the worker warms up, nor in process.
-        answers: Where the answers go, mostly the same; there is none while the worker warms up.
         infer_func: The callable.
+        columns_func: What a callable under `@batch` offers: a call for the whole batch that makes nothing for each
+            request. It takes the inputs over the whole batch, the rows of each request, and a function that makes the
+            requests.
         model: The model that it serves.
         checker: Checks what it returns.
+        writer: Lays the responses out.
+        sink: Where they go; there is none while the worker warms up.
         unrecoverable: Errors of the callable after which it must not be called again.
         counters: Where it is counted what happens.
-        joins: Whether answers may go out as arrays over the whole batch.
     """
 
-    connection: Connection
-    answers: AnswerWay
+    sink: ResponseSink
 
     def __init__(
         self,
@@ -76,26 +91,16 @@ class Service:
         model: ModelSpec,
         unrecoverable: tuple[type[BaseException], ...] = (),
         counters: Counters | None = None,
+        *,
+        join_below: int | None = None,
     ) -> None:
         self.infer_func = infer_func
         self.model = model
         self.checker = OutputChecker(model)
+        self.writer = ResponseWriter(join_below)
         self.unrecoverable = unrecoverable
         self.counters = Counters() if counters is None else counters
-        self.joins = model.batching
-        # What a callable under `@batch` offers: a call for the whole batch that makes nothing for each request.
-        self.whole: Callable[..., Any] | None = None
+        self.columns_func: Callable[..., Any] | None = None
         # Asked of the type: a wrapper of somebody else's above `@batch` hands on all attributes, and has to be called.
         if model.batching and not model.decoupled and hasattr(type(infer_func), "__pytriton_whole__"):
-            self.whole = infer_func.__pytriton_whole__  # type: ignore[attr-defined]
-        self._wanted: dict[tuple[str, ...] | None, tuple[str, ...]] = {}
-
-    def wanted_names(self, requested: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        """Return the outputs that the model has of those that are asked for.
-
-        In its  order; `None` where it is not known.
-        """
-        names = self._wanted.get(requested)
-        if names is None and requested is not None:
-            names = self._wanted[requested] = self.checker.wanted(requested)
-        return names
+            self.columns_func = infer_func.__pytriton_whole__  # type: ignore[attr-defined]

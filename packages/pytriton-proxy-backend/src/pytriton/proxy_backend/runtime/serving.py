@@ -8,10 +8,9 @@ from typing import Any
 
 from pytriton.proxy.tracers import find_tracer, worker_tracer
 
-from ..transport.connection import TICK_S
 from ..wire.batch import Batch
 from .execution import Execution
-from .service import Service
+from .service import BatchSource, Service
 
 OnFailure = Callable[[BaseException], None]
 
@@ -62,34 +61,48 @@ async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def serve(service: Service, loop: LazyLoop, on_failure: OnFailure) -> None:
+def serve(service: Service, source: BatchSource, loop: LazyLoop, on_failure: OnFailure) -> None:
     """Serve a synchronous callable until the connection closes."""
+    _begin(service, source)
     tracer = worker_tracer()
-    # No name here may hold on to a batch: the memory of its inputs goes back while its answer is sent.
-    while (execution := _next(service, tracer)) is not None:
+    while (batch := source.receive()) is not None:
+        execution = make_execution(service, batch, tracer)
+        # No name here may hold on to it: the memory of its inputs goes back while its answer is sent.
+        del batch
         execution.run(loop.run)
         if execution.failure is not None:
             on_failure(execution.failure)
 
 
-def _next(service: Service, own_tracer: Any) -> Execution | None:
-    batch = service.connection.receive()
-    if batch is None:
-        return None
+def _begin(service: Service, source: BatchSource, cancelled: list[tuple[int, int]] | None = None) -> None:
+    counters = service.counters
+
+    def note_cancelled(number: int, request: int) -> None:
+        counters.cancelled += 1
+        if cancelled is not None:
+            cancelled.append((number, request))
+
+    def note_unreadable() -> None:
+        counters.failed["input"] += 1
+
+    source.on_cancel = note_cancelled
+    source.on_unreadable = note_unreadable
+    service.sink = source
+
+
+def make_execution(service: Service, batch: Batch, own_tracer: Any) -> Execution:
+    """Make the execution of a batch; it makes spans where there is a tracer, `own_tracer` or another one."""
     tracer = find_tracer(own_tracer)
-    return Execution(service, batch) if tracer is None else _traced(service, batch, tracer)
-
-
-def _traced(service: Service, batch: Batch, tracer: Any) -> Execution:
+    if tracer is None:
+        return Execution(service, batch)
     # Not at the top: it imports OpenTelemetry, which is there only where there is a tracer.
-    from .tracing import make_execution
+    from .tracing import make_traced_execution
 
-    return make_execution(service, batch, tracer)
+    return make_traced_execution(service, batch, tracer)
 
 
-async def serve_async(service: Service, on_failure: OnFailure) -> None:
+async def serve_async(service: Service, source: BatchSource, on_failure: OnFailure) -> None:
     """Serve an asynchronous callable until the connection closes, with as many batches at once as come."""
-    connection = service.connection
     own_tracer = worker_tracer()
     loop = asyncio.get_running_loop()
     closed: asyncio.Future[None] = loop.create_future()
@@ -107,7 +120,7 @@ async def serve_async(service: Service, on_failure: OnFailure) -> None:
 
     def read() -> None:
         try:
-            batches = connection.poll()
+            batches = source.poll()
         except Exception as error:
             end(error)
             return
@@ -117,9 +130,8 @@ async def serve_async(service: Service, on_failure: OnFailure) -> None:
         while batches:
             batch = batches.pop(0)
             number = batch.number
-            waiting[number] = set(range(len(batch)))
-            tracer = find_tracer(own_tracer)
-            execution = Execution(service, batch) if tracer is None else _traced(service, batch, tracer)
+            waiting[number] = set(range(len(batch.rows)))
+            execution = make_execution(service, batch, own_tracer)
             tasks[number] = loop.create_task(run(execution, number))
             del batch, execution
         if cancelled:
@@ -152,17 +164,17 @@ async def serve_async(service: Service, on_failure: OnFailure) -> None:
 
     async def tick() -> None:
         while True:
-            await asyncio.sleep(TICK_S)
-            connection.tick()
+            await asyncio.sleep(source.tick_s)
+            source.tick()
 
-    connection.on_cancel = lambda number, request: cancelled.append((number, request))
-    loop.add_reader(connection.fileno(), read)
+    _begin(service, source, cancelled)
+    loop.add_reader(source.fileno(), read)
     ticking = loop.create_task(tick())
     try:
         read()
         await closed
     finally:
-        loop.remove_reader(connection.fileno())
+        loop.remove_reader(source.fileno())
         ticking.cancel()
         running = list(tasks.values())
         for task in running:

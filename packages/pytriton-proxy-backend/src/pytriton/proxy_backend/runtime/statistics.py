@@ -94,16 +94,6 @@ def _joined(one: Histogram, other: Histogram) -> Histogram:
     return Histogram(bounds=one.bounds, counts=counts, sum=one.sum + other.sum)
 
 
-# Requests, rows, the bucket of the rows, bytes of the inputs.
-BatchSize = tuple[int, int, int, int]
-
-
-def batch_size(requests: int, rows: int, input_bytes: int) -> BatchSize:
-    """Return what a batch adds to the counters."""
-    # The bucket of 2^n is that of everything above 2^(n-1).
-    return requests, rows, (rows - 1).bit_length() if rows else 0, input_bytes
-
-
 class Counters:
     """The running numbers; only the worker's thread has something counted."""
 
@@ -123,7 +113,7 @@ class Counters:
     )
 
     def __init__(self) -> None:
-        self._calls: collections.deque[tuple[BatchSize, int, int, int]] = collections.deque()
+        self._calls: collections.deque[tuple[tuple[int, int, int], int, int, int]] = collections.deque()
         self._lock = threading.Lock()
         self.requests = 0
         self.rows = 0
@@ -136,11 +126,11 @@ class Counters:
         self.cancelled = 0
         self.failed = dict.fromkeys(ERROR_KINDS, 0)
 
-    def add_call(self, size: BatchSize, sent_ns: int, called_ns: int, callable_ns: int) -> None:
+    def add_call(self, size: tuple[int, int, int], sent_ns: int, called_ns: int, callable_ns: int) -> None:
         """Count one call of the callable. On the way of every batch: it only notes what `_fold` adds up later.
 
         Args:
-            size: Of its batch.
+            size: Number of requests, rows, and bytes of the inputs of its batch.
             sent_ns: When the proxy backend sent it.
             called_ns: When the callable was called.
             callable_ns: How long it took.
@@ -154,10 +144,11 @@ class Counters:
         # One after the other, so that whoever folds at the same time takes others; the worker may go on to append.
         with self._lock:
             while self._calls:
-                (requests, rows, bucket, input_bytes), sent_ns, called_ns, callable_ns = self._calls.popleft()
+                (requests, rows, input_bytes), sent_ns, called_ns, callable_ns = self._calls.popleft()
                 self.requests += requests
                 self.rows += rows
-                self.row_counts[bucket] += 1
+                # The bucket of 2^n is that of everything above 2^(n-1).
+                self.row_counts[(rows - 1).bit_length() if rows else 0] += 1
                 self.input_bytes += input_bytes
                 # A stamp of another clock, or none, says nothing.
                 if 0 < sent_ns < called_ns:

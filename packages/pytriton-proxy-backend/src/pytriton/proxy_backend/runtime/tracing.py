@@ -33,7 +33,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from pytriton.proxy.tracers import note_span
 
 from ..wire.batch import Batch
-from ..wire.response import Answer
+from ..wire.response import ResponseData
 from .execution import Execution
 from .service import Service
 from .texts import error_text
@@ -45,22 +45,20 @@ CALLABLE_SPAN = "proxy_inference_callable"
 
 _TRACEPARENT = "traceparent"
 _HEADERS = (_TRACEPARENT, "tracestate")
-_UNTRACED = ("untraced",)
 _MAX_CLOCK_GAP_NS = 20_000
 
 _propagator = TraceContextTextMapPropagator()
 logger = logging.getLogger(__name__)
 
 
-def make_execution(service: Service, batch: Batch, tracer: Any) -> Execution:
+def make_traced_execution(service: Service, batch: Batch, tracer: Any) -> Execution:
     """Make the execution of a batch, with spans if any of its requests is traced."""
-    forms = batch.forms
-    if _UNTRACED in forms:
+    if batch.metadata.is_untraced:
         return Execution(service, batch)
-    contexts = [_context_of(batch, index) for index in range(len(batch))]
+    contexts = [_context_of(batch, index) for index in range(len(batch.rows))]
     if not any(contexts):
-        # Batches of the same form have the same metadata.
-        forms[_UNTRACED] = True
+        # Batches that look alike have the same metadata.
+        batch.metadata.is_untraced = True
         return Execution(service, batch)
     return TracedExecution(service, batch, Spans(tracer, service, batch, contexts))
 
@@ -84,14 +82,14 @@ class Spans:
         """
         self._tracer = tracer
         self._offset_ns = _clock_offset_ns()
-        requests, rows, _, input_bytes = batch.size
+        requests, rows, input_bytes = batch.metadata.size
         model = {"triton.model_name": service.model.name, "triton.model_version": service.model.version}
         self._proxies: list[Span | None] = []
         for index, context in enumerate(contexts):
             if context is None:
                 self._proxies.append(None)
                 continue
-            request_id = batch.load_fields(index).request_id
+            request_id = batch.load_fields(index)[0]
             attributes = {**model, "triton.request_id": request_id} if request_id else model
             self._proxies.append(
                 tracer.start_span(
@@ -189,11 +187,11 @@ class TracedExecution(Execution):
         """Take a batch and its spans."""
         super().__init__(service, batch)
         self._spans = spans
-        batch.spans = spans.of_requests
 
     def run(self, run_async: Callable[[Awaitable[Any]], Any]) -> None:
         """Serve the batch with a synchronous callable, see `Execution.run`."""
         self._spans.call()
+        self._request_spans = self._spans.of_requests
         token = attach(self._spans.current)
         try:
             super().run(run_async)
@@ -204,6 +202,7 @@ class TracedExecution(Execution):
     async def run_async(self) -> None:
         """Serve the batch with an asynchronous callable, see `Execution.run_async`."""
         self._spans.call()
+        self._request_spans = self._spans.of_requests
         token = attach(self._spans.current)
         try:
             await super().run_async()
@@ -215,7 +214,7 @@ class TracedExecution(Execution):
         self._spans.called()
         super()._count_call()
 
-    def _refuse(self, index: int, error: BaseException) -> Answer:
+    def _refuse(self, index: int, error: BaseException) -> ResponseData:
         self._spans.fail_one(index, error)
         return super()._refuse(index, error)
 
@@ -243,7 +242,7 @@ def _context_of(batch: Batch, index: int) -> Context | None:
     It is that of Triton's own span where Triton traces the request. Where not, it is the caller's, if the server
     forwards its headers.
     """
-    text = batch.load_fields(index).trace_context
+    text = batch.load_fields(index)[5]
     if text:
         carrier = _parsed(text)
     else:

@@ -9,7 +9,8 @@ from pytriton.proxy.types import Request
 
 from ..model import ModelSpec
 from ..wire.batch import Batch
-from ..wire.response import Answer
+from ..wire.record import Record
+from ..wire.response import ResponseData
 from .execution import Execution
 from .service import Service
 
@@ -35,33 +36,29 @@ async def warm_up_async(service: Service, batches: WarmupBatches) -> None:
 class _WarmUpBatch(Batch):
     """Requests that came from no proxy backend: what an execution asks of a batch, for these."""
 
-    __slots__ = ("_made", "_names", "_required")
+    __slots__ = ("_names", "_required", "requests")
 
     def __init__(self, requests: Sequence[Request], model: ModelSpec) -> None:
         # Nothing of a record is there: what is not overridden here is not to be asked for.
-        self._made = list(requests)
+        self.requests = list(requests)
         self._names = [spec.name for spec in model.outputs]
         self._required = {spec.name for spec in model.inputs if not spec.optional}
         self.number = 0
-        self.rows = [1] * len(self._made)
-        self.columns = {}
+        self.rows = [1] * len(self.requests)
         self.uniform_outputs = None
 
     @property
     def is_uniform(self) -> bool:
         return False
 
-    def requests(self) -> list[Request]:
-        return self._made
-
     def is_cancelled(self, index: int) -> bool:
         return False
 
     def load_requested_outputs(self, index: int) -> list[str]:
-        if not self._required.issubset(self._made[index]):
+        if not self._required.issubset(self.requests[index]):
             # Of some of the inputs a callable makes some of the outputs, or others: nobody says which.
             return []
-        requested = self._made[index].requested_output_names
+        requested = self.requests[index].requested_output_names
         return self._names if requested is None else requested
 
 
@@ -71,12 +68,14 @@ class _WarmUp(Execution):
     __slots__ = ()
 
     def __init__(self, service: Service, requests: Sequence[Request]) -> None:
-        super().__init__(service, _WarmUpBatch(requests, service.model))
+        batch = _WarmUpBatch(requests, service.model)
+        super().__init__(service, batch)
+        self._requests = batch.requests
 
-    def _answer_plain(self) -> bool:
-        return False
+    def _call(self) -> Any:
+        return self._service.infer_func(self._requests)
 
-    def _send(self, answers: list[Answer], *, done: bool) -> None:
+    def _send(self, record: Record, *, done: bool) -> None:
         self._result = None
 
     def _end(self) -> None:
@@ -85,7 +84,7 @@ class _WarmUp(Execution):
     def _count_call(self) -> None:
         """Do not count."""
 
-    def _refuse(self, index: int, error: BaseException) -> Answer:
+    def _refuse(self, index: int, error: BaseException) -> ResponseData:
         raise error
 
     def _fail(self, error: BaseException) -> None:

@@ -10,18 +10,17 @@ import os
 import select
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 from ..errors import AttachError, ConnectionLostError, ProtocolError
 from ..model import ModelSpec
-from ..runtime.statistics import Counters
 from ..system.forks import let_go_in_child
 from ..wire import layout
-from ..wire.batch import Batch, Plan
+from ..wire.batch import Batch, BatchReader
 from ..wire.greetings import Hello, Welcome, parse_answer
 from ..wire.layout import MessageFlag, MessageType
-from ..wire.response import Answer, Array, ResponseWriter, Written, write_whole
+from ..wire.record import Record
 from .arena import NewSegment, OwnArena, OwnedBlock, PeerArena
 
 logger = logging.getLogger(__name__)
@@ -66,7 +65,15 @@ def _timeval(seconds: float) -> bytes:
 
 
 class Connection:
-    """An attached worker. Not thread-safe, apart from `detach` and `shutdown`."""
+    """An attached worker. Not thread-safe, apart from `detach` and `shutdown`.
+
+    Attributes:
+        welcome: What the proxy backend said of the model.
+        on_cancel: Called with batch and request when a caller is gone.
+        on_unreadable: Called when a batch cannot be read, whose requests get the reason.
+    """
+
+    tick_s = TICK_S
 
     def __init__(
         self,
@@ -74,7 +81,6 @@ class Connection:
         name: str,
         *,
         max_in_flight: int = 1,
-        counters: Counters | None = None,
         model: ModelSpec | None = None,
     ) -> None:
         """Connect and greet.
@@ -84,7 +90,6 @@ class Connection:
             name: What the worker calls itself.
             max_in_flight: Batches that it takes at once.
             model: What it serves: a proxy backend of another model, or of other tensors, refuses it.
-            counters: Where it counts; a place of its own by default.
 
         Raises:
             FileNotFoundError: If nobody listens there yet; `ConnectionRefusedError` likewise.
@@ -103,10 +108,8 @@ class Connection:
         self._consumed = 0
         self._pending: collections.deque[Batch] = collections.deque()
         self._held: dict[int, tuple[int, int]] = {}  # place of each batch that is being worked on
-        self._writer = ResponseWriter()
-        self._plans: dict[bytes, Plan] = {}
-        self._counters = Counters() if counters is None else counters
         self.on_cancel: Callable[[int, int], None] | None = None
+        self.on_unreadable: Callable[[], None] | None = None
         try:
             self._socket.settimeout(_GREETING_TIMEOUT_S)
             self._socket.connect(os.fspath(endpoint))
@@ -125,6 +128,7 @@ class Connection:
             raise
         self._outputs = OwnArena(self.welcome.arena_budget)
         self._inputs.budget = self.welcome.arena_budget
+        self._reader = BatchReader(self.welcome.batching)
 
     # ---- greeting -------------------------------------------------------------------------------------------------
 
@@ -214,7 +218,6 @@ class Connection:
         elif kind == MessageType.SEGMENT_CLOSE:
             self._inputs.detach(segment)
         elif kind == MessageType.CANCEL:
-            self._counters.cancelled += 1
             if self.on_cancel is not None:
                 self.on_cancel(number, index)
         else:
@@ -227,11 +230,12 @@ class Connection:
         block, memory = self._inputs.block(segment, offset, length)
         self._held[number] = block.place
         try:
-            self._pending.append(Batch(block, memory, number, self.welcome.batching, self._plans))
+            self._pending.append(self._reader.read(block, memory, offset, number))
         except (ProtocolError, TypeError) as error:
             # The doorbell was fine and the record is not: its requests get the reason, the connection goes on.
             logger.warning("model %s: batch %d cannot be read: %s", self.welcome.model_name, number, str(error))
-            self._counters.failed["input"] += 1
+            if self.on_unreadable is not None:
+                self.on_unreadable()
             self.fail(number, f"the worker cannot read the batch: {error}", layout.ErrorCode.INVALID_ARG)
 
     def _acknowledge(self, consumed: int) -> None:
@@ -243,56 +247,14 @@ class Connection:
 
     # ---- sending --------------------------------------------------------------------------------------------------
 
-    def respond(self, number: int, answers: Sequence[Answer], *, done: bool, drop: Callable[[], None]) -> None:
-        """Send answers to a batch.
-
-        Args:
-            number: The batch.
-            answers: At least one.
-            done: Whether nothing more comes for the batch.
-            drop: Lets go of everything that refers to the batch's inputs; called when the outputs are written.
-
-        Raises:
-            ArenaFullError: If the outputs do not fit; nothing was sent then.
-        """
-        written = self._writer.write(number, answers, self._allocate)
-        drop()
-        self.send(number, written, done=done)
-
-    def write_whole(
-        self,
-        batch: Batch,
-        outputs: dict[str, Array],
-        names: tuple[str, ...],
-        fits: Callable[[dict[str, Array], tuple[str, ...]], bool],
-    ) -> Written | None:
-        """Write outputs over the whole batch, see `write_whole`; `send` sends them."""
-        return write_whole(batch, outputs, names, fits, self._outputs.allocate, self._make_room)
-
-    def write_plain(
-        self,
-        number: int,
-        results: Sequence[dict[str, Array]],
-        names: tuple[str, ...],
-        fits: Callable[[Sequence[dict[str, Array]], tuple[str, ...]], bool],
-    ) -> Written | None:
-        """Write the last answers to a batch in one go, see `ResponseWriter.write_plain`; `send` sends them.
-
-        Between the two, the caller lets go of everything that refers to the batch's inputs.
-        """
-        return self._writer.write_plain(number, results, names, fits, self._outputs.allocate, self._make_room)
-
-    def send(self, number: int, written: Written, *, done: bool) -> None:
-        """Send a record that was written.
-
-        Args:
-            number: The batch that it answers.
-            written: Its block, its length, and the bytes of its payloads.
-            done: Whether nothing more comes for the batch.
-        """
-        (segment, offset, _), length, payload = written
-        self._unacknowledged.append(written[0])
-        self._counters.output_bytes += payload
+    def respond(self, number: int, record: Record, *, done: bool) -> None:
+        """Write a record and send it, see `ResponseSink`."""
+        length = record.layout.length
+        block = self._outputs.allocate(length) or self._make_room(length)
+        segment, offset, memory = block
+        record.write(memory, offset, number)
+        self._unacknowledged.append(block)
+        # Not before: what the record let go of may be the last view of the batch's inputs.
         flags = self._settle(number, done)
         if done:
             flags |= _BATCH_DONE
@@ -330,10 +292,6 @@ class Connection:
         if self._outputs.has_idle():
             for number in self._outputs.trim(self.welcome.arena_idle_s):
                 self._send(MessageType.SEGMENT_CLOSE, 0, 0, number, 0, 0, 0)
-
-    def _allocate(self, length: int) -> OwnedBlock:
-        block = self._outputs.allocate(length)
-        return self._make_room(length) if block is None else block
 
     def _make_room(self, length: int) -> OwnedBlock:
         # What was acknowledged meanwhile may be enough.

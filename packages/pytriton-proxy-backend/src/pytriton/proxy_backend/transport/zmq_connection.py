@@ -16,12 +16,11 @@ import numpy as np
 
 from ..errors import ArenaFullError, AttachError, ConnectionLostError, ProtocolError
 from ..model import ModelSpec
-from ..runtime.statistics import Counters
 from ..wire import layout
-from ..wire.batch import Batch, Plan
+from ..wire.batch import Batch, BatchMetadata, BatchReader
 from ..wire.greetings import parse_answer
 from ..wire.layout import MessageFlag, MessageType
-from ..wire.response import ResponseWriter, Written
+from ..wire.record import Record
 from ..zmq_keys import CurveKeys
 from .arena import InputBlock, OwnedBlock
 from .connection import STREAM_WINDOW, TICK_S, Connection, hello_for
@@ -45,7 +44,6 @@ class ZmqConnection(Connection):
         name: str,
         *,
         max_in_flight: int = 1,
-        counters: Counters | None = None,
         model: ModelSpec | None = None,
         keys: CurveKeys | None = None,
     ) -> None:
@@ -55,7 +53,6 @@ class ZmqConnection(Connection):
             address: Where the Python proxy listens, `tcp://host:port` or `ipc:///path`.
             name: What the worker calls itself.
             max_in_flight: Batches that it takes at once.
-            counters: Where it counts; a place of its own by default.
             model: What it serves: a proxy of another model, or of other tensors, refuses it.
             keys: The keys of the worker, `None`: no encryption.
 
@@ -66,14 +63,12 @@ class ZmqConnection(Connection):
             AttachError: If it refuses for another reason.
         """
         self._pending: collections.deque[Batch] = collections.deque()
-        self._writer = ResponseWriter()
-        self._plans: dict[bytes, Plan] = {}
         # Of each batch that is being worked on: what came as a part of its message, or its place in shared memory.
-        self._parts: dict[int, tuple[InputBlock, int]] = {}
+        self._parts: dict[int, tuple[InputBlock, BatchMetadata]] = {}
         self._held: dict[int, tuple[int, int]] = {}
         self._since: dict[int, float] = {}  # when something was last done for it
-        self._counters = Counters() if counters is None else counters
         self.on_cancel: Callable[[int, int], None] | None = None
+        self.on_unreadable: Callable[[], None] | None = None
         self._address = address
         self._max_in_flight = max_in_flight
         self._detach_wanted = False
@@ -88,6 +83,7 @@ class ZmqConnection(Connection):
             caller.close()
             self._link.close()
             raise
+        self._reader = BatchReader(self.welcome.batching)
         self._outputs = _Outputs(self.welcome.arena_budget, self._memory)  # type: ignore[assignment]
 
     def _greet_proxy(self, name: str, max_in_flight: int, model: ModelSpec | None, token: bytes) -> Any:
@@ -202,25 +198,25 @@ class ZmqConnection(Connection):
         block.place = (0, 0)
         batch = self._take_batch_at(block, memory, number)
         if batch is not None:
-            self._parts[number] = (block, batch._plan.entries_offset)
+            self._parts[number] = (block, batch.metadata)
 
     def _take_batch_at(self, block: InputBlock, memory: Any, number: int) -> Batch | None:
         self._since[number] = time.monotonic()
         try:
-            batch = Batch(block, memory, number, self.welcome.batching, self._plans)
+            batch = self._reader.read(block, memory, block.place[1], number)
         except (ProtocolError, TypeError) as error:
-            self._counters.failed["input"] += 1
+            if self.on_unreadable is not None:
+                self.on_unreadable()
             self.fail(number, f"the worker cannot read the batch: {error}", layout.ErrorCode.INVALID_ARG)
             return None
         self._pending.append(batch)
         return batch
 
     def _cancel(self, number: int, index: int) -> None:
-        self._counters.cancelled += 1
         part = self._parts.get(number)
         if part is not None:  # in shared memory, the proxy has done it
-            block, entries = part
-            at = entries + index * layout.REQUEST.size + layout.REQUEST_CANCELLED_OFFSET
+            block, metadata = part
+            at = metadata.cancelled_offset(index)
             if at < len(block):
                 block[at] = 1
         if self.on_cancel is not None:
@@ -228,19 +224,20 @@ class ZmqConnection(Connection):
 
     # ---- sending --------------------------------------------------------------------------------------------------
 
-    def send(self, number: int, written: Written, *, done: bool) -> None:
-        """Send a record that was written."""
-        block, length, payload = written
-        self._counters.output_bytes += payload
+    def respond(self, number: int, record: Record, *, done: bool) -> None:
+        """Write a record and send it, see `ResponseSink`."""
+        length = record.layout.length
+        segment, offset, memory = block = self._outputs.allocate(length) or self._make_room(length)
+        record.write(memory, offset, number)
         flags = self._settle(number, done)
         if done:
             flags |= MessageFlag.BATCH_DONE
-        parts = () if block.segment else (memoryview(block.memory)[:length],)
-        if block.segment:
+        parts = () if segment else (memoryview(memory)[:length],)
+        if segment:
             self._shared().lend(block, number)
         self._send_parts(
             layout.MESSAGE.pack(
-                MessageType.RESPONSE, flags, layout.MESSAGE.size, number, 0, block.segment, 0, block.offset, length
+                MessageType.RESPONSE, flags, layout.MESSAGE.size, number, 0, segment, 0, offset, length
             ),
             *parts,
         )

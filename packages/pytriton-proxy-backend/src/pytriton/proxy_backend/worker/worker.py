@@ -262,24 +262,24 @@ class Worker:
     def _run_sync(self, service: Service, loop: LazyLoop) -> None:
         warm_up(service, self._warmup, loop.run)
         self._warmed()
-        for pause_s in self._connections(service, max_in_flight=1):
-            if pause_s:
-                self._stopping.wait(pause_s)
+        for connection in self._connections(max_in_flight=1):
+            if isinstance(connection, float):
+                self._stopping.wait(connection)
                 continue
-            with self._attachment(service):
-                serve(service, loop, self._give_up)
+            with self._attachment(connection):
+                serve(service, connection, loop, self._give_up)
 
     async def _run_async(self, service: Service) -> None:
         await warm_up_async(service, self._warmup)
         self._warmed()
         max_in_flight = STREAMS_MAX_IN_FLIGHT if self.model.decoupled else ASYNC_MAX_IN_FLIGHT
-        for pause_s in self._connections(service, max_in_flight=max_in_flight):
-            if pause_s:
+        for connection in self._connections(max_in_flight=max_in_flight):
+            if isinstance(connection, float):
                 # Not the thread's: what the callable has started on this loop goes on meanwhile.
-                await asyncio.sleep(pause_s)
+                await asyncio.sleep(connection)
                 continue
-            with self._attachment(service):
-                await serve_async(service, self._give_up)
+            with self._attachment(connection):
+                await serve_async(service, connection, self._give_up)
 
     def _warmed(self) -> None:
         self._warmup = ()
@@ -301,11 +301,12 @@ class Worker:
         elif not isinstance(error, self._unrecoverable):
             logger.error("model %s: the worker ended: %s", self.model.name, error_text(error))
 
-    def _connections(self, service: Service, *, max_in_flight: int) -> Iterator[float]:
+    def _connections(self, *, max_in_flight: int) -> Iterator[Connection | float]:
         """Attach until the worker is stopped.
 
         Yields:
-            0 when it is attached; where nobody listens, how long to wait before the next attempt, in seconds.
+            The connection when it is attached; where nobody listens, how long to wait before the next attempt, in
+            seconds.
         """
         pause_s = _FIRST_RETRY_S
         while not self._stopping.is_set():
@@ -330,7 +331,6 @@ class Worker:
                 continue
             self._trouble = ""
             self._check(connection)
-            service.connection = service.answers = connection
             logger.info("Serving model %s (version %d) at %s", self.model.name, self.model.version, self.endpoint)
             with self._changed:
                 self._connection = connection
@@ -340,7 +340,7 @@ class Worker:
                 # Where the proxy backend is gone already, the first read says so.
                 with contextlib.suppress(ConnectionLostError):
                     connection.detach()
-            yield 0
+            yield connection
             pause_s = _FIRST_RETRY_S
 
     def _note_trouble(self, reason: str) -> None:
@@ -356,16 +356,9 @@ class Worker:
             from ..transport.zmq_connection import ZmqConnection
 
             return ZmqConnection(
-                self.endpoint,
-                self._name,
-                max_in_flight=max_in_flight,
-                counters=self._counters,
-                model=self.model,
-                keys=self._curve_keys,
+                self.endpoint, self._name, max_in_flight=max_in_flight, model=self.model, keys=self._curve_keys
             )
-        return Connection(
-            Path(self.endpoint), self._name, max_in_flight=max_in_flight, counters=self._counters, model=self.model
-        )
+        return Connection(Path(self.endpoint), self._name, max_in_flight=max_in_flight, model=self.model)
 
     def _check(self, connection: Connection) -> None:
         """Compare what the proxy backend serves with what this worker is for; closes the connection if they differ."""
@@ -386,14 +379,14 @@ class Worker:
             )
 
     @contextlib.contextmanager
-    def _attachment(self, service: Service) -> Iterator[None]:
+    def _attachment(self, connection: Connection) -> Iterator[None]:
         """See to the end of a connection; an end that is not the callable's fault is no error of the worker."""
         watch: ConnectionWatch | None = None
         try:
-            if service.connection.welcome.execution_timeout_s:
+            if connection.welcome.execution_timeout_s:
                 name = f"pytriton-{self.model.name}-watch"
-                limit_s = service.connection.welcome.execution_timeout_s
-                watch = ConnectionWatch(service.connection, name, lambda: self._note_stuck(limit_s))
+                limit_s = connection.welcome.execution_timeout_s
+                watch = ConnectionWatch(connection, name, lambda: self._note_stuck(limit_s))
             yield
             self._note_detached("the model was unloaded, or its server ended", logging.INFO)
         except ConnectionLostError as error:
@@ -412,7 +405,7 @@ class Worker:
             self._connection = None
             if watch is not None:
                 watch.end()
-            service.connection.close()
+            connection.close()
             if self._stuck is not None:
                 logger.warning("model %s: the callable has returned after all", self.model.name)
                 self._stuck = None

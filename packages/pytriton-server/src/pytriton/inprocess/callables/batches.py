@@ -17,26 +17,25 @@ import logging
 import mmap
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from pytriton.proxy_backend.runtime.statistics import Counters
-from pytriton.proxy_backend.transport.arena import OwnedBlock
 from pytriton.proxy_backend.wire import layout
-from pytriton.proxy_backend.wire.batch import Array, Batch, Plan, find_plan
-from pytriton.proxy_backend.wire.response import Answer, ResponseWriter, Tensor, Written, write_whole
+from pytriton.proxy_backend.wire.batch import Batch, BatchReader
+from pytriton.proxy_backend.wire.record import Array, Payload, Record
 from pytriton.proxy_backend.wire.strings import decode_strings
 
-__all__ = ["IN_PLACE_BYTES", "DirectAnswers", "DirectBatch", "Handle", "Slab", "SlabPool"]
+__all__ = ["IN_PLACE_BYTES", "POINTED_TO_BYTES", "DirectBatch", "DirectSink", "Handle", "Slab", "SlabPool"]
 
 logger = logging.getLogger(__name__)
 
 IN_PLACE_BYTES = 1 << 20
 """Inputs of so many bytes are views on the memory of the caller where that is possible, and read-only."""
-# Outputs of so many bytes are copied once, from where they are to where Triton wants them.
-_POINTED_TO_BYTES = 64 << 10
+POINTED_TO_BYTES = 64 << 10
+"""Outputs of so many bytes are copied once, from where they are to where Triton wants them; those of several requests
+are not joined for that."""
 _FIRST_SLAB_BYTES = 64 << 10
 # Larger slabs go when the batch does, whoever needs one of the size again gets a new one.
 _KEPT_SLAB_BYTES = 64 << 20
@@ -138,21 +137,7 @@ class _Foreign:
 
 
 class DirectBatch(Batch):
-    """One batch: its requests, their inputs as views on a slab or on memory of the caller.
-
-    Args:
-        slab: Where it was written.
-        handle: The batch on the other side.
-        batching: Whether tensors have a batch axis.
-        plans: What earlier metadata say.
-        in_place: The tensors, by their place in the record, that are not in the slab, and their addresses.
-        owner: What keeps those alive; `None` where nothing is known to: they are copied then.
-        writable: Whether all inputs may be written to, as they are all in the slab.
-
-    Raises:
-        TypeError: If a tensor's dtype has no numpy type here.
-        ValueError: If a tensor has more dimensions than numpy allows.
-    """
+    """One batch: its requests, their inputs as views on a slab or on memory of the caller."""
 
     __slots__ = ("_handle",)
 
@@ -160,70 +145,77 @@ class DirectBatch(Batch):
         self,
         slab: Slab,
         handle: Handle,
-        batching: bool,
-        plans: dict[bytes, Plan],
+        reader: BatchReader,
         in_place: Sequence[tuple[int, int]] = (),
         owner: object = None,
         writable: bool = False,
     ) -> None:
+        """Read a batch.
+
+        Args:
+            slab: Where it was written.
+            handle: The batch on the other side.
+            reader: Reads its metadata.
+            in_place: The tensors, by their place in the record, that are not in the slab, and their addresses.
+            owner: What keeps those alive; `None` where nothing is known to: they are copied then.
+            writable: Whether all inputs may be written to, as they are all in the slab.
+
+        Raises:
+            ProtocolError: If numpy has no such tensor.
+            TypeError: If a tensor's dtype has no numpy type here.
+        """
         memory = slab.memory
         _, count, tensor_count, number, length, record_length, entries, tensors, received_ns, sent_ns = _HEADER(memory)
-        plan = find_plan(memory[:length], (count, tensor_count, record_length, entries, tensors), batching, plans)
-        self._take(plan, number, received_ns, sent_ns, batching)
+        metadata = reader.metadata(memory[:length], (count, tensor_count, record_length, entries, tensors))
+        super().__init__(metadata, memory, number, received_ns, sent_ns, reader.batching, {})
         self._handle = handle
-        if plan.plain is not None and not in_place:
-            self.columns = {name: np.ndarray(shape, dtype, memory, offset) for name, shape, dtype, offset in plan.plain}
+        if metadata.columns is not None and not in_place:
+            for name, shape, dtype, offset in metadata.columns:
+                self.columns[name] = np.ndarray(shape, dtype, memory, offset)
         else:
-            self.columns = {}
-            self._read_all(plan, memory, dict(in_place), owner)
+            self._read_all(memory, dict(in_place), owner)
         if record_length >= IN_PLACE_BYTES and not writable:
-            self._freeze(plan)
+            self._freeze()
 
-    def _read_all(self, plan: Plan, memory: mmap.mmap, in_place: Mapping[int, int], owner: object) -> None:
-        for index, tensor in enumerate(plan.tensors):
+    def _read_all(self, memory: mmap.mmap, in_place: Mapping[int, int], owner: object) -> None:
+        for index, tensor in enumerate(self.metadata.tensors):
             address = in_place.get(index)
             array: Array
-            if tensor.strings:
-                if address is None:
-                    payload = memory[tensor.offset : tensor.offset + tensor.length]
-                else:
-                    payload = ctypes.string_at(address, tensor.length)
-                array = decode_strings(payload, tensor.shape)
-            elif address is None:
-                array = np.ndarray(tensor.shape, tensor.dtype, memory, tensor.offset)
+            if address is None:
+                array = tensor.array(memory, memory, 0)
+            elif tensor.strings:
+                array = decode_strings(ctypes.string_at(address, tensor.length), tensor.shape)
             else:
                 source: Array = np.asarray(_Foreign(address, tensor.length, owner))
                 if owner is None:
                     source = source.copy()
                 array = np.ndarray(tensor.shape, tensor.dtype, source)
-            self._place(tensor, array)
+            self.add_input(tensor, array)
 
-    def _freeze(self, plan: Plan) -> None:
-        rows = plan.starts[-1] if self._batching else 1
-        for tensor in plan.tensors:
+    def _freeze(self) -> None:
+        rows = self.metadata.starts[-1] if self._batching else 1
+        for tensor in self.metadata.tensors:
             length = tensor.length
             if tensor.owner == layout.WHOLE_BATCH and rows:
                 length = length // rows * max(self.rows) if self._batching else length
             if length >= IN_PLACE_BYTES and not tensor.strings:
-                arrays = self.columns if tensor.owner == layout.WHOLE_BATCH else (self._extras or [])[tensor.owner]
-                arrays[tensor.name].flags.writeable = False
+                inputs = self.columns if tensor.owner == layout.WHOLE_BATCH else (self._own_inputs or [])[tensor.owner]
+                inputs[tensor.name].flags.writeable = False
 
     def is_cancelled(self, index: int) -> bool:
+        """Return whether the caller of a request is gone."""
         return self._handle.is_cancelled(index)
 
 
-class DirectAnswers:
-    """Sends answers straight into Triton's responses. For one thread at a time, apart from `hold` and `fail_late`.
+class DirectSink:
+    """Sends records straight into Triton's responses. For one thread at a time, apart from `hold` and `fail_late`.
 
     Args:
         library: The calls into the other side.
-        counters: Where it counts.
     """
 
-    def __init__(self, library: Any, counters: Counters) -> None:
+    def __init__(self, library: Any) -> None:
         self._library = library
-        self._counters = counters
-        self._writer = ResponseWriter()
         self._slab = Slab(1)
         self._held: dict[int, Handle] = {}
         # When each batch was taken or had its last response so far; only where there is a limit to that.
@@ -254,86 +246,47 @@ class DirectAnswers:
                 handle.fail(text, code)
         return bool(late)
 
-    def let_go(self, number: int) -> None:
-        """Let go of a batch whose callable has returned. Where it was not answered its requests get an error."""
-        self._forget(number)
-
-    def _forget(self, number: int) -> None:
+    def forget(self, number: int) -> None:
+        """Keep a batch no longer. Where it was not answered its requests get an error."""
         self._held.pop(number, None)
         if self._moved is not None:
             self._moved.pop(number, None)
 
-    def _note_sent(self, number: int, done: bool) -> None:
+    def respond(self, number: int, record: Record, *, done: bool) -> None:
+        """Give Triton the responses in a record, see `ResponseSink`."""
+        made = record.layout
+        if made.payload_bytes < POINTED_TO_BYTES:
+            memory = self._room(made.length)
+            record.write(memory, 0, number)
+            self._library.respond(number, self._slab.address, made.length, None)
+        else:
+            # Copied once, from where they are to where Triton wants them.
+            memory = self._room(len(made.metadata))
+            kept = [_address(payload) for payload in record.payloads]
+            record.write_metadata(memory, 0, number)
+            payloads = (ctypes.c_void_p * len(kept))(*[address for address, _ in kept])
+            self._library.respond(number, self._slab.address, made.length, payloads)
         if done:
-            self._forget(number)
+            self.forget(number)
         elif self._moved is not None and number in self._moved:
             self._moved[number] = time.monotonic()
 
-    # ---- AnswerWay ------------------------------------------------------------------------------------------------
-
-    def respond(self, number: int, answers: Sequence[Answer], *, done: bool, drop: Callable[[], None]) -> None:
-        if sum([array.nbytes for answer in answers for array in answer.outputs.values()]) < _POINTED_TO_BYTES:
-            written = self._writer.write(number, answers, self._allocate)
-            drop()
-            self.send(number, written, done=done)
-            return
-        (_, length, payload), tensors = self._writer.write_apart(number, answers, self._allocate)
-        drop()
-        self._counters.output_bytes += payload
-        kept = [_address(tensor) for tensor in tensors]
-        payloads = (ctypes.c_void_p * len(kept))(*[address for address, _ in kept])
-        self._library.respond(number, self._slab.address, length, payloads)
-        self._note_sent(number, done)
-
-    def write_whole(
-        self,
-        batch: Batch,
-        outputs: dict[str, Array],
-        names: tuple[str, ...],
-        fits: Callable[[dict[str, Array], tuple[str, ...]], bool],
-    ) -> Written | None:
-        return write_whole(batch, outputs, names, fits, self._allocate_little, _none)
-
-    def write_plain(
-        self,
-        number: int,
-        results: Sequence[dict[str, Array]],
-        names: tuple[str, ...],
-        fits: Callable[[Sequence[dict[str, Array]], tuple[str, ...]], bool],
-    ) -> Written | None:
-        return self._writer.write_plain(number, results, names, fits, self._allocate_little, _none)
-
-    def send(self, number: int, written: Written, *, done: bool) -> None:
-        _, length, payload = written
-        self._counters.output_bytes += payload
-        self._library.respond(number, self._slab.address, length, None)
-        self._note_sent(number, done)
-
     def fail(self, number: int, text: str, code: layout.ErrorCode = layout.ErrorCode.INTERNAL) -> None:
+        """End a batch with an error for every request of it that is open."""
         handle = self._held.get(number)
         if handle is not None:
             handle.fail(text, code)
-        self._forget(number)
+        self.forget(number)
 
-    # ---------------------------------------------------------------------------------------------------------------
-
-    def _allocate_little(self, length: int) -> OwnedBlock | None:
-        """Give memory for a record whose payloads are worth copying into it; what is larger is pointed to."""
-        return self._allocate(length) if length < _POINTED_TO_BYTES else None
-
-    def _allocate(self, length: int) -> OwnedBlock:
+    def _room(self, length: int) -> mmap.mmap:
         if length > self._slab.capacity:
             self._slab = Slab(length)
-        return OwnedBlock(0, 0, self._slab.memory)
+        return self._slab.memory
 
 
-def _none(length: int) -> None:
-    """Say that a record is not to be written in one piece."""
-
-
-def _address(tensor: Tensor) -> tuple[int, object]:
-    """Return where the payload of a tensor is, and what has to live as long as the address is used."""
-    if tensor.strings is not None:
-        return ctypes.cast(ctypes.c_char_p(tensor.strings), ctypes.c_void_p).value or 0, tensor.strings
-    array = np.ascontiguousarray(tensor.arrays[0])
+def _address(payload: Payload) -> tuple[int, object]:
+    """Return where a payload is, and what has to live as long as the address is used."""
+    if isinstance(payload, bytes):
+        return ctypes.cast(ctypes.c_char_p(payload), ctypes.c_void_p).value or 0, payload
+    array = np.ascontiguousarray(np.concatenate(payload) if isinstance(payload, list) else payload)
     return array.ctypes.data, array

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from pytriton.decorators import TritonContext
 from pytriton.exceptions import PyTritonUnrecoverableError
 from pytriton.inprocess.callables.backend import MODEL_FILE, Instance, load_backend
+from pytriton.inprocess.callables.batches import POINTED_TO_BYTES
 from pytriton.inprocess.callables.runners import AsyncRunner, Runner, SyncRunner
 from pytriton.inprocess.capi.enums import ModelControlMode
 from pytriton.inprocess.capi.errors import (
@@ -107,7 +108,9 @@ class BoundCallables:
                 self._tracer = self._tracing.acquire()
             tracer = None if self._tracer is None else self._tracer.tracer
         context = self._bind_context.copy().run(self.bound.make_context, infer, tracer)
-        service = Service(infer, self.bound.spec, (PyTritonUnrecoverableError,), self._counters)
+        service = Service(
+            infer, self.bound.spec, (PyTritonUnrecoverableError,), self._counters, join_below=POINTED_TO_BYTES
+        )
         kind = AsyncRunner if is_async(infer) else SyncRunner
         runner = kind(
             load_backend(),

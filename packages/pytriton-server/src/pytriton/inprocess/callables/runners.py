@@ -17,14 +17,15 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from pytriton.inprocess.callables.backend import Backend, Instance
-from pytriton.inprocess.callables.batches import IN_PLACE_BYTES, DirectAnswers, DirectBatch, Handle, Slab, SlabPool
+from pytriton.inprocess.callables.batches import IN_PLACE_BYTES, DirectBatch, DirectSink, Handle, Slab, SlabPool
 from pytriton.inprocess.capi.native_calls import load_native_calls
-from pytriton.proxy.tracers import find_tracer, worker_tracer
+from pytriton.proxy.tracers import worker_tracer
 from pytriton.proxy_backend.runtime.execution import Execution
 from pytriton.proxy_backend.runtime.service import Service
-from pytriton.proxy_backend.runtime.serving import LazyLoop
+from pytriton.proxy_backend.runtime.serving import LazyLoop, make_execution
 from pytriton.proxy_backend.runtime.texts import error_text
-from pytriton.proxy_backend.wire.batch import Plan
+from pytriton.proxy_backend.wire.batch import BatchReader
+from pytriton.proxy_backend.wire.errors import ProtocolError
 from pytriton.proxy_backend.wire.layout import ErrorCode
 from pytriton.proxy_backend.worker.worker import ASYNC_MAX_IN_FLIGHT, STREAMS_MAX_IN_FLIGHT
 
@@ -72,13 +73,12 @@ class Runner:
         self._context = context
         self._instance = instance
         self._copy_inputs = copy_inputs
-        self._batching = service.model.batching
-        self._plans: dict[bytes, Plan] = {}
+        self._reader = BatchReader(service.model.batching)
         self._pool = SlabPool()
         self._input_owners = load_native_calls().input_owners
         self._failure: BaseException | None = None
-        self.answers = DirectAnswers(backend, service.counters)
-        service.answers = self.answers
+        self.sink = DirectSink(backend)
+        service.sink = self.sink
         self._watch_ends: threading.Event | None = None
         if execution_timeout_s is not None:
             self._start_watch(float(execution_timeout_s))
@@ -98,29 +98,23 @@ class Runner:
 
     def _execution(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> Execution | None:
         """Read the batch in the slab; `None` where that cannot be served, and its requests have their error."""
-        self.answers.hold(handle)
+        self.sink.hold(handle)
         number = handle.address
         if self._failure is not None:
             failure = self._failure
             name = self._service.model.name
             text = f"model '{name}': its callable cannot go on: {type(failure).__name__}: {error_text(failure)}"
-            self.answers.fail(number, text, ErrorCode.UNAVAILABLE)
+            self.sink.fail(number, text, ErrorCode.UNAVAILABLE)
             return None
         try:
             # None for a request that was not made here, as those inside an ensemble: its inputs are copied.
             owner = self._input_owners.get(request) if in_place else None
-            batch = DirectBatch(self._slab, handle, self._batching, self._plans, in_place, owner, self._copy_inputs)
-        except (TypeError, ValueError) as error:
+            batch = DirectBatch(self._slab, handle, self._reader, in_place, owner, self._copy_inputs)
+        except (ProtocolError, TypeError, ValueError) as error:
             self._service.counters.failed["input"] += 1
-            self.answers.fail(number, f"the inputs cannot be read: {error}", ErrorCode.INVALID_ARG)
+            self.sink.fail(number, f"the inputs cannot be read: {error}", ErrorCode.INVALID_ARG)
             return None
-        tracer = find_tracer(worker_tracer())
-        if tracer is None:
-            return Execution(self._service, batch)
-        # Not at the top: it imports OpenTelemetry, which is there only where there is a tracer.
-        from pytriton.proxy_backend.runtime.tracing import make_execution
-
-        return make_execution(self._service, batch, tracer)
+        return make_execution(self._service, batch, worker_tracer())
 
     def execute(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> None:
         """See `InstanceRunner`."""
@@ -131,14 +125,14 @@ class Runner:
         raise NotImplementedError
 
     def _start_watch(self, limit_s: float) -> None:
-        self.answers.watch()
+        self.sink.watch()
         ends = self._watch_ends = threading.Event()
         name = self._service.model.name
         text = f"model '{name}': the inference callable took longer than the model's execution timeout, {limit_s:g} s"
 
         def watch() -> None:
             while not ends.wait(min(limit_s / 4, _LONGEST_WATCH_S)):
-                if self.answers.fail_late(limit_s, text, ErrorCode.UNAVAILABLE):
+                if self.sink.fail_late(limit_s, text, ErrorCode.UNAVAILABLE):
                     logger.error("%s, and has not returned. What it does right now:\n%s", text, self.stuck_at or "")
 
         threading.Thread(target=watch, name=f"pytriton-{name}-watch", daemon=True).start()
@@ -175,7 +169,7 @@ class SyncRunner(Runner):
         finally:
             self._thread = None
             del handle
-            self.answers.let_go(number)
+            self.sink.forget(number)
         slab = self._slab
         if not slab.is_free() or slab.capacity > _LARGEST_KEPT:
             self._put(self._pool.take())
@@ -254,7 +248,7 @@ class AsyncRunner(Runner):
             del execution
             self._tasks.pop(number, None)
             self._handles.pop(number, None)
-            self.answers.let_go(number)
+            self.sink.forget(number)
             self._pool.give_back(slab)
             self._places.release()
 
