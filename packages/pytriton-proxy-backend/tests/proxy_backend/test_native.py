@@ -12,6 +12,7 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 # Longer where somebody looks for more: PYTRITON_FUZZ_S=600 pytest -k fuzz
 FUZZ_S = float(os.environ.get("PYTRITON_FUZZ_S", "12"))
 GOLDEN = Path(__file__).parents[1] / "golden"
+CONNECTION_SOURCES = ["connection.cc", "connection_send.cc", "arena.cc", "record.cc"]
 LIBRARY_SOURCES = ["arena.cc", "record.cc", "settings.cc"]
 GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "limits", "shape_check")]
 
@@ -25,6 +26,17 @@ def test_unit(name: str, compile_native: Callable[..., Path], run_program: Calla
 
 def test_golden_vectors(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     run_program(compile_native("golden.cc", ["record.cc"], *SANITIZERS), GOLDEN)
+
+
+def test_traces(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    program = compile_native("traces.cc", CONNECTION_SOURCES, *SANITIZERS)
+    paths = sorted((GOLDEN / "traces").glob("*.trace"))
+    played = [path for path in paths if {"link unix", "proxy"} <= {*path.read_text().split("\n"), *_sides(path)}]
+    assert int(run_program(program, *paths)) == len(played)
+
+
+def _sides(path: Path) -> list[str]:
+    return path.read_text().splitlines()[1].split()
 
 
 @pytest.mark.parametrize("name", ["heads", "chunks", "depth", "splits", "forms", "shapes", "settings"])
