@@ -1,7 +1,7 @@
 """The types of Triton's C API: numbers, opaque pointers, and the functions that Triton calls.
 
 Every opaque pointer is a class of its own, so that handing a request to a function that wants a response is an
-`ctypes.ArgumentError` and not a crash. Callbacks get pointers as plain integers (`None` for a null pointer), which is
+`ctypes.ArgumentError` and not a crash. Callbacks get pointers as integers (`None` for a null pointer), which is
 cheaper, and which all functions accept for any pointer.
 """
 

@@ -26,6 +26,7 @@ attributes.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 from pytriton.exceptions import PyTritonError, PyTritonInvalidOperationError
@@ -48,6 +49,7 @@ __all__ = [
     "UnavailableError",
     "UnknownError",
     "UnsupportedError",
+    "checked_integer",
     "code_of",
     "encoded_text",
     "error_class",
@@ -187,6 +189,27 @@ def wrong_argument(name: str, expected: str, received: object, *, where: str | N
         received=received,
         where=where or name,
     )
+
+
+def checked_integer(name: str, value: object, allowed: range, kind: str = "an int", *, where: str | None = None) -> int:
+    """Give an integer, also one of numpy, as an `int`.
+
+    Args:
+        name: Name of the argument.
+        value: The integer.
+        allowed: Which ones can be.
+        kind: What is accepted, in words.
+        where: What the call is about, such as `"model 'linear'"`.
+
+    Raises:
+        InvalidArgumentError: If it is no integer, or none that can be.
+    """
+    integer = None
+    if not isinstance(value, bool) and hasattr(value, "__index__"):
+        integer = operator.index(value)
+    if integer is None or integer not in allowed:
+        raise wrong_argument(name, f"{kind} from {allowed[0]} to {allowed[-1]}", value, where=where)
+    return integer
 
 
 def encoded_text(name: str, text: object, *, where: str | None = None) -> bytes:

@@ -1,7 +1,7 @@
 """The functions that every inference calls: those of the native library, and a few of Triton's, declared for speed.
 
 Triton's callbacks are in the native library (`native/inprocess/calls.cc`), so that a response reaches the thread that
-waits for it without any Python, and the interpreter's lock, in between. Pointers are plain addresses here, and a result
+waits for it without any Python, and the interpreter's lock, in between. Pointers are addresses here, and a result
 that is not `None` is an error, to be given to `check`: that halves the cost of a call.
 """
 

@@ -1,4 +1,4 @@
-"""Access to a running server: its handle, and who uses it at the moment, so that nobody is surprised by its end."""
+"""Access to a running server: its handle, and the calls and requests that use it, which its stop waits for."""
 
 from __future__ import annotations
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import operator
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytriton.inprocess.capi.enums import ModelBatchFlag, ModelTxnPropertyFlag
-from pytriton.inprocess.capi.errors import InvalidArgumentError, NotFoundError, encoded_text, wrong_argument
+from pytriton.inprocess.capi.errors import (
+    InvalidArgumentError,
+    NotFoundError,
+    checked_integer,
+    encoded_text,
+    wrong_argument,
+)
 from pytriton.inprocess.requests.access import ServerAccess
 from pytriton.inprocess.requests.inference import AsyncResponseIterator, ResponseIterator
 from pytriton.inprocess.requests.request import InferenceRequest
@@ -44,7 +49,7 @@ class Model:
         self, server: Server, name: str, version: int = -1, state: str | None = None, reason: str | None = None
     ) -> None:
         self._c_name = encoded_text("model_name", name)
-        version = _integer("model_version", version, _VERSIONS, where=f"model {name!r}")
+        version = checked_integer("model_version", version, _VERSIONS, where=f"model {name!r}")
         self._server = server
         self.name = name
         self.version = version
@@ -137,7 +142,7 @@ class Model:
             NotFoundError: If the model is not loaded.
             InvalidArgumentError: If there is no such version of the format.
         """
-        version = _integer("config_version", config_version, _CONFIG_VERSIONS, where=f"model {self.name!r}")
+        version = checked_integer("config_version", config_version, _CONFIG_VERSIONS, where=f"model {self.name!r}")
         return self._ask("TRITONSERVER_ServerModelConfig", version)
 
     def statistics(self) -> dict[str, Any]:
@@ -244,14 +249,3 @@ class ModelDictionary(dict[tuple[str, int], Model]):
             return self[key]
         except KeyError:
             return default
-
-
-def _integer(name: str, value: object, allowed: range, *, where: str) -> int:
-    """Give an integer, also one of numpy, as a plain one."""
-    try:
-        integer = operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        integer = None
-    if isinstance(value, bool) or integer is None or integer not in allowed:
-        raise wrong_argument(name, f"an int from {allowed[0]} to {allowed[-1]}", value, where=where)
-    return integer

@@ -24,7 +24,7 @@ from pytriton.inprocess.requests.request import InferenceRequest, fill, output_g
 from pytriton.inprocess.requests.response import InferenceResponse, read_response
 from pytriton.inprocess.requests.tracing import StartedTrace, start_trace
 from pytriton.inprocess.requests.values import is_untyped, to_tensor
-from pytriton.inprocess.tensors.gpu_outputs import gpu_allocator
+from pytriton.inprocess.tensors.gpu import gpu_allocator
 from pytriton.inprocess.tensors.memory import MemoryBuffer
 
 __all__ = ["Pending", "submit"]
@@ -41,7 +41,7 @@ _Handles: Any = c_uint64 * 2
 _RELEASED: Final = int(Event.RELEASED)
 _ARRIVED: Final = int(Event.ARRIVED)
 _ENDED: Final = int(Event.ENDED)
-# A thread that waits looks up so often, for signals.
+# A thread that waits handles signals so often.
 _SLICE_NS: Final = 50_000_000
 
 
@@ -161,7 +161,7 @@ class Pending:
         if events & _RELEASED:
             self._native.input_owners.pop(self.handle, None)
             self.keep = []
-        # The end of a request may be told by another thread than that of its last response, and before it.
+        # The end of a request may be reported by another thread than that of its last response, and before it.
         if events & (_ARRIVED | _ENDED):
             self._collect()
         if events & _ENDED:

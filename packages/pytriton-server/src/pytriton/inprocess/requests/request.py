@@ -12,7 +12,7 @@ import numpy as np
 
 from pytriton.inprocess.capi.api import Api
 from pytriton.inprocess.capi.enums import DataType, MemoryType
-from pytriton.inprocess.capi.errors import InvalidArgumentError, encoded_text, wrong_argument
+from pytriton.inprocess.capi.errors import InvalidArgumentError, checked_integer, encoded_text, wrong_argument
 from pytriton.inprocess.capi.native_calls import NativeCalls
 from pytriton.inprocess.requests.model_spec import describe
 from pytriton.inprocess.requests.response import Parameter
@@ -91,7 +91,7 @@ def output_gpu(request: InferenceRequest) -> int | None:
     """Give the number of the GPU that outputs are wanted on; `None` for host memory.
 
     Raises:
-        InvalidArgumentError: If the wish names no kind of memory.
+        InvalidArgumentError: If `output_memory_type` names no kind of memory.
         UnsupportedError: If it is a GPU, and cupy is not installed or finds no such device.
     """
     memory_type, number = gpu.parse_device(request.output_memory_type)
@@ -173,7 +173,7 @@ def fill(api: Api, calls: NativeCalls, handle: int, request: InferenceRequest, k
 
 
 def _layout_of(array: np.ndarray[Any, Any]) -> tuple[int, int, int, int, Any] | None:
-    """Describe arrays like this one, and remember it; `None` for one that is no plain array of numbers."""
+    """Describe arrays like this one, and remember it; `None` for one that is no array of numbers."""
     number = _TYPE_NUMBERS.get(array.dtype)
     if number is None or not array.dtype.isnative:
         return None
@@ -250,9 +250,7 @@ def _encoded_text(request: InferenceRequest, what: str, text: Any) -> bytes:
 
 
 def _number(request: InferenceRequest, what: str, value: Any, limits: range, kind: str = "an int") -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value not in limits:
-        raise _wrong(request, what, f"{kind} from {limits[0]} to {limits[-1]}", value)
-    return int(value)
+    return checked_integer(what, value, limits, kind, where=describe(request.model))
 
 
 def _wrong(request: InferenceRequest, what: str, expected: str, value: Any) -> InvalidArgumentError:

@@ -21,7 +21,7 @@ from typing import Any
 
 from pytriton.inprocess.capi.errors import InvalidArgumentError, UnsupportedError
 
-__all__ = ["CONFIG_FILE", "MemoryRepository", "config_text"]
+__all__ = ["CONFIG_FILE", "MemoryRepository", "config_text", "is_folder_name"]
 
 CONFIG_FILE = "config.pbtxt"
 # Five years, which is as much as any file system can take for some years to come.
@@ -42,13 +42,13 @@ class MemoryRepository:
         self._last_time_ns = 0
 
     def __contains__(self, name: object) -> bool:
-        return isinstance(name, str) and is_plain(name) and (self._path / name).is_dir()
+        return isinstance(name, str) and is_folder_name(name) and (self._path / name).is_dir()
 
     def write(self, name: str, files: Mapping[str, bytes]) -> None:
         """Write a model, in place of an earlier one of the name.
 
         Args:
-            name: Name of the model, which `is_plain`.
+            name: Name of the model, which `is_folder_name`.
             files: Content by path in the model's folder, with its configuration as `config.pbtxt`.
 
         Raises:
@@ -96,8 +96,8 @@ class MemoryRepository:
                 os.utime(path, ns=(self._last_time_ns, self._last_time_ns))
 
 
-def is_plain(name: str) -> bool:
-    """Tell whether a model's name can be that of a folder."""
+def is_folder_name(name: str) -> bool:
+    """Tell whether the name of a model can be that of a folder."""
     return os.path.basename(name) == name and name not in ("", ".", "..")
 
 

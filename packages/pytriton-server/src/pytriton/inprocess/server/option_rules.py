@@ -30,7 +30,7 @@ __all__ = [
     "path",
     "record",
     "repositories",
-    "setting",
+    "settings",
     "text",
     "uint31",
     "uint32",
@@ -74,10 +74,10 @@ def path(value: object, name: str) -> bytes:
     """Accept a path as text or as an object with `__fspath__`."""
     if not isinstance(value, (str, os.PathLike)):
         raise wrong_type(name, "a path (str or os.PathLike)", value)
-    plain = os.fspath(value)
-    if not isinstance(plain, str):
+    as_text = os.fspath(value)
+    if not isinstance(as_text, str):
         raise wrong_type(name, "a path as text", value)
-    return text(plain, name)
+    return text(as_text, name)
 
 
 def boolean(value: object, name: str) -> bool:
@@ -118,10 +118,10 @@ def number(value: object, name: str) -> float:
     """Accept a float or an int, also one of numpy, that is not negative."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise wrong_type(name, "a float", value)
-    plain = float(value)
-    if not plain >= 0 or plain == float("inf"):
+    as_float = float(value)
+    if not as_float >= 0 or as_float == float("inf"):
         raise bad_value(name, "a finite number that is not negative", value)
-    return plain
+    return as_float
 
 
 def setting(value: object, name: str) -> bytes:
@@ -146,11 +146,11 @@ def json_text(value: object, name: str) -> bytes:
     if not isinstance(value, Mapping):
         raise wrong_type(name, "a dict of settings", value)
     # Triton reads every setting of a cache as text.
-    settings = {
+    texts = {
         text(key, f"{name} (name of a setting)").decode(): setting(one, f"{name}[{key!r}]").decode()
         for key, one in value.items()
     }
-    return json.dumps(settings).encode()
+    return json.dumps(texts).encode()
 
 
 def optional(rule: Rule) -> Rule:
@@ -189,6 +189,9 @@ def mapping(key_rule: Rule, value_rule: Rule) -> Rule:
         return {key_rule(key, f"{name} (key)"): value_rule(item, f"{name}[{key!r}]") for key, item in value.items()}
 
     return check
+
+
+settings = mapping(text, setting)
 
 
 def record(cls: type, **fields: Rule) -> Rule:

@@ -1,18 +1,14 @@
-"""`Options`: everything that can be set before a server starts, and how it is handed to Triton."""
+"""`Options`: everything that can be set before a server starts, and what is accepted."""
 
 from __future__ import annotations
 
-import ctypes
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytriton.inprocess.capi.api import Api
-from pytriton.inprocess.capi.c_types import ServerOptionsHandle
 from pytriton.inprocess.capi.enums import InstanceGroupKind, LogFormat, ModelControlMode, RateLimitMode
-from pytriton.inprocess.capi.errors import InternalError, InvalidArgumentError
+from pytriton.inprocess.capi.errors import InvalidArgumentError
 from pytriton.inprocess.server import option_rules as rules
 
 __all__ = ["ModelLoadDeviceLimit", "Options", "RateLimiterResource", "option_values"]
@@ -205,9 +201,9 @@ _RULES: dict[str, rules.Rule] = {
             ModelLoadDeviceLimit, kind=rules.member_of(InstanceGroupKind), device=rules.int32, fraction=rules.number
         )
     ),
-    "backend_configuration": rules.mapping(rules.text, rules.mapping(rules.text, rules.setting)),
-    "host_policies": rules.mapping(rules.text, rules.mapping(rules.text, rules.setting)),
-    "metrics_configuration": rules.mapping(rules.text, rules.mapping(rules.text, rules.setting)),
+    "backend_configuration": rules.mapping(rules.text, rules.settings),
+    "host_policies": rules.mapping(rules.text, rules.settings),
+    "metrics_configuration": rules.mapping(rules.text, rules.settings),
     "cuda_virtual_address_sizes": rules.mapping(rules.int32, rules.uint64),
     "model_config_name": rules.text,
 }
@@ -236,129 +232,3 @@ def option_values(options: Options) -> dict[str, Any]:
     if values["model_load_thread_count"] == 0:
         raise rules.bad_value("model_load_thread_count", "at least 1", 0)
     return values
-
-
-@contextmanager
-def c_options(
-    api: Api,
-    values: Mapping[str, Any],
-    *,
-    repositories: Sequence[bytes],
-    backend_directory: bytes,
-    cache_directory: bytes,
-    repo_agent_directory: bytes,
-) -> Iterator[ServerOptionsHandle]:
-    """Make the options object of the C API and delete it at the end.
-
-    Args:
-        api: The functions.
-        values: What `option_values` gave.
-        repositories: The model repositories, at least one.
-        backend_directory: Folder with all backends.
-        cache_directory: Folder with the caches.
-        repo_agent_directory: Folder with the repository agents.
-    """
-    handle = ServerOptionsHandle()
-    api.TRITONSERVER_ServerOptionsNew(ctypes.byref(handle))
-    try:
-        for repository in repositories:
-            api.TRITONSERVER_ServerOptionsSetModelRepositoryPath(handle, repository)
-        api.TRITONSERVER_ServerOptionsSetBackendDirectory(handle, backend_directory)
-        api.TRITONSERVER_ServerOptionsSetCacheDirectory(handle, cache_directory)
-        api.TRITONSERVER_ServerOptionsSetRepoAgentDirectory(handle, repo_agent_directory)
-        _set_behaviour(api, handle, values)
-        _set_memory_and_devices(api, handle, values)
-        _set_log(api, handle, values)
-        _set_metrics(api, handle, values)
-        yield handle
-    finally:
-        api.TRITONSERVER_ServerOptionsDelete(handle)
-
-
-def _set_behaviour(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -> None:
-    api.TRITONSERVER_ServerOptionsSetServerId(handle, values["server_id"])
-    mode = values["model_control_mode"]
-    startup_models = values["startup_models"] if mode == ModelControlMode.EXPLICIT else []
-    if mode == ModelControlMode.NONE:
-        # What Triton does for NONE, and nothing else, is to load all models at the start and to refuse all changes
-        # later. With EXPLICIT it does the first, too, and `Server` refuses the changes; but models can be bound, and
-        # `stop()` can unload them by itself, where Triton's own stop sleeps in steps of whole seconds.
-        mode, startup_models = ModelControlMode.EXPLICIT, [b"*"]
-    api.TRITONSERVER_ServerOptionsSetModelControlMode(handle, mode)
-    for model in startup_models:
-        api.TRITONSERVER_ServerOptionsSetStartupModel(handle, model)
-    api.TRITONSERVER_ServerOptionsSetStrictModelConfig(handle, values["strict_model_config"])
-    api.TRITONSERVER_ServerOptionsSetModelConfigName(handle, values["model_config_name"])
-    api.TRITONSERVER_ServerOptionsSetRateLimiterMode(handle, values["rate_limiter_mode"])
-    for resource in values["rate_limiter_resources"]:
-        api.TRITONSERVER_ServerOptionsAddRateLimiterResource(
-            handle, resource["name"], resource["count"], resource["device"]
-        )
-    for name, config in values["cache_config"].items():
-        api.TRITONSERVER_ServerOptionsSetCacheConfig(handle, name, config)
-    api.TRITONSERVER_ServerOptionsSetExitOnError(handle, values["exit_on_error"])
-    api.TRITONSERVER_ServerOptionsSetStrictReadiness(handle, values["strict_readiness"])
-    api.TRITONSERVER_ServerOptionsSetExitTimeout(handle, values["exit_timeout"])
-    api.TRITONSERVER_ServerOptionsSetBufferManagerThreadCount(handle, values["buffer_manager_thread_count"])
-    api.TRITONSERVER_ServerOptionsSetModelLoadThreadCount(handle, values["model_load_thread_count"])
-    # Triton 2.51 leaves this field uninitialised: without the call a model that fails to load is tried without end.
-    api.TRITONSERVER_ServerOptionsSetModelLoadRetryCount(handle, values["model_load_retry_count"])
-    api.TRITONSERVER_ServerOptionsSetModelNamespacing(handle, values["model_namespacing"])
-    for backend, settings in values["backend_configuration"].items():
-        for setting, value in settings.items():
-            api.TRITONSERVER_ServerOptionsSetBackendConfig(handle, backend, setting, value)
-
-
-def _set_memory_and_devices(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -> None:
-    api.TRITONSERVER_ServerOptionsSetPinnedMemoryPoolByteSize(handle, values["pinned_memory_pool_size"])
-    for device, size in values["cuda_memory_pool_sizes"].items():
-        api.TRITONSERVER_ServerOptionsSetCudaMemoryPoolByteSize(handle, device, size)
-    for device, size in values["cuda_virtual_address_sizes"].items():
-        api.TRITONSERVER_ServerOptionsSetCudaVirtualAddressSize(handle, device, size)
-    api.TRITONSERVER_ServerOptionsSetMinSupportedComputeCapability(handle, values["min_supported_compute_capability"])
-    api.TRITONSERVER_ServerOptionsSetEnablePeerAccess(handle, values["enable_peer_access"])
-    for limit in values["model_load_device_limits"]:
-        api.TRITONSERVER_ServerOptionsSetModelLoadDeviceLimit(handle, limit["kind"], limit["device"], limit["fraction"])
-    for policy, settings in values["host_policies"].items():
-        for setting, value in settings.items():
-            api.TRITONSERVER_ServerOptionsSetHostPolicy(handle, policy, setting, value)
-
-
-def _set_log(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -> None:
-    verbose = values["log_verbose"]
-    info = verbose > 0 or values["log_info"]
-    warn = info or values["log_warn"]
-    # An empty name is standard error.
-    log_file = values["log_file"] or b""
-    try:
-        api.TRITONSERVER_ServerOptionsSetLogFile(handle, log_file)
-    except InternalError as error:
-        path = os.fsdecode(log_file)
-        # Behind the place in Triton's source.
-        reason = error.message.rpartition("file: ")[2].strip()
-        raise InvalidArgumentError(
-            f"Options.log_file: expected a file that can be written, received {path!r}: {reason}.",
-            expected="a file that can be written",
-            received=path,
-            where="Options.log_file",
-        ) from error
-    api.TRITONSERVER_ServerOptionsSetLogFormat(handle, values["log_format"])
-    api.TRITONSERVER_ServerOptionsSetLogVerbose(handle, verbose)
-    api.TRITONSERVER_ServerOptionsSetLogInfo(handle, info)
-    api.TRITONSERVER_ServerOptionsSetLogWarn(handle, warn)
-    api.TRITONSERVER_ServerOptionsSetLogError(handle, warn or values["log_error"])
-
-
-def _set_metrics(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -> None:
-    api.TRITONSERVER_ServerOptionsSetMetrics(handle, values["metrics"])
-    # Without a driver there is nothing to read, and NVIDIA's library says so on standard error at every start.
-    api.TRITONSERVER_ServerOptionsSetGpuMetrics(handle, values["gpu_metrics"] and _has_nvidia_driver())
-    api.TRITONSERVER_ServerOptionsSetCpuMetrics(handle, values["cpu_metrics"])
-    api.TRITONSERVER_ServerOptionsSetMetricsInterval(handle, values["metrics_interval"])
-    for group, settings in values["metrics_configuration"].items():
-        for setting, value in settings.items():
-            api.TRITONSERVER_ServerOptionsSetMetricsConfig(handle, group, setting, value)
-
-
-def _has_nvidia_driver() -> bool:
-    return any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/dxg"))

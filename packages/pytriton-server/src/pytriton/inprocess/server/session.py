@@ -24,7 +24,7 @@ from pytriton.inprocess.capi.parameters import Parameter, c_parameters
 from pytriton.inprocess.requests.access import ServerAccess
 from pytriton.inprocess.server import stubs
 from pytriton.inprocess.server.load_parameters import files_of
-from pytriton.inprocess.server.memory_models import MemoryRepository, is_plain
+from pytriton.inprocess.server.memory_models import MemoryRepository, is_folder_name
 from pytriton.inprocess.server.options import Options, option_values
 from pytriton.inprocess.server.startup import Folders, failure_of_models, new_server
 from pytriton.server.workspace import Workspace
@@ -185,7 +185,7 @@ class Session(ServerAccess):
     def _is_in_memory_only(self, handle: ServerHandle, name: str) -> bool:
         if name in self.memory:
             return True
-        return is_plain(name) and all(model["name"] != name for model in self._index(handle))
+        return is_folder_name(name) and all(model["name"] != name for model in self._index(handle))
 
     def _is_known(self, handle: ServerHandle, name: str) -> bool:
         try:

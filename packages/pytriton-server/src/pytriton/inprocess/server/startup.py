@@ -1,4 +1,4 @@
-"""The start of a server of the C API, and what to say when it fails."""
+"""The start of a server of the C API: its folders and options, and what to say when it fails."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pytriton.inprocess.capi.api import Api
-from pytriton.inprocess.capi.c_types import ServerHandle
+from pytriton.inprocess.capi.c_types import ServerHandle, ServerOptionsHandle
 from pytriton.inprocess.capi.enums import ModelControlMode
 from pytriton.inprocess.capi.errors import InternalError, InvalidArgumentError
-from pytriton.inprocess.server.options import c_options
 from pytriton.proxy_backend import INPROCESS_BACKEND_NAME, inprocess_library_path
 from pytriton.server.tritonserver.backends import make_backends
 from pytriton.server.workspace import Workspace
@@ -52,6 +51,14 @@ class Folders:
         self.caches: bytes = _unless_missing_default(values["cache_directory"]) or os.fsencode(binary.caches_dir)
         self.agents: bytes = _unless_missing_default(values["repo_agent_directory"]) or os.fsencode(agents)
 
+    def set(self, api: Api, options: ServerOptionsHandle) -> None:
+        """Set the options that name the folders."""
+        for repository in self.repositories:
+            api.TRITONSERVER_ServerOptionsSetModelRepositoryPath(options, repository)
+        api.TRITONSERVER_ServerOptionsSetBackendDirectory(options, self.backends)
+        api.TRITONSERVER_ServerOptionsSetCacheDirectory(options, self.caches)
+        api.TRITONSERVER_ServerOptionsSetRepoAgentDirectory(options, self.agents)
+
 
 def _unless_missing_default(path: bytes | None) -> bytes | None:
     """Give a path, or `None` for one that scripts only name because a container has it, where there is none."""
@@ -70,16 +77,18 @@ def new_server(api: Api, values: Mapping[str, Any], folders: Folders, *, exit_on
         exit_on_error: Whether Triton is to delete a server that fails, and say why. It must not while another one
             runs: see `pytriton.inprocess.capi.process.delete_when_alone`.
     """
-    handle = ServerHandle()
-    with c_options(
-        api,
-        {**values, "exit_on_error": exit_on_error},
-        repositories=folders.repositories,
-        backend_directory=folders.backends,
-        cache_directory=folders.caches,
-        repo_agent_directory=folders.agents,
-    ) as options:
+    handle, options = ServerHandle(), ServerOptionsHandle()
+    api.TRITONSERVER_ServerOptionsNew(ctypes.byref(options))
+    try:
+        folders.set(api, options)
+        api.TRITONSERVER_ServerOptionsSetExitOnError(options, exit_on_error)
+        _set_behaviour(api, options, values)
+        _set_memory_and_devices(api, options, values)
+        _set_log(api, options, values)
+        _set_metrics(api, options, values)
         api.TRITONSERVER_ServerNew(ctypes.byref(handle), options)
+    finally:
+        api.TRITONSERVER_ServerOptionsDelete(options)
     return handle
 
 
@@ -116,3 +125,91 @@ def _reason(entry: Mapping[str, Any]) -> str:
     if entry.get("state") is None:
         return "its configuration cannot be used"
     return str(entry.get("reason") or entry["state"])
+
+
+def _set_behaviour(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -> None:
+    api.TRITONSERVER_ServerOptionsSetServerId(handle, values["server_id"])
+    mode = values["model_control_mode"]
+    startup_models = values["startup_models"] if mode == ModelControlMode.EXPLICIT else []
+    if mode == ModelControlMode.NONE:
+        # What Triton does for NONE, and nothing else, is to load all models at the start and to refuse all changes
+        # later. With EXPLICIT it does the first, too, and `Server` refuses the changes; but models can be bound, and
+        # `stop()` can unload them by itself, where Triton's own stop sleeps in steps of whole seconds.
+        mode, startup_models = ModelControlMode.EXPLICIT, [b"*"]
+    api.TRITONSERVER_ServerOptionsSetModelControlMode(handle, mode)
+    for model in startup_models:
+        api.TRITONSERVER_ServerOptionsSetStartupModel(handle, model)
+    api.TRITONSERVER_ServerOptionsSetStrictModelConfig(handle, values["strict_model_config"])
+    api.TRITONSERVER_ServerOptionsSetModelConfigName(handle, values["model_config_name"])
+    api.TRITONSERVER_ServerOptionsSetRateLimiterMode(handle, values["rate_limiter_mode"])
+    for resource in values["rate_limiter_resources"]:
+        api.TRITONSERVER_ServerOptionsAddRateLimiterResource(
+            handle, resource["name"], resource["count"], resource["device"]
+        )
+    for name, config in values["cache_config"].items():
+        api.TRITONSERVER_ServerOptionsSetCacheConfig(handle, name, config)
+    api.TRITONSERVER_ServerOptionsSetStrictReadiness(handle, values["strict_readiness"])
+    api.TRITONSERVER_ServerOptionsSetExitTimeout(handle, values["exit_timeout"])
+    api.TRITONSERVER_ServerOptionsSetBufferManagerThreadCount(handle, values["buffer_manager_thread_count"])
+    api.TRITONSERVER_ServerOptionsSetModelLoadThreadCount(handle, values["model_load_thread_count"])
+    # Triton 2.51 leaves this field uninitialised: without the call a model that fails to load is tried without end.
+    api.TRITONSERVER_ServerOptionsSetModelLoadRetryCount(handle, values["model_load_retry_count"])
+    api.TRITONSERVER_ServerOptionsSetModelNamespacing(handle, values["model_namespacing"])
+    for backend, settings in values["backend_configuration"].items():
+        for setting, value in settings.items():
+            api.TRITONSERVER_ServerOptionsSetBackendConfig(handle, backend, setting, value)
+
+
+def _set_memory_and_devices(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -> None:
+    api.TRITONSERVER_ServerOptionsSetPinnedMemoryPoolByteSize(handle, values["pinned_memory_pool_size"])
+    for device, size in values["cuda_memory_pool_sizes"].items():
+        api.TRITONSERVER_ServerOptionsSetCudaMemoryPoolByteSize(handle, device, size)
+    for device, size in values["cuda_virtual_address_sizes"].items():
+        api.TRITONSERVER_ServerOptionsSetCudaVirtualAddressSize(handle, device, size)
+    api.TRITONSERVER_ServerOptionsSetMinSupportedComputeCapability(handle, values["min_supported_compute_capability"])
+    api.TRITONSERVER_ServerOptionsSetEnablePeerAccess(handle, values["enable_peer_access"])
+    for limit in values["model_load_device_limits"]:
+        api.TRITONSERVER_ServerOptionsSetModelLoadDeviceLimit(handle, limit["kind"], limit["device"], limit["fraction"])
+    for policy, settings in values["host_policies"].items():
+        for setting, value in settings.items():
+            api.TRITONSERVER_ServerOptionsSetHostPolicy(handle, policy, setting, value)
+
+
+def _set_log(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -> None:
+    verbose = values["log_verbose"]
+    info = verbose > 0 or values["log_info"]
+    warn = info or values["log_warn"]
+    # An empty name is standard error.
+    log_file = values["log_file"] or b""
+    try:
+        api.TRITONSERVER_ServerOptionsSetLogFile(handle, log_file)
+    except InternalError as error:
+        path = os.fsdecode(log_file)
+        # Behind the place in Triton's source.
+        reason = error.message.rpartition("file: ")[2].strip()
+        raise InvalidArgumentError(
+            f"Options.log_file: expected a file that can be written, received {path!r}: {reason}.",
+            expected="a file that can be written",
+            received=path,
+            where="Options.log_file",
+        ) from error
+    api.TRITONSERVER_ServerOptionsSetLogFormat(handle, values["log_format"])
+    api.TRITONSERVER_ServerOptionsSetLogVerbose(handle, verbose)
+    api.TRITONSERVER_ServerOptionsSetLogInfo(handle, info)
+    api.TRITONSERVER_ServerOptionsSetLogWarn(handle, warn)
+    api.TRITONSERVER_ServerOptionsSetLogError(handle, warn or values["log_error"])
+
+
+def _set_metrics(api: Api, handle: ServerOptionsHandle, values: Mapping[str, Any]) -> None:
+    api.TRITONSERVER_ServerOptionsSetMetrics(handle, values["metrics"])
+    # Without a driver there is nothing to read, and NVIDIA's library says so on standard error at every start.
+    api.TRITONSERVER_ServerOptionsSetGpuMetrics(handle, values["gpu_metrics"] and _has_nvidia_driver())
+    api.TRITONSERVER_ServerOptionsSetCpuMetrics(handle, values["cpu_metrics"])
+    api.TRITONSERVER_ServerOptionsSetMetricsInterval(handle, values["metrics_interval"])
+    for group, settings in values["metrics_configuration"].items():
+        for setting, value in settings.items():
+            api.TRITONSERVER_ServerOptionsSetMetricsConfig(handle, group, setting, value)
+
+
+def _has_nvidia_driver() -> bool:
+    return any(os.path.exists(device) for device in ("/dev/nvidiactl", "/dev/dxg"))

@@ -1,4 +1,4 @@
-"""Triton's data types and numpy's: the one table between them, and what is not a plain entry of it."""
+"""Triton's data types and numpy's: the table between them, and the conversion of bfloat16, which numpy lacks."""
 
 from __future__ import annotations
 
