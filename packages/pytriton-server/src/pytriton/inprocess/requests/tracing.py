@@ -138,18 +138,21 @@ class StartedTrace:
         self._api = api
         self._trace = trace
         self._number = next(_numbers)
-        # The traces of the models of an ensemble are released by the same callback.
-        self._open: set[int] = set()
-        callbacks = _callbacks or _make_callbacks(api)
         handle = c_types.InferenceTraceHandle()
         try:
             if trace.level & TraceLevel.TENSORS:
                 api.TRITONSERVER_InferenceTraceTensorNew(
-                    handle, int(trace.level), 0, callbacks.activity, callbacks.tensor, callbacks.release, self._number
+                    handle,
+                    int(trace.level),
+                    0,
+                    _callbacks.activity,
+                    _callbacks.tensor,
+                    _callbacks.release,
+                    self._number,
                 )
             else:
                 api.TRITONSERVER_InferenceTraceNew(
-                    handle, int(trace.level), 0, callbacks.activity, callbacks.release, self._number
+                    handle, int(trace.level), 0, _callbacks.activity, _callbacks.release, self._number
                 )
         except UnsupportedError as error:
             library = api.library
@@ -198,6 +201,7 @@ class StartedTrace:
 
     def release(self, handle: int) -> None:
         """Delete a trace that Triton has done with. With the one of the request, all is over."""
+        # The traces of the models of an ensemble are released by the same callback.
         parent = self._ask(handle, "TRITONSERVER_InferenceTraceParentId", ctypes.c_uint64())
         self._api.TRITONSERVER_InferenceTraceDelete(handle)
         if not parent:
@@ -254,13 +258,5 @@ class _Callbacks:
             logger.exception("a trace could not be released")
 
 
-_callbacks: _Callbacks | None = None
-_callbacks_lock = threading.Lock()
-
-
-def _make_callbacks(api: Api) -> _Callbacks:
-    global _callbacks
-    with _callbacks_lock:
-        if _callbacks is None:
-            _callbacks = _Callbacks()
-        return _callbacks
+# Kept for the life of the process, which is as long as Triton may call them.
+_callbacks = _Callbacks()
