@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonModelConfigError
-from pytriton.model_config._dtypes import (
+from pytriton.model_config.dtypes import (
     array_dtype,
     canonical_type,
     config_name,

@@ -15,7 +15,7 @@ from pytriton.model_config._checks import (
     microseconds,
     rejected,
 )
-from pytriton.model_config._warmup import ModelWarmup, WarmupInput, generate_warmup_data, generate_warmup_requests
+from pytriton.model_config.warmup import ModelWarmup, WarmupInput, generate_warmup_data, generate_warmup_requests
 
 __all__ = [
     "DeviceKind",

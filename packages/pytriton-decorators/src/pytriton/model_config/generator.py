@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from pytriton.model_config._checks import integer, rejected
-from pytriton.model_config._dtypes import config_name
 from pytriton.model_config._prototxt import render
 from pytriton.model_config.common import DynamicBatcher, ModelWarmup, QueuePolicy, WarmupInput
+from pytriton.model_config.dtypes import config_name
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 
 __all__ = ["ModelConfigGenerator"]

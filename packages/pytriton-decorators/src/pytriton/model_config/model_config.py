@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from pytriton.model_config._checks import INT32_MAX, INT64_MAX, boolean, integer, is_list, rejected, seconds
-from pytriton.model_config._warmup import Described
 from pytriton.model_config.common import DynamicBatcher, ModelWarmup
+from pytriton.model_config.warmup import Described
 
 __all__ = ["ModelConfig"]
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from pytriton.exceptions import PyTritonModelConfigError
-from pytriton.model_config._dtypes import type_from_config_name
 from pytriton.model_config._prototxt import parse
 from pytriton.model_config.common import (
     DeviceKind,
@@ -19,6 +18,7 @@ from pytriton.model_config.common import (
     TimeoutAction,
     WarmupInput,
 )
+from pytriton.model_config.dtypes import type_from_config_name
 from pytriton.model_config.triton_model_config import ResponseCache, TensorSpec, TritonModelConfig
 
 __all__ = ["ModelConfigParser"]

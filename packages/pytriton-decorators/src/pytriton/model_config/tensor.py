@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pytriton.model_config._checks import boolean, rejected, sizes
-from pytriton.model_config._dtypes import canonical_type
+from pytriton.model_config.dtypes import canonical_type
 
 __all__ = ["Tensor"]
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from pytriton.model_config._dtypes import canonical_type
 from pytriton.model_config.common import DeviceKind, DynamicBatcher, ModelWarmup
+from pytriton.model_config.dtypes import canonical_type
 
 __all__ = ["ResponseCache", "TensorSpec", "TritonModelConfig"]
 

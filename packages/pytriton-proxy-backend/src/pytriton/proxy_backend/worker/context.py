@@ -146,7 +146,7 @@ class Warmup(Sequence[Sequence[Request]]):
         return next(self._requests([self._made[place]]))
 
     def _requests(self, made: Sequence[tuple[Any, int]]) -> Iterator[Sequence[Request]]:
-        make = importlib.import_module("pytriton.model_config._warmup").warmup_request
+        make = importlib.import_module("pytriton.model_config.warmup").warmup_request
         for warmup, index in made:
             yield [
                 Request(

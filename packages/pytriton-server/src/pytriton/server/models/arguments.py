@@ -8,7 +8,7 @@ import numpy as np
 
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
-from pytriton.model_config._dtypes import array_dtype
+from pytriton.model_config.dtypes import array_dtype
 from pytriton.model_config.triton_model_config import TensorSpec
 from pytriton.proxy_backend import TensorSpec as WireSpec
 from pytriton.server.models.process_workers import ProcessWorker

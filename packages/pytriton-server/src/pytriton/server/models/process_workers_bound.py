@@ -10,7 +10,7 @@ from typing import Any
 
 from pytriton.exceptions import PyTritonRuntimeError, PyTritonUnrecoverableError
 from pytriton.model_config import ModelConfig
-from pytriton.model_config._dtypes import array_dtype
+from pytriton.model_config.dtypes import array_dtype
 from pytriton.proxy_backend import ModelSpec, Worker, WorkerProcessError
 from pytriton.proxy_backend.description import render_description
 from pytriton.proxy_backend.process.messages import WorkerJob

@@ -5,7 +5,7 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import overload
 
-from pytriton.model_config._warmup import warmup_request
+from pytriton.model_config.warmup import warmup_request
 from pytriton.model_config.common import ModelWarmup
 from pytriton.proxy.types import Request
 

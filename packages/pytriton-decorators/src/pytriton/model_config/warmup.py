@@ -11,7 +11,7 @@ import numpy as np
 
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config._checks import UINT32_MAX, boolean, integer, rejected, sizes
-from pytriton.model_config._dtypes import array_dtype, canonical_type, is_string, wire_name
+from pytriton.model_config.dtypes import array_dtype, canonical_type, is_string, wire_name
 
 __all__ = [
     "Described",
@@ -35,11 +35,19 @@ class Described(Protocol):
     """What a `TensorSpec` offers; its module needs this one."""
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name."""
+        ...
+
     @property
-    def shape(self) -> tuple[int, ...]: ...
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, without the batch axis."""
+        ...
+
     @property
-    def dtype(self) -> Any: ...
+    def dtype(self) -> Any:
+        """Its element type."""
+        ...
 
 
 @dataclass
