@@ -69,8 +69,7 @@ class RemoteTriton(TritonBase):
         connect_timeout_s: float = STARTUP_TIMEOUT_S,
     ) -> None:
         # Not at the top: whoever starts a server of their own needs no client.
-        from pytriton.client._core.tls import check_tls, make_ssl_context
-        from pytriton.client._core.url import TritonUrl
+        from pytriton.client.management import TritonUrl, check_tls, make_ssl_context
 
         check_timeout("connect_timeout_s", connect_timeout_s)
         self._url = TritonUrl.from_url(url)

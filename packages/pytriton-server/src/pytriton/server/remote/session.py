@@ -6,8 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from pytriton.client._core.tls import TlsSettings, make_ssl_context
-from pytriton.client._core.url import TritonUrl
+from pytriton.client.management import TlsSettings, TritonUrl, make_grpc_credentials, make_ssl_context
 from pytriton.client.exceptions import (
     PyTritonClientConnectionError,
     PyTritonClientInferenceServerError,
@@ -287,7 +286,6 @@ def _control(url: TritonUrl, access_token: str | None, tls: TlsSettings | None) 
     if url.protocol == "http":
         return HttpControl(endpoint, headers, make_ssl_context(tls) if url.is_encrypted else None)
     # Not at the top: its import takes longer than everything else here together.
-    from pytriton.client._grpc.transport import make_credentials
     from pytriton.server.control.grpc import GrpcControl
 
-    return GrpcControl(endpoint, headers, TritonConfig(), credentials=make_credentials(url, tls))
+    return GrpcControl(endpoint, headers, TritonConfig(), credentials=make_grpc_credentials(url, tls))

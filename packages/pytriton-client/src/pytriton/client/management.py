@@ -1,0 +1,28 @@
+"""Addresses, certificates and credentials of a server, for the sibling distributions that manage one.
+
+Not part of what users import: the versions of the distributions are pinned to each other, and this module may change
+with any of them. Importing it brings neither gRPC nor an HTTP library.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._core.tls import TlsSettings, check_tls, make_ssl_context
+from ._core.url import TritonUrl
+
+if TYPE_CHECKING:
+    import grpc
+
+__all__ = ["TlsSettings", "TritonUrl", "check_tls", "make_grpc_credentials", "make_ssl_context"]
+
+
+def make_grpc_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
+    """Return what a gRPC channel needs for its encryption; ``None`` for an address without.
+
+    Raises:
+        PyTritonClientValueError: The certificates cannot be read.
+    """
+    from ._grpc.transport import make_credentials  # which imports gRPC
+
+    return make_credentials(url, tls)
