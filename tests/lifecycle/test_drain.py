@@ -29,7 +29,7 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.proxy_backend import Worker
 from pytriton.server.control.http import HttpControl, activity_of
-from pytriton.server.lifecycle import readiness_keeper
+from pytriton.server.lifecycle import readiness
 from pytriton.server.models.worker_watch import WATCH_PERIOD_S, connected_workers
 from pytriton.triton import Triton, TritonSecurityConfig
 from support import waiting
@@ -343,12 +343,12 @@ def _index(url: str) -> set[str]:
 def test_which_servers_ask_their_models(version: str, expected: bool) -> None:
     control = mock.create_autospec(HttpControl, instance=True)
     control.server_version.return_value = version
-    assert readiness_keeper._asks_models(control) is expected
+    assert readiness._asks_models(control) is expected
 
 
 def test_what_does_not_ask_its_models_says_in_their_list_why_it_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     # A newer server is taken for an older one: what is done for that one does no harm.
-    monkeypatch.setattr(readiness_keeper, "_ASKS_MODELS_SINCE", (99, 0))
+    monkeypatch.setattr(readiness, "_ASKS_MODELS_SINCE", (99, 0))
     triton = Triton(config=local_config(), security_config=TritonSecurityConfig(restricted_endpoints=[]))
     triton.bind("m", identity, X, Y)
     with running(triton):

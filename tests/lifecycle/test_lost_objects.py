@@ -173,10 +173,10 @@ def test_an_object_without_a_server_goes_with_its_last_reference() -> None:
     triton = Triton(config=local_config())
     triton.bind("m", batch(lambda x: {"y": x}), [Tensor((1,), np.float32, "x")], [Tensor((1,), np.float32, "y")])
     assert running() == []
-    own, keeper = weakref.ref(triton), weakref.ref(triton._keeper)
+    own, alias = weakref.ref(triton), weakref.ref(triton._alias)
     del triton
     gc.collect()
-    assert (own(), keeper()) == (None, None)
+    assert (own(), alias()) == (None, None)
 
 
 LOST = """

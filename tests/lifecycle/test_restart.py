@@ -19,7 +19,7 @@ import tritonclient.grpc
 
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
-from pytriton.server.lifecycle.restart import RestartSchedule
+from pytriton.server.lifecycle.policies import RestartSchedule
 from pytriton.triton import RestartPolicy, Triton, TritonServerExitedError
 from support import waiting
 from support.serving import local_config, running, server_pid, short_home

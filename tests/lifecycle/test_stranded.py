@@ -24,8 +24,8 @@ import pytest
 from pytriton.client import DecoupledModelClient
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.proxy_backend.transport.activity import EndpointActivity, ask_activity
-from pytriton.server.lifecycle import stranded
-from pytriton.server.lifecycle.stranded import StrandedRequests
+from pytriton.server.lifecycle import orphans
+from pytriton.server.lifecycle.orphans import OrphanedRequests
 from pytriton.triton import Triton
 from support.serving import local_config, running, server_pid, short_home
 from support.streams import Stream
@@ -64,7 +64,7 @@ def _home() -> Iterator[None]:
 
 @pytest.fixture
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stranded, "QUIET_S", QUIET_S)
+    monkeypatch.setattr(orphans, "QUIET_S", QUIET_S)
 
 
 def infer(url: str | None, model: str, value: float) -> float:
@@ -274,20 +274,20 @@ def test_a_server_that_does_not_answer_is_not_quiet() -> None:
         session = triton._session
         assert session is not None
         endpoint = session.host.models[0].endpoint(session.host.endpoints)
-        looks = StrandedRequests()
+        looks = OrphanedRequests()
         deadline = time.monotonic() + DEADLINE_S
-        while not looks.look({endpoint: 0.0}):
+        while not looks.poll({endpoint: 0.0}):
             assert time.monotonic() < deadline
             time.sleep(0.01)
         # A request between two looks, or more time than looks are apart, and it begins anew.
         assert infer(triton.http_url, "m", 3.0) == 3.0
         time.sleep(0.3)
-        assert not looks.look({endpoint: 0.0})
+        assert not looks.poll({endpoint: 0.0})
         # Longer than the batcher may hold requests back.
-        looks = StrandedRequests()
+        looks = OrphanedRequests()
         deadline = time.monotonic() + 2 * QUIET_S
         while time.monotonic() < deadline:
-            assert not looks.look({endpoint: DEADLINE_S})
+            assert not looks.poll({endpoint: DEADLINE_S})
             time.sleep(0.05)
-        assert not looks.look({})
-        assert not StrandedRequests().look({endpoint.with_name("nobody.sock"): 0.0})
+        assert not looks.poll({})
+        assert not OrphanedRequests().poll({endpoint.with_name("nobody.sock"): 0.0})

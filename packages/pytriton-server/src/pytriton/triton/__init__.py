@@ -17,14 +17,14 @@ from pytriton.server.errors import (
     TritonServerTimeoutError,
     WorkspaceError,
 )
-from pytriton.server.lifecycle.restart import RestartPolicy
-from pytriton.server.models.process_workers import ProcessWorker, TritonWorkerError
-from pytriton.server.settings.config import TritonConfig
-from pytriton.server.settings.lifecycle_policy import (
+from pytriton.server.lifecycle.policies import (
     DefaultTritonLifecyclePolicy,
+    RestartPolicy,
     TritonLifecyclePolicy,
     VertextAILifecyclePolicy,
 )
+from pytriton.server.models.process_workers import ProcessWorker, TritonWorkerError
+from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import (
     DEFAULT_PROTECTED_ENDPOINTS,
     TRITON_ACCESS_HEADER,
@@ -45,8 +45,7 @@ from pytriton.triton._constants import (
     TRITONSERVER_DIST_DIR,
 )
 from pytriton.triton._remote import RemoteTriton
-from pytriton.triton._running import running
-from pytriton.triton._triton import Triton
+from pytriton.triton._triton import Triton, running
 
 if TYPE_CHECKING:
     from pytriton.client import ModelClient

@@ -20,19 +20,21 @@ from pytriton.decorators import TritonContext
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
-from pytriton.server.lifecycle.background import begin
-from pytriton.server.lifecycle.readiness import StartCancelled
-from pytriton.server.lifecycle.session import DRAIN_DEADLINE_S
-from pytriton.server.lifecycle.sessions import Session
+from pytriton.server.lifecycle.policies import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy
+from pytriton.server.lifecycle.session import DRAIN_DEADLINE_S, Session
 from pytriton.server.lifecycle.stop_signals import StopSignals, end_on_sigterm_as_init
-from pytriton.server.models.bound_model import BoundModel, InferFunc, calling_model
+from pytriton.server.models.arguments import InferFunc
+from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.callers import calling_model, run_in_background
 from pytriton.server.models.process_workers import ProcessWorker
+from pytriton.server.models.workers import StartCancelled
 from pytriton.server.observe.tracing import ModelTracing
-from pytriton.server.settings.lifecycle_policy import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy
+from pytriton.server.settings.rules import check_timeout
 from pytriton.server.workspace import Workspace
-from pytriton.triton._running import make_keeper
+from pytriton.triton._bound_models import BoundModels
+from pytriton.triton._registry import make_alias
 
-__all__ = ["MONITORING_PERIOD_S", "STARTUP_TIMEOUT_S", "WAIT_FORM_MODEL_TIMEOUT_S", "TritonBase", "check_timeout"]
+__all__ = ["MONITORING_PERIOD_S", "STARTUP_TIMEOUT_S", "WAIT_FORM_MODEL_TIMEOUT_S", "TritonBase"]
 
 MONITORING_PERIOD_S = 10.0
 """How often `serve` looks after its workers, in seconds. The end of a server of our own is noticed at once."""
@@ -41,9 +43,9 @@ STARTUP_TIMEOUT_S = 120.0
 WAIT_FORM_MODEL_TIMEOUT_S = 60.0
 """How long a model may take to load on a running server, in seconds."""
 
-_NOTICE_S = 1.0
+_EXIT_REPORT_S = 1.0
 _POLL_S = 0.005
-_LOOK_S = 0.05
+_LOCK_POLL_S = 0.05
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +80,7 @@ class TritonBase(abc.ABC):
         self._context = TritonContext()
         # Of the server, if it is known: where models that are bound without one send their spans.
         self._trace_config: Sequence[str] | None = None
-        self._models: dict[tuple[str, int], BoundModel] = {}
+        self._models = BoundModels()
         # Those of them that were there at the last stop: a notebook may bind them again, and gets the new ones.
         self._stopped: set[BoundModel] = set()
         self._session: Session | None = None
@@ -92,8 +94,8 @@ class TritonBase(abc.ABC):
         self._signals: list[int] = []
         # Wakes `serve`. A SimpleQueue, because a signal handler may put into it whatever the main thread is at.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
-        # Whatever lasts as long as the server refers to this one: see `_running`.
-        self._keeper = make_keeper(self)
+        # Whatever lasts as long as the server refers to this one: see `_registry`.
+        self._alias = make_alias(self)
 
     def __enter__(self) -> Self:
         """Connect, unless the lifecycle policy says otherwise."""
@@ -160,7 +162,7 @@ class TritonBase(abc.ABC):
             triton_context=self._context,
             tracing=ModelTracing(trace_config, self._trace_config),
         )
-        self._refuse_fork()
+        self._check_not_forked()
         with self._changing():
             session = self._running()
             old = self._models.get(model.key)
@@ -170,19 +172,17 @@ class TritonBase(abc.ABC):
                     f"There is a model {old.name!r} of version {model.version} already: choose another name or version "
                     "(names that differ only in case count as the same), or call rebind() to replace it."
                 )
-            self._refuse_difference(model)
+            self._models.check_same_config(model)
             # Now and not at the start, so that a path that is too long for sockets is told before anything is started.
             model.side_files(self._workspace.endpoints_path)
             if session is not None:
                 try:
                     session.claim(model)
-                    session.host.load(model, timeout_s=WAIT_FORM_MODEL_TIMEOUT_S, stop_wanted=self._is_stop_wanted)
+                    session.host.load(model, timeout_s=WAIT_FORM_MODEL_TIMEOUT_S, stop_wanted=self._is_stop_requested)
                 except StartCancelled:
                     raise _stopped_meanwhile(model) from None
                 self._announce(model)
-            self._models[model.key] = model
-            if old is not None:
-                self._withdraw([old])
+            self._models.put(model)
             model.publish()
 
     def rebind(
@@ -224,20 +224,20 @@ class TritonBase(abc.ABC):
                 called in the meantime. The old one is served as before.
         """
         check_timeout("timeout_s", timeout_s)
-        self._refuse_fork()
+        self._check_not_forked()
         caller = calling_model(self._context)
-        if caller is not None and self._bound(model_name, model_version) == [caller]:
+        if caller is not None and self._models.find(model_name, model_version) == [caller]:
             changes: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "config": config, "strict": strict}
             # What is wrong with the arguments is told at once.
             caller.successor(infer_func, **changes)
             version = caller.version
-            begin(
+            run_in_background(
                 "rebind",
                 lambda: self.rebind(model_name, infer_func, **changes, model_version=version, timeout_s=timeout_s),
             )
             return
         with self._changing():
-            candidates = self._bound(model_name, model_version)
+            candidates = self._models.find(model_name, model_version)
             if len(candidates) > 1:
                 versions = sorted(model.version for model in candidates)
                 raise PyTritonInvalidOperationError(
@@ -246,7 +246,7 @@ class TritonBase(abc.ABC):
                 )
             old = candidates[0]
             new = old.successor(infer_func, inputs=inputs, outputs=outputs, config=config, strict=strict)
-            self._refuse_difference(new)
+            self._models.check_same_config(new)
             session = self._running()
             try:
                 if session is not None:
@@ -254,15 +254,14 @@ class TritonBase(abc.ABC):
                         old,
                         new,
                         timeout_s=WAIT_FORM_MODEL_TIMEOUT_S,
-                        patience_s=timeout_s,
-                        stop_wanted=self._is_stop_wanted,
+                        drain_timeout_s=timeout_s,
+                        stop_wanted=self._is_stop_requested,
                     )
             except StartCancelled:
                 raise _stopped_meanwhile(new) from None
             finally:
                 if session is None or new in session.host.models:
-                    self._models[new.key] = new
-                    self._withdraw([old])
+                    self._models.put(new)
             logger.info("Model %s (version %d) is served by another callable now.", new.name, new.version)
 
     def unbind(self, model_name: str, model_version: int | None = None, *, timeout_s: float = DRAIN_DEADLINE_S) -> None:
@@ -284,26 +283,23 @@ class TritonBase(abc.ABC):
             TritonServerError: The server refused, or did not answer. The model is served as before.
         """
         check_timeout("timeout_s", timeout_s)
-        self._refuse_fork()
-        if calling_model(self._context) in self._bound(model_name, model_version):
-            begin("unbind", lambda: self.unbind(model_name, model_version, timeout_s=timeout_s))
+        self._check_not_forked()
+        if calling_model(self._context) in self._models.find(model_name, model_version):
+            run_in_background("unbind", lambda: self.unbind(model_name, model_version, timeout_s=timeout_s))
             return
         with self._changing():
-            models = self._bound(model_name, model_version)
+            models = self._models.find(model_name, model_version)
             session = self._running()
             try:
                 if session is not None:
                     session.host.unload(
                         models,
                         timeout_s=WAIT_FORM_MODEL_TIMEOUT_S,
-                        patience_s=timeout_s,
-                        stop_wanted=self._is_stop_wanted,
+                        drain_timeout_s=timeout_s,
+                        stop_wanted=self._is_stop_requested,
                     )
             finally:
-                gone = [model for model in models if session is None or model not in session.host.models]
-                for model in gone:
-                    del self._models[model.key]
-                self._withdraw(gone)
+                self._models.remove([model for model in models if session is None or model not in session.host.models])
             for model in models:
                 logger.info("Model %s (version %d) is not served any more.", model.name, model.version)
 
@@ -340,12 +336,12 @@ class TritonBase(abc.ABC):
                 value=period,
                 rule="more than 0",
             )
-        with StopSignals(self._note_signal):
+        with StopSignals(self._on_signal):
             try:
                 # A server that ended since it was run is told of, not silently replaced.
-                self._await_notice()
+                self._wait_exit_reported()
                 if self._failure is None:
-                    self._keeper._start()
+                    self._alias._start()
                     self._block(period)
             except StartCancelled:
                 logger.info("The start was stopped.")
@@ -373,7 +369,7 @@ class TritonBase(abc.ABC):
             # A fork of the owner: the server is not its child.
             return False
         if calling_model(self._context) is not None:
-            return self._begin_stop()
+            return self._stop_in_background()
         return self._stop(None)
 
     def is_alive(self) -> bool:
@@ -401,34 +397,34 @@ class TritonBase(abc.ABC):
         """Return how long requests are accepted after SIGTERM, in seconds; None is as long as some come."""
         return 0.0
 
-    def _repair(self) -> bool:
+    def _restart_if_dead(self) -> bool:
         """Bring back a server that has ended, where that is wanted and possible; tells whether it did.
 
         To be called with the lock.
         """
         return False
 
-    def _look_after(self) -> BaseException | None:
+    def _find_failure(self) -> BaseException | None:
         """Look after server and workers, and tell what is wrong with them."""
         return next((model.error for model in list(self._models.values()) if model.error is not None), None)
 
     def _running(self) -> Session | None:
-        self._repair()
+        self._restart_if_dead()
         session = self._session
         return session if session is not None and session.is_running else None
 
     def _connect(self) -> None:
         try:
-            self._keeper._start()
+            self._alias._start()
         except StartCancelled:
             raise TritonServerStartError(self._CANCELLED) from None
 
     def _start(self) -> None:
-        self._refuse_fork()
+        self._check_not_forked()
         with self._changing():
             if self._session is not None:
-                self._repair()
-                if self._is_stop_wanted():
+                self._restart_if_dead()
+                if self._is_stop_requested():
                     raise StartCancelled
                 if self._session.is_running:
                     return
@@ -436,12 +432,12 @@ class TritonBase(abc.ABC):
                 self._close()
             self._failure = None
             session = self._session = self._open()
-            atexit.register(self._keeper.stop)
+            atexit.register(self._alias.stop)
             try:
                 session.start(
                     list(self._models.values()),
                     timeout_s=self._startup_timeout_s(),
-                    cancelled=self._is_stop_wanted,
+                    cancelled=self._is_stop_requested,
                 )
             except BaseException:
                 self._close()
@@ -454,7 +450,7 @@ class TritonBase(abc.ABC):
         if session is None:
             return False
         self._stopped = set(self._models.values())
-        atexit.unregister(self._keeper.stop)
+        atexit.unregister(self._alias.stop)
         # Ctrl+C comes from somebody who looks at the screen, SIGTERM from what starts servers and sends them requests.
         linger_s = self._linger_s() if self._signals[:1] == [signal.SIGTERM] else 0.0
         try:
@@ -463,9 +459,9 @@ class TritonBase(abc.ABC):
             self._wake.put(None)
         return True
 
-    def _await_notice(self) -> None:
+    def _wait_exit_reported(self) -> None:
         """Wait for what lies between the end of a server and its being told of."""
-        deadline = time.monotonic() + _NOTICE_S
+        deadline = time.monotonic() + _EXIT_REPORT_S
         while self._failure is None and time.monotonic() < deadline:
             session = self._session
             if session is None or session.is_running:
@@ -477,7 +473,7 @@ class TritonBase(abc.ABC):
         while not self._signals:
             if self._session is None or self._failure is not None:
                 return
-            failure = self._look_after()
+            failure = self._find_failure()
             if failure is not None:
                 self._failure = failure
                 return
@@ -496,15 +492,15 @@ class TritonBase(abc.ABC):
         finally:
             self._stop_requests.remove(only)
 
-    def _is_stop_wanted(self) -> bool:
+    def _is_stop_requested(self) -> bool:
         return bool(self._signals) or any(only in (None, self._session) for only in list(self._stop_requests))
 
-    def _note_signal(self, number: int) -> None:
+    def _on_signal(self, number: int) -> None:
         # Runs between any two instructions of the main thread: no locks, no logging.
         self._signals.append(number)
         self._wake.put(None)
 
-    def _note_unrecoverable(self, error: BaseException) -> None:
+    def _on_unrecoverable(self, error: BaseException) -> None:
         logger.error("An inference callable can never answer again, so the server is stopped: %s", error)
         self._fail(error)
 
@@ -513,14 +509,14 @@ class TritonBase(abc.ABC):
             self._failure = error
         self._wake.put(None)
         # Not in the thread that reports: stopping waits for it.
-        self._begin_stop()
+        self._stop_in_background()
 
-    def _begin_stop(self) -> bool:
+    def _stop_in_background(self) -> bool:
         session = self._session
         if session is None:
             return False
         # At the end of the interpreter, its atexit hook stops the server.
-        return session in self._stop_requests or begin("stop", lambda: self._stop(session))
+        return session in self._stop_requests or run_in_background("stop", lambda: self._stop(session))
 
     @contextlib.contextmanager
     def _changing(self) -> Iterator[None]:
@@ -533,7 +529,7 @@ class TritonBase(abc.ABC):
             with self._lock:
                 yield
             return
-        while not self._lock.acquire(timeout=_LOOK_S):
+        while not self._lock.acquire(timeout=_LOCK_POLL_S):
             if self._stop_requests or self._signals:
                 raise PyTritonInvalidOperationError(
                     "The server is being stopped, and waits for the inference callable that asks for this. Let it "
@@ -544,70 +540,15 @@ class TritonBase(abc.ABC):
         finally:
             self._lock.release()
 
-    def _bound(self, name: str, version: int | None) -> list[BoundModel]:
-        """Return the bound versions of a name, or the one that is asked for.
-
-        Raises:
-            PyTritonInvalidOperationError: There are none.
-        """
-        models = [
-            model
-            for model in list(self._models.values())
-            if model.name.lower() == str(name).lower() and version in (None, model.version)
-        ]
-        if not models:
-            what = repr(name) if version is None else f"{name!r} of version {version!r}"
-            there = sorted({f"{model.name!r} ({model.version})" for model in self._models.values()})
-            raise PyTritonInvalidOperationError(
-                f"There is no model {what}. Bound are: {', '.join(there) or 'none'}. Give the name and version that "
-                "were given to bind()."
-            )
-        return models
-
-    def _withdraw(self, gone: Sequence[BoundModel]) -> None:
-        """Show callables the configurations of the models that are left."""
-        for model in gone:
-            model.unpublish()
-        # A callable that serves several models shows the one that was bound last.
-        for model in self._models.values():
-            model.publish()
-
-    def _refuse_fork(self) -> None:
+    def _check_not_forked(self) -> None:
         if os.getpid() != self._owner:
             raise PyTritonInvalidOperationError(
                 f"This process is a fork of process {self._owner}, which owns the server and the inference callables. "
                 f"Make a {type(self).__name__} of its own here, or call the one of process {self._owner} there."
             )
 
-    def _refuse_difference(self, model: BoundModel) -> None:
-        for other in self._models.values():
-            if other.name != model.name or other.key == model.key:
-                continue
-            differences = model.differences(other)
-            if differences:
-                raise PyTritonInvalidOperationError(
-                    f"Model {model.name!r}: version {model.version} differs from version {other.version} in "
-                    f"{', '.join(differences)}, but Triton keeps one description for all versions of a name. Bind it "
-                    "under another name."
-                )
-
     def _announce(self, model: BoundModel) -> None:
         logger.info("Model %s (version %d) is served at %s", model.name, model.version, " and ".join(self._urls()))
-
-
-def check_timeout(name: str, timeout_s: Any) -> None:
-    """Refuse what is no time to wait.
-
-    Raises:
-        PyTritonBadParameterError: It is no number, or less than 0.
-    """
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
-        raise PyTritonBadParameterError(
-            f"{name} must be a number of seconds of at least 0; got {timeout_s!r}.",
-            parameter=name,
-            value=timeout_s,
-            rule="at least 0",
-        )
 
 
 def _stopped_meanwhile(model: BoundModel) -> TritonModelLoadError:

@@ -6,9 +6,10 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pytriton.server.lifecycle.sessions import Session
+from pytriton.server.lifecycle.session import Session
+from pytriton.server.settings.rules import check_timeout
 from pytriton.server.workspace import Workspace
-from pytriton.triton._base import STARTUP_TIMEOUT_S, TritonBase, check_timeout
+from pytriton.triton._base import STARTUP_TIMEOUT_S, TritonBase
 
 if TYPE_CHECKING:
     from pytriton.client import TlsSettings
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteTriton"]
 
-KEEP_PERIOD_S = 0.25
+RECONCILE_PERIOD_S = 0.25
 """How often the models on the server are looked after, in seconds."""
 
 _COMEBACK_S = 1.0
@@ -126,13 +127,13 @@ class RemoteTriton(TritonBase):
     def is_connected(self) -> bool:
         """Tell whether the server runs, as far as is known."""
         remote = self._remote
-        return super().is_connected() and remote is not None and not remote.is_away
+        return super().is_connected() and remote is not None and not remote.is_unreachable
 
     def _wait_complete(self, remote: "RemoteSession") -> None:
         """Give workers a moment to come back. If they do not, the session ends, so that a new one is made."""
         deadline = time.monotonic() + _COMEBACK_S
         while not self.is_alive() and time.monotonic() < deadline and remote.is_running:
-            remote.mend()
+            remote.reconcile()
             time.sleep(_POLL_S)
         if not self.is_alive():
             remote.give_up()
@@ -147,24 +148,24 @@ class RemoteTriton(TritonBase):
             self._workspace,
             replace_models=self._replace_models,
             comeback_s=self._connect_timeout_s,
-            on_unrecoverable=self._note_unrecoverable,
+            on_unrecoverable=self._on_unrecoverable,
         )
-        threading.Thread(target=self._keep, args=(self._remote,), name="pytriton-remote", daemon=True).start()
+        threading.Thread(target=self._watch, args=(self._remote,), name="pytriton-remote", daemon=True).start()
         return self._remote
 
-    def _keep(self, remote: "RemoteSession") -> None:
+    def _watch(self, remote: "RemoteSession") -> None:
         """Look after the models on the server, as long as the session lasts."""
-        while not remote.ended.wait(KEEP_PERIOD_S) and remote.failure is None:
+        while not remote.ended.wait(RECONCILE_PERIOD_S) and remote.failure is None:
             # Whoever changes something has the lock, and sees for himself what is wrong.
             if self._lock.acquire(blocking=False):
                 try:
                     if self._session is remote:
-                        remote.mend()
+                        remote.reconcile()
                 finally:
                     self._lock.release()
 
-    def _look_after(self) -> BaseException | None:
-        failure = super()._look_after()
+    def _find_failure(self) -> BaseException | None:
+        failure = super()._find_failure()
         remote = self._remote
         return failure if failure is not None or remote is None else remote.failure
 

@@ -8,21 +8,25 @@ from collections.abc import Sequence
 
 from pytriton.exceptions import PyTritonError, PyTritonValidationError
 from pytriton.server.errors import PortInUseError, TritonServerExitedError, describe_exit, quote_log
-from pytriton.server.lifecycle.readiness import StartCancelled
-from pytriton.server.lifecycle.restart import RestartPolicy, RestartSchedule
+from pytriton.server.lifecycle.policies import (
+    RestartPolicy,
+    RestartSchedule,
+    TritonLifecyclePolicy,
+    VertextAILifecyclePolicy,
+)
 from pytriton.server.lifecycle.session import ServerSession
-from pytriton.server.settings.config import TritonConfig
-from pytriton.server.settings.front_ends import vertex_ai_is_on
-from pytriton.server.settings.lifecycle_policy import TritonLifecyclePolicy, VertextAILifecyclePolicy
+from pytriton.server.models.workers import StartCancelled
+from pytriton.server.settings.config import TritonConfig, vertex_ai_is_on
+from pytriton.server.settings.rules import check_timeout
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.guard import GuardConfig
 from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts
 from pytriton.server.tritonserver.process import ExitReport
 from pytriton.server.workspace import Workspace
-from pytriton.triton._base import STARTUP_TIMEOUT_S, TritonBase, check_timeout
-from pytriton.triton._running import make_way, note, owned_here
+from pytriton.triton._base import STARTUP_TIMEOUT_S, TritonBase
+from pytriton.triton._registry import Registry
 
-__all__ = ["Triton"]
+__all__ = ["Triton", "running"]
 
 _POLL_S = 0.02
 
@@ -62,7 +66,7 @@ class Triton(TritonBase):
         PyTritonValidationError: A setting is not acceptable, or an argument is of another type.
     """
 
-    _keeper: "Triton"
+    _alias: "Triton"
 
     def __init__(
         self,
@@ -102,7 +106,7 @@ class Triton(TritonBase):
             triton_lifecycle_policy = VertextAILifecyclePolicy
         super().__init__(workspace, triton_lifecycle_policy)
         self._trace_config = self._config.trace_config
-        note(self, self._keeper)
+        _registry.add(self, self._alias)
 
     @property
     def http_url(self) -> str | None:
@@ -166,11 +170,11 @@ class Triton(TritonBase):
 
     def _start(self) -> None:
         if self._session is None:
-            make_way(self._config)
+            _registry.stop_lost_servers(self._config)
         try:
             super()._start()
         except PortInUseError as error:
-            explained = owned_here(error)
+            explained = _registry.explain(error)
             if explained is error:
                 raise
             raise explained from error
@@ -188,8 +192,8 @@ class Triton(TritonBase):
             self._security,
             self._workspace,
             guard=self._guard,
-            on_exit=self._note_exit,
-            on_unrecoverable=self._note_unrecoverable,
+            on_exit=self._on_exit,
+            on_unrecoverable=self._on_unrecoverable,
         )
         return self._server
 
@@ -209,7 +213,7 @@ class Triton(TritonBase):
     def _linger_s(self) -> float | None:
         return self._linger_wanted_s
 
-    def _note_exit(self, report: ExitReport) -> None:
+    def _on_exit(self, report: ExitReport) -> None:
         failure = TritonServerExitedError(
             f"tritonserver {describe_exit(report.exit_code)} although nobody stopped it.{quote_log(report.log_lines)}",
             exit_code=report.exit_code,
@@ -220,17 +224,17 @@ class Triton(TritonBase):
             self._fail(failure)
             return
         # Not in the thread that reports: the start of the next server waits for it.
-        mender = threading.Thread(target=self._mend, name="pytriton-restart", daemon=True)
+        restarter = threading.Thread(target=self._restart, name="pytriton-restart", daemon=True)
         try:
-            mender.start()
+            restarter.start()
         except RuntimeError:
             logger.debug("No thread can be started any more: the interpreter is ending.")
 
-    def _mend(self) -> None:
+    def _restart(self) -> None:
         with self._lock:
-            self._repair()
+            self._restart_if_dead()
 
-    def _repair(self) -> bool:
+    def _restart_if_dead(self) -> bool:
         """Start a server that has died again, as often as the policy allows. Whoever has the lock first does it."""
         session, schedule = self._current(), self._schedule
         if session is None or schedule is None or session.is_running or self._failure is not None:
@@ -243,8 +247,8 @@ class Triton(TritonBase):
                 self._give_up(session, schedule.crashes, error)
                 return False
             try:
-                self._pause(delay_s)
-                session.restart(timeout_s=self._startup_timeout_s(), cancelled=self._is_stop_wanted)
+                self._wait(delay_s)
+                session.restart(timeout_s=self._startup_timeout_s(), cancelled=self._is_stop_requested)
             except StartCancelled:
                 return False
             except PyTritonError as failure:
@@ -256,10 +260,10 @@ class Triton(TritonBase):
             )
             return True
 
-    def _pause(self, seconds: float) -> None:
+    def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while True:
-            if self._is_stop_wanted():
+            if self._is_stop_requested():
                 raise StartCancelled
             left = deadline - time.monotonic()
             if left <= 0:
@@ -277,6 +281,18 @@ class Triton(TritonBase):
         )
         logger.error("%s", failure)
         self._fail(failure)
+
+
+_registry: Registry[Triton] = Registry()
+
+
+def running() -> list[Triton]:
+    """Return the `Triton` objects of this process whose servers run, the oldest first.
+
+    Also those that the program has no variable for any more, such as that of a notebook's cell that was run again:
+    `stop` ends their servers.
+    """
+    return _registry.running()
 
 
 def _url(scheme: str, endpoint: Endpoint | None) -> str | None:

@@ -8,12 +8,12 @@ from pytriton.server.tritonserver.advisories import (
     ADVISORIES,
     KNOWN_AS_OF,
     NEWEST_KNOWN_VERSION,
+    RELEASES,
     Advisory,
     Guard,
     advisories_of,
     is_newer_than_known,
 )
-from pytriton.server.tritonserver.advisories_known import RELEASES
 from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.server.tritonserver.version import parse_server_version
 

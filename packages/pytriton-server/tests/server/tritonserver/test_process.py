@@ -12,7 +12,8 @@ import pytest
 
 from pytriton.server.control.http import HttpControl
 from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError
-from pytriton.server.lifecycle.readiness import StartCancelled, wait_until_up
+from pytriton.server.lifecycle.startup import wait_until_up
+from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.ports import ReservedPorts, port_setting_of_bind_failure, reserve_ports
@@ -234,7 +235,7 @@ from pytriton.server.tritonserver.command_line import ServerFolders, build_comma
 from pytriton.server.control.http import HttpControl
 from pytriton.server.tritonserver.ports import reserve_ports
 from pytriton.server.tritonserver.process import ServerProcess
-from pytriton.server.lifecycle.readiness import wait_until_up
+from pytriton.server.lifecycle.startup import wait_until_up
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.settings.config import TritonConfig
 binary = find_tritonserver()

@@ -33,8 +33,9 @@ from pytriton.proxy_backend.runtime.serving import LazyLoop
 from pytriton.proxy_backend.runtime.statistics import Counters
 from pytriton.proxy_backend.runtime.texts import error_text
 from pytriton.proxy_backend.runtime.warmup import warm_up, warm_up_async
-from pytriton.server.lifecycle.background import begin
-from pytriton.server.models.bound_model import BoundModel, InferFunc, calling_model
+from pytriton.server.models.arguments import InferFunc
+from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.callers import calling_model, run_in_background
 from pytriton.server.models.process_workers import ProcessWorker
 from pytriton.server.observe.tracing import ModelTracing, TracerLease
 
@@ -267,7 +268,9 @@ class Bindings:
         """See `Server.unbind`."""
         caller = calling_model(self._context)
         if caller is not None and caller.name == model_name and model_version in (None, caller.version):
-            begin("unbind", lambda: self.unbind(model_name, model_version, timeout_s=timeout_s), daemon=False)
+            run_in_background(
+                "unbind", lambda: self.unbind(model_name, model_version, timeout_s=timeout_s), daemon=False
+            )
             return
         with self._lock:
             gone = [

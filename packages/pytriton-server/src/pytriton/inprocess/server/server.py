@@ -30,7 +30,7 @@ from pytriton.inprocess.requests.model import Model, ModelDictionary
 from pytriton.inprocess.server.load_parameters import load_parameters
 from pytriton.inprocess.server.options import Options
 from pytriton.inprocess.server.session import Session
-from pytriton.server.lifecycle.background import begin
+from pytriton.server.models.callers import run_in_background
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -140,7 +140,7 @@ class Server:
             self._session.stop()
         if self._session is not None and self._bindings is not None and self._bindings.are_calling():
             # The interpreter must not go while Triton may still call into it.
-            begin("stop", self.stop, daemon=False)
+            run_in_background("stop", self.stop, daemon=False)
             return
         with self._lock:
             session = self._session

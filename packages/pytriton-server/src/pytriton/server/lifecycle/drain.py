@@ -1,19 +1,28 @@
-"""The time between the order to stop and the end: not ready any more, and still answering."""
+"""Drain a server that is to end: go on for those who have not noticed, then wait for requests and their answers."""
 
+import contextlib
 import enum
 import logging
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
 
 from pytriton.server.control.http import Control, ControlError
-from pytriton.server.lifecycle.connections import has_connections, has_unsent
 from pytriton.server.lifecycle.hosting import ModelHost
-from pytriton.server.lifecycle.stranded import STRANDED, StrandedRequests
+from pytriton.server.lifecycle.orphans import DEAD_STUBS, ORPHANED, DeadStubs, OrphanedRequests
 from pytriton.server.tritonserver.ports import ReservedPorts
 from pytriton.server.tritonserver.process import ServerProcess
-from pytriton.server.tritonserver.stubs import LOST, LostStubs
 
-__all__ = ["CUT_DEADLINE_S", "LONGEST_LINGER_S", "QUIET_S", "Finish", "finish_requests", "linger"]
+__all__ = [
+    "CUT_DEADLINE_S",
+    "LONGEST_LINGER_S",
+    "QUIET_S",
+    "DrainResult",
+    "drain_requests",
+    "has_connections",
+    "has_unsent",
+    "linger",
+]
 
 LONGEST_LINGER_S = 5.0
 """How long requests go on to be accepted after SIGTERM, in seconds, where nothing else is said."""
@@ -24,10 +33,14 @@ CUT_DEADLINE_S = 2.0
 keeps a gRPC stream open keeps the model of its first request loaded, and the server up, for as long as it likes."""
 
 _POLL_S = 0.05
-_FINISH_POLL_S = 0.02
+_DRAIN_POLL_S = 0.02
 _CALL_TIMEOUT_S = 2.0
 # A model that takes long for a request is heard of only so often.
 _REQUESTS_OF_QUIET = 2.0
+
+_TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+# As in the kernel's net/tcp_states.h: established, half closed by one side or the other.
+_OPEN_STATES = frozenset({"01", "04", "05", "08", "09", "0B"})
 
 logger = logging.getLogger(__name__)
 
@@ -67,7 +80,7 @@ def linger(control: Control, limit_s: float | None, *, most_s: float, ended: Cal
             return
 
 
-class Finish(enum.Enum):
+class DrainResult(enum.Enum):
     """How the requests of a server ended."""
 
     ANSWERED = enum.auto()
@@ -77,7 +90,7 @@ class Finish(enum.Enum):
     """It could not be asked."""
 
 
-def finish_requests(
+def drain_requests(
     process: ServerProcess,
     control: Control,
     host: ModelHost,
@@ -85,7 +98,7 @@ def finish_requests(
     *,
     deadline: float,
     hurried: Callable[[], bool],
-) -> Finish:
+) -> DrainResult:
     """Take all models out of service and wait until their requests are answered, and the answers are sent.
 
     When the time is over, the workers are cut off. Callers get an error then, and the server has nothing left to wait
@@ -102,42 +115,44 @@ def finish_requests(
     was_cut = False
     fronts = {each.port for each in (ports.http, ports.grpc, ports.sagemaker, ports.vertex_ai) if each is not None}
     grpc = {ports.grpc.port} if ports.grpc is not None else set()
-    stranded = StrandedRequests()
+    orphaned = OrphanedRequests()
     try:
         ready = {state.name for state in control.index(_CALL_TIMEOUT_S) if state.state == "READY"}
-        lost = LostStubs(process.pid, control, ready.difference(model.name for model in host.models))
+        stubs = DeadStubs(process.pid, control, ready.difference(model.name for model in host.models))
         for name in ready:
             control.unload(name, _CALL_TIMEOUT_S)
         while process.is_running and not hurried():
             # What is not in the repository any more is not in the index either.
-            pending = {state.name for state in control.index(_CALL_TIMEOUT_S) if state.is_loaded} | set(host.busy())
+            pending = {state.name for state in control.index(_CALL_TIMEOUT_S) if state.is_loaded} | set(
+                host.unloading()
+            )
             if not pending:
                 # The server counts connections when it is told to end and sleeps for a second if there are any, so it
                 # has to have noticed first that the one of this very call is closed.
-                process.wait(_FINISH_POLL_S)
+                process.wait(_DRAIN_POLL_S)
                 break
             names = ", ".join(map(repr, sorted(pending)))
             # A caller that reads a stream slowly lets the server keep answers, of which only the server knows.
-            if not has_connections(grpc) and not has_unsent(fronts) and host.has_only_stranded(stranded):
-                logger.warning(STRANDED, names)
-                return Finish.CUT
-            if lost.look(pending):
-                logger.warning(LOST, names)
-                return Finish.CUT
+            if not has_connections(grpc) and not has_unsent(fronts) and host.has_only_orphaned(orphaned):
+                logger.warning(ORPHANED, names)
+                return DrainResult.CUT
+            if stubs.poll(pending):
+                logger.warning(DEAD_STUBS, names)
+                return DrainResult.CUT
             if time.monotonic() >= deadline:
                 if was_cut:
-                    return Finish.CUT
+                    return DrainResult.CUT
                 logger.warning("Requests of %s are still being served: they are cut off now.", names)
                 host.cut_workers()
                 was_cut = True
                 deadline = time.monotonic() + CUT_DEADLINE_S
-            process.wait(_FINISH_POLL_S)
+            process.wait(_DRAIN_POLL_S)
     except ControlError as error:
         logger.warning("The server cannot be asked to finish its requests, so it is stopped at once: %s", error)
         if not was_cut:
-            return Finish.UNKNOWN
+            return DrainResult.UNKNOWN
     _wait_sent(process, fronts, deadline, hurried)
-    return Finish.ANSWERED
+    return DrainResult.ANSWERED
 
 
 def _wait_sent(process: ServerProcess, ports: Collection[int], deadline: float, hurried: Callable[[], bool]) -> None:
@@ -146,4 +161,26 @@ def _wait_sent(process: ServerProcess, ports: Collection[int], deadline: float, 
         if time.monotonic() >= deadline:
             logger.warning("Callers have not read their answers in time: they are cut off now.")
             return
-        process.wait(_FINISH_POLL_S)
+        process.wait(_DRAIN_POLL_S)
+
+
+def has_connections(ports: Collection[int]) -> bool:
+    """Tell whether somebody is connected to one of these TCP ports of this machine."""
+    return any(True for _ in _unsent(ports))
+
+
+def has_unsent(ports: Collection[int]) -> bool:
+    """Tell whether a connection to one of these ports has bytes on it that the other side has not got."""
+    return any(_unsent(ports))
+
+
+def _unsent(ports: Collection[int]) -> Iterator[int]:
+    """Yield for each open connection how many bytes wait in the system to be sent, or for their acknowledgement."""
+    for table in _TCP_TABLES:
+        # Without it, as in some sandboxes, nothing is known.
+        with contextlib.suppress(OSError):
+            for row in table.read_text().splitlines()[1:]:
+                # Number local remote state unsent:unread ..., in hexadecimal.
+                _, local, _, state, queues, *_ = row.split(maxsplit=5)
+                if state in _OPEN_STATES and int(local.rpartition(":")[2], 16) in ports:
+                    yield int(queues.partition(":")[0], 16)

@@ -11,9 +11,9 @@ from typing import Protocol
 from pytriton.proxy_backend import ProxyBackendError
 from pytriton.server.control.http import ControlError
 from pytriton.server.errors import TritonModelLoadError, WorkspaceError
-from pytriton.server.lifecycle.readiness import StartCancelled
-from pytriton.server.lifecycle.stranded import STRANDED, StrandedRequests
+from pytriton.server.lifecycle.orphans import ORPHANED, OrphanedRequests
 from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.workers import StartCancelled
 
 __all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "ModelHost", "Placement", "StopWanted"]
 
@@ -22,7 +22,7 @@ WORKER_DEADLINE_S = 2.0
 HURRIED_DEADLINE_S = 0.2
 """The same when somebody waits for the end."""
 
-_LOOK_S = 0.1
+_JOIN_POLL_S = 0.1
 _POLL_S = 0.005
 # Between the end of the last request and that of the model's socket.
 _RELEASE_DEADLINE_S = 5.0
@@ -84,9 +84,9 @@ class ModelHost:
         self._on_unrecoverable = on_unrecoverable
         self._models: list[BoundModel] = []
         # Out of service, with requests that their workers are still to answer.
-        self._leaving: list[BoundModel] = []
+        self._draining: list[BoundModel] = []
         # The same after the wait for these requests has ended in vain.
-        self._stranded: list[BoundModel] = []
+        self._orphaned: list[BoundModel] = []
         self._generations = itertools.count(1)
 
     @property
@@ -99,20 +99,20 @@ class ModelHost:
         """Folder of the sockets between server and workers."""
         return self._endpoints
 
-    def busy(self) -> list[str]:
+    def unloading(self) -> list[str]:
         """Return the names of the models that are out of service and that the server has not let go of."""
-        return [model.name for model in (*self._leaving, *self._stranded) if self._is_loaded(model)]
+        return [model.name for model in (*self._draining, *self._orphaned) if self._is_loaded(model)]
 
-    def has_only_stranded(self, stranded: StrandedRequests, models: Sequence[BoundModel] | None = None) -> bool:
+    def has_only_orphaned(self, orphaned: OrphanedRequests, models: Sequence[BoundModel] | None = None) -> bool:
         """Tell whether the server can never answer what it still holds of models.
 
         Args:
-            stranded: That of this wait.
+            orphaned: The detector of this wait.
             models: Models that are out of service; all there are by default.
         """
         loaded = list(filter(self._is_loaded, self._all() if models is None else models))
         # A model that went on under the same name has a socket of its own, or the workers of both.
-        if not stranded.look({model.endpoint(self._endpoints): model.batching_delay_s for model in loaded}):
+        if not orphaned.poll({model.endpoint(self._endpoints): model.batching_delay_s for model in loaded}):
             return False
         return not self._placement.has_others({model.name for model in self._all()})
 
@@ -188,14 +188,14 @@ class ModelHost:
             raise
 
     def unload(
-        self, models: Sequence[BoundModel], *, timeout_s: float, patience_s: float, stop_wanted: StopWanted
+        self, models: Sequence[BoundModel], *, timeout_s: float, drain_timeout_s: float, stop_wanted: StopWanted
     ) -> None:
         """Take versions of one name out of service and wait until their requests are answered.
 
         Args:
             models: The versions.
             timeout_s: How long the server may take to answer, in seconds.
-            patience_s: How long requests in flight may take, in seconds; then they are cut off, with a warning.
+            drain_timeout_s: How long requests in flight may take, in seconds; then they are cut off, with a warning.
             stop_wanted: True ends the wait. `stop_workers` has to follow.
 
         Raises:
@@ -207,12 +207,12 @@ class ModelHost:
         for model in models:
             self._models.remove(model)
         if not is_gone:
-            self._detach(models, patience_s, stop_wanted)
+            self._detach(models, drain_timeout_s, stop_wanted)
             return
-        self._leaving += models
-        self._wait_gone(models, patience_s, stop_wanted)
+        self._draining += models
+        self._wait_unloaded(models, drain_timeout_s, stop_wanted)
 
-    def unload_all(self, *, timeout_s: float, patience_s: float, stop_wanted: StopWanted) -> None:
+    def unload_all(self, *, timeout_s: float, drain_timeout_s: float, stop_wanted: StopWanted) -> None:
         """Take all models out of service, as `unload` does. Those that the server keeps are named in the log."""
         shared: list[BoundModel] = []
         for name in dict.fromkeys(model.name for model in self._models):
@@ -222,15 +222,15 @@ class ModelHost:
                 logger.warning("Model %r stays on the server, without anybody to answer: %s", name, error)
                 continue
             if is_gone:
-                self._leaving += self._named(name)
+                self._draining += self._named(name)
             else:
                 shared += self._named(name)
             self._models = [model for model in self._models if model.name != name]
-        self._detach(shared, patience_s, stop_wanted)
-        self._wait_gone(tuple(self._leaving), patience_s, stop_wanted)
+        self._detach(shared, drain_timeout_s, stop_wanted)
+        self._wait_unloaded(tuple(self._draining), drain_timeout_s, stop_wanted)
 
     def replace(
-        self, old: BoundModel, new: BoundModel, *, timeout_s: float, patience_s: float, stop_wanted: StopWanted
+        self, old: BoundModel, new: BoundModel, *, timeout_s: float, drain_timeout_s: float, stop_wanted: StopWanted
     ) -> None:
         """Put a model in the place of another one of its name and version. No request is lost on the way.
 
@@ -242,8 +242,8 @@ class ModelHost:
             old: The model in service.
             new: The model to be.
             timeout_s: How long the load, and the attaching of the callables, may take, in seconds.
-            patience_s: How long requests that the old model has got may take, in seconds; then they are cut off, with a
-                warning.
+            drain_timeout_s: How long requests that the old model has got may take, in seconds; then they are cut off,
+                with a warning.
             stop_wanted: True ends every wait. `stop_workers` has to follow.
 
         Raises:
@@ -276,13 +276,13 @@ class ModelHost:
             new.stop_workers(_grace_s(error))
             raise
         if same:
-            self._detach([old], patience_s, stop_wanted)
+            self._detach([old], drain_timeout_s, stop_wanted)
             return
         try:
             self.wait_attached(new, timeout_s)
         finally:
-            self._leaving.append(old)
-            self._wait_gone([old], patience_s, stop_wanted)
+            self._draining.append(old)
+            self._wait_unloaded([old], drain_timeout_s, stop_wanted)
 
     def move(self, model: BoundModel, endpoint: Path | None) -> None:
         """Let the workers of a model serve it at another socket, when what was at the old one is gone.
@@ -308,8 +308,8 @@ class ModelHost:
             timeout_s: How long callables that are still busy may take, in seconds.
         """
         deadline = time.monotonic() + timeout_s
-        models = [*self._models, *self._leaving]
-        self._models, self._leaving, self._stranded = [], [], []
+        models = [*self._models, *self._draining]
+        self._models, self._draining, self._orphaned = [], [], []
         for model in models:
             model.stop_workers(max(0.0, deadline - time.monotonic()))
 
@@ -332,7 +332,7 @@ class ModelHost:
         )
 
     def _all(self) -> list[BoundModel]:
-        return [*self._models, *self._leaving, *self._stranded]
+        return [*self._models, *self._draining, *self._orphaned]
 
     def _named(self, name: str) -> list[BoundModel]:
         return [model for model in self._models if model.name == name]
@@ -352,11 +352,11 @@ class ModelHost:
         except (ControlError, WorkspaceError) as error:
             logger.debug("After a failed load, model %r: %s", model.name, error)
 
-    def _detach(self, models: Sequence[BoundModel], patience_s: float, stop_wanted: StopWanted) -> None:
+    def _detach(self, models: Sequence[BoundModel], drain_timeout_s: float, stop_wanted: StopWanted) -> None:
         """Let the workers of models finish what they have, while others serve what comes."""
         stoppers = [
             threading.Thread(
-                target=model.stop_workers, args=(patience_s,), name=f"pytriton-{model.name}-detach", daemon=True
+                target=model.stop_workers, args=(drain_timeout_s,), name=f"pytriton-{model.name}-detach", daemon=True
             )
             for model in models
         ]
@@ -364,14 +364,14 @@ class ModelHost:
             stopper.start()
         for stopper in stoppers:
             while stopper.is_alive() and not stop_wanted():
-                stopper.join(_LOOK_S)
+                stopper.join(_JOIN_POLL_S)
 
-    def _wait_gone(self, models: Sequence[BoundModel], patience_s: float, stop_wanted: StopWanted) -> None:
-        """Wait until models that are leaving have answered what they have got, then stops their workers."""
-        deadline = time.monotonic() + patience_s
+    def _wait_unloaded(self, models: Sequence[BoundModel], drain_timeout_s: float, stop_wanted: StopWanted) -> None:
+        """Wait until models out of service have answered what they have got, then stop their workers."""
+        deadline = time.monotonic() + drain_timeout_s
         grace_s = WORKER_DEADLINE_S
         release_s = _RELEASE_DEADLINE_S
-        stranded = StrandedRequests()
+        orphaned = OrphanedRequests()
         while left := [model for model in models if self._is_loaded(model)]:
             if stop_wanted():
                 # The end of the server is waited for with a patience of its own.
@@ -381,22 +381,22 @@ class ModelHost:
                     "Requests of model %r have not been answered %g s after it was taken out of service: they are cut "
                     "off now.",
                     left[0].name,
-                    patience_s,
+                    drain_timeout_s,
                 )
                 grace_s = 0.0
                 break
-            if self.has_only_stranded(stranded, models):
-                logger.warning(STRANDED, repr(left[0].name))
+            if self.has_only_orphaned(orphaned, models):
+                logger.warning(ORPHANED, repr(left[0].name))
                 release_s = 0.0
                 break
             time.sleep(_POLL_S)
         for model in models:
             model.stop_workers(grace_s)
-            self._leaving.remove(model)
+            self._draining.remove(model)
         deadline = time.monotonic() + release_s
         while any(map(self._is_loaded, models)) and time.monotonic() < deadline and not stop_wanted():
             time.sleep(_POLL_S)
-        self._stranded = list(filter(self._is_loaded, [*self._stranded, *models]))
+        self._orphaned = list(filter(self._is_loaded, [*self._orphaned, *models]))
 
     def _is_loaded(self, model: BoundModel) -> bool:
         # The server removes the socket with the model, after the last of its requests.

@@ -1,141 +1,189 @@
-"""Waiting for a server that is coming up."""
+"""What `/v2/health/ready` says: not while a model has no worker, and not from the order to stop on.
 
-import errno
+tritonserver has no switch for that. But as long as it cannot load one of its models it says that it is not ready
+(unless it runs with `--strict-readiness=false`), and serves the others as before. So a model that cannot be loaded is
+put beside them, under a name that tells why.
+"""
+
+import logging
 import os
-import re
-import socket
+import shutil
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from pytriton.server.control.http import Control
-from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError, describe_exit, quote_log
-from pytriton.server.tritonserver.ports import Endpoint
-from pytriton.server.tritonserver.process import ServerProcess
+from pytriton.proxy_backend import BACKEND_NAME, SIDE_FILE_NAME, ProxySettings
+from pytriton.server.control.http import CALL_TIMEOUT_S, Control, ControlError
+from pytriton.server.errors import TritonServerError
+from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.repository import CONFIG_FILE
+from pytriton.server.models.worker_watch import WorkerWatch
+from pytriton.server.tritonserver.version import parse_server_version
+from pytriton.server.workspace import Workspace
 
-__all__ = ["POLL_S", "StartCancelled", "wait_guarded", "wait_until_up"]
+__all__ = ["DRAINING", "GATE_NAMES", "NO_WORKERS", "Readiness", "ReadinessGate"]
 
-POLL_S = 0.01
-"""Time between two looks at a server that is coming up, in seconds."""
+DRAINING = "pytriton-draining"
+"""In the list of models while the server is being stopped."""
+NO_WORKERS = "pytriton-no-workers"
+"""In the list of models while one of them has no worker."""
+GATE_NAMES = (DRAINING, NO_WORKERS)
 
-# How long what the server has written may take to get here, in seconds.
-_LOG_DEADLINE_S = 2.0
-_NONE_TO_ACCEPT = f"accept() call: {os.strerror(errno.EMFILE)}"
-_ERROR_LINE = re.compile(r"E\d{4} ")
+_CONFIG = f"""\
+backend: "{BACKEND_NAME}"
+max_batch_size: 0
+input [{{ name: "x", data_type: TYPE_FP32, dims: [1] }}]
+output [{{ name: "y", data_type: TYPE_FP32, dims: [1] }}]
+"""
+# From this version on a server that is asked whether it is ready asks the proxy backend of each model.
+_ASKS_MODELS_SINCE = (2, 68)
 
-
-class StartCancelled(Exception):
-    """The start was stopped from elsewhere."""
-
-
-def wait_until_up(
-    process: ServerProcess,
-    control: Control,
-    endpoints: Iterable[Endpoint],
-    *,
-    timeout_s: float,
-    cancelled: Callable[[], bool],
-) -> None:
-    """Wait until the server answers and all of its ports are open. Some of its models may have failed to load.
-
-    Args:
-        process: The server, started.
-        control: How it is asked.
-        endpoints: All places that it is to listen at.
-        timeout_s: How long to wait, in seconds.
-        cancelled: Asked again and again; True ends the wait.
-
-    Raises:
-        StartCancelled: `cancelled` said so.
-        TritonServerStartError: The process ended, says that it cannot serve, or no file descriptor is left.
-        TritonServerTimeoutError: The time is over.
-    """
-    deadline = time.monotonic() + timeout_s
-    # It opens its ports only after it has tried to load all models, and the metrics' last.
-    waiting: list[Callable[[], bool]] = [control.is_listening, *(_opened(endpoint) for endpoint in endpoints)]
-    while waiting:
-        if waiting[0]():
-            waiting.pop(0)
-            continue
-        if cancelled():
-            raise StartCancelled
-        if process.wait(POLL_S):
-            lines = process.log_tail
-            raise TritonServerStartError(
-                f"tritonserver {describe_exit(process.exit_code)} while it was starting.{quote_log(lines)}",
-                exit_code=process.exit_code,
-                log_lines=lines,
-            )
-        _refuse_without_descriptors(process)
-        if time.monotonic() >= deadline:
-            lines = process.log_tail
-            raise TritonServerTimeoutError(
-                f"tritonserver (pid {process.pid}) did not answer within {timeout_s:g} s of its start. If it loads "
-                f"something large, look at its log; if this machine is overloaded, try again.{quote_log(lines)}",
-                log_lines=lines,
-            )
-    process.wipe_secrets()
-    if control.has_failed():
-        # Where models that cannot be loaded are forgiven, it opens its ports whatever went wrong.
-        reported = time.monotonic() + _LOG_DEADLINE_S
-        while not any(_ERROR_LINE.match(line) for line in process.log_tail) and time.monotonic() < reported:
-            time.sleep(POLL_S)
-        lines = process.log_tail
-        raise TritonServerStartError(
-            "tritonserver runs and says that it cannot serve anything: one of its settings is most likely wrong."
-            f"{quote_log(lines)}",
-            log_lines=lines,
-        )
+logger = logging.getLogger(__name__)
 
 
-def _refuse_without_descriptors(process: ServerProcess) -> None:
-    """End the wait where one side cannot open the connections that it is for."""
-    try:
-        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
-    except OSError as error:
-        raise TritonServerStartError(
-            f"tritonserver cannot be asked whether it is there: {error.strerror}.", log_lines=process.log_tail
-        ) from error
-    if process.last_line.endswith(_NONE_TO_ACCEPT):
-        # It goes on to say so, and takes a whole processor for that.
-        lines = process.log_tail
-        raise TritonServerStartError(
-            f"tritonserver (pid {process.pid}) cannot accept connections.{quote_log(lines)}", log_lines=lines
-        )
-
-
-def wait_guarded(process: ServerProcess, control: Control, *, cancelled: Callable[[], bool]) -> bool:
-    """Wait until it is known whether the guard of a server that was just started is there.
+class ReadinessGate:
+    """Turns what `/v2/health/ready` answers to "no" and back. Safe for several threads.
 
     Args:
-        process: The server.
-        control: How it is asked.
-        cancelled: Asked again and again; True ends the wait.
-
-    Returns:
-        Whether it is there. True, too, where the process ended before it said anything, which is somebody else's
-        business.
-
-    Raises:
-        StartCancelled: `cancelled` said so.
+        models: The server's model repository.
+        endpoints: Folder of the sockets.
+        scratch: A path beside the repository, for files on their way there.
     """
-    # The guard says so before the server's own code runs, but others may write before it: libraries that the user
-    # preloads, too. Once a port is open it is too late for it.
-    while not process.is_guarded:
-        if cancelled():
-            raise StartCancelled
-        if control.is_listening():
-            return process.maps_guard()
-        if process.wait(POLL_S):
-            return True
-    return True
 
+    def __init__(self, models: Path, endpoints: Path, scratch: Path) -> None:
+        self._models = models
+        self._endpoints = endpoints
+        self._scratch = scratch
+        self._lock = threading.Lock()
+        self._closed: set[str] = set()
 
-def _opened(endpoint: Endpoint) -> Callable[[], bool]:
-    def is_open() -> bool:
-        try:
-            socket.create_connection((endpoint.host, endpoint.port), timeout=1.0).close()
-        except OSError:
+    def close(self, name: str, control: Control) -> bool:
+        """Make the server say that it is not ready, for the reason `name`, one of `GATE_NAMES`.
+
+        Returns:
+            Whether it does. It cannot be made to without room for two small files, for example; that is logged.
+        """
+        with self._lock:
+            if name in self._closed:
+                return True
+            try:
+                # Without its side file the proxy backend does not come up.
+                self._put(name, None)
+                control.load(name, CALL_TIMEOUT_S)
+            except ControlError as error:
+                if error.reason is not None:
+                    self._closed.add(name)
+                    return True
+                logger.warning(
+                    "The server does not answer, so it cannot be made to say that it is not ready: %s", error
+                )
+            except OSError as error:
+                logger.warning("The server cannot be made to say that it is not ready: %s", error)
             return False
+
+    def open(self, name: str, control: Control) -> None:
+        """Take `close` back.
+
+        Raises:
+            TritonServerError: The server does not answer, or goes on to say that it is not ready.
+            OSError: A file cannot be written.
+        """
+        with self._lock:
+            if name not in self._closed:
+                return
+            # Triton forgets that a model failed when it is loaded, and unloaded in order.
+            settings = ProxySettings(endpoint=self._endpoints / f"{name}.sock", batching=False)
+            self._put(name, settings.to_text())
+            try:
+                control.load(name, CALL_TIMEOUT_S)
+                control.unload(name, CALL_TIMEOUT_S)
+            except TritonServerError:
+                self._put(name, None)
+                raise
+            shutil.rmtree(self._models / name, ignore_errors=True)
+            self._closed.discard(name)
+
+    def reset(self) -> None:
+        """Remove all traces, for a server that is about to be started again."""
+        with self._lock:
+            for name in GATE_NAMES:
+                shutil.rmtree(self._models / name, ignore_errors=True)
+            self._closed.clear()
+
+    def _put(self, name: str, side_file: str | None) -> None:
+        """Put a model into the repository, newer than what was there before, and never half of it."""
+        shutil.rmtree(self._scratch, ignore_errors=True)
+        version = self._scratch / "1"
+        version.mkdir(parents=True)
+        (self._scratch / CONFIG_FILE).write_text(_CONFIG, encoding="utf-8")
+        if side_file is not None:
+            (version / SIDE_FILE_NAME).write_text(side_file, encoding="utf-8")
+        now = time.time_ns()
+        for path in (*version.iterdir(), version, self._scratch / CONFIG_FILE, self._scratch):
+            os.utime(path, ns=(now, now))
+        target = self._models / name
+        shutil.rmtree(target, ignore_errors=True)
+        self._scratch.rename(target)
+
+
+class Readiness:
+    """Closes the readiness gate of a running server while a model has no worker, and for good when it is drained.
+
+    Args:
+        workspace: The folder of the server's files.
+        models: Gives the models in service.
+    """
+
+    def __init__(self, workspace: Workspace, models: Callable[[], Sequence[BoundModel]]) -> None:
+        self._endpoints = workspace.endpoints_path
+        self._models = models
+        self._gate = ReadinessGate(workspace.model_store_path, self._endpoints, workspace.path / "gate")
+        self._control: Control | None = None
+        self._watch: WorkerWatch | None = None
+
+    def start(self, control: Control) -> None:
+        """Begin to watch the workers of a server that serves its models.
+
+        Args:
+            control: How it is asked.
+        """
+        self._control = control
+        self._watch = WorkerWatch(self._models, self._endpoints, self._on_change)
+        self._watch.start()
+
+    def stop(self) -> None:
+        """End the watch. What the server says stays as it is."""
+        watch, self._watch = self._watch, None
+        if watch is not None:
+            watch.stop()
+
+    def reset(self) -> None:
+        """Remove all traces from the repository, for a server that is about to be started again."""
+        self.stop()
+        self._gate.reset()
+
+    def start_draining(self) -> None:
+        """Make the server say that it is not ready, for good. To be called after `stop`."""
+        if self._control is not None:
+            self._gate.close(DRAINING, self._control)
+
+    def _on_change(self, are_complete: bool) -> bool:
+        control = self._control
+        if control is None:
+            return False
+        try:
+            if not are_complete:
+                return _asks_models(control) or self._gate.close(NO_WORKERS, control)
+            self._gate.open(NO_WORKERS, control)
+        except (TritonServerError, OSError) as error:
+            logger.warning("The server cannot be made to say whether it is ready: %s", error)
+            return False
+        logger.info("Every model has a worker again: the server says that it is ready.")
         return True
 
-    return is_open
+
+def _asks_models(control: Control) -> bool:
+    """Tell whether the server says by itself that it is not ready while a model has no worker."""
+    version = parse_server_version(control.server_version())
+    return version is not None and version >= _ASKS_MODELS_SINCE

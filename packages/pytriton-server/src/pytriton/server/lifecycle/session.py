@@ -1,10 +1,11 @@
-"""One run of tritonserver: files, ports, process, models; from its start to its end."""
+"""`Session`: a server with models from start to end; `ServerSession`: one run of a tritonserver of our own."""
 
 import logging
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from pytriton.proxy_backend import BACKEND_NAME, library_path
 from pytriton.server.control.http import Control, ControlError, HttpControl
@@ -15,14 +16,14 @@ from pytriton.server.errors import (
     describe_exit,
     quote_log,
 )
-from pytriton.server.lifecycle.drain import CUT_DEADLINE_S, Finish, finish_requests
+from pytriton.server.lifecycle.drain import CUT_DEADLINE_S, DrainResult, drain_requests, linger
 from pytriton.server.lifecycle.hosting import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, ModelHost
-from pytriton.server.lifecycle.readiness import POLL_S, StartCancelled, wait_guarded, wait_until_up
-from pytriton.server.lifecycle.readiness_gate import GATE_NAMES
-from pytriton.server.lifecycle.readiness_keeper import ReadinessKeeper
-from pytriton.server.lifecycle.stranded import has_others
+from pytriton.server.lifecycle.orphans import has_others, remove_shared_memory, shared_memory_of
+from pytriton.server.lifecycle.readiness import GATE_NAMES, Readiness
+from pytriton.server.lifecycle.startup import POLL_S, wait_guarded, wait_until_up
 from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.repository import ModelRepository
+from pytriton.server.models.workers import StartCancelled
 from pytriton.server.observe.metrics_page import MetricsPage
 from pytriton.server.observe.tracing import export_environment
 from pytriton.server.settings.config import TritonConfig
@@ -45,15 +46,14 @@ from pytriton.server.tritonserver.options import check_options
 from pytriton.server.tritonserver.ports import (
     Endpoint,
     ReservedPorts,
+    port_in_use,
     port_setting_of_bind_failure,
     reserve_ports,
-    taken,
 )
 from pytriton.server.tritonserver.process import ExitReport, ServerProcess
-from pytriton.server.tritonserver.stubs import remove_shared_memory, shared_memory_of
 from pytriton.server.workspace import Workspace
 
-__all__ = ["DRAIN_DEADLINE_S", "ServerSession"]
+__all__ = ["DRAIN_DEADLINE_S", "ServerSession", "Session"]
 
 DRAIN_DEADLINE_S = 30.0
 """How long a stop waits for requests that are being served, in seconds, unless `exit_timeout_secs` says."""
@@ -66,6 +66,43 @@ _EXIT_MARGIN_S = 5.0
 _END_S = EXIT_TIMEOUT_S + _EXIT_MARGIN_S
 
 logger = logging.getLogger(__name__)
+
+
+class Session(Protocol):
+    """A server with models, from the start or the first contact to the end."""
+
+    @property
+    def is_running(self) -> bool:
+        """Whether the server is up."""
+
+    @property
+    def host(self) -> ModelHost:
+        """The models on the server."""
+
+    def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+        """Bring server and models up. After an error, `close` has to follow.
+
+        Args:
+            models: The models that are bound already.
+            timeout_s: How long the server, and then each model's callables, may take, in seconds.
+            cancelled: Asked again and again; True ends the wait.
+        """
+
+    def claim(self, model: BoundModel) -> None:
+        """Make sure that a model may get its name, before it is loaded.
+
+        Raises:
+            PyTritonInvalidOperationError: The name is somebody else's.
+        """
+
+    def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
+        """Take the models out of service when their requests are answered, and let go of the server.
+
+        Args:
+            hurried: Asked again and again; True ends all patience.
+            linger_s: How long a server of our own accepts requests while it says already that it is not ready, in
+                seconds; None is as long as some come, within limits.
+        """
 
 
 class ServerSession:
@@ -109,7 +146,7 @@ class ServerSession:
         self._metrics_page: MetricsPage | None = None
         self._folders: ServerFolders | None = None
         self._environment: dict[str, str] = {}
-        self._readiness = ReadinessKeeper(workspace, lambda: self._host.models)
+        self._readiness = Readiness(workspace, lambda: self._host.models)
         self._is_up = False
 
     @property
@@ -185,7 +222,7 @@ class ServerSession:
                 if endpoint is None:
                     raise
                 if not endpoint.picked or attempt == _START_ATTEMPTS:
-                    raise taken(endpoint, exit_code=error.exit_code, log_lines=list(error.log_lines)) from error
+                    raise port_in_use(endpoint, exit_code=error.exit_code, log_lines=list(error.log_lines)) from error
                 logger.info("Port %d was taken by somebody else in the meantime: trying another one.", endpoint.port)
         self._wait_served(timeout_s, cancelled)
 
@@ -206,7 +243,7 @@ class ServerSession:
         if folders is None or ports is None:
             raise TritonServerStartError("tritonserver was never started, so it cannot be started again.")
         self._is_up = False
-        self._readiness.forget()
+        self._readiness.reset()
         if self._process is not None:
             self._process.stop(_EXIT_MARGIN_S, hurried=cancelled)
         if self._control is not None:
@@ -214,7 +251,7 @@ class ServerSession:
         # Left by the server that died. That one of them is there means that its model is.
         for socket in self._host.endpoints.glob("*.sock"):
             socket.unlink(missing_ok=True)
-        ports.hold_again()
+        ports.reserve_again()
         self._start_process(folders, ports, timeout_s, cancelled)
         self._wait_served(timeout_s, cancelled)
 
@@ -242,26 +279,33 @@ class ServerSession:
             linger_s: How long to accept requests while the server says already that it is not ready, in seconds; None
                 is as long as some come, within limits.
         """
-        patience = DRAIN_DEADLINE_S if self._config.exit_timeout_secs is None else float(self._config.exit_timeout_secs)
-        deadline = time.monotonic() + patience
+        timeout_s = (
+            DRAIN_DEADLINE_S if self._config.exit_timeout_secs is None else float(self._config.exit_timeout_secs)
+        )
+        deadline = time.monotonic() + timeout_s
         # What is left when the drain is broken off, as by a KeyboardInterrupt.
         rest = 0.0
         try:
-            if self._is_up and self._process is not None:
-                self._readiness.say_draining(self._process, deadline, linger_s, hurried)
-            rest = self._drain(deadline, hurried) if self._is_up else _END_S
+            rest = self._drain(deadline, linger_s, hurried) if self._is_up else _END_S
         finally:
             self._end(rest, hurried)
 
-    def _drain(self, deadline: float, hurried: Callable[[], bool]) -> float:
-        """Take all models out of service when their requests are answered; gives how long the end may take then."""
-        process, ports = self._process, self._ports
+    def _drain(self, deadline: float, linger_s: float | None, hurried: Callable[[], bool]) -> float:
+        """Take all models out of service when their requests are answered; return how long the end may take then."""
+        process, ports, control = self._process, self._ports, self.control
+        self._readiness.stop()
         if process is None or ports is None or not process.is_running:
             return _END_S
-        how = finish_requests(process, self.control, self._host, ports, deadline=deadline, hurried=hurried)
-        if how is Finish.CUT:
+        if not hurried():
+            self._readiness.start_draining()
+            left = max(0.0, deadline - time.monotonic())
+            linger(control, linger_s, most_s=left, ended=lambda seconds: process.wait(seconds) or hurried())
+        if process.wait(0.0):
+            return _END_S
+        result = drain_requests(process, control, self._host, ports, deadline=deadline, hurried=hurried)
+        if result is DrainResult.CUT:
             return CUT_DEADLINE_S
-        if how is Finish.UNKNOWN and self._config.exit_timeout_secs is not None:
+        if result is DrainResult.UNKNOWN and self._config.exit_timeout_secs is not None:
             # Its own patience is all there is.
             return max(_END_S, deadline - time.monotonic() + _EXIT_MARGIN_S)
         return _END_S

@@ -4,14 +4,15 @@ import contextvars
 import copy
 import dataclasses
 import hashlib
+import json
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
 
 from pytriton.decorators import TritonContext
 from pytriton.decorators.serving import check_callable, set_served_model
 from pytriton.model_config import DeviceKind, DynamicBatcher, ModelConfig, Tensor
+from pytriton.model_config.generator import ModelConfigGenerator
 from pytriton.model_config.triton_model_config import ResponseCache, TritonModelConfig
 from pytriton.proxy.tracers import use_worker_tracer
 from pytriton.proxy_backend import (
@@ -35,19 +36,16 @@ from pytriton.server.models.arguments import (
     named_specs,
     wire_specs,
 )
-from pytriton.server.models.config_pbtxt import render_config, render_config_json
+from pytriton.server.models.callers import CALLING_MODEL
 from pytriton.server.models.process_workers import ProcessWorker
 from pytriton.server.models.warmup import WarmupBatches
 from pytriton.server.models.workers import ModelWorkers
 from pytriton.server.observe.metrics_totals import CallableTotals
 from pytriton.server.observe.tracing import ModelTracing, TracerLease
 
-__all__ = ["BoundModel", "InferFunc", "calling_model"]
+__all__ = ["BoundModel", "render_config", "render_config_json"]
 
 _SHORT_NAME_LENGTH = 12
-_CALLING: Final[contextvars.ContextVar["weakref.ref[BoundModel] | None"]] = contextvars.ContextVar(
-    "pytriton_calling_model", default=None
-)
 
 
 class BoundModel:
@@ -113,7 +111,8 @@ class BoundModel:
         )
         for infer in self._own_callables():
             check_callable(infer, self.triton_config)
-        self._triton_context = triton_context
+        self.triton_context = triton_context
+        """What the callables learn about the other models; the same for all models of a server."""
         self.generation = generation
         self.shared_endpoint: Path | None = None
         """The socket of the model where another process has loaded it, and this one serves it together with that."""
@@ -162,7 +161,7 @@ class BoundModel:
             version=self.version,
             config=self._config if config is None else config,
             strict=self._strict if strict is None else strict,
-            triton_context=self._triton_context,
+            triton_context=self.triton_context,
             tracing=self._tracing,
         )
         model.shared_endpoint = self.shared_endpoint
@@ -208,13 +207,13 @@ class BoundModel:
         """
         context = contextvars.copy_context()
         context.run(use_worker_tracer, tracer)
-        context.run(_CALLING.set, weakref.ref(self))
-        context.run(set_served_model, infer, self.triton_config, self._triton_context)
+        context.run(CALLING_MODEL.set, weakref.ref(self))
+        context.run(set_served_model, infer, self.triton_config, self.triton_context)
         return context
 
     @property
     def config_text(self) -> str:
-        """The text of the model's `config.pbtxt`."""
+        """The text of the model's `config.pbtxt`, which serves all versions found in the model's folder."""
         return render_config(self.triton_config)
 
     def differences(self, other: "BoundModel") -> list[str]:
@@ -261,11 +260,11 @@ class BoundModel:
     def publish(self) -> None:
         """Let the callables of all models of the server see this model's configuration."""
         for infer in self._own_callables():
-            self._triton_context.model_configs[infer] = self.triton_config
+            self.triton_context.model_configs[infer] = self.triton_config
 
     def unpublish(self) -> None:
         """Take the configuration back where `publish` has put it and nobody has put another one since."""
-        configs = self._triton_context.model_configs
+        configs = self.triton_context.model_configs
         for infer in self._own_callables():
             if configs.get(infer) is self.triton_config:
                 del configs[infer]
@@ -375,6 +374,16 @@ class BoundModel:
             tracer.release()
 
 
+def render_config(config: TritonModelConfig) -> str:
+    """Return the text of `config.pbtxt`. The warm-up is left out: workers do it before Triton knows of the model."""
+    return ModelConfigGenerator(dataclasses.replace(config, model_warmup=None)).get_text()
+
+
+def render_config_json(config: TritonModelConfig) -> str:
+    """Return the same as JSON, for the parameter `config` of a call of Triton's model repository extension."""
+    return json.dumps(ModelConfigGenerator(dataclasses.replace(config, model_warmup=None)).get_config())
+
+
 def _max_queue_size(batcher: DynamicBatcher | None) -> int:
     """Return how many requests a queue of Triton's may hold for a model; 0 is any number."""
     if batcher is None:
@@ -382,17 +391,3 @@ def _max_queue_size(batcher: DynamicBatcher | None) -> int:
     policies = [batcher.default_queue_policy, *(batcher.priority_queue_policy or {}).values()]
     sizes = [0 if policy is None else policy.max_queue_size for policy in policies]
     return max(sizes) if all(sizes) else 0
-
-
-def calling_model(triton_context: TritonContext) -> BoundModel | None:
-    """Return the model whose callable runs in this thread or task; None where that is none of a certain server.
-
-    What a callable hands to `asyncio.to_thread`, or to a thread with `contextvars.copy_context`, counts as well: all of
-    these may be waited for by it.
-
-    Args:
-        triton_context: What all models of the server have in common.
-    """
-    reference = _CALLING.get()
-    model = None if reference is None else reference()
-    return model if model is not None and model._triton_context is triton_context else None

@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Iterable, Sequence
 from typing import overload
 
-from pytriton.model_config.warmup import warmup_request
 from pytriton.model_config.common import ModelWarmup
+from pytriton.model_config.warmup import warmup_request
 from pytriton.proxy.types import Request
 
 __all__ = ["WarmupBatches"]

@@ -14,15 +14,19 @@ from pytriton.exceptions import PyTritonUnrecoverableError
 from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend import AttachError, ModelSpec, Worker, WorkerProcessError
 from pytriton.proxy_backend.process.worker_process import WorkerProcess
-from pytriton.server.lifecycle.readiness import POLL_S, StartCancelled
-from pytriton.server.models.process_workers import ProcessWorker, TritonWorkerError
-from pytriton.server.models.process_workers_bound import StandIn, make_worker_process
+from pytriton.server.models.process_workers import FallbackWorker, ProcessWorker, TritonWorkerError, make_worker_process
 from pytriton.server.models.warmup import WarmupBatches
 from pytriton.server.observe.metrics_totals import StatisticsTotals
 
-__all__ = ["ModelWorkers"]
+__all__ = ["ModelWorkers", "StartCancelled"]
+
+_POLL_S = 0.01
 
 logger = logging.getLogger(__name__)
+
+
+class StartCancelled(Exception):
+    """A start, or the bind of a model, was stopped from elsewhere while it was waited for."""
 
 
 class ModelWorkers:
@@ -43,7 +47,7 @@ class ModelWorkers:
         self._workers: list[Worker | WorkerProcess] = []
         # One for each worker; None for those in processes of their own.
         self._warmups: list[WarmupBatches | None] = []
-        self._stand_in: StandIn | None = None
+        self._fallback: FallbackWorker | None = None
         self.was_attached = False
         """Whether all workers have been waited for, until they were attached: before, the model is not yet served."""
 
@@ -116,8 +120,8 @@ class ModelWorkers:
             trace_config: Where their spans go.
             on_unrecoverable: Called when a callable raised PyTritonUnrecoverableError.
         """
-        if self._stand_in is None:
-            self._stand_in = StandIn(self._spec, endpoint)
+        if self._fallback is None:
+            self._fallback = FallbackWorker(self._spec, endpoint)
         for place in range(described.copies):
             self._add(
                 make_worker_process(
@@ -129,7 +133,7 @@ class ModelWorkers:
                     endpoint=endpoint,
                     trace_config=trace_config,
                     on_unrecoverable=on_unrecoverable,
-                    on_given_up=self._note_given_up,
+                    on_given_up=self._on_given_up,
                 )
             )
 
@@ -139,13 +143,13 @@ class ModelWorkers:
         worker.start()
         self.totals.add(len(self._workers) - 1, worker)
 
-    def _note_given_up(self, error: WorkerProcessError) -> None:
-        workers, stand_in = self._workers, self._stand_in
+    def _on_given_up(self, error: WorkerProcessError) -> None:
+        workers, fallback = self._workers, self._fallback
         was_served = any(isinstance(worker, WorkerProcess) and worker.was_attached for worker in workers)
         # With others left, an answer that comes at once would draw the requests away from them: other workers of this
         # model, or those of the one that it was to follow.
-        if stand_in is not None and was_served and not any(worker.is_alive for worker in workers):
-            stand_in.start(error)
+        if fallback is not None and was_served and not any(worker.is_alive for worker in workers):
+            fallback.start(error)
 
     def wait_warm(self, timeout_s: float | None = None, cancelled: Callable[[], bool] = lambda: False) -> None:
         """Wait until every callable has served the model's warm-up, and those in processes of their own are made.
@@ -177,7 +181,7 @@ class ModelWorkers:
                     f"{limit_s:g} s: {late.progress}. Set ModelConfig.warmup_timeout_s higher, or warm up with less"
                 )
             with contextlib.suppress(AttachError):
-                waiting[0][0].wait_warm(POLL_S)
+                waiting[0][0].wait_warm(_POLL_S)
 
     def wait_attached(self, timeout_s: float) -> None:
         """Wait until every worker is attached to the server.
@@ -211,9 +215,9 @@ class ModelWorkers:
                 self._spec.name,
                 self._spec.version,
             )
-        stand_in, self._stand_in = self._stand_in, None
-        if stand_in is not None:
-            stand_in.stop(timeout_s)
+        fallback, self._fallback = self._fallback, None
+        if fallback is not None:
+            fallback.stop(timeout_s)
 
 
 def _is_warm(worker: Worker | WorkerProcess, warmup: WarmupBatches | None) -> bool:

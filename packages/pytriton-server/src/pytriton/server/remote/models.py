@@ -12,7 +12,7 @@ from pytriton.exceptions import PyTritonInvalidOperationError
 from pytriton.proxy_backend import LIBRARY_NAME, library_path
 from pytriton.server.control.http import Control, ControlError, ModelUpload
 from pytriton.server.lifecycle.hosting import ModelHost
-from pytriton.server.lifecycle.stranded import has_others
+from pytriton.server.lifecycle.orphans import has_others
 from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.remote.sharing import (
     DIGEST_PARAMETER,
@@ -21,8 +21,8 @@ from pytriton.server.remote.sharing import (
     Membership,
     ServedModel,
     ServerProcessWatch,
-    digest_of,
-    exclusively,
+    load_lock,
+    models_digest,
 )
 from pytriton.server.workspace import remove_abandoned
 
@@ -105,7 +105,7 @@ class RemoteModels:
     def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
         """Make the server serve these versions under a name, and no others; see `hosting.Placement`."""
         if not models:
-            return self._take_off(name, timeout_s)
+            return self._unload(name, timeout_s)
         if len(models) == 1 and models[0].shared_endpoint is not None:
             # Another process has loaded it.
             return True
@@ -127,12 +127,12 @@ class RemoteModels:
         """Tell whether the server has, or may have, models beside these."""
         return has_others(self._control, names)
 
-    def mend(self, name: str, *, was_away: bool) -> bool:
+    def reconcile(self, name: str, *, was_unreachable: bool) -> bool:
         """Bring a name back where that is ours to do; tells whether its workers may be expected to attach.
 
         Args:
             name: The name.
-            was_away: Whether the server did not answer a moment ago.
+            was_unreachable: Whether the server did not answer a moment ago.
 
         Raises:
             TritonServerError: The server refused, or did not answer.
@@ -141,19 +141,19 @@ class RemoteModels:
         """
         models = [model for model in self._host.models if model.name == name]
         membership = self._memberships[name]
-        with exclusively(membership.folder, name, _LEAVING_DEADLINE_S) as is_our_turn:
-            there = self._served(name) if is_our_turn else None
+        with load_lock(membership.folder, name, _LEAVING_DEADLINE_S) as is_acquired:
+            there = self._served(name) if is_acquired else None
             if there is not None and there.endpoint is not None:
                 if there.endpoint in self._endpoints_of(name):
                     return True
-                if len(models) == 1 and there.digest == digest_of(models) and self._join(models[0], there):
+                if len(models) == 1 and there.digest == models_digest(models) and self._join(models[0], there):
                     # Both had the same idea, and the other one was later.
                     self._host.move(models[0], there.endpoint)
                     return True
                 return False
-            if there is not None or not is_our_turn:
+            if there is not None or not is_acquired:
                 return False
-            if not was_away and not self._has_ended(name):
+            if not was_unreachable and not self._has_ended(name):
                 # Somebody has unloaded it.
                 return False
             logger.info("The server at %s was started again: model %s is loaded again.", self._url, name)
@@ -189,7 +189,7 @@ class RemoteModels:
     def _find(self, model: BoundModel) -> ServedModel | None:
         """Return what is in the way of a model. Where it is the same, bound by a process that lives, joins that."""
         deadline = time.monotonic() + _LEAVING_DEADLINE_S
-        while (there := self._served(model.name)) is not None and there.digest == digest_of([model]):
+        while (there := self._served(model.name)) is not None and there.digest == models_digest([model]):
             if there.endpoint is not None and not os.path.lexists(there.endpoint):
                 # Whoever loaded it is dead, and the files are removed already.
                 return None
@@ -229,30 +229,30 @@ class RemoteModels:
         self._revisions.setdefault(name, (secrets.token_hex(4), 0))
         self._placed[name] = there
         model.shared_endpoint = there.endpoint
-        self._look_at_server(model)
+        self._watch_server(model)
         return True
 
-    def _take_off(self, name: str, timeout_s: float) -> bool:
+    def _unload(self, name: str, timeout_s: float) -> bool:
         membership = self._memberships.get(name)
         if membership is None:
             # It was never loaded.
             self._forget(name)
             return True
-        if not membership.leave_as_last():
+        if not membership.try_upgrade():
             self._forget(name)
             return False
         try:
             # Not what somebody else has put there in the meantime.
-            if self._served(name) == self._placed.get(name) and not self._put_back(name, timeout_s):
+            if self._served(name) == self._placed.get(name) and not self._restore_original(name, timeout_s):
                 self._control.unload(name, timeout_s)
         except BaseException:
             with contextlib.suppress(BlockingIOError):
-                membership.stay()
+                membership.downgrade()
             raise
         self._forget(name)
         return True
 
-    def _put_back(self, name: str, timeout_s: float) -> bool:
+    def _restore_original(self, name: str, timeout_s: float) -> bool:
         """Return a name back to the model of the server's own that had it; tells whether that could be done."""
         if name not in self._replaced:
             return False
@@ -294,7 +294,7 @@ class RemoteModels:
 
     def _load(self, name: str, models: Sequence[BoundModel], revision: str, timeout_s: float) -> None:
         endpoint = models[0].endpoint(self._host.endpoints) if len(models) == 1 else None
-        self._placed[name] = ServedModel(endpoint, digest_of(models), name in self._replaced)
+        self._placed[name] = ServedModel(endpoint, models_digest(models), name in self._replaced)
         try:
             self._control.load(name, timeout_s, self._upload(models, revision))
         except ControlError as error:
@@ -302,9 +302,9 @@ class RemoteModels:
                 raise
             advice = f"{error.reason}. Start the server with --model-control-mode=explicit: it runs with none or poll"
             raise ControlError(advice, reason=advice, status=error.status) from error
-        self._look_at_server(models[0])
+        self._watch_server(models[0])
 
-    def _look_at_server(self, model: BoundModel) -> None:
+    def _watch_server(self, model: BoundModel) -> None:
         watch = self._servers.pop(model.name, None)
         if watch is not None:
             watch.close()
@@ -316,7 +316,7 @@ class RemoteModels:
             for name, text in model.side_files(self._host.endpoints):
                 files[f"{model.version}/{name}"] = text.encode()
         # Triton looks at the configuration alone to see whether it has to load a version again.
-        parameters = {"pytriton_revision": revision, DIGEST_PARAMETER: digest_of(models)}
+        parameters = {"pytriton_revision": revision, DIGEST_PARAMETER: models_digest(models)}
         if models[0].name in self._replaced:
             parameters[REPLACED_PARAMETER] = "true"
         if len(models) == 1:

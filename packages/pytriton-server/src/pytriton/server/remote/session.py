@@ -6,19 +6,19 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 
-from pytriton.client.management import TlsSettings, TritonUrl, make_grpc_credentials, make_ssl_context
 from pytriton.client.exceptions import (
     PyTritonClientConnectionError,
     PyTritonClientInferenceServerError,
     PyTritonClientTimeoutError,
 )
+from pytriton.client.management import TlsSettings, TritonUrl, make_grpc_credentials, make_ssl_context
 from pytriton.exceptions import PyTritonInvalidOperationError
 from pytriton.server.control.http import CALL_TIMEOUT_S, Control, ControlError, HttpControl
 from pytriton.server.errors import TritonServerError, TritonServerExitedError
 from pytriton.server.lifecycle.hosting import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, ModelHost
-from pytriton.server.lifecycle.readiness import StartCancelled
 from pytriton.server.lifecycle.session import DRAIN_DEADLINE_S
 from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.workers import StartCancelled
 from pytriton.server.remote.models import LOAD_DEADLINE_S, RemoteModels
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TRITON_ACCESS_HEADER
@@ -82,7 +82,7 @@ class RemoteSession:
         """Set by `close`."""
         self._answered_at = 0.0
         self._complete_at = 0.0
-        self._away_since: float | None = None
+        self._unreachable_since: float | None = None
 
     @property
     def is_running(self) -> bool:
@@ -90,9 +90,9 @@ class RemoteSession:
         return self._has_started and self._is_up and self._failure is None
 
     @property
-    def is_away(self) -> bool:
+    def is_unreachable(self) -> bool:
         """Whether the server does not answer right now, and is expected back."""
-        return self._away_since is not None
+        return self._unreachable_since is not None
 
     @property
     def host(self) -> ModelHost:
@@ -133,7 +133,7 @@ class RemoteSession:
         """Make sure that a model may get its name; see `RemoteModels.claim`."""
         self._models.claim(model)
 
-    def mend(self) -> None:
+    def reconcile(self) -> None:
         """Load again what the server has forgotten because it was started again. Does nothing if nothing is missing.
 
         What is wrong for too long ends the session; see `failure`.
@@ -142,26 +142,28 @@ class RemoteSession:
             return
         now = time.monotonic()
         missing = [model for model in self._host.models if not model.is_attached]
-        if not missing and self._away_since is None:
+        if not missing and self._unreachable_since is None:
             if not self._host.models and not self._control.is_listening():
-                self._note_away(now)
+                self._mark_unreachable(now)
             self._complete_at = now
             return
         if not self._control.is_listening():
-            self._note_away(now)
+            self._mark_unreachable(now)
             return
         if not missing:
-            self._note_back()
+            self._mark_reachable()
             return
         try:
             names = dict.fromkeys(model.name for model in missing)
-            is_waiting = [self._models.mend(name, was_away=self._away_since is not None) for name in names]
+            is_waiting = [
+                self._models.reconcile(name, was_unreachable=self._unreachable_since is not None) for name in names
+            ]
         except (TritonServerError, PyTritonInvalidOperationError, OSError) as error:
             logger.warning("The models cannot be loaded again yet: %s", error)
-            self._note_away(now)
+            self._mark_unreachable(now)
             return
         if all(is_waiting):
-            self._note_back()
+            self._mark_reachable()
         elif now - self._complete_at > MISSING_DEADLINE_S:
             self.give_up()
 
@@ -203,7 +205,7 @@ class RemoteSession:
         self.ended.set()
         try:
             if self._is_up and self._host.models and self._control.is_listening():
-                self._host.unload_all(timeout_s=LOAD_DEADLINE_S, patience_s=DRAIN_DEADLINE_S, stop_wanted=hurried)
+                self._host.unload_all(timeout_s=LOAD_DEADLINE_S, drain_timeout_s=DRAIN_DEADLINE_S, stop_wanted=hurried)
         finally:
             self._is_up = False
             try:
@@ -213,17 +215,17 @@ class RemoteSession:
                 self._control.close()
                 self._workspace.clean()
 
-    def _note_away(self, now: float) -> None:
-        if self._away_since is None:
-            self._away_since = now
+    def _mark_unreachable(self, now: float) -> None:
+        if self._unreachable_since is None:
+            self._unreachable_since = now
             logger.warning("The tritonserver at %s does not answer any more. It is waited for.", self._url.with_scheme)
-        elif now - self._away_since > self._comeback_s:
+        elif now - self._unreachable_since > self._comeback_s:
             self.give_up()
 
-    def _note_back(self) -> None:
+    def _mark_reachable(self) -> None:
         self._complete_at = time.monotonic()
-        if self._away_since is not None:
-            self._away_since = None
+        if self._unreachable_since is not None:
+            self._unreachable_since = None
             logger.info("The tritonserver at %s answers again.", self._url.with_scheme)
 
     def _wait_listening(self, timeout_s: float, cancelled: Callable[[], bool]) -> None:

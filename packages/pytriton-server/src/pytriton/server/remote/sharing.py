@@ -32,14 +32,14 @@ __all__ = [
     "Membership",
     "ServedModel",
     "ServerProcessWatch",
-    "digest_of",
-    "exclusively",
+    "load_lock",
+    "models_digest",
 ]
 
 ENDPOINT_PARAMETER = "pytriton_endpoint"
 """Parameter of the configuration that has the path of the model's socket."""
 DIGEST_PARAMETER = "pytriton_digest"
-"""Parameter of the configuration that has `digest_of` the model."""
+"""Parameter of the configuration that has `models_digest` the model."""
 REPLACED_PARAMETER = "pytriton_replaced"
 """Parameter of the configuration of a model that has taken the place of one from the server's own repository."""
 
@@ -47,7 +47,7 @@ _LOAD_SUFFIX = ".load"
 _POLL_S = 0.02
 
 
-def digest_of(models: Sequence[BoundModel]) -> str:
+def models_digest(models: Sequence[BoundModel]) -> str:
     """Return what two processes have in common that bind the same: names, versions, tensors, configuration."""
     parts = [models[0].config_text]
     for model in models:
@@ -65,7 +65,7 @@ class ServedModel:
     endpoint: Path | None
     """Where its workers meet it; None where it is none of ours, or has several versions."""
     digest: str | None
-    """See `digest_of`; None where it is none of ours."""
+    """See `models_digest`; None where it is none of ours."""
     has_replaced: bool = False
     """Whether it is one of ours, and has taken the place of one from the server's own repository."""
 
@@ -93,7 +93,7 @@ class ServedModel:
 
 
 class Membership:
-    """That this process is among those who serve a model.
+    """A shared lock on a model, held by each process that serves it.
 
     Args:
         folder: Where the model's socket is.
@@ -114,20 +114,20 @@ class Membership:
         except BaseException:
             os.close(self._fd)
             raise
-        call_in_child(self, Membership._let_go)
+        call_in_child(self, Membership._release_in_child)
 
     def is_shared(self) -> bool:
         """Tell whether there are others."""
-        is_shared = not self.leave_as_last()
+        is_shared = not self.try_upgrade()
         # Of what was held nothing is left by a failed attempt; the others hold no more than a share.
         with contextlib.suppress(BlockingIOError):
-            self.stay()
+            self.downgrade()
         return is_shared
 
-    def leave_as_last(self) -> bool:
-        """Shut everybody else out if there is nobody else; tells whether that is so. If not, it is over for us.
+    def try_upgrade(self) -> bool:
+        """Make the lock exclusive if nobody else has a share; return whether that is so. If not, the share is lost.
 
-        `close` or `stay` has to follow. Of several who do this at the same time, one is the last.
+        `close` or `downgrade` has to follow. Of several who do this at the same time, one is the last.
         """
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -135,8 +135,8 @@ class Membership:
             return False
         return True
 
-    def stay(self) -> None:
-        """Take `leave_as_last` back.
+    def downgrade(self) -> None:
+        """Take `try_upgrade` back.
 
         Raises:
             BlockingIOError: Somebody else is about to be the last.
@@ -146,41 +146,41 @@ class Membership:
     def close(self) -> None:
         """End it. The file goes with the last one."""
         if self._fd >= 0:
-            if self.leave_as_last():
+            if self.try_upgrade():
                 for suffix in (USERS_SUFFIX, _LOAD_SUFFIX):
                     self._path.with_suffix(suffix).unlink(missing_ok=True)
             fd, self._fd = self._fd, -1
             os.close(fd)
 
-    def _let_go(self) -> None:
+    def _release_in_child(self) -> None:
         """In a forked child: the share is the parent's."""
         replace_descriptors([self._fd])
         self._fd = -1
 
 
 @contextlib.contextmanager
-def exclusively(folder: Path, name: str, timeout_s: float) -> Iterator[bool]:
-    """Do something that only one of those who serve a model may do at a time; gives whether it is our turn.
+def load_lock(folder: Path, name: str, timeout_s: float) -> Iterator[bool]:
+    """Hold the lock under which one of those who serve a model loads it again; yield whether it was acquired.
 
     Args:
         folder: Where the model's socket is.
         name: Name of the model.
-        timeout_s: How long to wait for our turn, in seconds.
+        timeout_s: How long to wait for it, in seconds.
     """
     fd = os.open(folder / f"{name}{_LOAD_SUFFIX}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "r+b", buffering=0) as file:
         let_go_in_child(file)
         deadline = time.monotonic() + timeout_s
-        is_ours = False
-        while not is_ours:
+        is_acquired = False
+        while not is_acquired:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                is_ours = True
+                is_acquired = True
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     break
                 time.sleep(_POLL_S)
-        yield is_ours
+        yield is_acquired
 
 
 class ServerProcessWatch:

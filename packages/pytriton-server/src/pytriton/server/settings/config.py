@@ -16,7 +16,7 @@ from pytriton.server.settings.rules import checked, converted
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ENVIRONMENT_PREFIX", "TritonConfig"]
+__all__ = ["ENVIRONMENT_PREFIX", "TritonConfig", "is_on_vertex_ai", "vertex_ai_is_on"]
 
 ENVIRONMENT_PREFIX = "PYTRITON_TRITON_CONFIG_"
 """Start of the names of environment variables that hold fields of `TritonConfig`."""
@@ -238,6 +238,16 @@ class TritonConfig:
         """
         # Each on its own need not be acceptable: one protocol may be switched off here and there.
         return TritonConfig(**{**_environment_values(), **_set_fields(self)})
+
+
+def is_on_vertex_ai() -> bool:
+    """Tell whether this program runs as a server on Vertex AI, going by the environment."""
+    return os.environ.get("AIP_MODE") == "PREDICTION"
+
+
+def vertex_ai_is_on(config: TritonConfig) -> bool:
+    """Tell whether Vertex AI's endpoints are to be served."""
+    return is_on_vertex_ai() if config.allow_vertex_ai is None else config.allow_vertex_ai
 
 
 @functools.cache

@@ -5,12 +5,13 @@ import os
 from pathlib import Path
 
 from pytriton.exceptions import PyTritonValidationError
-from pytriton.server.settings.config import TritonConfig
-from pytriton.server.settings.front_ends import check_vertex_ai
+from pytriton.server.settings.config import TritonConfig, vertex_ai_is_on
 from pytriton.server.settings.rules import is_colliding, parse_restriction
 from pytriton.server.settings.security import TRITON_ACCESS_HEADER, TritonSecurityConfig
 
 __all__ = ["check_settings"]
+
+_ROUTES = ("AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE")
 
 logger = logging.getLogger(__name__)
 
@@ -25,7 +26,7 @@ def check_settings(config: TritonConfig, security: TritonSecurityConfig) -> None
     _check_log_file(config.log_file)
     _check_model_repository(config.model_repository)
     _check_header(config, security)
-    check_vertex_ai(config)
+    _check_vertex_ai(config)
 
 
 def _check_tls(config: TritonConfig) -> None:
@@ -130,3 +131,20 @@ def _check_header(config: TritonConfig, security: TritonSecurityConfig) -> None:
                 expected=f"another header than {TRITON_ACCESS_HEADER}",
                 received=TRITON_ACCESS_HEADER,
             )
+
+
+def _check_vertex_ai(config: TritonConfig) -> None:
+    """Check that Vertex AI's endpoints have their paths, if they are to be served.
+
+    Raises:
+        PyTritonValidationError: A variable of the environment is missing.
+    """
+    missing = [name for name in _ROUTES if not os.environ.get(name)]
+    if missing and vertex_ai_is_on(config):
+        raise PyTritonValidationError(
+            f"Vertex AI's endpoints need the environment variables {' and '.join(_ROUTES)}, such as /predict and "
+            f"/health; {' and '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set. Set them, or "
+            "TritonConfig.allow_vertex_ai=False.",
+            expected=_ROUTES,
+            received=missing,
+        )

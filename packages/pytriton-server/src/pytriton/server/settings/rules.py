@@ -9,10 +9,18 @@ from typing import Any
 
 import numpy as np
 
-from pytriton.exceptions import PyTritonValidationError
+from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 from pytriton.server.settings.security import VALID_TRITON_ENDPOINTS
 
-__all__ = ["Restriction", "checked", "converted", "is_colliding", "parse_port_range", "parse_restriction"]
+__all__ = [
+    "Restriction",
+    "check_timeout",
+    "checked",
+    "converted",
+    "is_colliding",
+    "parse_port_range",
+    "parse_restriction",
+]
 
 _TRUE = frozenset({"1", "true", "yes", "on", "y", "t"})
 _FALSE = frozenset({"0", "false", "no", "off", "n", "f"})
@@ -178,6 +186,21 @@ def parse_port_range(text: str, where: str) -> tuple[int, int]:
 def is_colliding(restriction: Restriction | None, header: str, value: str) -> bool:
     """Tell whether one header would need two values at once."""
     return restriction is not None and restriction.header.lower() == header.lower() and restriction.value != value
+
+
+def check_timeout(name: str, timeout_s: Any) -> None:
+    """Check that an argument is a time to wait.
+
+    Raises:
+        PyTritonBadParameterError: It is no number, or less than 0.
+    """
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, (int, float)) or not timeout_s >= 0:
+        raise PyTritonBadParameterError(
+            f"{name} must be a number of seconds of at least 0; got {timeout_s!r}.",
+            parameter=name,
+            value=timeout_s,
+            rule="at least 0",
+        )
 
 
 def _as_int(value: Any) -> int | None:

@@ -1,22 +1,92 @@
-"""The published vulnerabilities of tritonserver: which of them a version has, and what of them is covered here.
+"""The published vulnerabilities of tritonserver: which of them a version has, and what the guard does about each.
 
-The list itself is in `pytriton.server.tritonserver.advisories_known`.
+The list is `advisories.json` beside this file.
+
+Sources: ids, severities (CVSS 3.1 base scores), descriptions and first fixed releases are those of NVIDIA's security
+bulletins 5509 (2023), 5535, 5546, 5565 (2024), 5612, 5687, 5691, 5723, 5734 (2025), 5790, 5816, 5828, 5848, 5853, 5865
+and 5875 (2026) in the repository NVIDIA/product-security on GitHub, read as they were on 2026-09-08. Versions are those
+that the repository triton-inference-server/server names for the branches of these releases.
+
+The bulletins rarely say which request does the harm. Where a change between a release and the one before fits, `change`
+names its pull request, and component and summary follow it. That it is the one is our reading, not NVIDIA's word; where
+two numbers fit two changes alike, which is which is arbitrary. Where none is known to fit, `change` is empty.
+
+Left out: the plugin for MLflow (CVE-2026-47487), which is no part of the server.
 """
 
 from __future__ import annotations
 
-from pytriton.server.tritonserver.advisories_known import ADVISORIES, KNOWN_AS_OF, NEWEST_KNOWN_VERSION, Advisory, Guard
+import enum
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 from pytriton.server.tritonserver.version import parse_server_version
 
 __all__ = [
     "ADVISORIES",
     "KNOWN_AS_OF",
     "NEWEST_KNOWN_VERSION",
+    "RELEASES",
     "Advisory",
     "Guard",
     "advisories_of",
     "is_newer_than_known",
 ]
+
+_DATA: dict[str, Any] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+
+KNOWN_AS_OF: str = _DATA["known_as_of"]
+"""Day of the newest bulletin in the list."""
+NEWEST_KNOWN_VERSION: str = _DATA["newest_known_version"]
+"""The newest version whose changes were read for the list."""
+RELEASES: dict[str, str] = _DATA["releases"]
+"""Versions and the releases that they came with."""
+
+
+class Guard(enum.Enum):
+    """What the guard does about a vulnerability."""
+
+    COVERED = "covered"
+    PARTLY = "partly"
+    NOT_COVERED = "not covered"
+    UNKNOWN = "not known"
+    """Nobody outside of NVIDIA was told which request does it."""
+
+
+@dataclass(frozen=True)
+class Advisory:
+    """A published vulnerability of tritonserver.
+
+    Attributes:
+        id: Its number.
+        severity: CVSS 3.1 base score of the bulletin.
+        fixed_in: First version of tritonserver without it.
+        component: Where it is.
+        guard: What the guard does about it.
+        summary: What happens, in a sentence.
+        also: What else helps, by default or by a setting; empty where nothing does.
+        change: Pull request that fits, `repository#number`; empty where none is known.
+    """
+
+    id: str
+    severity: float
+    fixed_in: str
+    component: str
+    guard: Guard
+    summary: str
+    also: str = ""
+    change: str = ""
+
+    @property
+    def release(self) -> str:
+        """The release that `fixed_in` came with, such as `25.07`."""
+        return RELEASES[self.fixed_in]
+
+
+ADVISORIES = tuple(Advisory(**{**fields, "guard": Guard(fields["guard"])}) for fields in _DATA["advisories"])
+"""All of them, in the order of the versions that fixed them."""
 
 
 def advisories_of(version: str) -> list[Advisory]:

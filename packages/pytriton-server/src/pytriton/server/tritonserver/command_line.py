@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from pytriton.server.settings.config import TritonConfig
-from pytriton.server.settings.front_ends import is_on_vertex_ai
+from pytriton.server.settings.config import TritonConfig, is_on_vertex_ai
 from pytriton.server.settings.rules import Restriction, parse_restriction
 from pytriton.server.settings.security import TRITON_ACCESS_HEADER, TritonSecurityConfig
 from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts

@@ -18,8 +18,7 @@ from pytriton.exceptions import PyTritonValidationError
 from pytriton.proxy_backend.system.forks import let_go_in_child
 from pytriton.proxy_backend.system.shortage import explain
 from pytriton.server.errors import PortInUseError
-from pytriton.server.settings.config import TritonConfig
-from pytriton.server.settings.front_ends import vertex_ai_is_on
+from pytriton.server.settings.config import TritonConfig, vertex_ai_is_on
 from pytriton.server.settings.rules import parse_port_range
 
 __all__ = [
@@ -27,10 +26,10 @@ __all__ = [
     "ReservedPorts",
     "find_listener",
     "fixed_places",
+    "port_in_use",
     "port_setting_of_bind_failure",
     "process_with_sockets",
     "reserve_ports",
-    "taken",
 ]
 
 _ANY_ADDRESS = "0.0.0.0"
@@ -124,7 +123,7 @@ class ReservedPorts:
         places = [*self, *filter(None, [self.metrics])]
         return any(each.port == port and _overlap(each.address, address) for each in places)
 
-    def hold_again(self) -> None:
+    def reserve_again(self) -> None:
         """Hold tritonserver's ports once more, for another start of it.
 
         Raises:
@@ -149,7 +148,7 @@ class ReservedPorts:
         except OSError as error:
             # Others may bind the port as long as nobody listens, and the first one who does has it.
             if error.errno == errno.EADDRINUSE:
-                raise taken(page) from error
+                raise port_in_use(page) from error
             raise
         own = _hold(_METRICS, _LOOPBACK_ADDRESS, 0)
         self._holders.append(own)
@@ -218,9 +217,11 @@ def port_setting_of_bind_failure(lines: list[str], ports: ReservedPorts) -> Endp
     return None
 
 
-def taken(endpoint: Endpoint, *, exit_code: int | None = None, log_lines: list[str] | None = None) -> PortInUseError:
+def port_in_use(
+    endpoint: Endpoint, *, exit_code: int | None = None, log_lines: list[str] | None = None
+) -> PortInUseError:
     """Make the error for a port that somebody else has."""
-    return _taken(endpoint.setting, endpoint.address, endpoint.port, exit_code, log_lines or [])
+    return _port_in_use(endpoint.setting, endpoint.address, endpoint.port, exit_code, log_lines or [])
 
 
 def find_listener(port: int) -> str | None:
@@ -354,7 +355,7 @@ def _hold(setting: str, address: str, port: int) -> socket.socket:
         return holder
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            raise _taken(setting, address, port, None, []) from error
+            raise _port_in_use(setting, address, port, None, []) from error
         if error.errno == errno.EACCES:
             raise PyTritonValidationError(
                 f"TritonConfig.{setting}={port} may not be bound by this user ({error.strerror}): ports below 1024 "
@@ -368,7 +369,7 @@ def _hold(setting: str, address: str, port: int) -> socket.socket:
         ) from error
 
 
-def _taken(setting: str, address: str, port: int, exit_code: int | None, log_lines: list[str]) -> PortInUseError:
+def _port_in_use(setting: str, address: str, port: int, exit_code: int | None, log_lines: list[str]) -> PortInUseError:
     holder = find_listener(port)
     return PortInUseError(
         f"TritonConfig.{setting}={port} cannot be bound on {address}: {holder or 'another process'} listens on it "

@@ -1,4 +1,4 @@
-"""Whether and when a tritonserver that died is started again: `RestartPolicy`."""
+"""When a tritonserver is started, and when one that died is started again."""
 
 import collections
 import dataclasses
@@ -6,9 +6,33 @@ import time
 
 from pytriton.exceptions import PyTritonValidationError
 
-__all__ = ["RestartPolicy", "RestartSchedule"]
+__all__ = [
+    "DefaultTritonLifecyclePolicy",
+    "RestartPolicy",
+    "RestartSchedule",
+    "TritonLifecyclePolicy",
+    "VertextAILifecyclePolicy",
+]
 
 _GROWTH = 2.0
+
+
+@dataclasses.dataclass
+class TritonLifecyclePolicy:
+    """When the server is started."""
+
+    launch_triton_on_startup: bool = True
+    """Whether entering the context manager starts the server, so that `bind` loads each model at once."""
+    local_model_store: bool = False
+    """Kept for old scripts. Models bound before the start are always read from files."""
+
+
+DefaultTritonLifecyclePolicy = TritonLifecyclePolicy()
+"""Entering the context manager starts the server."""
+
+VertextAILifecyclePolicy = TritonLifecyclePolicy(launch_triton_on_startup=False, local_model_store=True)
+"""`run` or `serve` starts the server with all models in place, as Vertex AI wants it: its front end picks the model
+then."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,0 +1,180 @@
+"""What a server would be waited for without end: requests that nobody can answer, models whose processes are dead.
+
+Triton 2.51 never frees a request whose gRPC stream is cancelled in the moment in which it ends, nor, for that reason,
+its model: who waits for the last request of that model waits in vain.
+
+Triton's Python backend has a process, a *stub*, for each instance of a `model.py`, and shared memory with it. Where a
+stub has died, Triton answers requests with an error. But it cannot unload the model, which waits for an answer of the
+stub, and so it does not end in order; then the shared memory stays behind.
+"""
+
+import contextlib
+import logging
+import re
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from pytriton.proxy_backend.transport.activity import ask_activity
+from pytriton.server.control.http import Control, ControlError
+from pytriton.server.errors import TritonServerError
+from pytriton.server.lifecycle.readiness import GATE_NAMES
+
+__all__ = [
+    "DEAD_STUBS",
+    "ORPHANED",
+    "QUIET_S",
+    "DeadStubs",
+    "OrphanedRequests",
+    "has_others",
+    "remove_shared_memory",
+    "shared_memory_of",
+]
+
+QUIET_S = 3.0
+"""How long nothing may be in flight, in seconds, until what a server still has counts as orphaned."""
+ORPHANED = (
+    "Triton does not let go of model %s, of which all requests are answered: a gRPC stream is open, or was cancelled "
+    "in the moment in which it ended. It is not waited for any longer."
+)
+"""For the log."""
+DEAD_STUBS = "The process of model %s has died, and Triton waits for it without end. It is not waited for any longer."
+"""For the log."""
+
+_ASK_EVERY_S = 0.25
+_ANSWER_TIMEOUT_S = 0.5
+# Of a server that answers later than that it is not known what it did meanwhile.
+_LONGEST_GAP_S = 2.0
+# Between the end of a stub in order and the word of its model's end.
+_STUB_QUIET_S = 1.0
+_STUB = "triton_python_backend_stub"
+_REGION = re.compile(r"/dev/shm/triton_python_backend_shm_region_\S+")
+
+logger = logging.getLogger(__name__)
+
+
+class OrphanedRequests:
+    """Detects that requests which a server still has can never be answered. For one wait.
+
+    An answer comes from a worker, which has its requests from the proxy backend, and that from Triton's queue. A
+    request waits in the queue while the workers are busy, and no longer than the model's batcher may hold it back for
+    others. So where the proxy backends say again and again, for longer than that, that all they have got is answered,
+    and got nothing more, there is nothing that could be.
+    """
+
+    def __init__(self) -> None:
+        self._asked_at = time.monotonic()
+        self._quiet_since: float | None = None
+        self._taken: dict[Path, int] = {}
+
+    def poll(self, endpoints: Mapping[Path, float]) -> bool:
+        """Ask the proxy backends, if it is time to; return whether all they still have is orphaned.
+
+        Args:
+            endpoints: For the socket of each model that is waited for, how long Triton's batcher may hold a request
+                back, in seconds.
+        """
+        now = time.monotonic()
+        gap_s = now - self._asked_at
+        if not endpoints or gap_s < _ASK_EVERY_S:
+            return False
+        self._asked_at = now
+        taken: dict[Path, int] = {}
+        is_quiet = gap_s <= _LONGEST_GAP_S
+        for endpoint in endpoints:
+            activity = ask_activity(endpoint, _ANSWER_TIMEOUT_S)
+            if activity is None or activity.in_flight:
+                self._quiet_since = None
+                return False
+            taken[endpoint] = activity.taken
+            is_quiet = is_quiet and self._taken.get(endpoint) == activity.taken
+        self._taken = taken
+        if self._quiet_since is None or not is_quiet:
+            self._quiet_since = time.monotonic()
+            return False
+        return now - self._quiet_since >= QUIET_S + max(endpoints.values())
+
+
+class DeadStubs:
+    """Detects that models cannot be unloaded because their stubs have died. For one wait.
+
+    Args:
+        pid: The process of the server.
+        control: How it is asked.
+        names: The models that may be some of the Python backend; they are loaded.
+    """
+
+    def __init__(self, pid: int | None, control: Control, names: Collection[str]) -> None:
+        self._pid = pid
+        self._models = {name for name in names if _is_of_python_backend(control, name)}
+        self._since: float | None = None
+
+    def poll(self, pending: Collection[str]) -> bool:
+        """Tell whether all models that are still waited for are such ones, and have had no stub for long enough.
+
+        A stub does not say which model it is for, at least not by its name. Those of models that are unloaded in order
+        end before long.
+        """
+        if not set(pending) <= self._models or _has_stubs(self._pid):
+            self._since = None
+            return False
+        self._since = self._since or time.monotonic()
+        return time.monotonic() - self._since >= _STUB_QUIET_S
+
+
+def has_others(control: Control, names: Collection[str]) -> bool:
+    """Tell whether a server has models beside these, or may have: an ensemble could send them requests yet.
+
+    Args:
+        control: How it is asked.
+        names: Names of models that are no ensembles.
+    """
+    try:
+        there = {state.name for state in control.index() if state.is_loaded}
+        there |= control.activity().models
+    except TritonServerError as error:
+        logger.debug("The server does not tell which models it has: %s", error)
+        return True
+    return bool(there.difference(names, GATE_NAMES))
+
+
+def shared_memory_of(pid: int | None) -> set[Path]:
+    """Return the files in /dev/shm that the Python backend of a server has made."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        # It has ended.
+        return set()
+    return {Path(found) for found in _REGION.findall(maps)}
+
+
+def remove_shared_memory(files: Collection[Path]) -> None:
+    """Remove what a server that has ended has left of its files in /dev/shm."""
+    for file in files:
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("%s was left behind by tritonserver, and cannot be removed: %s", file, error.strerror)
+
+
+def _is_of_python_backend(control: Control, name: str) -> bool:
+    try:
+        return bool(control.model_config(name).get("backend") == "python")
+    except ControlError as error:
+        logger.debug("Model %r is not known to be one of the Python backend: %s", name, error)
+        return False
+
+
+def _has_stubs(pid: int | None) -> bool:
+    """Tell whether a server has any stub that lives."""
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Processes come and go, and those of other users are not to be looked into.
+        with contextlib.suppress(OSError, ValueError):
+            state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+            if state == "Z" or int(parent) != pid:
+                continue
+            # Its start script has the same name, and is run by a shell.
+            command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            if any(_STUB in part for part in command):
+                return True
+    return False

@@ -1,0 +1,138 @@
+"""Wait until a server that was just started is up, or say why it is not."""
+
+import errno
+import os
+import re
+import socket
+import time
+from collections.abc import Callable, Iterable
+
+from pytriton.server.control.http import Control
+from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError, describe_exit, quote_log
+from pytriton.server.models.workers import StartCancelled
+from pytriton.server.tritonserver.ports import Endpoint
+from pytriton.server.tritonserver.process import ServerProcess
+
+__all__ = ["POLL_S", "wait_guarded", "wait_until_up"]
+
+POLL_S = 0.01
+"""Time between two questions to a server that is coming up, in seconds."""
+
+# How long what the server has written may take to get here, in seconds.
+_LOG_DEADLINE_S = 2.0
+_NONE_TO_ACCEPT = f"accept() call: {os.strerror(errno.EMFILE)}"
+_ERROR_LINE = re.compile(r"E\d{4} ")
+
+
+def wait_until_up(
+    process: ServerProcess,
+    control: Control,
+    endpoints: Iterable[Endpoint],
+    *,
+    timeout_s: float,
+    cancelled: Callable[[], bool],
+) -> None:
+    """Wait until the server answers and all of its ports are open. Some of its models may have failed to load.
+
+    Args:
+        process: The server, started.
+        control: How it is asked.
+        endpoints: All places that it is to listen at.
+        timeout_s: How long to wait, in seconds.
+        cancelled: Asked again and again; True ends the wait.
+
+    Raises:
+        StartCancelled: `cancelled` said so.
+        TritonServerStartError: The process ended, says that it cannot serve, or no file descriptor is left.
+        TritonServerTimeoutError: The time is over.
+    """
+    deadline = time.monotonic() + timeout_s
+    # It opens its ports only after it has tried to load all models, and the metrics' last.
+    waiting: list[Callable[[], bool]] = [control.is_listening, *(_opened(endpoint) for endpoint in endpoints)]
+    while waiting:
+        if waiting[0]():
+            waiting.pop(0)
+            continue
+        if cancelled():
+            raise StartCancelled
+        if process.wait(POLL_S):
+            lines = process.log_tail
+            raise TritonServerStartError(
+                f"tritonserver {describe_exit(process.exit_code)} while it was starting.{quote_log(lines)}",
+                exit_code=process.exit_code,
+                log_lines=lines,
+            )
+        _refuse_without_descriptors(process)
+        if time.monotonic() >= deadline:
+            lines = process.log_tail
+            raise TritonServerTimeoutError(
+                f"tritonserver (pid {process.pid}) did not answer within {timeout_s:g} s of its start. If it loads "
+                f"something large, look at its log; if this machine is overloaded, try again.{quote_log(lines)}",
+                log_lines=lines,
+            )
+    process.wipe_secrets()
+    if control.has_failed():
+        # Where models that cannot be loaded are forgiven, it opens its ports whatever went wrong.
+        reported = time.monotonic() + _LOG_DEADLINE_S
+        while not any(_ERROR_LINE.match(line) for line in process.log_tail) and time.monotonic() < reported:
+            time.sleep(POLL_S)
+        lines = process.log_tail
+        raise TritonServerStartError(
+            "tritonserver runs and says that it cannot serve anything: one of its settings is most likely wrong."
+            f"{quote_log(lines)}",
+            log_lines=lines,
+        )
+
+
+def _refuse_without_descriptors(process: ServerProcess) -> None:
+    """End the wait where one side cannot open the connections that it is for."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        raise TritonServerStartError(
+            f"tritonserver cannot be asked whether it is there: {error.strerror}.", log_lines=process.log_tail
+        ) from error
+    if process.last_line.endswith(_NONE_TO_ACCEPT):
+        # It goes on to say so, and takes a whole processor for that.
+        lines = process.log_tail
+        raise TritonServerStartError(
+            f"tritonserver (pid {process.pid}) cannot accept connections.{quote_log(lines)}", log_lines=lines
+        )
+
+
+def wait_guarded(process: ServerProcess, control: Control, *, cancelled: Callable[[], bool]) -> bool:
+    """Wait until it is known whether the guard of a server that was just started is there.
+
+    Args:
+        process: The server.
+        control: How it is asked.
+        cancelled: Asked again and again; True ends the wait.
+
+    Returns:
+        Whether it is there. True, too, where the process ended before it said anything, which is somebody else's
+        business.
+
+    Raises:
+        StartCancelled: `cancelled` said so.
+    """
+    # The guard says so before the server's own code runs, but others may write before it: libraries that the user
+    # preloads, too. Once a port is open it is too late for it.
+    while not process.is_guarded:
+        if cancelled():
+            raise StartCancelled
+        if control.is_listening():
+            return process.maps_guard()
+        if process.wait(POLL_S):
+            return True
+    return True
+
+
+def _opened(endpoint: Endpoint) -> Callable[[], bool]:
+    def is_open() -> bool:
+        try:
+            socket.create_connection((endpoint.host, endpoint.port), timeout=1.0).close()
+        except OSError:
+            return False
+        return True
+
+    return is_open
