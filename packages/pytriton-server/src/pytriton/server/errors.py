@@ -55,8 +55,8 @@ def quote_log(lines: Sequence[str]) -> str:
     if not lines:
         return " It wrote nothing to its output."
     # tritonserver draws tables of its settings when it starts, which say nothing about why it ended.
-    told = [line for line in lines if not line.startswith(("+-", "| "))]
-    last = told[-_QUOTED_LINES:]
+    relevant = [line for line in lines if not line.startswith(("+-", "| "))]
+    last = relevant[-_QUOTED_LINES:]
     return f" Its last {len(last)} log lines:\n" + "\n".join(f"  {line}" for line in last)
 
 

@@ -62,7 +62,7 @@ class Workspace:
         self._automatic = workspace_path is None
         self._lock_fd: int | None = None
         self._created = False
-        call_in_child(self, Workspace._let_go)
+        call_in_child(self, Workspace._release_in_child)
         if workspace_path is None:
             self._path = self._new_path()
         else:
@@ -115,7 +115,7 @@ class Workspace:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._refuse_existing()
                 self._path.mkdir(mode=0o700)
-                self._lock_fd = _take_new(self._path)
+                self._lock_fd = _lock_or_remove(self._path)
             self._created = True
             for folder in (self.model_store_path, self.backends_path, self.endpoints_path):
                 folder.mkdir(mode=0o700)
@@ -150,7 +150,7 @@ class Workspace:
             # A second start gets a name of its own: files of the first may have stayed behind.
             self._path = self._new_path()
 
-    def _let_go(self) -> None:
+    def _release_in_child(self) -> None:
         """In a forked child: the folder is the parent's, and so is the lock, which lasts as long as any descriptor."""
         self._created = False
         replace_descriptors([self._lock_fd])
@@ -166,7 +166,7 @@ class Workspace:
             except FileExistsError:
                 self._path = self._new_path()
                 continue
-            self._lock_fd = _take_new(self._path)
+            self._lock_fd = _lock_or_remove(self._path)
             if self._lock_fd is not None:
                 return
             self._path = self._new_path()
@@ -195,17 +195,17 @@ class Workspace:
         )
 
 
-def _take_new(path: Path) -> int | None:
-    """Do what `_take` does with a folder that was made just now, and leave nothing where that fails."""
+def _lock_or_remove(path: Path) -> int | None:
+    """Do what `_lock_new` does with a folder that was made just now, and leave nothing where that fails."""
     try:
-        return _take(path)
+        return _lock_new(path)
     except OSError:
         with contextlib.suppress(OSError):
             path.rmdir()
         raise
 
 
-def _take(path: Path) -> int | None:
+def _lock_new(path: Path) -> int | None:
     """Lock a new folder for its owner; None when a sweep of another process was faster."""
     fd = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -1,4 +1,4 @@
-"""`TritonBase`: what `Triton` and `RemoteTriton` have in common, which is nearly everything but the server itself."""
+"""`TritonBase`: bind models, start, serve and stop, for `Triton` and `RemoteTriton` alike."""
 
 import abc
 import atexit
@@ -67,7 +67,7 @@ class TritonBase(abc.ABC):
 
     _CANCELLED = "The server was stopped from another thread while it was starting."
     _longest_period_s = math.inf
-    """How often `serve` looks after things at least, in seconds."""
+    """The longest period of `serve` between two checks, in seconds."""
 
     def __init__(
         self,
@@ -173,7 +173,7 @@ class TritonBase(abc.ABC):
                     "(names that differ only in case count as the same), or call rebind() to replace it."
                 )
             self._models.check_same_config(model)
-            # Now and not at the start, so that a path that is too long for sockets is told before anything is started.
+            # Not at the start only, so that a path that is too long for sockets is an error before anything is started.
             model.side_files(self._workspace.endpoints_path)
             if session is not None:
                 try:
@@ -228,7 +228,7 @@ class TritonBase(abc.ABC):
         caller = calling_model(self._context)
         if caller is not None and self._models.find(model_name, model_version) == [caller]:
             changes: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "config": config, "strict": strict}
-            # What is wrong with the arguments is told at once.
+            # Wrong arguments are an error at once.
             caller.successor(infer_func, **changes)
             version = caller.version
             run_in_background(
@@ -310,7 +310,7 @@ class TritonBase(abc.ABC):
     def serve(
         self, monitoring_period_s: float = MONITORING_PERIOD_S, *, monitoring_period_sec: float | None = None
     ) -> None:
-        """Connect if that has not been done yet, and blocks until the server is stopped.
+        """Connect if that has not been done yet, and block until the server is stopped.
 
         SIGINT (Ctrl+C) and SIGTERM end it: requests that are being served are answered first, for as long as
         `TritonConfig.exit_timeout_secs` allows (30 s when unset), then this returns, so that a script ends with exit
@@ -338,7 +338,7 @@ class TritonBase(abc.ABC):
             )
         with StopSignals(self._on_signal):
             try:
-                # A server that ended since it was run is told of, not silently replaced.
+                # A server that ended since it was run is reported, not silently replaced.
                 self._wait_exit_reported()
                 if self._failure is None:
                     self._alias._start()
@@ -398,14 +398,14 @@ class TritonBase(abc.ABC):
         return 0.0
 
     def _restart_if_dead(self) -> bool:
-        """Bring back a server that has ended, where that is wanted and possible; tells whether it did.
+        """Start a server that has ended again, where that is wanted and possible; return whether it did.
 
         To be called with the lock.
         """
         return False
 
     def _find_failure(self) -> BaseException | None:
-        """Look after server and workers, and tell what is wrong with them."""
+        """Return the error of a server or worker that has failed; None where all is well."""
         return next((model.error for model in list(self._models.values()) if model.error is not None), None)
 
     def _running(self) -> Session | None:
@@ -460,7 +460,7 @@ class TritonBase(abc.ABC):
         return True
 
     def _wait_exit_reported(self) -> None:
-        """Wait for what lies between the end of a server and its being told of."""
+        """Wait until the end of a server, if it has ended, is reported as `_failure`."""
         deadline = time.monotonic() + _EXIT_REPORT_S
         while self._failure is None and time.monotonic() < deadline:
             session = self._session

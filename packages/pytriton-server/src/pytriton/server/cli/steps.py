@@ -11,7 +11,7 @@ logger = logging.getLogger(__name__)
 
 
 class StepFailed(Exception):
-    """A step failed, which has been noted: those that need it are to be left out."""
+    """A step failed, and is recorded: those that need it are to be left out."""
 
 
 class Steps:
@@ -44,7 +44,7 @@ class Steps:
             title: What it does.
 
         Raises:
-            StepFailed: The block raised an error, which has been noted.
+            StepFailed: The block raised an error, which is recorded.
         """
         began = time.monotonic()
         try:

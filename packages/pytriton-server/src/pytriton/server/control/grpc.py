@@ -1,4 +1,4 @@
-"""The calls of `control` over gRPC, for servers that are not asked over HTTP. Only this imports tritonclient."""
+"""The calls to a server over gRPC, where HTTP is not allowed. Only this module imports tritonclient."""
 
 import socket
 import ssl
@@ -44,7 +44,7 @@ class GrpcControl:
 
     @property
     def _client(self) -> Any:
-        # Made when the server listens: with TLS it takes a look at the server's certificate.
+        # Made when the server listens: with TLS it reads the server's certificate.
         if self._made is None:
             config = self._config
             uses_tls = bool(config.grpc_use_ssl or config.grpc_use_ssl_mutual)

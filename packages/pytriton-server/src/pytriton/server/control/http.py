@@ -1,7 +1,7 @@
-"""Calls to a server: is it ready, load, unload, what is loaded, statistics.
+"""Calls to a server, and how they go over HTTP: readiness, load, unload, index, statistics.
 
-Over HTTP they need nothing but the standard library; importing tritonclient for them would cost more time than the
-start of the server. Where HTTP is not allowed they go over gRPC (`control_grpc`).
+They need nothing but the standard library; importing `pytriton.client` or tritonclient for them would cost more time
+than the calls. Where HTTP is not allowed they go over gRPC (`control.grpc`).
 """
 
 import base64
@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+from urllib.parse import quote
 
 from pytriton.server.errors import TritonServerError
 from pytriton.server.tritonserver.ports import Endpoint
@@ -117,7 +118,7 @@ class Control(Protocol):
         """Tell what all models of the server have answered so far."""
 
     def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
 
 
 class HttpControl:
@@ -139,7 +140,7 @@ class HttpControl:
         try:
             self._call("GET", "/v2/health/live", None, timeout_s)
         except ssl.SSLError:
-            # Somebody is there. What is wrong with the certificate, the next call tells.
+            # Somebody is there. The next call raises the error of the certificate.
             return True
         except (OSError, http.client.HTTPException):
             return False
@@ -171,11 +172,11 @@ class HttpControl:
         if upload is not None:
             files = {f"file:{path}": base64.b64encode(data).decode() for path, data in upload.files.items()}
             body = {"parameters": {"config": upload.config, **files}}
-        self._checked("POST", f"/v2/repository/models/{model_name}/load", body, timeout_s)
+        self._checked("POST", f"/v2/repository/models/{quote(model_name, safe='')}/load", body, timeout_s)
 
     def unload(self, model_name: str, timeout_s: float = CALL_TIMEOUT_S) -> None:
         """Take all versions of a model out of service. Does not wait for its requests to finish."""
-        self._checked("POST", f"/v2/repository/models/{model_name}/unload", {}, timeout_s)
+        self._checked("POST", f"/v2/repository/models/{quote(model_name, safe='')}/unload", {}, timeout_s)
 
     def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
         """List the models of the repository, which those that came with an upload are not part of."""
@@ -191,7 +192,7 @@ class HttpControl:
 
     def is_model_ready(self, model_name: str) -> bool:
         """Tell whether any version of a model is served, and ready."""
-        path = f"/v2/models/{model_name}/ready"
+        path = f"/v2/models/{quote(model_name, safe='')}/ready"
         try:
             return self._call("GET", path)[0] == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException) as error:
@@ -199,12 +200,12 @@ class HttpControl:
 
     def model_config(self, model_name: str) -> dict[str, Any]:
         """Return the configuration that a model has on the server."""
-        config: dict[str, Any] = self._checked("GET", f"/v2/models/{model_name}/config")
+        config: dict[str, Any] = self._checked("GET", f"/v2/models/{quote(model_name, safe='')}/config")
         return config
 
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
         """Return Triton's statistics of one version of a model."""
-        found = self._checked("GET", f"/v2/models/{model_name}/versions/{model_version}/stats")
+        found = self._checked("GET", f"/v2/models/{quote(model_name, safe='')}/versions/{model_version}/stats")
         statistics: dict[str, Any] = found["model_stats"][0]
         return statistics
 

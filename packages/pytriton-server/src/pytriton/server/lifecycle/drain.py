@@ -57,7 +57,7 @@ def linger(control: Control, limit_s: float | None, *, most_s: float, ended: Cal
     """
     begun = time.monotonic()
     deadline = begun + min(most_s, LONGEST_LINGER_S if limit_s is None else limit_s)
-    # Triton tells the time of the last answer by the clock on the wall; how many there were needs no clock.
+    # Triton reports the time of the last answer by the wall clock; how many there were needs no clock.
     seen = -1
     heard = begun
     while (left := deadline - time.monotonic()) > 0:
@@ -85,7 +85,7 @@ class DrainResult(enum.Enum):
 
     ANSWERED = enum.auto()
     CUT = enum.auto()
-    """Some were not answered in time, or the server holds some that never will be: it does not end by itself soon."""
+    """Some were not answered in time, or the server has some that never will be: it does not end by itself soon."""
     UNKNOWN = enum.auto()
     """It could not be asked."""
 
@@ -127,7 +127,7 @@ def drain_requests(
                 host.unloading()
             )
             if not pending:
-                # The server counts connections when it is told to end and sleeps for a second if there are any, so it
+                # The server counts connections when it gets its signal and sleeps for a second if there are any, so it
                 # has to have noticed first that the one of this very call is closed.
                 process.wait(_DRAIN_POLL_S)
                 break

@@ -1,4 +1,4 @@
-"""The models of one running server: how they come into service, follow each other, and leave it."""
+"""Load, replace and unload the models of one running server."""
 
 import itertools
 import logging
@@ -104,7 +104,7 @@ class ModelHost:
         return [model.name for model in (*self._draining, *self._orphaned) if self._is_loaded(model)]
 
     def has_only_orphaned(self, orphaned: OrphanedRequests, models: Sequence[BoundModel] | None = None) -> bool:
-        """Tell whether the server can never answer what it still holds of models.
+        """Tell whether the server can never answer what it still has of models.
 
         Args:
             orphaned: The detector of this wait.

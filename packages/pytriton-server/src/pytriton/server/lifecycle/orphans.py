@@ -57,7 +57,7 @@ class OrphanedRequests:
     """Detects that requests which a server still has can never be answered. For one wait.
 
     An answer comes from a worker, which has its requests from the proxy backend, and that from Triton's queue. A
-    request waits in the queue while the workers are busy, and no longer than the model's batcher may hold it back for
+    request waits in the queue while the workers are busy, and no longer than the model's batcher may delay it for
     others. So where the proxy backends say again and again, for longer than that, that all they have got is answered,
     and got nothing more, there is nothing that could be.
     """
@@ -71,8 +71,8 @@ class OrphanedRequests:
         """Ask the proxy backends, if it is time to; return whether all they still have is orphaned.
 
         Args:
-            endpoints: For the socket of each model that is waited for, how long Triton's batcher may hold a request
-                back, in seconds.
+            endpoints: For the socket of each model that is waited for, how long Triton's batcher may delay a request,
+                in seconds.
         """
         now = time.monotonic()
         gap_s = now - self._asked_at

@@ -83,7 +83,7 @@ class RestartSchedule:
         return len(self._crashes)
 
     def next_delay_s(self) -> float | None:
-        """Count one crash; gives how long to wait before the next start, in seconds, or None: no more of them."""
+        """Count one crash; return how long to wait before the next start, in seconds, or None: no more of them."""
         policy = self._policy
         now = time.monotonic()
         self._crashes.append(now)

@@ -390,7 +390,7 @@ class ServerSession:
             if shortage and isinstance(error, ControlError):
                 error = TritonServerStartError(f"{error}. {shortage}", log_lines=error.log_lines)
             raise self._ended_in_start() or error from error
-        # From here on `on_exit` tells of the end; what happened before that has to be told here.
+        # From here on `on_exit` reports the end; what happened before that has to be reported here.
         self._is_up = True
         ended = self._ended_in_start()
         if ended is not None:

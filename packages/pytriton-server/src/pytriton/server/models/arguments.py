@@ -1,4 +1,4 @@
-"""What `Triton.bind` got for a model, checked, and in the form that the rest of the server works with."""
+"""Validate the arguments of `Triton.bind`, and convert them to the types that the server works with."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

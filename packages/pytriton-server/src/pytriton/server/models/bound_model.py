@@ -1,4 +1,4 @@
-"""One bound model: what the user gave, checked; what Triton and the proxy are told; and the workers that serve it."""
+"""One bound model: its checked description, its configuration for Triton and the proxy, and its workers."""
 
 import contextvars
 import copy
@@ -217,7 +217,7 @@ class BoundModel:
         return render_config(self.triton_config)
 
     def differences(self, other: "BoundModel") -> list[str]:
-        """Say in words where two models differ in what Triton would be told of them; empty if nowhere."""
+        """Return the fields in which the configurations of two models differ, in words; empty where they are equal."""
         if self.config_text == other.config_text:
             return []
         pairs = [
@@ -238,7 +238,7 @@ class BoundModel:
 
     @property
     def batching_delay_s(self) -> float:
-        """How long Triton may hold a request back for others to join its batch, in seconds."""
+        """How long Triton may delay a request for others to join its batch, in seconds."""
         batcher = self.triton_config.batcher
         return 0.0 if batcher is None else batcher.max_queue_delay_microseconds * 1e-6
 

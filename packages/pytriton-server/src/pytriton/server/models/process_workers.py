@@ -234,7 +234,7 @@ def _warmups(config: ModelConfig) -> list[dict[str, Any]]:
 
 
 class FallbackWorker:
-    """Answers every request of a model with the reason, once nobody else is left to answer it.
+    """A worker that answers every request of a model with an error, once all its process workers are given up.
 
     Args:
         spec: The model.
@@ -250,7 +250,7 @@ class FallbackWorker:
 
     def start(self, error: WorkerProcessError) -> None:
         """Begin to answer with `error`; a second call, or one after `stop`, does nothing."""
-        # Without the output of the process: callers are told why, not what it wrote.
+        # Without the output of the process: callers get the reason, not what it wrote.
         reason = PyTritonRuntimeError(error.reason)
 
         def refuse(requests: Sequence[Any]) -> list[Any]:

@@ -117,7 +117,7 @@ class ModelRepository:
 
 
 class _Change:
-    """Files and folders that were made and moved aside, and the way back.
+    """A transaction: files and folders that were made and moved aside, to be kept or undone.
 
     Args:
         aside: Where to keep what was removed, until it is known whether it comes back.

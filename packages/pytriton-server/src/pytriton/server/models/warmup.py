@@ -34,12 +34,12 @@ class WarmupBatches(Sequence[Sequence[Request]]):
         self._is_cut = False
         for warmup in self._warmups:
             if warmup.count and any(given.input_data_file for given in warmup.inputs.values()):
-                # A wrong file is told where it is named, not in the thread of a worker.
+                # A wrong file is an error of bind(), not one in the thread of a worker.
                 self._make(warmup, 0)
 
     @property
     def progress(self) -> str:
-        """What it is at, in words."""
+        """How far it is, in words."""
         if not self._made:
             return f"none of its {len(self)} requests was begun"
         return f"request {self._made} of {len(self)}, of ModelWarmup {self._find(self._made - 1)[0].name!r}"

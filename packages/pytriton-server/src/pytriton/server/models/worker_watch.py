@@ -1,4 +1,4 @@
-"""Looking after the workers of all models, so that the server says that it is not ready while one has none."""
+"""Watch the workers of all models, so that the server says that it is not ready while one has none."""
 
 import logging
 import threading
@@ -10,7 +10,7 @@ from pytriton.server.models.bound_model import BoundModel
 __all__ = ["WorkerWatch", "connected_workers", "sockets_at"]
 
 WATCH_PERIOD_S = 0.25
-"""How often is looked, in seconds. A model counts as without workers when it has been found so twice."""
+"""Polling period in seconds. A model counts as without workers when it has been found so twice."""
 
 _SOCKETS = Path("/proc/net/unix")
 _CONNECTED = "03"
@@ -20,13 +20,13 @@ logger = logging.getLogger(__name__)
 
 
 class WorkerWatch:
-    """A thread that tells when some model has no worker, and when all have one again.
+    """A thread that reports when some model has no worker, and when all have one again.
 
     Args:
         models: Gives the models in service.
         endpoints: Folder of their sockets.
-        on_change: Called in the thread, when it has changed, with whether every model has a worker. Tells whether that
-            could be passed on; if not, it is called again.
+        on_change: Called in the thread, when it has changed, with whether every model has a worker. Returns whether it
+            could act on that; if not, it is called again.
     """
 
     def __init__(
@@ -39,7 +39,7 @@ class WorkerWatch:
         self._thread = threading.Thread(target=self._watch, name="pytriton-worker-watch", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to poll."""
         self._thread.start()
 
     def stop(self) -> None:

@@ -195,12 +195,12 @@ class ModelWorkers:
         self.was_attached = True
 
     def cut(self) -> None:
-        """Cut the workers off from the server, whatever they are at. `stop` has to follow."""
+        """Cut the workers off from the server, whatever they are doing. `stop` has to follow."""
         for worker in self._workers:
             worker.stop(0.0)
 
     def stop(self, timeout_s: float) -> None:
-        """Detach the workers when they have finished what they are at.
+        """Detach the workers when they have finished their batches.
 
         Args:
             timeout_s: After so many seconds a busy one is cut off and left behind, with a warning.
@@ -237,7 +237,7 @@ def _is_warm(worker: Worker | WorkerProcess, warmup: WarmupBatches | None) -> bo
 def _still_busy(workers: Sequence[Worker | WorkerProcess], timeout_s: float) -> int:
     """Stop workers and tell how many have not ended."""
     ended: list[bool] = []
-    # All at once: each takes no more batches from the beginning, and has the whole time for what it is at.
+    # All at once: each takes no more batches from the beginning, and has all of the time for the one in its callable.
     stoppers = [
         threading.Thread(target=lambda worker=worker: ended.append(worker.stop(timeout_s)), name="pytriton-stop-worker")
         for worker in workers[1:]

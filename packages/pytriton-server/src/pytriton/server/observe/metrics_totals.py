@@ -1,4 +1,4 @@
-"""What the callables of a model have done in all, whoever serves it now: totals never go backwards."""
+"""Monotonic totals of what the callables of a model have done, over all workers that served it."""
 
 import threading
 from dataclasses import dataclass

@@ -20,9 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 def export_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which tritonserver does not wait long for a collector.
-
-    That takes  spans and never answers.
+    """Return an environment in which tritonserver does not wait long for a collector that never answers.
 
     Args:
         environment: The environment so far. A time that the user has set there counts.

@@ -1,4 +1,4 @@
-"""Which names on somebody else's server are ours: who loads a model, who serves it as well, and who takes it off."""
+"""Load and unload our models on somebody else's server, together with other processes that serve them."""
 
 import contextlib
 import logging
@@ -55,13 +55,13 @@ class RemoteModels:
         self._url = url
         self._get_host = host
         self._replace_models = replace_models
-        # Of the names that may be loaded and unloaded: what tells their configuration from that of others, and a number
-        # that grows when Triton is to load all versions again.
+        # Of the names that may be loaded and unloaded: an identifier of our configuration, and a number that grows when
+        # Triton is to load all versions again.
         self._revisions: dict[str, tuple[str, int]] = {}
-        # Of the same names: that we are among those who serve them, and the server that has loaded them.
+        # Of the same names: our share in serving them, and a watch of the server process that has loaded them.
         self._memberships: dict[str, Membership] = {}
         self._servers: dict[str, ServerProcessWatch] = {}
-        # What the server tells of them as long as nobody replaces them.
+        # What the server reports of them as long as nobody replaces them.
         self._placed: dict[str, ServedModel] = {}
         # Those that have taken the place of a model from the server's repository, which is put back in the end.
         self._replaced: set[str] = set()
@@ -128,7 +128,7 @@ class RemoteModels:
         return has_others(self._control, names)
 
     def reconcile(self, name: str, *, was_unreachable: bool) -> bool:
-        """Bring a name back where that is ours to do; tells whether its workers may be expected to attach.
+        """Load a name again where that is ours to do; return whether its workers may be expected to attach.
 
         Args:
             name: The name.
@@ -169,7 +169,7 @@ class RemoteModels:
         return any(map(os.path.lexists, self._endpoints_of(name)))
 
     def forget_all(self) -> None:
-        """Let go of all names, whatever the server has."""
+        """Release all names, whatever the server has."""
         for name in list(self._memberships):
             self._forget(name)
 
@@ -187,7 +187,7 @@ class RemoteModels:
         return ServedModel(None, None) if is_there else None
 
     def _find(self, model: BoundModel) -> ServedModel | None:
-        """Return what is in the way of a model. Where it is the same, bound by a process that lives, joins that."""
+        """Return the model that has the name already. Where it is the same, bound by a live process, join that."""
         deadline = time.monotonic() + _LEAVING_DEADLINE_S
         while (there := self._served(model.name)) is not None and there.digest == models_digest([model]):
             if there.endpoint is not None and not os.path.lexists(there.endpoint):
@@ -253,7 +253,7 @@ class RemoteModels:
         return True
 
     def _restore_original(self, name: str, timeout_s: float) -> bool:
-        """Return a name back to the model of the server's own that had it; tells whether that could be done."""
+        """Load the model of the server's own that had the name before; return whether that could be done."""
         if name not in self._replaced:
             return False
         try:

@@ -1,4 +1,4 @@
-"""Models on a tritonserver that somebody else started on this machine; from the first contact to the end."""
+"""One session with a tritonserver that somebody else started on this machine, from the first contact to the end."""
 
 import logging
 import ssl
@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteSession:
-    """One stay of models on a server that somebody else started.
+    """A session with a server that somebody else started.
 
     Triton gets each model with the call that loads it: its configuration, the native proxy backend and the side files.
     The server needs nothing of ours on its disk, and nothing stays there.

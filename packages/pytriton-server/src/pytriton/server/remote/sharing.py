@@ -1,4 +1,4 @@
-"""Models that several processes serve together on one server: who is among them, and who is the last.
+"""File locks of models that several processes serve together on one server: who serves them, and who is the last.
 
 ```
 <endpoints>/<name>.users   locked, shared, by each process that serves the model `name` there
@@ -51,7 +51,7 @@ def models_digest(models: Sequence[BoundModel]) -> str:
     """Return what two processes have in common that bind the same: names, versions, tensors, configuration."""
     parts = [models[0].config_text]
     for model in models:
-        # Where the socket is does not matter, what else the proxy is told does.
+        # The path of the socket does not matter, the other settings of the proxy do.
         anywhere = Path("/")
         settings = [line for _, text in model.side_files(anywhere) for line in text.splitlines()]
         parts += [str(model.version), *(line for line in settings if not line.startswith("endpoint"))]
@@ -71,7 +71,7 @@ class ServedModel:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "ServedModel":
-        """Read the configuration that the server tells."""
+        """Parse the configuration that the server reports."""
         parameters = config.get("parameters") or {}
         texts = {name: str(value.get("string_value", "")) for name, value in parameters.items()}
         endpoint = texts.get(ENDPOINT_PARAMETER)
@@ -119,7 +119,7 @@ class Membership:
     def is_shared(self) -> bool:
         """Tell whether there are others."""
         is_shared = not self.try_upgrade()
-        # Of what was held nothing is left by a failed attempt; the others hold no more than a share.
+        # A failed attempt loses the share; the others have no more than a share each.
         with contextlib.suppress(BlockingIOError):
             self.downgrade()
         return is_shared
@@ -184,7 +184,7 @@ def load_lock(folder: Path, name: str, timeout_s: float) -> Iterator[bool]:
 
 
 class ServerProcessWatch:
-    """Tells whether the process behind a socket has ended, also where another one has taken its place since.
+    """Detects that the process behind a socket has ended, also where another one has taken its place since.
 
     Args:
         endpoint: The socket of a model that is loaded.

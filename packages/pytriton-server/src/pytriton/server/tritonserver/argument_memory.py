@@ -1,4 +1,4 @@
-"""Wipes secrets out of the command line of a running process, as `ps` and `/proc/<pid>/cmdline` show it.
+"""Wipe secrets out of the command line of a running process, as `ps` and `/proc/<pid>/cmdline` show it.
 
 Linux shows the memory that the arguments lie in, whatever is written there. A parent may write into its child's memory,
 unless the system forbids it (Yama's strictest modes, some sandboxes).

@@ -1,4 +1,4 @@
-"""Finds the tritonserver executable and what belongs to it.
+"""Find the tritonserver executable and what belongs to it.
 
 Places, in this order: the folder that the caller names, the one that the environment variable
 `PYTRITON_TRITONSERVER_DIR` names, the server that came with this distribution, `/opt/tritonserver`, and where the

@@ -68,9 +68,9 @@ def build_command(
         values["metrics_address"] = ports.triton_metrics.address
     values["model_repository"] = [folders.models, *([config.model_repository] if config.model_repository else [])]
     defaults: dict[str, object] = {
-        # A model that cannot be loaded is told by name and reason, which an exit code cannot.
+        # The errors for models that cannot be loaded have names and reasons, which an exit code has not.
         "exit_on_error": False,
-        # Requests are waited for before the server is told to end; what remains are idle connections.
+        # Requests are waited for before the server gets its signal; what remains are idle connections.
         "exit_timeout_secs": EXIT_TIMEOUT_S,
         "allow_gpu_metrics": None if has_gpu() else False,
         "cache_directory": folders.caches,

@@ -1,8 +1,8 @@
-"""The ports of a server: picked, checked, and held until the server has bound them.
+"""The ports of a server: picked, checked, and reserved until the server has bound them.
 
-A port is held by a socket that is bound but does not listen. Linux then gives it to nobody who asks for any free port,
-but tritonserver, which sets SO_REUSEADDR as the holding socket does, may bind it. The page of metrics is served by this
-process: its socket listens from the beginning.
+A port is reserved by a socket that is bound but does not listen. Linux then gives it to nobody who asks for any free
+port, but tritonserver, which sets SO_REUSEADDR as the reserving socket does, may bind it. The page of metrics is served
+by this process: its socket listens from the beginning.
 """
 
 import contextlib
@@ -70,11 +70,11 @@ class Endpoint:
 
 
 class ReservedPorts:
-    """The endpoints of one server by setting, their ports held until `release`."""
+    """The endpoints of one server by setting, their ports reserved until `release`."""
 
-    def __init__(self, endpoints: dict[str, Endpoint], holders: list[socket.socket]) -> None:
+    def __init__(self, endpoints: dict[str, Endpoint], sockets: list[socket.socket]) -> None:
         self._endpoints = endpoints
-        self._holders = holders
+        self._sockets = sockets
         self._triton_metrics: Endpoint | None = None
         self._metrics_listener: socket.socket | None = None
 
@@ -124,41 +124,41 @@ class ReservedPorts:
         return any(each.port == port and _overlap(each.address, address) for each in places)
 
     def reserve_again(self) -> None:
-        """Hold tritonserver's ports once more, for another start of it.
+        """Reserve tritonserver's ports once more, for another start of it.
 
         Raises:
             PortInUseError: Somebody else has taken one of them.
         """
         for endpoint in self:
-            self._holders.append(_hold(endpoint.setting, endpoint.address, endpoint.port))
+            self._sockets.append(_reserve(endpoint.setting, endpoint.address, endpoint.port))
 
     def release(self) -> None:
         """Let go of the ports; to be called when the server has bound them, or never will."""
-        while self._holders:
-            self._holders.pop().close()
+        while self._sockets:
+            self._sockets.pop().close()
         listener = self.take_metrics_listener()
         if listener is not None:
             listener.close()
 
-    def _listen_for_metrics(self, page: Endpoint, holder: socket.socket) -> None:
+    def _listen_for_metrics(self, page: Endpoint, listener: socket.socket) -> None:
         """Make the page's port ours for good, and pick one for tritonserver's part of it, on this machine only."""
-        self._metrics_listener = holder
+        self._metrics_listener = listener
         try:
-            holder.listen()
+            listener.listen()
         except OSError as error:
             # Others may bind the port as long as nobody listens, and the first one who does has it.
             if error.errno == errno.EADDRINUSE:
                 raise port_in_use(page) from error
             raise
-        own = _hold(_METRICS, _LOOPBACK_ADDRESS, 0)
-        self._holders.append(own)
+        own = _reserve(_METRICS, _LOOPBACK_ADDRESS, 0)
+        self._sockets.append(own)
         self._triton_metrics = Endpoint(
             setting=_METRICS, address=_LOOPBACK_ADDRESS, port=own.getsockname()[1], picked=True
         )
 
 
 def reserve_ports(config: TritonConfig) -> ReservedPorts:
-    """Pick and hold the ports of a server.
+    """Pick and reserve the ports of a server.
 
     Args:
         config: The settings; a port 0 takes any free one.
@@ -168,8 +168,8 @@ def reserve_ports(config: TritonConfig) -> ReservedPorts:
         PyTritonValidationError: Two services are to use one port, or an address is none of this machine.
     """
     endpoints: dict[str, Endpoint] = {}
-    holders: list[socket.socket] = []
-    reserved = ReservedPorts(endpoints, holders)
+    sockets: list[socket.socket] = []
+    reserved = ReservedPorts(endpoints, sockets)
     try:
         # Fixed ports first: a free one that is picked must not be one of them.
         for setting, named, port in sorted(_wanted(config), key=lambda item: item[2] == 0):
@@ -181,14 +181,14 @@ def reserve_ports(config: TritonConfig) -> ReservedPorts:
                         "a port of its own. Set one of them to another port, or to 0 for any free one.",
                         received=port,
                     )
-            holder = _hold_allowed(config, setting, address, port)
+            reserving = _reserve_allowed(config, setting, address, port)
             endpoint = endpoints[setting] = Endpoint(
-                setting=setting, address=address, port=holder.getsockname()[1], picked=port == 0
+                setting=setting, address=address, port=reserving.getsockname()[1], picked=port == 0
             )
             if setting == _METRICS:
-                reserved._listen_for_metrics(endpoint, holder)
+                reserved._listen_for_metrics(endpoint, reserving)
             else:
-                holders.append(holder)
+                sockets.append(reserving)
     except BaseException:
         reserved.release()
         raise
@@ -314,11 +314,11 @@ def _address_field(setting: str) -> str:
     return field if hasattr(TritonConfig, field) else setting
 
 
-def _hold_allowed(config: TritonConfig, setting: str, address: str, port: int) -> socket.socket:
-    """Hold a port within the range that SageMaker allows to others, if it is served and there is one."""
+def _reserve_allowed(config: TritonConfig, setting: str, address: str, port: int) -> socket.socket:
+    """Reserve a port within the range that SageMaker allows to others, if it is served and there is one."""
     text = config.sagemaker_safe_port_range
     if text is None or not config.allow_sagemaker or setting == _SAGEMAKER:
-        return _hold(setting, address, port)
+        return _reserve(setting, address, port)
     first, last = parse_port_range(text, "TritonConfig.sagemaker_safe_port_range")
     if port:
         # tritonserver checks the services that share SageMaker's address.
@@ -329,10 +329,10 @@ def _hold_allowed(config: TritonConfig, setting: str, address: str, port: int) -
                 expected=text,
                 received=port,
             )
-        return _hold(setting, address, port)
+        return _reserve(setting, address, port)
     for candidate in random.sample(range(first, last + 1), last + 1 - first):
         with contextlib.suppress(PortInUseError):
-            return _hold(setting, address, candidate)
+            return _reserve(setting, address, candidate)
     raise PortInUseError(
         f"No port in TritonConfig.sagemaker_safe_port_range={text} is free for TritonConfig.{setting}: widen the "
         "range, or end what listens there.",
@@ -341,18 +341,18 @@ def _hold_allowed(config: TritonConfig, setting: str, address: str, port: int) -
     )
 
 
-def _hold(setting: str, address: str, port: int) -> socket.socket:
+def _reserve(setting: str, address: str, port: int) -> socket.socket:
     try:
         family, _, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
-        holder = socket.socket(family, socket.SOCK_STREAM)
-        let_go_in_child(holder)
+        reserving = socket.socket(family, socket.SOCK_STREAM)
+        let_go_in_child(reserving)
         try:
-            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            holder.bind(target)
+            reserving.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            reserving.bind(target)
         except BaseException:
-            holder.close()
+            reserving.close()
             raise
-        return holder
+        return reserving
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise _port_in_use(setting, address, port, None, []) from error

@@ -280,7 +280,7 @@ class ServerProcess:
             self._on_exit(ExitReport(popen.returncode, self.log_tail, self._stopping))
 
     def _shimmed(self) -> tuple[list[str], dict[str, str]]:
-        """Return command and environment that start the process by way of the shim."""
+        """Return command and environment that start the process through `exec_shim`."""
         interpreter = sys.executable or shutil.which("python3")
         if not interpreter:
             logger.warning(
@@ -335,7 +335,7 @@ class ServerProcess:
                 os.close(pidfd)
 
     def _take_lines(self, data: bytes) -> bytes:
-        """Keep and logs the complete lines of `data`; returns what follows the last of them."""
+        """Keep and log the complete lines of `data`; return what follows the last of them."""
         *lines, rest = data.split(b"\n")
         if len(rest) > _LINE_BYTES:
             lines.append(rest)

@@ -1,4 +1,4 @@
-"""Tells the version of a tritonserver that is not running.
+"""Find out the version of a tritonserver that is not running.
 
 The executable has no option that prints it, and the library builds it out of pieces, so no search in the file finds it.
 But every server logs a table of its settings, the version among them, before it looks at its model repository. With a
@@ -84,7 +84,7 @@ def read_server_version(binary: TritonServerBinary) -> str:
 
 
 def describe_server_version(binary: TritonServerBinary) -> str:
-    """Say what `read_server_version` learns, for errors: `"version 2.51.0"`, or that it tells none."""
+    """Describe the version of a server for errors: `"version 2.51.0"`, or that it is not known."""
     try:
         return f"version {read_server_version(binary)}"
     except ServerVersionUnknownError as error:
