@@ -12,10 +12,10 @@ PyTritonRuntimeError
 ```
 """
 
-import signal
 from collections.abc import Sequence
 
 from pytriton.exceptions import PyTritonRuntimeError
+from pytriton.proxy_backend.system.processes import describe_exit, quote_lines
 from pytriton.proxy_backend.system.shortage import advise
 
 __all__ = [
@@ -30,34 +30,11 @@ __all__ = [
     "quote_log",
 ]
 
-_QUOTED_LINES = 20
-
-
-def describe_exit(exit_code: int | None) -> str:
-    """Say in words how a process ended, such as `was killed by signal 9 (SIGKILL)`.
-
-    Args:
-        exit_code: As in `subprocess.Popen.returncode`: negative for a signal. None is unknown.
-    """
-    if exit_code is None:
-        return "ended with an unknown exit code"
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = "unknown"
-    return f"was killed by signal {-exit_code} ({name})"
-
 
 def quote_log(lines: Sequence[str]) -> str:
     """Render the last log lines of the server for the end of an error's text; empty when there are none."""
-    if not lines:
-        return " It wrote nothing to its output."
     # tritonserver draws tables of its settings when it starts, which say nothing about why it ended.
-    relevant = [line for line in lines if not line.startswith(("+-", "| "))]
-    last = relevant[-_QUOTED_LINES:]
-    return f" Its last {len(last)} log lines:\n" + "\n".join(f"  {line}" for line in last)
+    return quote_lines([line for line in lines if not line.startswith(("+-", "| "))], "log lines")
 
 
 class TritonServerError(PyTritonRuntimeError):

@@ -13,21 +13,20 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..system.forks import call_in_child, let_go_in_child, replace_descriptors
+from ..system.processes import OutputLines, open_pidfd
 from .messages import LineReader, WorkerJob, encode_message
 
 TAIL_LINES = 50
 """How many of the last lines are kept."""
 
 _READ_BYTES = 65536
-_LINE_BYTES = 16384
 # More lines in a second are left out: a worker in a loop of warnings shall not fill the log.
 _MAX_LINES_PER_S = 1000
-_LAST_OUTPUT_S = 0.5
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
 _MAIN = "pytriton.proxy_backend.worker_main"
 
@@ -105,7 +104,7 @@ class ChildProcess:
         self._stdout = self._popen.stdout
         assert self._stdout is not None  # Popen was asked for a pipe
         os.set_blocking(self._stdout.fileno(), False)
-        self._pidfd = _open_pidfd(self._popen.pid)
+        self._pidfd = open_pidfd(self._popen.pid)
         call_in_child(self, ChildProcess._let_go)
         self._poller = select.poll()
         for fd in (self._channel.fileno(), self._stdout.fileno(), self._pidfd):
@@ -201,50 +200,17 @@ class ChildProcess:
         self.exit_code = self._popen.returncode
 
 
-class _Output:
+class _Output(OutputLines):
     """What a process writes, as lines of the log."""
 
     def __init__(self, logger: logging.Logger) -> None:
+        super().__init__(self._log)
         self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
         self._logger = logger
-        self._rest = b""
         self._level = logging.INFO
         self._is_in_trace = False
         self._second = 0
         self._lines = 0
-
-    def read(self, fd: int) -> bool:
-        """Take what is there; returns whether more may come."""
-        try:
-            chunk = os.read(fd, _READ_BYTES)
-        except BlockingIOError:
-            return True
-        self._take(chunk)
-        return bool(chunk)
-
-    def finish(self, fd: int) -> None:
-        """Take what the ended process left; another one that inherited its output is not waited for."""
-        deadline = time.monotonic() + _LAST_OUTPUT_S
-        while time.monotonic() < deadline:
-            try:
-                chunk = os.read(fd, _READ_BYTES)
-            except BlockingIOError:
-                break
-            if not chunk:
-                break
-            self._take(chunk)
-        self._take(b"\n")
-
-    def _take(self, chunk: bytes) -> None:
-        *lines, rest = (self._rest + chunk).split(b"\n")
-        if len(rest) > _LINE_BYTES:
-            lines.append(rest)
-            rest = b""
-        self._rest = rest
-        for line in lines:
-            text = line[:_LINE_BYTES].decode("utf-8", errors="replace").rstrip()
-            if text:
-                self._log(text)
 
     def _log(self, text: str) -> None:
         self.tail.append(text)
@@ -267,43 +233,9 @@ class _Output:
             self._logger.log(self._level, "%s", text)
 
 
-def describe_exit(exit_code: int | None) -> str:
-    """Say in words how a process ended.
-
-    Args:
-        exit_code: As in `subprocess.Popen.returncode`: negative for a signal.
-    """
-    if exit_code is None:
-        return "could not be started"
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = f"signal {-exit_code}"
-    hint = " (by somebody, or by the system because memory was short)" if -exit_code == signal.SIGKILL else ""
-    return f"was killed by {name}{hint}"
-
-
-def _open_pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        # Before Linux 5.3, and in some sandboxes.
-        return None
-
-
 def _has_ended(pid: int) -> bool:
     """Return whether a child has ended, without taking its exit code: its number stays its own until then."""
     try:
         return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
     except ChildProcessError:
         return True
-
-
-def quote(lines: Sequence[str], count: int = 20) -> str:
-    """Render the last lines that a process wrote for the end of an error's text."""
-    if not lines:
-        return " It wrote nothing."
-    last = lines[-count:]
-    return f" Its last {len(last)} lines:\n" + "\n".join(f"  {line}" for line in last)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import signal
 import threading
 import time
 from collections.abc import Callable
@@ -12,8 +13,9 @@ from typing import Any
 
 from ..errors import AttachError, ProtocolError, WorkerProcessError
 from ..runtime.statistics import Counters, WorkerStatistics, add_statistics
+from ..system.processes import describe_exit, quote_lines
 from ..worker.loading import is_loading
-from .child import ChildProcess, Launch, describe_exit, quote
+from .child import ChildProcess, Launch
 from .messages import FORMAT, WorkerJob, decode_statistics
 
 logger = logging.getLogger(__name__)
@@ -349,7 +351,9 @@ class WorkerProcess:
 
     def _after_end(self, child: ChildProcess | None, reason: str | None) -> WorkerProcessError | None:
         """Wait until the next process may start; returns why there shall be none."""
-        ended = reason or describe_exit(None if child is None else child.exit_code)
+        ended = reason or ("could not be started" if child is None else describe_exit(child.exit_code))
+        if child is not None and child.exit_code == -signal.SIGKILL:
+            ended += ", by somebody, or by the system because memory was short"
         failure = self._failure
         if failure is not None:
             what = {"load": "its factory failed", "warm-up": "its warm-up failed"}.get(failure.get("stage", ""), "")
@@ -387,7 +391,7 @@ class WorkerProcess:
         lines = () if child is None else child.log_tail
         reason = f"{self._label} {text.rstrip('.')}"
         return WorkerProcessError(
-            f"{reason}.{quote(lines)}" if quoted else reason,
+            f"{reason}.{quote_lines(lines)}" if quoted else reason,
             reason=reason,
             model_name=self._model_name,
             number=self._number,

@@ -24,7 +24,8 @@ from pathlib import Path
 from typing import IO
 
 from pytriton.proxy_backend.system.forks import call_in_child, let_go_in_child, replace_descriptors
-from pytriton.server.errors import TritonServerStartError, describe_exit
+from pytriton.proxy_backend.system.processes import OutputLines, describe_exit, open_pidfd
+from pytriton.server.errors import TritonServerStartError
 from pytriton.server.tritonserver import exec_shim
 from pytriton.server.tritonserver.argument_memory import wipe_arguments
 from pytriton.server.tritonserver.guard import GUARD_VARIABLE, Guard
@@ -40,13 +41,12 @@ DEATH_SIGNAL = signal.SIGTERM
 not."""
 
 _SPAWN_DEADLINE_S = 30.0
-_READ_BYTES = 65536
-_LINE_BYTES = 16384
+_LOG_FILE_BYTES = 65536
 # What a server may have closed since it failed to open something: a connection, an event loop.
 _SPARE_DESCRIPTORS = 4
 _POLL_WITHOUT_PIDFD_MS = 200
-# A process that inherited the pipe may hold it open after the server's end.
-_LAST_OUTPUT_DEADLINE_S = 0.5
+# After the end of the process, for its last lines.
+_REPORT_DEADLINE_S = 1.5
 _SEVERITY = re.compile(r"([VIWEF])\d{4} ")
 _GUARD_IS_ACTIVE = "pytriton guard] active"
 _LEVELS = {
@@ -239,7 +239,7 @@ class ServerProcess:
                 self._kill(popen)
                 raise
         if self._thread is not threading.current_thread():
-            self._thread.join(_LAST_OUTPUT_DEADLINE_S + 1.0)
+            self._thread.join(_REPORT_DEADLINE_S)
         return self.exit_code
 
     def _kill(self, popen: "subprocess.Popen[bytes]") -> None:
@@ -309,42 +309,26 @@ class ServerProcess:
         os.set_blocking(output.fileno(), False)
         poller = select.poll()
         poller.register(output.fileno(), select.POLLIN)
-        self._pidfd = pidfd = _open_pidfd(popen.pid)
+        self._pidfd = pidfd = open_pidfd(popen.pid)
         if pidfd is not None:
             poller.register(pidfd, select.POLLIN)
-        rest = b""
+        lines = OutputLines(self._take_line)
         try:
             while True:
                 ready = {fd for fd, _ in poller.poll(None if pidfd is not None else _POLL_WITHOUT_PIDFD_MS)}
                 ended = pidfd in ready if pidfd is not None else popen.poll() is not None
-                if output.fileno() in ready:
-                    chunk = os.read(output.fileno(), _READ_BYTES)
-                    if chunk:
-                        rest = self._take_lines(rest + chunk)
-                    else:
-                        poller.unregister(output.fileno())
-                        if pidfd is None:
-                            popen.wait()
-                            ended = True
+                if output.fileno() in ready and not lines.read(output.fileno()):
+                    poller.unregister(output.fileno())
+                    if pidfd is None:
+                        popen.wait()
+                        ended = True
                 if ended:
-                    self._take_lines(rest + _read_rest(output.fileno()) + b"\n")
+                    lines.finish(output.fileno())
                     return
         finally:
             self._pidfd = None
             if pidfd is not None:
                 os.close(pidfd)
-
-    def _take_lines(self, data: bytes) -> bytes:
-        """Keep and log the complete lines of `data`; return what follows the last of them."""
-        *lines, rest = data.split(b"\n")
-        if len(rest) > _LINE_BYTES:
-            lines.append(rest)
-            rest = b""
-        for line in lines:
-            text = line[:_LINE_BYTES].decode("utf-8", errors="replace").rstrip()
-            if text:
-                self._take_line(text)
-        return rest
 
     def _take_line(self, text: str) -> None:
         if _GUARD_IS_ACTIVE in text:
@@ -371,30 +355,7 @@ def _last_lines(path: Path | None) -> list[str]:
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - _READ_BYTES))
+            file.seek(max(0, size - _LOG_FILE_BYTES))
             return file.read().decode("utf-8", errors="replace").splitlines()
     except OSError as error:
         return [f"({path} cannot be read: {error.strerror})"]
-
-
-def _open_pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except (AttributeError, OSError):
-        # Before Linux 5.3, and in some sandboxes.
-        return None
-
-
-def _read_rest(fd: int) -> bytes:
-    """Read what is in the pipe of an ended process, whoever else may still hold the pipe."""
-    chunks: list[bytes] = []
-    deadline = time.monotonic() + _LAST_OUTPUT_DEADLINE_S
-    while time.monotonic() < deadline:
-        try:
-            chunk = os.read(fd, _READ_BYTES)
-        except BlockingIOError:
-            break
-        if not chunk:
-            break
-        chunks.append(chunk)
-    return b"".join(chunks)

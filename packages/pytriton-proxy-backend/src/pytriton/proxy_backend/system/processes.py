@@ -1,0 +1,99 @@
+"""What a parent has to say about its child processes: how they ended, and what they wrote."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Sequence
+
+__all__ = ["OutputLines", "describe_exit", "open_pidfd", "quote_lines"]
+
+_READ_BYTES = 65536
+_LINE_BYTES = 16384
+# A process that inherited the pipe may hold it open after the end of the child.
+_LAST_OUTPUT_DEADLINE_S = 0.5
+_QUOTED_LINES = 20
+
+
+class OutputLines:
+    """Splits what a child process writes into its pipe, which does not block, into lines.
+
+    Args:
+        on_line: Called with each line that is not empty, up to a length that a log can take.
+    """
+
+    def __init__(self, on_line: Callable[[str], None]) -> None:
+        self._on_line = on_line
+        self._rest = b""
+
+    def read(self, fd: int) -> bool:
+        """Take what is there, up to some amount; return whether more may come."""
+        try:
+            chunk = os.read(fd, _READ_BYTES)
+        except BlockingIOError:
+            return True
+        self._take(chunk)
+        return bool(chunk)
+
+    def finish(self, fd: int) -> None:
+        """Take what the ended child has left, whoever else may still hold the pipe."""
+        deadline = time.monotonic() + _LAST_OUTPUT_DEADLINE_S
+        while time.monotonic() < deadline:
+            try:
+                chunk = os.read(fd, _READ_BYTES)
+            except BlockingIOError:
+                break
+            if not chunk:
+                break
+            self._take(chunk)
+        self._take(b"\n")
+
+    def _take(self, chunk: bytes) -> None:
+        *lines, rest = (self._rest + chunk).split(b"\n")
+        if len(rest) > _LINE_BYTES:
+            lines.append(rest)
+            rest = b""
+        self._rest = rest
+        for line in lines:
+            text = line[:_LINE_BYTES].decode("utf-8", errors="replace").rstrip()
+            if text:
+                self._on_line(text)
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """Say in words how a process ended, such as `was killed by signal 9 (SIGKILL)`.
+
+    Args:
+        exit_code: As in `subprocess.Popen.returncode`: negative for a signal. None is unknown.
+    """
+    if exit_code is None:
+        return "ended with an unknown exit code"
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = "unknown"
+    return f"was killed by signal {-exit_code} ({name})"
+
+
+def quote_lines(lines: Sequence[str], what: str = "lines") -> str:
+    """Render the last lines that a process wrote for the end of an error's text.
+
+    Args:
+        lines: The lines, oldest first.
+        what: What they are called in the text.
+    """
+    if not lines:
+        return " It wrote nothing to its output."
+    last = lines[-_QUOTED_LINES:]
+    return f" Its last {len(last)} {what}:\n" + "\n".join(f"  {line}" for line in last)
+
+
+def open_pidfd(pid: int) -> int | None:
+    """Return a descriptor that becomes readable when a process ends; None before Linux 5.3, and in some sandboxes."""
+    try:
+        return os.pidfd_open(pid)
+    except (AttributeError, OSError):
+        return None
