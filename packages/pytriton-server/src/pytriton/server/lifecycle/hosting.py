@@ -15,7 +15,7 @@ from pytriton.server.lifecycle.orphans import ORPHANED, OrphanedRequests
 from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.workers import StartCancelled
 
-__all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "ModelHost", "Placement", "StopWanted"]
+__all__ = ["HURRIED_DEADLINE_S", "WORKER_DEADLINE_S", "Deployer", "ModelHost", "StopWanted"]
 
 WORKER_DEADLINE_S = 2.0
 """How long a worker is waited for that has nothing to do for anybody any more, in seconds."""
@@ -33,10 +33,10 @@ StopWanted = Callable[[], bool]
 """Asked again and again while something is waited for; True ends the wait."""
 
 
-class Placement(Protocol):
-    """How models get into a server."""
+class Deployer(Protocol):
+    """Makes a server serve models."""
 
-    def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
+    def deploy(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
         """Make the server serve these versions under a name, and no others. Returns when they are loaded.
 
         Args:
@@ -61,7 +61,7 @@ class ModelHost:
     """The models of one running server. Not safe for several threads at once.
 
     Args:
-        placement: How models get into the server.
+        deployer: Makes the server serve models.
         endpoints: Folder of the sockets between server and workers.
         is_running: Tells whether the server runs; without it, nothing that is in flight is waited for.
         log_tail: Gives the last log lines of the server, for errors.
@@ -70,14 +70,14 @@ class ModelHost:
 
     def __init__(
         self,
-        placement: Placement,
+        deployer: Deployer,
         endpoints: Path,
         *,
         is_running: Callable[[], bool],
         log_tail: Callable[[], Sequence[str]],
         on_unrecoverable: Callable[[BaseException], None],
     ) -> None:
-        self._placement = placement
+        self._deployer = deployer
         self._endpoints = endpoints
         self._is_running = is_running
         self._log_tail = log_tail
@@ -114,7 +114,7 @@ class ModelHost:
         # A model that went on under the same name has a socket of its own, or the workers of both.
         if not orphaned.poll({model.endpoint(self._endpoints): model.batching_delay_s for model in loaded}):
             return False
-        return not self._placement.has_others({model.name for model in self._all()})
+        return not self._deployer.has_others({model.name for model in self._all()})
 
     def prepare(self, model: BoundModel) -> None:
         """Start the workers of a model that the server is going to load. They attach as soon as it has."""
@@ -167,22 +167,22 @@ class ModelHost:
             TritonModelLoadError: The server refused it, with Triton's reason, or its warm-up failed.
             WorkspaceError: Its files cannot be written.
         """
-        placed = False
+        is_deployed = False
         try:
             self.prepare(model)
             self.wait_warm(model, stop_wanted)
-            placed = True
+            is_deployed = True
             try:
-                self._placement.place(model.name, self._named(model.name), timeout_s)
+                self._deployer.deploy(model.name, self._named(model.name), timeout_s)
             except ControlError as error:
                 # What it refused is not there; what it did not answer may come yet.
-                placed = error.reason is None
+                is_deployed = error.reason is None
                 raise self.refused(model, error.reason or str(error)) from error
             self.wait_attached(model, timeout_s)
         except BaseException as error:
             if model in self._models:
                 self._models.remove(model)
-            if placed:
+            if is_deployed:
                 self._take_back(model)
             model.stop_workers(_grace_s(error))
             raise
@@ -203,7 +203,7 @@ class ModelHost:
             WorkspaceError: The files cannot be changed. All of them stay in service.
         """
         name = models[0].name
-        is_gone = self._placement.place(name, [model for model in self._named(name) if model not in models], timeout_s)
+        is_gone = self._deployer.deploy(name, [model for model in self._named(name) if model not in models], timeout_s)
         for model in models:
             self._models.remove(model)
         if not is_gone:
@@ -217,7 +217,7 @@ class ModelHost:
         shared: list[BoundModel] = []
         for name in dict.fromkeys(model.name for model in self._models):
             try:
-                is_gone = self._placement.place(name, [], timeout_s)
+                is_gone = self._deployer.deploy(name, [], timeout_s)
             except (ControlError, WorkspaceError) as error:
                 logger.warning("Model %r stays on the server, without anybody to answer: %s", name, error)
                 continue
@@ -342,13 +342,13 @@ class ModelHost:
 
     def _reload(self, model: BoundModel, timeout_s: float) -> None:
         try:
-            self._placement.place(model.name, self._named(model.name), timeout_s)
+            self._deployer.deploy(model.name, self._named(model.name), timeout_s)
         except ControlError as error:
             raise self.refused(model, error.reason or str(error)) from error
 
     def _take_back(self, model: BoundModel) -> None:
         try:
-            self._placement.place(model.name, self._named(model.name), WORKER_DEADLINE_S)
+            self._deployer.deploy(model.name, self._named(model.name), WORKER_DEADLINE_S)
         except (ControlError, WorkspaceError) as error:
             logger.debug("After a failed load, model %r: %s", model.name, error)
 

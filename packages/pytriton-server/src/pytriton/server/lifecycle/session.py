@@ -258,8 +258,8 @@ class ServerSession:
     def claim(self, model: BoundModel) -> None:
         """Do nothing: the names of a server of our own are ours."""
 
-    def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
-        """Make the server serve these versions under a name, and no others; see `hosting.Placement`."""
+    def deploy(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
+        """Make the server serve these versions under a name, and no others; see `hosting.Deployer`."""
         with self._repository.changed(name, *self._files(models)):
             if models:
                 self.control.load(name, timeout_s)

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 
 
 class RemoteModels:
-    """The names on one server under which models of this process are served. A `hosting.Placement`.
+    """The names on one server under which models of this process are served. A `hosting.Deployer`.
 
     Args:
         control: How the server is asked.
@@ -62,7 +62,7 @@ class RemoteModels:
         self._memberships: dict[str, Membership] = {}
         self._servers: dict[str, ServerProcessWatch] = {}
         # What the server reports of them as long as nobody replaces them.
-        self._placed: dict[str, ServedModel] = {}
+        self._deployed: dict[str, ServedModel] = {}
         # Those that have taken the place of a model from the server's repository, which is put back in the end.
         self._replaced: set[str] = set()
 
@@ -102,8 +102,8 @@ class RemoteModels:
         """
         return there.digest is None and any(state.name == name and state.is_loaded for state in self._control.index())
 
-    def place(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
-        """Make the server serve these versions under a name, and no others; see `hosting.Placement`."""
+    def deploy(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
+        """Make the server serve these versions under a name, and no others; see `hosting.Deployer`."""
         if not models:
             return self._unload(name, timeout_s)
         if len(models) == 1 and models[0].shared_endpoint is not None:
@@ -227,7 +227,7 @@ class RemoteModels:
         if there.has_replaced:
             self._replaced.add(name)
         self._revisions.setdefault(name, (secrets.token_hex(4), 0))
-        self._placed[name] = there
+        self._deployed[name] = there
         model.shared_endpoint = there.endpoint
         self._watch_server(model)
         return True
@@ -243,7 +243,7 @@ class RemoteModels:
             return False
         try:
             # Not what somebody else has put there in the meantime.
-            if self._served(name) == self._placed.get(name) and not self._restore_original(name, timeout_s):
+            if self._served(name) == self._deployed.get(name) and not self._restore_original(name, timeout_s):
                 self._control.unload(name, timeout_s)
         except BaseException:
             with contextlib.suppress(BlockingIOError):
@@ -275,7 +275,7 @@ class RemoteModels:
         self._revisions.pop(name, None)
         self._replaced.discard(name)
         membership = self._memberships.pop(name, None)
-        self._placed.pop(name, None)
+        self._deployed.pop(name, None)
         if membership is not None:
             membership.close()
             # If whoever made the folder has left before.
@@ -294,7 +294,7 @@ class RemoteModels:
 
     def _load(self, name: str, models: Sequence[BoundModel], revision: str, timeout_s: float) -> None:
         endpoint = models[0].endpoint(self._host.endpoints) if len(models) == 1 else None
-        self._placed[name] = ServedModel(endpoint, models_digest(models), name in self._replaced)
+        self._deployed[name] = ServedModel(endpoint, models_digest(models), name in self._replaced)
         try:
             self._control.load(name, timeout_s, self._upload(models, revision))
         except ControlError as error:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from pytriton.proxy_backend.system.forks import call_in_child, let_go_in_child, replace_descriptors
+from pytriton.proxy_backend.system.processes import open_pidfd
 from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.worker_watch import sockets_at
 from pytriton.server.tritonserver.ports import process_with_sockets
@@ -191,11 +192,9 @@ class ServerProcessWatch:
     """
 
     def __init__(self, endpoint: Path) -> None:
-        self._pidfd: int | None = None
         # In another container the process may have no number here, or the system cannot watch it.
         pid = process_with_sockets({inode for _, inode in sockets_at(endpoint)})
-        with contextlib.suppress(OSError, AttributeError):
-            self._pidfd = None if pid is None else os.pidfd_open(pid)
+        self._pidfd = None if pid is None else open_pidfd(pid)
         call_in_child(self, lambda watch: replace_descriptors([watch._pidfd]))
 
     @property
