@@ -79,6 +79,9 @@ INTERNAL = (
     "pytriton.proxy_backend.",
     "pytriton.proxy.trace",
     "pytriton.decorators.serving",
+    "pytriton.model_config.dtypes",
+    "pytriton.model_config.warmup",
+    "pytriton.client.management",
 )
 
 
