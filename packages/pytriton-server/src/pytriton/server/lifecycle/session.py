@@ -5,7 +5,7 @@ import os
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from pytriton.proxy_backend import BACKEND_NAME, library_path
 from pytriton.server.control.http import Control, ControlError, HttpControl
@@ -24,7 +24,6 @@ from pytriton.server.lifecycle.startup import POLL_S, wait_guarded, wait_until_u
 from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.repository import ModelRepository
 from pytriton.server.models.workers import StartCancelled
-from pytriton.server.observe.metrics_page import MetricsPage
 from pytriton.server.observe.tracing import export_environment
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.preflight import check_settings
@@ -52,6 +51,9 @@ from pytriton.server.tritonserver.ports import (
 )
 from pytriton.server.tritonserver.process import ExitReport, ServerProcess
 from pytriton.server.workspace import Workspace
+
+if TYPE_CHECKING:
+    from pytriton.server.observe.metrics_page import MetricsPage
 
 __all__ = ["DRAIN_DEADLINE_S", "ServerSession", "Session"]
 
@@ -343,8 +345,11 @@ class ServerSession:
             logger.debug("Starting %s", redacted(command))
             self._control = control = self._make_control(ports)
             process = self._spawn(command, control, cancelled)
+            # Not at the top: while the server starts, the import of an HTTP server costs nothing.
+            from pytriton.server.observe.metrics_page import MetricsPage
+
             wait_until_up(process, control, ports, timeout_s=timeout_s, cancelled=cancelled)
-            self._serve_metrics(ports)
+            self._serve_metrics(ports, MetricsPage)
         finally:
             ports.release()
 
@@ -409,7 +414,7 @@ class ServerSession:
             time.sleep(POLL_S)
         self._host.wait_attached(model, max(0.0, left))
 
-    def _serve_metrics(self, ports: ReservedPorts) -> None:
+    def _serve_metrics(self, ports: ReservedPorts, page_type: "type[MetricsPage]") -> None:
         page, triton, listener = ports.metrics, ports.triton_metrics, ports.take_metrics_listener()
         if page is None or triton is None or listener is None:
             return
@@ -420,7 +425,7 @@ class ServerSession:
 
             return render_metrics(triton, lambda: self._host.models)
 
-        self._metrics_page = MetricsPage(listener, render)
+        self._metrics_page = page_type(listener, render)
         self._metrics_page.start()
         logger.info("Metrics are served at http://%s/metrics", page.authority)
 
