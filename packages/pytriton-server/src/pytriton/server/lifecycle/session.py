@@ -179,12 +179,7 @@ class ServerSession:
         return self._control
 
     def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Start the server with `models` and wait until they are served. After an error, `close` has to follow.
-
-        Args:
-            models: The models that are bound already.
-            timeout_s: How long the server, and then each model's callables, may take, in seconds.
-            cancelled: Asked again and again; True ends the wait.
+        """Start the server with `models` and wait until they are served; see `Session.start`.
 
         Raises:
             StartCancelled: `cancelled` said so.
@@ -274,13 +269,7 @@ class ServerSession:
         return has_others(self.control, names)
 
     def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
-        """End the server: waits for requests that are being served, detaches the workers, stops the process.
-
-        Args:
-            hurried: Asked again and again; True ends all patience.
-            linger_s: How long to accept requests while the server says already that it is not ready, in seconds; None
-                is as long as some come, within limits.
-        """
+        """End the server after the requests that it has got, within `exit_timeout_secs`; see `Session.close`."""
         timeout_s = (
             DRAIN_DEADLINE_S if self._config.exit_timeout_secs is None else float(self._config.exit_timeout_secs)
         )

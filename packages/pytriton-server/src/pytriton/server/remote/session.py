@@ -100,12 +100,7 @@ class RemoteSession:
         return self._host
 
     def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
-        """Wait for the server and load `models`. After an error, `close` has to follow.
-
-        Args:
-            models: The models that are bound already.
-            timeout_s: How long the server may take to answer, in seconds.
-            cancelled: Asked again and again; True ends the wait.
+        """Wait for the server and load `models`; see `Session.start`. Only the server has to answer in `timeout_s`.
 
         Raises:
             StartCancelled: `cancelled` said so.
@@ -196,12 +191,7 @@ class RemoteSession:
         return self._control.is_listening()
 
     def close(self, *, hurried: Callable[[], bool], linger_s: float | None = 0.0) -> None:
-        """Take the models off the server when their requests are answered.
-
-        Args:
-            hurried: Asked again and again; True ends all patience.
-            linger_s: Without effect: the readiness of this server is not ours to change.
-        """
+        """See `Session.close`. `linger_s` has no effect: the readiness of this server is not ours to change."""
         self.ended.set()
         try:
             if self._is_up and self._host.models and self._control.is_listening():
