@@ -20,7 +20,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
-from pytriton.inprocess.callables.batches import Handle
+from pytriton.inprocess.callables.batches import BatchHandle
 from pytriton.inprocess.capi import process
 from pytriton.inprocess.capi.library import NativeLibrary
 
@@ -88,7 +88,7 @@ class _ThreadStates(ctypes.Structure):
 class InstanceRunner(Protocol):
     """What serves the batches of one model instance."""
 
-    def execute(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> None:
+    def execute(self, handle: BatchHandle, request: int, in_place: list[tuple[int, int]]) -> None:
         """Serve a batch, or see to it that it is served. It is in the instance's slab; `request` is its first one."""
 
     def make_room(self, length: int) -> None:
@@ -207,7 +207,7 @@ class Backend:
 
     def _execute(self, token: int, batch: int, request: int, in_place: int, count: int) -> int:
         # From here on the batch is answered by its handle at the latest.
-        handle = Handle(self, batch)
+        handle = BatchHandle(self, batch)
         try:
             inputs = []
             if count:

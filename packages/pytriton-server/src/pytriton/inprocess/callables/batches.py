@@ -1,4 +1,4 @@
-"""Batches of requests as Triton hands them over inside the process, and the way back of their answers.
+"""Batches of requests as Triton hands them over inside the process, and the sink of their responses.
 
 Both have the form of the records of the proxy's protocol, so that everything between the two is the worker's: what
 differs is only where the memory is. A batch is written to a *slab* before Python is called. Arrays are views on the
@@ -22,12 +22,13 @@ from typing import Any
 
 import numpy as np
 
+from pytriton.inprocess.tensors.memory import view_of_address
 from pytriton.proxy_backend.wire import layout
 from pytriton.proxy_backend.wire.batch import Batch, BatchReader
 from pytriton.proxy_backend.wire.record import Array, Payload, Record
 from pytriton.proxy_backend.wire.strings import decode_strings
 
-__all__ = ["IN_PLACE_BYTES", "POINTED_TO_BYTES", "DirectBatch", "DirectSink", "Handle", "Slab", "SlabPool"]
+__all__ = ["IN_PLACE_BYTES", "POINTED_TO_BYTES", "BatchHandle", "DirectBatch", "DirectSink", "Slab", "SlabPool"]
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class SlabPool:
             self._free.append(slab)
 
 
-class Handle:
+class BatchHandle:
     """A batch on the other side. It is deleted with the last reference; requests that are open then get an error.
 
     Attributes:
@@ -126,16 +127,6 @@ class Handle:
             self._library.delete(self.address)
 
 
-class _Foreign:
-    """Memory of somebody else as numpy takes it, read-only."""
-
-    __slots__ = ("__array_interface__", "owner")
-
-    def __init__(self, address: int, length: int, owner: object) -> None:
-        self.__array_interface__ = {"shape": (length,), "typestr": "|u1", "data": (address, True), "version": 3}
-        self.owner = owner
-
-
 class DirectBatch(Batch):
     """One batch: its requests, their inputs as views on a slab or on memory of the caller."""
 
@@ -144,7 +135,7 @@ class DirectBatch(Batch):
     def __init__(
         self,
         slab: Slab,
-        handle: Handle,
+        handle: BatchHandle,
         reader: BatchReader,
         in_place: Sequence[tuple[int, int]] = (),
         owner: object = None,
@@ -186,7 +177,7 @@ class DirectBatch(Batch):
             elif tensor.strings:
                 array = decode_strings(ctypes.string_at(address, tensor.length), tensor.shape)
             else:
-                source: Array = np.asarray(_Foreign(address, tensor.length, owner))
+                source = view_of_address(address, tensor.length, owner, read_only=True)
                 if owner is None:
                     source = source.copy()
                 array = np.ndarray(tensor.shape, tensor.dtype, source)
@@ -217,19 +208,19 @@ class DirectSink:
     def __init__(self, library: Any) -> None:
         self._library = library
         self._slab = Slab(1)
-        self._held: dict[int, Handle] = {}
-        # When each batch was taken or had its last response so far; only where there is a limit to that.
-        self._moved: dict[int, float] | None = None
+        self._held: dict[int, BatchHandle] = {}
+        # When each batch was taken or had its last response so far, while progress is tracked.
+        self._progress_at: dict[int, float] | None = None
 
-    def watch(self) -> None:
-        """Note from now on what `fail_late` looks at."""
-        self._moved = {}
+    def track_progress(self) -> None:
+        """Note from now on what `fail_late` needs."""
+        self._progress_at = {}
 
-    def hold(self, handle: Handle) -> None:
+    def hold(self, handle: BatchHandle) -> None:
         """Keep a batch until its last answer is sent."""
         self._held[handle.address] = handle
-        if self._moved is not None:
-            self._moved[handle.address] = time.monotonic()
+        if self._progress_at is not None:
+            self._progress_at[handle.address] = time.monotonic()
 
     def fail_late(self, limit_s: float, text: str, code: int) -> bool:
         """Answer the requests with an error whose callable has given nothing for so many seconds; from any thread.
@@ -237,20 +228,20 @@ class DirectSink:
         Returns:
             Whether there were any.
         """
-        moved = self._moved
+        progress_at = self._progress_at
         oldest = time.monotonic() - limit_s
-        late = [number for number, at in list((moved or {}).items()) if at < oldest]
+        late = [number for number, at in list((progress_at or {}).items()) if at < oldest]
         for number in late:
             handle = self._held.get(number)
-            if moved is not None and moved.pop(number, None) is not None and handle is not None:
+            if progress_at is not None and progress_at.pop(number, None) is not None and handle is not None:
                 handle.fail(text, code)
         return bool(late)
 
     def forget(self, number: int) -> None:
         """Keep a batch no longer. Where it was not answered its requests get an error."""
         self._held.pop(number, None)
-        if self._moved is not None:
-            self._moved.pop(number, None)
+        if self._progress_at is not None:
+            self._progress_at.pop(number, None)
 
     def respond(self, number: int, record: Record, *, done: bool) -> None:
         """Give Triton the responses in a record, see `ResponseSink`."""
@@ -268,8 +259,8 @@ class DirectSink:
             self._library.respond(number, self._slab.address, made.length, payloads)
         if done:
             self.forget(number)
-        elif self._moved is not None and number in self._moved:
-            self._moved[number] = time.monotonic()
+        elif self._progress_at is not None and number in self._progress_at:
+            self._progress_at[number] = time.monotonic()
 
     def fail(self, number: int, text: str, code: layout.ErrorCode = layout.ErrorCode.INTERNAL) -> None:
         """End a batch with an error for every request of it that is open."""

@@ -1,4 +1,4 @@
-"""Serves the batches of one model instance with one callable.
+"""Runners: each serves the batches of one model instance with one callable.
 
 A synchronous callable is called in the thread in which Triton executes the instance, which waits for it: Triton goes on
 collecting the next batch meanwhile. An `async` one runs on an event loop in a thread of its own; Triton's thread hands
@@ -17,7 +17,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from pytriton.inprocess.callables.backend import Backend, Instance
-from pytriton.inprocess.callables.batches import IN_PLACE_BYTES, DirectBatch, DirectSink, Handle, Slab, SlabPool
+from pytriton.inprocess.callables.batches import IN_PLACE_BYTES, BatchHandle, DirectBatch, DirectSink, Slab, SlabPool
 from pytriton.inprocess.capi.native_calls import load_native_calls
 from pytriton.proxy.tracers import worker_tracer
 from pytriton.proxy_backend.runtime.execution import Execution
@@ -68,7 +68,6 @@ class Runner:
         on_unload: Callable[[Runner], None],
     ) -> None:
         self._on_unload = on_unload
-        self._backend = backend
         self._service = service
         self._context = context
         self._instance = instance
@@ -96,7 +95,7 @@ class Runner:
         """See `InstanceRunner`."""
         self._put(self._pool.take(length))
 
-    def _execution(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> Execution | None:
+    def _execution(self, handle: BatchHandle, request: int, in_place: list[tuple[int, int]]) -> Execution | None:
         """Read the batch in the slab; `None` where that cannot be served, and its requests have their error."""
         self.sink.hold(handle)
         number = handle.address
@@ -116,7 +115,7 @@ class Runner:
             return None
         return make_execution(self._service, batch, worker_tracer())
 
-    def execute(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> None:
+    def execute(self, handle: BatchHandle, request: int, in_place: list[tuple[int, int]]) -> None:
         """See `InstanceRunner`."""
         raise NotImplementedError
 
@@ -125,7 +124,7 @@ class Runner:
         raise NotImplementedError
 
     def _start_watch(self, limit_s: float) -> None:
-        self.sink.watch()
+        self.sink.track_progress()
         ends = self._watch_ends = threading.Event()
         name = self._service.model.name
         text = f"model '{name}': the inference callable took longer than the model's execution timeout, {limit_s:g} s"
@@ -160,7 +159,7 @@ class SyncRunner(Runner):
         self._loop = LazyLoop()
         self._thread: int | None = None
 
-    def execute(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> None:
+    def execute(self, handle: BatchHandle, request: int, in_place: list[tuple[int, int]]) -> None:
         """See `InstanceRunner`; returns when the batch is answered."""
         self._thread = threading.get_ident()
         number = handle.address
@@ -174,7 +173,7 @@ class SyncRunner(Runner):
         if not slab.is_free() or slab.capacity > _LARGEST_KEPT:
             self._put(self._pool.take())
 
-    def _run(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> None:
+    def _run(self, handle: BatchHandle, request: int, in_place: list[tuple[int, int]]) -> None:
         execution = self._execution(handle, request, in_place)
         if execution is not None:
             execution.run(self._loop.run)
@@ -204,7 +203,7 @@ class AsyncRunner(Runner):
         # Triton forms a batch before it calls: the wait for a place is at the end of a call, for the next one.
         self._places = threading.Semaphore(limit - 1)
         self._tasks: dict[int, asyncio.Task[None]] = {}
-        self._handles: dict[int, Handle] = {}
+        self._handles: dict[int, BatchHandle] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ready = threading.Event()
         self._stopped: asyncio.Event | None = None
@@ -214,7 +213,7 @@ class AsyncRunner(Runner):
         self._thread.start()
         self._ready.wait()
 
-    def execute(self, handle: Handle, request: int, in_place: list[tuple[int, int]]) -> None:
+    def execute(self, handle: BatchHandle, request: int, in_place: list[tuple[int, int]]) -> None:
         """See `InstanceRunner`; returns when there is a place for one more batch."""
         # The tracer is looked up in the context of the callable, which the thread of the loop has entered.
         execution = self._execution(handle, request, in_place)
@@ -232,7 +231,7 @@ class AsyncRunner(Runner):
         del execution, slab
         self._places.acquire()
 
-    def _start(self, execution: Execution, handle: Handle, slab: Slab) -> None:
+    def _start(self, execution: Execution, handle: BatchHandle, slab: Slab) -> None:
         number = handle.address
         self._handles[number] = handle
         loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Loads libraries into the process: `libtritonserver` of the server that is found, and the native one of this package.
+"""Load libraries into the process: `libtritonserver` of the server that is found, and the native one of this package.
 
 They are loaded with `RTLD_LOCAL`. With its symbols made global, modules that are imported later would bind to the
 old OpenSSL and zlib that come with it. Triton's library cannot be unloaded: it

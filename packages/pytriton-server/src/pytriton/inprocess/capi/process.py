@@ -1,4 +1,4 @@
-"""What servers in process share with the process: its fork, its exit and its interrupts.
+"""State that all servers of the process share, and what happens to them at a fork, at exit and at an interrupt.
 
 * A fork takes none of Triton's threads along. In the child every use of a server of the parent is an error, nothing is
   stopped or removed on its behalf, and no server can be started: the library is in the state that it had at the moment

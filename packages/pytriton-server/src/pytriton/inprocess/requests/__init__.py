@@ -1,1 +1,1 @@
-"""Requests to a server in process, and their responses."""
+"""Models of a running server, the requests to them, and their responses."""

@@ -51,7 +51,7 @@ class _Responses:
         if pending is not None and not self._finished and self._request.response_queue is None:
             pending.cancel()
 
-    def _taken(self, response: InferenceResponse) -> InferenceResponse:
+    def _checked(self, response: InferenceResponse) -> InferenceResponse:
         if response.final:
             self._finished = True
         error = response.error
@@ -59,7 +59,7 @@ class _Responses:
             raise _with_response(error, response)
         return response
 
-    def _late(self) -> TimedOutError:
+    def _timed_out(self) -> TimedOutError:
         place = describe(self._request.model)
         timeout_s = self._timeout_s
         return TimedOutError(
@@ -98,7 +98,7 @@ class ResponseIterator(_Responses, Iterator[InferenceResponse]):
         deliver: _Deliver | None = None
         if request.response_queue is not None:
             self._queue = queue.SimpleQueue()
-            deliver = _to_both(self._queue.put, _sync_put(request))
+            deliver = _deliver_to_both(self._queue.put, _sync_put(request))
         self._pending = submit(request, deliver)
 
     def __iter__(self) -> ResponseIterator:
@@ -117,11 +117,11 @@ class ResponseIterator(_Responses, Iterator[InferenceResponse]):
         timeout_s = self._timeout_s
         response = self._pending.take(timeout_s) if self._queue is None else _get(self._queue, timeout_s)
         if response is None:
-            raise self._late()
+            raise self._timed_out()
         if response.error is None:
             self._finished = response.final
             return response
-        return self._taken(response)
+        return self._checked(response)
 
     def __enter__(self) -> ResponseIterator:
         return self
@@ -158,9 +158,9 @@ class AsyncResponseIterator(_Responses, AsyncIterator[InferenceResponse]):
         self._arrived: deque[InferenceResponse] = deque()
         self._waiters: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = deque()
         # The request must not keep the iterator, which cancels the request when it is dropped.
-        deliver = _waking(self._arrived, self._waiters)
+        deliver = _wake_waiters(self._arrived, self._waiters)
         if request.response_queue is not None:
-            deliver = _to_both(deliver, _async_put(request))
+            deliver = _deliver_to_both(deliver, _async_put(request))
         self._pending = submit(request, deliver)
 
     def __aiter__(self) -> AsyncResponseIterator:
@@ -180,7 +180,7 @@ class AsyncResponseIterator(_Responses, AsyncIterator[InferenceResponse]):
         deadline = None if timeout_s is None else asyncio.get_running_loop().time() + timeout_s
         while not self._arrived:
             await self._wait(deadline)
-        return self._taken(self._arrived.popleft())
+        return self._checked(self._arrived.popleft())
 
     async def aclose(self) -> None:
         """End the iteration; cancel the request if it is not over."""
@@ -197,7 +197,7 @@ class AsyncResponseIterator(_Responses, AsyncIterator[InferenceResponse]):
         future = loop.create_future()
         self._waiters.append((loop, future))
         if self._arrived:
-            # It came between the look and the note that somebody waits.
+            # It came before the waiter was noted.
             return
         timer = None if deadline is None else loop.call_at(deadline, _wake, future)
         try:
@@ -209,10 +209,10 @@ class AsyncResponseIterator(_Responses, AsyncIterator[InferenceResponse]):
             if timer is not None:
                 timer.cancel()
         if not self._arrived and deadline is not None and loop.time() >= deadline:
-            raise self._late()
+            raise self._timed_out()
 
 
-def _waking(
+def _wake_waiters(
     arrived: deque[InferenceResponse], waiters: deque[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]
 ) -> _Deliver:
     def deliver(response: InferenceResponse) -> None:
@@ -253,7 +253,7 @@ def _checked_timeout(request: InferenceRequest) -> float:
     return min(timeout_s, threading.TIMEOUT_MAX)
 
 
-def _to_both(first: _Deliver, second: _Deliver) -> _Deliver:
+def _deliver_to_both(first: _Deliver, second: _Deliver) -> _Deliver:
     def deliver(response: InferenceResponse) -> None:
         first(response)
         second(response)

@@ -1,4 +1,4 @@
-"""What a model takes and gives, and why it refuses a request.
+"""Descriptions of models: their inputs and outputs, and from them the reason of a refused request.
 
 Triton checks every request itself, but for inputs that are missing in a model that has optional ones. The description
 is asked for once per model, and again where Triton's own error does not say enough.
@@ -125,7 +125,7 @@ def explain(
             received=(model.name, model.version),
             where=place,
         )
-    found = _unlike_inputs(spec, place, inputs) or _unlike_outputs(spec, place, requested_outputs)
+    found = _mismatch_in_inputs(spec, place, inputs) or _mismatch_in_outputs(spec, place, requested_outputs)
     if found is not None:
         return found
     if error.where is None:
@@ -133,7 +133,7 @@ def explain(
     return error
 
 
-def _unlike_inputs(
+def _mismatch_in_inputs(
     spec: ModelSpec, place: str, inputs: Mapping[str, tuple[DataType, tuple[int, ...]]]
 ) -> TritonError | None:
     names = tuple(spec.inputs)
@@ -178,7 +178,7 @@ def _unlike_inputs(
     return None
 
 
-def _unlike_outputs(spec: ModelSpec, place: str, requested: Sequence[str]) -> TritonError | None:
+def _mismatch_in_outputs(spec: ModelSpec, place: str, requested: Sequence[str]) -> TritonError | None:
     for name in requested:
         if name not in spec.outputs:
             return _refusal(

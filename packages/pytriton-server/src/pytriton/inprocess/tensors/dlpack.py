@@ -16,7 +16,7 @@ from pytriton.inprocess.capi.enums import DataType, DLDeviceType
 from pytriton.inprocess.capi.errors import InvalidArgumentError, UnsupportedError
 from pytriton.inprocess.tensors.dtypes import DLPACK_TYPES, Array
 
-__all__ = ["Imported", "array_to_capsule", "read_capsule", "view_of_address"]
+__all__ = ["Imported", "array_to_capsule", "read_capsule"]
 
 _UNVERSIONED: Final = b"dltensor"
 _VERSIONED: Final = b"dltensor_versioned"
@@ -160,16 +160,6 @@ def _ask(source: Any) -> Any:
             expected="a tensor that can be exported",
             received=f"{type(error).__name__}: {error}",
         ) from error
-
-
-def view_of_address(address: int, size_bytes: int, owner: object) -> Array:
-    """Give memory as an array of bytes that keeps its owner alive, as long as the array or a view of it lives."""
-    if not size_bytes:
-        return np.empty(0, np.uint8)
-    memory: Any = (ctypes.c_char * size_bytes).from_address(address)
-    # The array refers to this object, and this object to the owner.
-    memory.owner = owner
-    return np.asarray(np.frombuffer(memory, np.uint8))
 
 
 def array_to_capsule(

@@ -19,9 +19,8 @@ from pytriton.inprocess.capi import c_types
 from pytriton.inprocess.capi.api import Api, load_api
 from pytriton.inprocess.capi.enums import DataType, DLDeviceType, MemoryType
 from pytriton.inprocess.capi.errors import InvalidArgumentError, UnsupportedError
-from pytriton.inprocess.tensors.dlpack import view_of_address
 from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES
-from pytriton.inprocess.tensors.memory import DEVICES, MemoryBuffer
+from pytriton.inprocess.tensors.memory import DEVICES, MemoryBuffer, view_of_address
 
 __all__ = ["allocate", "copy_to", "gpu_allocator", "parse_device", "to_capsule"]
 

@@ -1,4 +1,4 @@
-"""Memory that a tensor lies in, whoever owns it."""
+"""Memory of tensors, whoever owns it, and arrays over it."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ import numpy as np
 
 from pytriton.inprocess.capi.enums import DataType, DLDeviceType, MemoryType
 from pytriton.inprocess.capi.errors import InvalidArgumentError, UnsupportedError
-from pytriton.inprocess.tensors.dlpack import read_capsule, view_of_address
+from pytriton.inprocess.tensors.dlpack import read_capsule
 from pytriton.inprocess.tensors.dtypes import BIT_WIDTHS, Array, data_type_of, data_type_of_dlpack
 
-__all__ = ["DEVICES", "MemoryBuffer", "array_of", "import_array", "import_dlpack"]
+__all__ = ["DEVICES", "MemoryBuffer", "array_of", "import_array", "import_dlpack", "view_of_address"]
 
 DEVICES: Final[dict[int, MemoryType]] = {
     DLDeviceType.kDLCPU: MemoryType.CPU,
@@ -134,6 +134,28 @@ def import_array(array: Array) -> tuple[DataType, tuple[int, ...], MemoryBuffer]
     return data_type, array.shape, buffer
 
 
+class _ExternalMemory:
+    """Memory that numpy did not allocate, as it takes it, with what keeps it."""
+
+    __slots__ = ("__array_interface__", "owner")
+
+    def __init__(self, address: int, size_bytes: int, owner: object, read_only: bool) -> None:
+        self.__array_interface__ = {
+            "shape": (size_bytes,),
+            "typestr": "|u1",
+            "data": (address, read_only),
+            "version": 3,
+        }
+        self.owner = owner
+
+
+def view_of_address(address: int, size_bytes: int, owner: object, *, read_only: bool = False) -> Array:
+    """Give memory as an array of bytes that keeps its owner alive, as long as the array or a view of it lives."""
+    if not size_bytes:
+        return np.empty(0, np.uint8)
+    return np.asarray(_ExternalMemory(address, size_bytes, owner, read_only))
+
+
 def array_of(buffer: MemoryBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
     """Give host memory as an array that keeps it.
 
@@ -152,7 +174,5 @@ def array_of(buffer: MemoryBuffer, dtype: np.dtype[Any], shape: tuple[int, ...])
     count = 1
     for dim in shape:
         count *= dim
-    memory = view_of_address(buffer.data_ptr, count * dtype.itemsize, buffer)
-    if buffer._read_only:
-        memory.flags.writeable = False
+    memory = view_of_address(buffer.data_ptr, count * dtype.itemsize, buffer, read_only=buffer._read_only)
     return memory.view(dtype).reshape(shape)

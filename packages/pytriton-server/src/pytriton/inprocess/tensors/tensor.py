@@ -1,4 +1,4 @@
-"""`Tensor`: elements of one type with a shape, in memory of anyone.
+"""`Tensor`: elements of one type with a shape, in memory of any owner.
 
 A tensor of strings (`BYTES`) lies in memory in the form that Triton wants: for every element, in C order, its length in
 32 bits and its bytes.
