@@ -135,9 +135,6 @@ class SpanExport:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-        # Here, so that the first batch does not wait for it.
-        from pytriton.proxy_backend.runtime import tracing  # noqa: F401
-
         settings = read_settings(trace_config)
         self._url = settings.url or DEFAULT_URL
         self._exporter = OTLPSpanExporter(endpoint=self._url)

@@ -4,7 +4,7 @@ The proxy backend listens on a unix socket per model version inside tritonserver
 the model with a Python callable. `docs/protocol.md` describes what passes between them.
 """
 
-from pytriton.proxy_backend._namespace import require_namespace_package as _require_namespace_package
+from pytriton.proxy._namespace import require_namespace_package as _require_namespace_package
 
 _require_namespace_package()
 

@@ -48,7 +48,6 @@ class Execution:
         "_number",
         "_open",
         "_request_spans",
-        "_requests",
         "_result",
         "_service",
         "_spent_ns",
@@ -65,7 +64,6 @@ class Execution:
         self._count = len(batch.rows)
         self._uniform = batch.uniform_outputs
         self._batch: Batch | None = batch
-        self._requests: list[Any] | None = None  # made where they are asked for
         self._request_spans: list[Any] | None = None
         self._result: Any = None
         self._open: list[bool] | None = None  # by request; made when the first of them may end before the others
@@ -81,48 +79,50 @@ class Execution:
             columns_func = self._service.columns_func
             self.first_ns = self._began_ns = monotonic_ns()
             if columns_func is not None and batch is not None and batch.is_uniform:
-                requests = partial(make_requests, batch, len(batch.rows), self._request_spans)
-                result = columns_func(batch.columns, batch.rows, requests)
-                batch = requests = None  # type: ignore[assignment] # nothing may refer to the inputs
-                if result.__class__ is dict:
-                    self._result = result
-                    result = None
+                requests = partial(make_requests, batch, self._count, self._request_spans)
+                self._result = columns_func(batch.columns, batch.rows, requests)
+                # Nothing here may refer to the inputs when the responses are sent.
+                batch = requests = None  # type: ignore[assignment]
+                if self._result.__class__ is dict:
                     self._respond_columns()
                     return
             else:
                 batch = None
-                result = self._call()
-            if result.__class__ not in (list, tuple):
-                if inspect.isgenerator(result):
-                    self._stream(result)
-                    return
-                if inspect.isawaitable(result) or inspect.isasyncgen(result):
-                    run_async(self._finish(result))
-                    return
-            self._result = result
-            result = None
-            self._respond()
+                self._result = self._call()
+            self._finish(run_async)
         except ConnectionLostError:
             raise
         except BaseException as error:
             self._fail(error)
 
+    def _finish(self, run_async: Callable[[Awaitable[Any]], Any]) -> None:
+        """Go on with what the callable returned."""
+        if self._result.__class__ not in (list, tuple):
+            result, self._result = self._result, None
+            if inspect.isgenerator(result):
+                self._stream(result)
+                return
+            if inspect.isawaitable(result) or inspect.isasyncgen(result):
+                run_async(self._finish_async(result))
+                return
+            self._result, result = result, None
+        self._respond()
+
     async def run_async(self) -> None:
         """Serve the batch with a callable that returns an awaitable or an async generator."""
         try:
             self.first_ns = self._began_ns = monotonic_ns()
-            await self._finish(self._call())
+            await self._finish_async(self._call())
         except ConnectionLostError:
             raise
         except BaseException as error:
             self._fail(error)
 
     def _call(self) -> Any:
-        if self._batch is not None:
-            self._requests = make_requests(self._batch, self._count, self._request_spans)
-        return self._service.infer_func(self._requests)
+        assert self._batch is not None
+        return self._service.infer_func(make_requests(self._batch, self._count, self._request_spans))
 
-    async def _finish(self, result: Any) -> None:
+    async def _finish_async(self, result: Any) -> None:
         if inspect.isasyncgen(result):
             await self._stream_async(result)
             return
@@ -348,7 +348,7 @@ class Execution:
             raise
 
     def _drop(self) -> None:
-        self._batch = self._requests = self._result = None
+        self._batch = self._result = None
 
     def _fail(self, error: BaseException) -> None:
         if self._is_over():

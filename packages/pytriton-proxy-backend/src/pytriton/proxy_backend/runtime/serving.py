@@ -85,9 +85,16 @@ def _begin(service: Service, source: BatchSource, cancelled: list[tuple[int, int
     def note_unreadable() -> None:
         counters.failed["input"] += 1
 
+    load_tracing(worker_tracer())
     source.on_cancel = note_cancelled
     source.on_unreadable = note_unreadable
     service.sink = source
+
+
+def load_tracing(own_tracer: Any) -> None:
+    """Import what makes spans, where there is a tracer, so that the first batch does not wait for it."""
+    if find_tracer(own_tracer) is not None:
+        from . import tracing  # noqa: F401
 
 
 def make_execution(service: Service, batch: Batch, own_tracer: Any) -> Execution:

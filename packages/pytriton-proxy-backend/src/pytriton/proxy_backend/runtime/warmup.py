@@ -65,7 +65,7 @@ class _WarmUpBatch(Batch):
 class _WarmUp(Execution):
     """The way of a batch as far as the check of its results, which is all that can fail for the callable's sake."""
 
-    __slots__ = ()
+    __slots__ = ("_requests",)
 
     def __init__(self, service: Service, requests: Sequence[Request]) -> None:
         batch = _WarmUpBatch(requests, service.model)

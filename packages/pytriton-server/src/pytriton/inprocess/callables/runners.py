@@ -22,7 +22,7 @@ from pytriton.inprocess.capi.native_calls import load_native_calls
 from pytriton.proxy.tracers import worker_tracer
 from pytriton.proxy_backend.runtime.execution import Execution
 from pytriton.proxy_backend.runtime.service import Service
-from pytriton.proxy_backend.runtime.serving import LazyLoop, make_execution
+from pytriton.proxy_backend.runtime.serving import LazyLoop, load_tracing, make_execution
 from pytriton.proxy_backend.runtime.texts import error_text
 from pytriton.proxy_backend.wire.batch import BatchReader
 from pytriton.proxy_backend.wire.errors import ProtocolError
@@ -84,6 +84,7 @@ class Runner:
         instance.batching = int(service.model.batching)
         instance.decoupled = int(service.model.decoupled)
         instance.in_place_from = _NEVER if copy_inputs else IN_PLACE_BYTES
+        context.run(lambda: load_tracing(worker_tracer()))
         self._put(self._pool.take())
 
     def _put(self, slab: Slab) -> None:
