@@ -13,7 +13,7 @@ from support.paths import ROOT
 
 DISTS = ("client", "decorators", "proxy-backend", "server")
 # Imports that a distribution does without where the sibling is not installed.
-OPTIONAL = {("packages/pytriton-decorators/src/pytriton/decorators/_stand_in.py", "proxy")}
+OPTIONAL = {("packages/pytriton-decorators/src/pytriton/decorators/_fake_request.py", "proxy")}
 # Packages whose contents users import by name.
 PUBLIC_PACKAGES = (
     "pytriton.client",

@@ -70,10 +70,10 @@ class TestRequests:
 
     def test_the_stand_in_has_the_same_attributes(self) -> None:
         types = pytest.importorskip("pytriton.proxy.types")
-        from pytriton.decorators._stand_in import StandIn
+        from pytriton.decorators._fake_request import FakeRequest
 
         real = {name for name in dir(types.Request(ONE)) if not name.startswith("_")} - {"is_cancelled"}
-        assert real <= set(dir(StandIn(ONE)))
+        assert real <= set(dir(FakeRequest(ONE)))
 
     def test_lists_become_arrays_of_the_declared_dtypes(self) -> None:
         seen: list[Any] = []

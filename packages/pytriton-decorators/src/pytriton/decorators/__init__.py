@@ -19,10 +19,10 @@ from pytriton.decorators._calls.types import (
     RequestLike,
 )
 from pytriton.decorators._context_argument import triton_context
+from pytriton.decorators._first_value import first_value
 from pytriton.decorators._grouping import group_by_keys, group_by_values
 from pytriton.decorators._optionals import fill_optionals
 from pytriton.decorators._padding import ConstantPadder, pad_batch
-from pytriton.decorators._values import first_value
 
 __all__ = [
     "ConstantPadder",

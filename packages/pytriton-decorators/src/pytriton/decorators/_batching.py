@@ -10,13 +10,13 @@ from typing import Any, overload
 
 import numpy as np
 
-from pytriton.decorators._calls.carry_out import Once, Plan, deliver
-from pytriton.decorators._calls.inputs import arrays_of, explain_inputs, requests_of
+from pytriton.decorators._calls.execution import Plan, SingleCall, combine
+from pytriton.decorators._calls.inputs import get_all_arrays, get_arrays, make_batch_error, require_requests
 from pytriton.decorators._calls.outputs import convert_output
 from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
 from pytriton.decorators._calls.types import InferCallable, InferenceResults
-from pytriton.decorators._calls.wrapping import decorator, takes_requests
-from pytriton.decorators._rows import PartialOutputs, by_request, check_rows
+from pytriton.decorators._calls.wrapping import decorator, requests_signature
+from pytriton.decorators._rows import PartialOutputs, check_rows, split_by_request
 from pytriton.exceptions import PyTritonRuntimeError, PyTritonValidationError
 
 __all__ = ["batch", "sample"]
@@ -92,8 +92,8 @@ def sample(infer_func: Any) -> Any:
     return _sample(infer_func)
 
 
-def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Once:
-    requests = requests_of("batch", args)
+def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SingleCall:
+    requests = require_requests("batch", args)
     # What precedes the requests is an object or a class: Python 3.13 calls so through @classmethod above @batch.
     leading = args[:-1]
     if leading and instance is None:
@@ -104,7 +104,7 @@ def _plan_batch(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict
     if gathered is not None and gathered[0]:
         inputs, sizes = gathered
     else:
-        inputs, sizes = _gather([arrays_of(request, index) for index, request in enumerate(requests)])
+        inputs, sizes = _gather(get_all_arrays(requests))
     if kwargs:
         inputs = {**kwargs, **inputs}
     return leading, inputs, Scope(requests, sizes), _finisher(sizes, wrapped, instance)
@@ -115,7 +115,7 @@ def _finisher(sizes: list[int], wrapped: Any, instance: Any) -> Callable[[list[A
         outputs = convert_output(results[0], wrapped, instance)
         partial = isinstance(outputs, PartialOutputs)
         check_rows(outputs, len(outputs.rows) if isinstance(outputs, PartialOutputs) else sum(sizes))
-        return [outputs] if len(sizes) == 1 and not partial else by_request(outputs, sizes)
+        return [outputs] if len(sizes) == 1 and not partial else split_by_request(outputs, sizes)
 
     return finish
 
@@ -132,14 +132,14 @@ def _make_batch_call(
     if type(outputs) is not dict:
         if not isinstance(outputs, (list, tuple)):
             # A generator, an awaitable, an object of another kind: all that the decorator does for those, per request.
-            return deliver([outputs], Plan([((), inputs, scope)], _finisher(sizes, wrapped, instance)))
+            return combine([outputs], Plan([((), inputs, scope)], _finisher(sizes, wrapped, instance)))
         outputs = dict(convert_output(outputs, wrapped, instance))
     check_rows(outputs, sizes[0] if len(sizes) == 1 else sum(sizes))
     return outputs
 
 
-def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Once:
-    requests = requests_of("sample", args)
+def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SingleCall:
+    requests = require_requests("sample", args)
     leading = args[:-1]
     if leading and instance is None:
         instance = leading[0]
@@ -150,7 +150,7 @@ def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dic
             expected=1,
             received=len(requests),
         )
-    inputs = arrays_of(requests[0], 0)
+    inputs = get_arrays(requests[0], 0)
 
     def finish(results: list[Any]) -> InferenceResults:
         outputs = convert_output(results[0], wrapped, instance)
@@ -165,9 +165,16 @@ def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dic
 
 
 _batch = decorator(
-    _plan_batch, name="batch", again=batch, outward=takes_requests, batch_call=_make_batch_call, opens=True
+    _plan_batch,
+    name="batch",
+    redecorate=batch,
+    convert_signature=requests_signature,
+    batch_call=_make_batch_call,
+    unpacks_requests=True,
 )
-_sample = decorator(_plan_sample, name="sample", again=sample, outward=takes_requests, opens=True)
+_sample = decorator(
+    _plan_sample, name="sample", redecorate=sample, convert_signature=requests_signature, unpacks_requests=True
+)
 
 
 def _gather(arrays: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
@@ -184,15 +191,15 @@ def _gather(arrays: list[dict[str, Any]]) -> tuple[dict[str, Any], list[int]]:
             rows = [array.shape[0] for array in column]
             if rows != sizes:
                 if sizes:
-                    raise explain_inputs(arrays)
+                    raise make_batch_error(arrays)
                 sizes = rows
     except (KeyError, AttributeError, IndexError, TypeError):
-        raise explain_inputs(arrays) from None
+        raise make_batch_error(arrays) from None
     if len(arrays) == 1:
         return first, sizes
     for data in arrays:
         if len(data) != width:
-            raise explain_inputs(arrays)
+            raise make_batch_error(arrays)
     return {name: _concatenate(name, column) for name, column in columns.items()}, sizes
 
 

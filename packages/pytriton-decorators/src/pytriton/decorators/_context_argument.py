@@ -1,4 +1,4 @@
-"""`triton_context`: the context of the server as an argument of a callable."""
+"""The decorator `triton_context`, which passes the context of the server to a callable as an argument."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, TypeVar, overload
 
-from pytriton.decorators._calls.carry_out import Once
 from pytriton.decorators._calls.context import get_triton_context
-from pytriton.decorators._calls.inputs import requests_among
+from pytriton.decorators._calls.execution import SingleCall
+from pytriton.decorators._calls.inputs import find_requests
 from pytriton.decorators._calls.requests import Scope
 from pytriton.decorators._calls.wrapping import decorator
 
@@ -23,7 +23,7 @@ def triton_context(infer_func: Callable[..., ResultT]) -> Callable[..., ResultT]
 @overload
 def triton_context(infer_func: classmethod[Any, ..., ResultT]) -> Callable[..., ResultT]: ...
 def triton_context(infer_func: Any) -> Any:
-    """Return a callable the context of its server as the keyword argument `triton_context`.
+    """Pass the context of its server to a callable as the keyword argument `triton_context`.
 
     ```python
     @batch
@@ -51,10 +51,10 @@ def triton_context(infer_func: Any) -> Any:
     return _with_context(infer_func)
 
 
-def _plan_context(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Once:
+def _plan_context(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SingleCall:
     if args and instance is None:
         instance = args[0]
-    requests = requests_among(args)
+    requests = find_requests(args)
     context = get_triton_context(wrapped, instance)
     scope = None if requests is None else Scope(requests)
     return args, {**kwargs, _ARGUMENT: context}, scope, None
@@ -78,8 +78,8 @@ def _without_context(inner: inspect.Signature) -> inspect.Signature:
 _with_context = decorator(
     _plan_context,
     name="triton_context",
-    again=triton_context,
-    outward=_without_context,
+    redecorate=triton_context,
+    convert_signature=_without_context,
     relay=_relay_context,
-    adds=(_ARGUMENT,),
+    added_arguments=(_ARGUMENT,),
 )

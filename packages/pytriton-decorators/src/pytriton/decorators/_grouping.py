@@ -9,20 +9,20 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pytriton.decorators._calls.carry_out import ENDED, Call, Once, Plan
 from pytriton.decorators._calls.context import find_model_config
+from pytriton.decorators._calls.execution import EXHAUSTED, Call, Plan, SingleCall
 from pytriton.decorators._calls.inputs import (
-    arrays_of,
-    checked_names,
-    inputs_of_all,
-    refuse_requests,
-    requests_of,
-    rows_of,
+    check_names,
+    find_batched_arrays,
+    forbid_requests,
+    get_all_arrays,
+    get_batched_inputs,
+    require_requests,
 )
 from pytriton.decorators._calls.outputs import convert_output
 from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
 from pytriton.decorators._calls.types import InferenceResult
-from pytriton.decorators._calls.wrapping import decorator, made_again
+from pytriton.decorators._calls.wrapping import decorator, picklable
 from pytriton.decorators._rows import PartialOutputs, check_rows, merge
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 
@@ -31,7 +31,7 @@ __all__ = ["group_by_keys", "group_by_values"]
 CallableT = TypeVar("CallableT")
 PadFunction = Callable[[list[InferenceResult]], Sequence[InferenceResult]]
 
-# Below this many bytes of a column it is cheaper to compare them at once than to look at every row.
+# Up to this size of a column in bytes it is cheaper to compare all rows at once than to hash each of them.
 _MAX_COMPARED_BYTES = 1 << 16
 
 
@@ -69,32 +69,32 @@ def group_by_keys(infer_func: CallableT) -> CallableT:
     return decorated
 
 
-def _plan_keys(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | Once:
-    requests = requests_of("group_by_keys", args)
+def _plan_keys(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | SingleCall:
+    requests = require_requests("group_by_keys", args)
     leading = args[:-1]
-    if inputs_of_all(requests) is not None:
+    if get_batched_inputs(requests) is not None:
         return args, kwargs, Scope(requests), None
-    datas = [request if type(request) is dict else arrays_of(request, index) for index, request in enumerate(requests)]
+    all_arrays = get_all_arrays(requests)
     # As nearly always, there is one group, and its requests even have the same order of inputs.
-    if len(set(map(tuple, datas))) == 1:
+    if len(set(map(tuple, all_arrays))) == 1:
         return args, kwargs, Scope(requests), None
     groups: dict[frozenset[str], list[int]] = {}
-    for index, data in enumerate(datas):
+    for index, data in enumerate(all_arrays):
         groups.setdefault(frozenset(data), []).append(index)
     calls: list[Call] = []
-    for places in groups.values():
-        group = [requests[place] for place in places]
+    for positions in groups.values():
+        group = [requests[position] for position in positions]
         calls.append(((*leading, group), kwargs, Scope(group)))
 
     def finish(results: list[Any]) -> list[Any]:
         scattered: list[Any] = [None] * len(requests)
-        for places, result in zip(groups.values(), results, strict=True):
-            if result is ENDED:
+        for positions, result in zip(groups.values(), results, strict=True):
+            if result is EXHAUSTED:
                 continue
-            if not isinstance(result, (list, tuple)) or len(result) != len(places):
-                raise _not_one_each(requests[places[0]], len(places), result)
-            for place, one in zip(places, result, strict=True):
-                scattered[place] = one
+            if not isinstance(result, (list, tuple)) or len(result) != len(positions):
+                raise _not_one_each(requests[positions[0]], len(positions), result)
+            for position, one in zip(positions, result, strict=True):
+                scattered[position] = one
         return scattered
 
     return Plan(calls, finish)
@@ -112,7 +112,7 @@ def _relay_keys(
     return below(inputs, sizes, requests)
 
 
-_by_keys = decorator(_plan_keys, name="group_by_keys", again=group_by_keys, relay=_relay_keys)
+_by_keys = decorator(_plan_keys, name="group_by_keys", redecorate=group_by_keys, relay=_relay_keys)
 
 
 def _not_one_each(request: Any, count: int, result: Any) -> PyTritonValidationError:
@@ -179,7 +179,7 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
             value=keys[0],
             rule="one or more names of inputs",
         )
-    names = checked_names("group_by_values", keys)
+    names = check_names("group_by_values", keys)
     if pad_fn is not None and not callable(pad_fn):
         raise PyTritonBadParameterError(
             f"@group_by_values expected a callable as pad_fn, such as ConstantPadder(0), received {pad_fn!r}.",
@@ -189,11 +189,11 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
         )
 
     def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Plan | None:
-        refuse_requests("group_by_values", args)
+        forbid_requests("group_by_values", args)
         if args and instance is None:
             instance = args[-1]
         scope = CURRENT_SCOPE.get()
-        rows, arrays = rows_of("group_by_values", kwargs, scope)
+        rows, arrays = find_batched_arrays("group_by_values", kwargs, scope)
         columns = []
         for name in names:
             if name in arrays:
@@ -205,7 +205,7 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
             if pad_fn is None:
                 return None
             groups = [range(rows)]
-        flat = [place for places in groups for place in places]
+        flat = [position for positions in groups for position in positions]
         order = np.array(flat, np.intp)
         if flat != list(range(rows)):
             # Rows of a group side by side; where they are already, its arrays are views on the batch.
@@ -213,31 +213,31 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
         spans: list[slice] = []
         calls: list[Call] = []
         stop = 0
-        for places in groups:
-            start, stop = stop, stop + len(places)
+        for positions in groups:
+            start, stop = stop, stop + len(positions)
             span = slice(start, stop)
             inputs = dict(kwargs)
             for name, array in arrays.items():
                 inputs[name] = array[span]
             spans.append(span)
-            calls.append((args, inputs, scope.of_rows(places)))
+            calls.append((args, inputs, scope.of_rows(positions)))
 
         def finish(results: list[Any]) -> Any:
             parts: list[tuple[slice, Mapping[str, Any]]] = []
             for span, result in zip(spans, results, strict=True):
-                if result is ENDED:
+                if result is EXHAUSTED:
                     continue
                 outputs = convert_output(result, wrapped, instance)
                 count = len(outputs.rows) if isinstance(outputs, PartialOutputs) else span.stop - span.start
                 check_rows(outputs, count, "@group_by_values")
                 parts.append((span, outputs))
             if pad_fn is not None:
-                parts = _padded(pad_fn, parts)
+                parts = _apply_pad_fn(pad_fn, parts)
             return merge(parts, order)
 
         return Plan(calls, finish)
 
-    return decorator(prepare, name="group_by_values", again=made_again(group_by_values, *keys, pad_fn=pad_fn))
+    return decorator(prepare, name="group_by_values", redecorate=picklable(group_by_values, *keys, pad_fn=pad_fn))
 
 
 def _check_absent(key: str, inputs: Mapping[str, Any], wrapped: Any, instance: Any) -> None:
@@ -272,8 +272,8 @@ def _equal_rows(columns: list[Any], rows: int) -> list[Sequence[int]] | None:
         return None
     values = [_values(column) for column in columns]
     groups: defaultdict[Any, list[int]] = defaultdict(list)
-    for place, value in enumerate(values[0] if len(values) == 1 else zip(*values, strict=True)):
-        groups[value].append(place)
+    for position, value in enumerate(values[0] if len(values) == 1 else zip(*values, strict=True)):
+        groups[value].append(position)
     if len(groups) == 1:
         return None
     try:
@@ -284,7 +284,7 @@ def _equal_rows(columns: list[Any], rows: int) -> list[Sequence[int]] | None:
 
 
 def _is_uniform(column: Any) -> bool:
-    """Return whether all rows are surely the same; a cheap look, not the last word."""
+    """Return whether all rows are certainly equal; a cheap test that may miss equal rows."""
     if column.dtype.kind == "O" or column.nbytes > _MAX_COMPARED_BYTES:
         return False
     raw = column.tobytes()
@@ -304,7 +304,9 @@ def _values(column: Any) -> list[Any]:
     return [tuple(flat[start : start + width]) for start in range(0, len(flat), width)] if width else [()] * len(column)
 
 
-def _padded(pad_fn: PadFunction, parts: list[tuple[slice, Mapping[str, Any]]]) -> list[tuple[slice, Mapping[str, Any]]]:
+def _apply_pad_fn(
+    pad_fn: PadFunction, parts: list[tuple[slice, Mapping[str, Any]]]
+) -> list[tuple[slice, Mapping[str, Any]]]:
     padded = pad_fn([outputs for _, outputs in parts])
     if not isinstance(padded, (list, tuple)) or len(padded) != len(parts):
         raise PyTritonValidationError(
@@ -314,6 +316,6 @@ def _padded(pad_fn: PadFunction, parts: list[tuple[slice, Mapping[str, Any]]]) -
             received=padded,
         )
     return [
-        (span, PartialOutputs(new, old.rows, old.like) if isinstance(old, PartialOutputs) else new)
+        (span, PartialOutputs(new, old.rows, old.template) if isinstance(old, PartialOutputs) else new)
         for (span, old), new in zip(parts, padded, strict=True)
     ]

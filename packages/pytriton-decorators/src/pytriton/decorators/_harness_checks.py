@@ -1,4 +1,4 @@
-"""What the server does to the arrays of a request before a callable gets them, and to those that it returns."""
+"""Checks and converts the arrays of requests and results in unit tests as the server does when it serves the model."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pytriton.decorators._calls.inputs import arrays_of, with_data
+from pytriton.decorators._calls.inputs import get_arrays, replace_arrays
 from pytriton.decorators._calls.outputs import convert_output
-from pytriton.decorators._stand_in import request_type
+from pytriton.decorators._fake_request import request_type
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 
@@ -76,7 +76,7 @@ class Checker:
         return requests
 
     def _request(self, given: Any, index: int) -> Any:
-        data = {name: self._input(name, value, index) for name, value in arrays_of(given, index).items()}
+        data = {name: self._input(name, value, index) for name, value in get_arrays(given, index).items()}
         missing = [name for name, spec in (self._inputs or {}).items() if not spec.optional and name not in data]
         if missing:
             raise PyTritonValidationError(
@@ -97,7 +97,7 @@ class Checker:
                     received={name: array.shape for name, array in data.items()},
                 )
         kind = request_type()
-        return kind(data) if not hasattr(given, "parameters") else with_data(given, data)
+        return kind(data) if not hasattr(given, "parameters") else replace_arrays(given, data)
 
     def _input(self, name: str, value: Any, index: int) -> Any:
         where = f"Input {name!r} of request {index}"
@@ -116,9 +116,9 @@ class Checker:
         try:
             array = np.asarray(value)
         except ValueError as error:
-            raise _misfit(where, name, index, "values", "lists of one length for each axis", error) from error
+            raise _mismatch_error(where, name, index, "values", "lists of one length for each axis", error) from error
         if not isinstance(value, np.ndarray) and declared is not None and declared.kind not in "OSU":
-            array = _converted(array, declared, where, name, index)
+            array = _cast_untyped(array, declared, where, name, index)
         if array.dtype.kind in "OSU":
             array = _as_bytes(array, where, name)
         if declared is None or spec is None:
@@ -126,7 +126,7 @@ class Checker:
         if (array.dtype.kind == "O") != (declared.kind in "OSU") or (
             array.dtype.kind != "O" and array.dtype != declared
         ):
-            raise _misfit(where, name, index, "dtype", declared, array.dtype)
+            raise _mismatch_error(where, name, index, "dtype", declared, array.dtype)
         self._check_shape(where, array, spec, index)
         return array
 
@@ -185,23 +185,23 @@ class Checker:
     def _output(self, name: str, value: Any, index: int) -> Any:
         where = f"Output {name!r} of request {index}"
         if not isinstance(value, (np.ndarray, np.generic)):
-            raise _misfit(where, name, index, "type", "a numpy array", f"{type(value).__name__} {value!r:.100}")
+            raise _mismatch_error(where, name, index, "type", "a numpy array", f"{type(value).__name__} {value!r:.100}")
         array = np.asarray(value)
         if self._config.batching and not array.ndim:
-            raise _misfit(where, name, index, "shape", "a batch axis in front", array.shape)
+            raise _mismatch_error(where, name, index, "shape", "a batch axis in front", array.shape)
         if array.dtype.kind not in "biufOSU" and array.dtype.name != "bfloat16":
-            raise _misfit(where, name, index, "dtype", "one that Triton can carry", array.dtype)
+            raise _mismatch_error(where, name, index, "dtype", "one that Triton can carry", array.dtype)
         spec = None if self._outputs is None else self._outputs[name]
         declared = None if spec is None else np.dtype(spec.dtype)
         if array.dtype.kind in "OSU" and (declared is None or declared.kind in "OSU"):
             array = _as_bytes(array, where, name)
         elif declared is not None and array.dtype != declared:
             if self._strict or declared.kind in "OSU":
-                raise _misfit(where, name, index, "dtype", declared, array.dtype)
+                raise _mismatch_error(where, name, index, "dtype", declared, array.dtype)
             try:
                 array = array.astype(declared)
             except (TypeError, ValueError) as error:
-                raise _misfit(where, name, index, "dtype", declared, f"{array.dtype}: {error}") from error
+                raise _mismatch_error(where, name, index, "dtype", declared, f"{array.dtype}: {error}") from error
         if self._strict and spec is not None:
             self._check_shape(where, array, spec, index)
         return array
@@ -215,35 +215,35 @@ class Checker:
             or any(wanted not in (-1, got) for wanted, got in zip(spec.shape, shape, strict=True))
         ):
             expected = ("rows", *spec.shape) if batching else tuple(spec.shape)
-            raise _misfit(where, spec.name, index, "shape", f"({', '.join(map(str, expected))})", array.shape)
+            raise _mismatch_error(where, spec.name, index, "shape", f"({', '.join(map(str, expected))})", array.shape)
 
 
-def _converted(array: Any, declared: np.dtype[Any], where: str, name: str, index: int) -> Any:
-    """Return plain lists and numbers as an array of the declared dtype, where a client would make them one, too."""
+def _cast_untyped(array: Any, declared: np.dtype[Any], where: str, name: str, index: int) -> Any:
+    """Cast an array made of lists and numbers to the declared dtype, under the rules by which clients cast them."""
     source = array.dtype
     fits = np.can_cast(source, declared, "same_kind") or (source.kind in "iu" and declared.kind in "iu")
     # Numpy takes an empty list for floats, and does not know the kind of bfloat16.
     if array.size and not fits and not (declared.name == "bfloat16" and source.kind in "biuf"):
-        raise _misfit(where, name, index, "values", declared, f"{source} {array.tolist()!r:.100}")
+        raise _mismatch_error(where, name, index, "values", declared, f"{source} {array.tolist()!r:.100}")
     # Integers that do not fit would come around at the other end.
     with np.errstate(all="ignore"):
         cast = array.astype(declared)
     if declared.kind in "iu" and not np.array_equal(cast, array):
-        raise _misfit(where, name, index, "values", declared, f"{source} {array.tolist()!r:.100}")
+        raise _mismatch_error(where, name, index, "values", declared, f"{source} {array.tolist()!r:.100}")
     return cast
 
 
 def _as_bytes(array: Any, where: str, name: str) -> Any:
-    """Return strings as the server hands them out, and clients get them: objects of bytes."""
+    """Return an object array of `bytes`, the form in which callables and clients get strings."""
     strings = np.empty(array.shape, object)
     flat = array.reshape(-1).tolist()
-    for place, element in enumerate(flat):
+    for position, element in enumerate(flat):
         if isinstance(element, str):
-            flat[place] = element.encode()
+            flat[position] = element.encode()
         elif not isinstance(element, (bytes, bytearray)):
             raise PyTritonValidationError(
-                f"{where} is an array of objects with a {type(element).__name__} at place {place}, expected bytes or "
-                "str.",
+                f"{where} is an array of objects with a {type(element).__name__} at place {position}, expected "
+                "bytes or str.",
                 tensor=name,
                 expected=bytes,
                 received=type(element),
@@ -252,7 +252,9 @@ def _as_bytes(array: Any, where: str, name: str) -> Any:
     return strings
 
 
-def _misfit(where: str, name: str, index: int, what: str, expected: Any, received: Any) -> PyTritonValidationError:
+def _mismatch_error(
+    where: str, name: str, index: int, what: str, expected: Any, received: Any
+) -> PyTritonValidationError:
     return PyTritonValidationError(
         f"{where} has not the {what} that the server takes: expected {expected}, received {received}.",
         tensor=name,

@@ -1,4 +1,4 @@
-"""`fill_optionals`: defaults in place of optional inputs that a caller left out."""
+"""The decorator `fill_optionals`, which adds defaults for optional inputs that a caller left out."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pytriton.decorators._calls.carry_out import Once
 from pytriton.decorators._calls.context import get_model_config
+from pytriton.decorators._calls.execution import SingleCall
 from pytriton.decorators._calls.inputs import (
-    arrays_of,
+    find_batched_arrays,
+    find_requests,
+    get_all_arrays,
+    get_batched_inputs,
     get_inference_request_batch_size,
-    inputs_of_all,
-    requests_among,
-    requests_of,
-    rows_of,
-    with_data,
+    replace_arrays,
+    require_requests,
 )
 from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
-from pytriton.decorators._calls.wrapping import decorator, made_again
+from pytriton.decorators._calls.wrapping import decorator, picklable
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 
@@ -29,7 +29,7 @@ CallableT = TypeVar("CallableT")
 
 
 def fill_optionals(**defaults: np.ndarray[Any, Any]) -> Callable[[CallableT], CallableT]:
-    """Return requests that lack an optional input a default for it.
+    """Add a default to requests that lack an optional input.
 
     Place it above `@batch` (or `@sample`), which then finds the same inputs in all requests:
 
@@ -66,22 +66,22 @@ def fill_optionals(**defaults: np.ndarray[Any, Any]) -> Callable[[CallableT], Ca
         )
     filler = _Filler(defaults)
 
-    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Once | None:
+    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SingleCall | None:
         if args and instance is None:
             instance = args[0]
         config = get_model_config(wrapped, instance)
         values = filler.values(config)
-        requests = requests_among(args)
+        requests = find_requests(args)
         if requests is not None:
             filled = _fill_requests(requests, values, config.batching)
             return (*args[:-1], filled), kwargs, Scope(filled), None
         if args and isinstance(args[-1], Mapping):
-            requests_of("fill_optionals", args)
+            require_requests("fill_optionals", args)
         missing = [name for name in values if name not in kwargs]
         if not missing:
             return None
-        rows = rows_of("fill_optionals", kwargs, CURRENT_SCOPE.get())[0] if config.batching else None
-        inputs = {**kwargs, **{name: _repeated(values[name], rows) for name in missing}}
+        rows = find_batched_arrays("fill_optionals", kwargs, CURRENT_SCOPE.get())[0] if config.batching else None
+        inputs = {**kwargs, **{name: _repeat(values[name], rows) for name in missing}}
         return args, inputs, None, None
 
     def relay(
@@ -97,11 +97,11 @@ def fill_optionals(**defaults: np.ndarray[Any, Any]) -> Callable[[CallableT], Ca
         if not missing:
             return below(inputs, sizes, requests)
         rows = sum(sizes)
-        filled = {**inputs, **{name: _repeated(values[name], rows) for name in missing}}
+        filled = {**inputs, **{name: _repeat(values[name], rows) for name in missing}}
         return below(filled, sizes, lambda: _fill_requests(requests(), values, batching=True))
 
-    again = made_again(fill_optionals, **defaults)
-    return decorator(prepare, name="fill_optionals", again=again, relay=relay, fills=tuple(defaults))
+    redecorate = picklable(fill_optionals, **defaults)
+    return decorator(prepare, name="fill_optionals", redecorate=redecorate, relay=relay, filled_inputs=tuple(defaults))
 
 
 class _Filler:
@@ -129,29 +129,31 @@ class _Filler:
 def _checked(name: str, value: Any, specs: Mapping[str, TensorSpec], model_name: str) -> Any:
     spec = specs.get(name)
     if spec is None:
-        raise _rejected(
+        raise _default_error(
             name, value, f"for an input of model {model_name!r}, which has {sorted(specs)}", f"one for {name!r}"
         )
     if not isinstance(value, np.ndarray):
-        raise _rejected(name, value, f"a numpy array of shape {spec.shape}", f"a {type(value).__name__} {value!r:.100}")
+        raise _default_error(
+            name, value, f"a numpy array of shape {spec.shape}", f"a {type(value).__name__} {value!r:.100}"
+        )
     dtype = np.dtype(spec.dtype)
     if dtype.kind in "OSU":
         if value.dtype.kind not in "OSU":
-            raise _rejected(name, value, "an array of strings (bytes)", f"dtype {value.dtype}")
+            raise _default_error(name, value, "an array of strings (bytes)", f"dtype {value.dtype}")
         strings = _as_bytes(value)
         if strings is None:
-            raise _rejected(name, value, "an array of strings (bytes)", "an array of other objects")
+            raise _default_error(name, value, "an array of strings (bytes)", "an array of other objects")
         value = strings
     elif value.dtype != dtype:
-        raise _rejected(name, value, f"of dtype {dtype}", f"one of dtype {value.dtype}")
+        raise _default_error(name, value, f"of dtype {dtype}", f"one of dtype {value.dtype}")
     shape = tuple(spec.shape)
     if len(shape) != value.ndim or any(wanted not in (-1, got) for wanted, got in zip(shape, value.shape, strict=True)):
-        raise _rejected(name, value, f"of shape {shape}, without a batch axis", f"one of shape {value.shape}")
+        raise _default_error(name, value, f"of shape {shape}, without a batch axis", f"one of shape {value.shape}")
     return value
 
 
 def _as_bytes(value: Any) -> Any:
-    """Return strings as the server hands them out: objects of bytes. None where they are no strings."""
+    """Return an object array of `bytes`, the form in which callables get strings; None where they are no strings."""
     strings = np.empty(value.shape, object)
     flat = [element.encode() if isinstance(element, str) else element for element in value.reshape(-1).tolist()]
     strings.reshape(-1)[:] = flat
@@ -159,28 +161,31 @@ def _as_bytes(value: Any) -> Any:
 
 
 def _fill_requests(requests: Sequence[Any], values: Mapping[str, Any], batching: bool) -> list[Any]:
-    inputs = inputs_of_all(requests)
+    inputs = get_batched_inputs(requests)
     if inputs is not None and values.keys() <= inputs.keys():
         return list(requests)
-    datas = [request if type(request) is dict else arrays_of(request, index) for index, request in enumerate(requests)]
+    all_arrays = get_all_arrays(requests)
     filled: list[Any] | None = None
     for name, value in values.items():
-        places = [place for place, data in enumerate(datas) if name not in data]
-        if not places:
+        positions = [position for position, data in enumerate(all_arrays) if name not in data]
+        if not positions:
             continue
         filled = list(requests) if filled is None else filled
-        sizes = [get_inference_request_batch_size(datas[place]) for place in places] if batching else []
+        sizes = [get_inference_request_batch_size(all_arrays[position]) for position in positions] if batching else []
         # One array for all of them: each gets its own rows of it.
-        repeated = _repeated(value, sum(sizes)) if batching else value
+        repeated = _repeat(value, sum(sizes)) if batching else value
         stop = 0
-        for index, place in enumerate(places):
+        for index, position in enumerate(positions):
             start, stop = stop, stop + sizes[index] if batching else 0
-            datas[place] = data = {**datas[place], name: repeated[start:stop] if batching else value.copy()}
-            filled[place] = with_data(requests[place], data)
+            all_arrays[position] = data = {
+                **all_arrays[position],
+                name: repeated[start:stop] if batching else value.copy(),
+            }
+            filled[position] = replace_arrays(requests[position], data)
     return list(requests) if filled is None else filled
 
 
-def _repeated(value: Any, rows: int | None) -> Any:
+def _repeat(value: Any, rows: int | None) -> Any:
     """Return a copy of a default, for callables may write into their inputs; for every row, where there are rows."""
     if rows is None:
         return value.copy()
@@ -189,7 +194,7 @@ def _repeated(value: Any, rows: int | None) -> Any:
     return array
 
 
-def _rejected(name: str, value: Any, rule: str, received: str) -> PyTritonBadParameterError:
+def _default_error(name: str, value: Any, rule: str, received: str) -> PyTritonBadParameterError:
     return PyTritonBadParameterError(
         f"@fill_optionals: the default of {name!r} has to be {rule}; received {received}. For example "
         f"{name}=np.array([0.7], np.float32) for an input declared with shape (1,) and float32.",

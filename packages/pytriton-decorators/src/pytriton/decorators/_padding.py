@@ -9,13 +9,13 @@ from typing import Any, TypeVar, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from pytriton.decorators._calls.carry_out import Once, Prepare
 from pytriton.decorators._calls.context import get_model_config
-from pytriton.decorators._calls.inputs import refuse_requests, rows_of, with_data
+from pytriton.decorators._calls.execution import Prepare, SingleCall
+from pytriton.decorators._calls.inputs import find_batched_arrays, forbid_requests, replace_arrays
 from pytriton.decorators._calls.outputs import convert_output
 from pytriton.decorators._calls.requests import CURRENT_SCOPE
 from pytriton.decorators._calls.types import InferenceResult
-from pytriton.decorators._calls.wrapping import decorator, made_again
+from pytriton.decorators._calls.wrapping import decorator, picklable
 from pytriton.decorators._rows import PartialOutputs
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonBatchSizeError, PyTritonRuntimeError
 from pytriton.model_config.triton_model_config import TritonModelConfig
@@ -63,29 +63,29 @@ def pad_batch(infer_func: Any = None, /, *, trim: bool = True) -> Any:
         PyTritonBatchSizeError: The batch has more rows than the model's maximum, or its inputs have different ones.
         PyTritonBadParameterError: At once: what is decorated is not callable.
     """
-    decorate = decorator(_plan_padding(trim), name="pad_batch", again=made_again(pad_batch, trim=trim))
+    decorate = decorator(_plan_padding(trim), name="pad_batch", redecorate=picklable(pad_batch, trim=trim))
     return decorate if infer_func is None else decorate(infer_func)
 
 
 def _plan_padding(trim: bool) -> Prepare:
-    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Once | None:
-        refuse_requests("pad_batch", args)
+    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SingleCall | None:
+        forbid_requests("pad_batch", args)
         if args and instance is None:
             instance = args[-1]
         config = get_model_config(wrapped, instance)
         scope = CURRENT_SCOPE.get()
-        rows, arrays = rows_of("pad_batch", kwargs, scope)
+        rows, arrays = find_batched_arrays("pad_batch", kwargs, scope)
         size = _padded_size(config, rows)
         if size == rows or not arrays:
             return None
-        places, sources = _places(rows, size)
+        indices, sources = _row_indices(rows, size)
         inputs = dict(kwargs)
         for name, array in arrays.items():
-            inputs[name] = _padded(array, places, rows)
+            inputs[name] = _pad_rows(array, indices, rows)
         inner = scope.of_rows(sources) if rows else None
 
         def finish(results: list[Any]) -> Any:
-            return _trimmed(convert_output(results[0], wrapped, instance), rows, size)
+            return _trim(convert_output(results[0], wrapped, instance), rows, size)
 
         return args, inputs, inner, finish if trim else None
 
@@ -114,33 +114,33 @@ def _padded_size(config: TritonModelConfig, rows: int) -> int:
 
 
 @lru_cache(maxsize=1024)
-def _places(rows: int, size: int) -> tuple[NDArray[np.intp], tuple[int, ...]]:
-    """Return which row of the batch is at every place of the padded one."""
-    places = np.minimum(np.arange(size), rows - 1)
-    return places, tuple(places.tolist())
+def _row_indices(rows: int, size: int) -> tuple[NDArray[np.intp], tuple[int, ...]]:
+    """Return the index of the row of the batch for each row of the padded batch."""
+    indices = np.minimum(np.arange(size), rows - 1)
+    return indices, tuple(indices.tolist())
 
 
-def _padded(array: Any, places: NDArray[np.intp], rows: int) -> Any:
+def _pad_rows(array: Any, indices: NDArray[np.intp], rows: int) -> Any:
     if rows:
-        return (array if type(array) is np.ndarray else np.asarray(array)).take(places, 0)
-    padded = np.zeros((len(places), *array.shape[1:]), array.dtype)
+        return (array if type(array) is np.ndarray else np.asarray(array)).take(indices, 0)
+    padded = np.zeros((len(indices), *array.shape[1:]), array.dtype)
     if array.dtype.kind == "O":
         padded[...] = b""
     return padded
 
 
-def _trimmed(outputs: Mapping[str, Any], rows: int, size: int) -> Any:
+def _trim(outputs: Mapping[str, Any], rows: int, size: int) -> Any:
     if isinstance(outputs, PartialOutputs):
         count = int(np.searchsorted(outputs.rows, rows))
         trimmed = {name: array[:count] for name, array in outputs.items()}
-        return trimmed if count == rows else PartialOutputs(trimmed, outputs.rows[:count], outputs.like)
+        return trimmed if count == rows else PartialOutputs(trimmed, outputs.rows[:count], outputs.template)
     try:
         # An output of another size is left alone: of `rows`, the callable has trimmed it; else @batch says what is
         # wrong.
         trimmed = {name: array[:rows] if array.shape[0] == size else array for name, array in outputs.items()}
     except (AttributeError, IndexError):
         return outputs
-    return trimmed if type(outputs) is dict or not hasattr(outputs, "parameters") else with_data(outputs, trimmed)
+    return trimmed if type(outputs) is dict or not hasattr(outputs, "parameters") else replace_arrays(outputs, trimmed)
 
 
 class ConstantPadder:
@@ -221,9 +221,9 @@ class ConstantPadder:
                     "Expected the same number of axes, and a batch axis in front."
                 )
         tail = tuple(max(sizes) for sizes in zip(*[array.shape[1:] for array in column], strict=True))
-        return [array if array.shape[1:] == tail else self._grown(name, array, tail) for array in column]
+        return [array if array.shape[1:] == tail else self._grow(name, array, tail) for array in column]
 
-    def _grown(self, name: str, array: Any, tail: tuple[int, ...]) -> Any:
+    def _grow(self, name: str, array: Any, tail: tuple[int, ...]) -> Any:
         grown = np.empty((len(array), *tail), array.dtype)
         grown[...] = self._value(name, array.dtype)
         grown[tuple(map(slice, array.shape))] = array

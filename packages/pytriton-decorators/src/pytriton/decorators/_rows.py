@@ -1,7 +1,7 @@
-"""Outputs for some rows of a batch: taken apart by request, put together from groups.
+"""Splits the outputs of a batch by request, and merges the outputs of groups of rows into those of the batch.
 
-A generator that was called once for each group of rows may end for one group before it ends for the others. What it
-yields from then on covers the rows of the other groups only.
+Outputs may cover only some rows of the batch (`PartialOutputs`): a generator that was called once for each group of
+rows may end for one group earlier than for the others, and yields outputs for the rows of the others from then on.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,27 +11,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pytriton.decorators._calls.inputs import with_data
+from pytriton.decorators._calls.inputs import replace_arrays
 from pytriton.exceptions import PyTritonBatchSizeError, PyTritonRuntimeError, PyTritonValidationError
 
-__all__ = ["PartialOutputs", "by_request", "check_rows", "merge"]
+__all__ = ["PartialOutputs", "check_rows", "merge", "split_by_request"]
 
 
 class PartialOutputs(dict[str, Any]):
     """Outputs `(len(rows), *tensor.shape)` by name, for some rows of a batch only.
 
     Attributes:
-        rows: The places of these rows in the batch, ascending.
-        like: A result whose response parameters these outputs have.
+        rows: The indices of these rows in the batch, ascending.
+        template: A result whose response parameters these outputs have.
     """
 
-    def __init__(self, outputs: Mapping[str, Any], rows: NDArray[np.intp], like: Mapping[str, Any]) -> None:
+    def __init__(self, outputs: Mapping[str, Any], rows: NDArray[np.intp], template: Mapping[str, Any]) -> None:
         super().__init__(outputs)
         self.rows = rows
-        self.like = like
+        self.template = template
 
 
-def check_rows(outputs: Mapping[str, Any], rows: int, whose: str = "@batch") -> None:
+def check_rows(outputs: Mapping[str, Any], rows: int, decorator_name: str = "@batch") -> None:
     """Make sure that every output has one row for each row of the batch.
 
     Raises:
@@ -59,15 +59,15 @@ def check_rows(outputs: Mapping[str, Any], rows: int, whose: str = "@batch") -> 
     listed = ", ".join(f"{name}: {size}" for name, size in received.items())
     raise PyTritonBatchSizeError(
         f"Received output tensors with different batch sizes: {listed}. Expected batch size: {rows}. Axis 0 of every "
-        f"output of a callable under {whose} has one row for each row of its inputs.",
+        f"output of a callable under {decorator_name} has one row for each row of its inputs.",
         tensor=next(name for name, size in received.items() if size != rows),
         expected=rows,
         received=received,
     )
 
 
-def by_request(outputs: Mapping[str, Any], sizes: list[int]) -> list[Any]:
-    """Return each request its rows of every output.
+def split_by_request(outputs: Mapping[str, Any], sizes: list[int]) -> list[Any]:
+    """Split the outputs of a batch into one result for each request.
 
     Args:
         outputs: Checked outputs over the whole batch, or `PartialOutputs`.
@@ -99,10 +99,10 @@ def by_request(outputs: Mapping[str, Any], sizes: list[int]) -> list[Any]:
     for name, array in outputs.items():
         for result, rows in zip(results, slices, strict=True):
             result[name] = array[rows]
-    like = outputs.like if isinstance(outputs, PartialOutputs) else outputs
-    if getattr(like, "parameters", None):
+    template = outputs.template if isinstance(outputs, PartialOutputs) else outputs
+    if getattr(template, "parameters", None):
         # A response with parameters: each request gets them.
-        results = [with_data(like, result) for result in results]
+        results = [replace_arrays(template, result) for result in results]
     if isinstance(outputs, PartialOutputs):
         return [result if complete else None for result, complete in zip(results, present, strict=True)]
     return results
@@ -113,7 +113,7 @@ def merge(groups: Sequence[tuple[slice, Mapping[str, Any]]], order: NDArray[np.i
 
     Args:
         groups: The span of each group in `order` and its checked outputs. Where groups have ended, those that are left.
-        order: The places of the rows of all groups in the batch, one group after the other.
+        order: The indices of the rows of all groups in the batch, one group after the other.
 
     Returns:
         Outputs over the batch; `PartialOutputs` where rows are missing.
@@ -132,37 +132,38 @@ def merge(groups: Sequence[tuple[slice, Mapping[str, Any]]], order: NDArray[np.i
                 received=sorted(outputs),
             )
     # Where the rows of the outputs, one group after the other, belong in the batch.
-    places = order
+    positions = order
     if sum(span.stop - span.start for span, _ in groups) < len(order) or any(
         isinstance(outputs, PartialOutputs) for _, outputs in groups
     ):
-        places = np.concatenate([_places(order[span], outputs) for span, outputs in groups])
-    by_place = places.argsort()
+        positions = np.concatenate([_positions(order[span], outputs) for span, outputs in groups])
+    by_position = positions.argsort()
     merged = {
-        name: _joined(name, [np.asarray(outputs[name]) for _, outputs in groups]).take(by_place, 0) for name in first
+        name: _concatenate(name, [np.asarray(outputs[name]) for _, outputs in groups]).take(by_position, 0)
+        for name in first
     }
-    kept = None if len(places) == len(order) else places[by_place]
+    kept = None if len(positions) == len(order) else positions[by_position]
     parameters = [_parameters(outputs) for _, outputs in groups]
     if any(other != parameters[0] for other in parameters):
         raise PyTritonRuntimeError(
             "The groups of @group_by_values have different response parameters, which one batch cannot have. Return "
             f"equal ones for all groups, or none. Received: {parameters!r:.500}"
         )
-    like = first.like if isinstance(first, PartialOutputs) else first
+    template = first.template if isinstance(first, PartialOutputs) else first
     if kept is not None:
-        return PartialOutputs(merged, kept, like)
-    return with_data(like, merged) if parameters[0] else merged
+        return PartialOutputs(merged, kept, template)
+    return replace_arrays(template, merged) if parameters[0] else merged
 
 
-def _places(group: NDArray[np.intp], outputs: Mapping[str, Any]) -> NDArray[np.intp]:
+def _positions(group: NDArray[np.intp], outputs: Mapping[str, Any]) -> NDArray[np.intp]:
     return group[outputs.rows] if isinstance(outputs, PartialOutputs) else group
 
 
 def _parameters(outputs: Mapping[str, Any]) -> dict[str, Any]:
-    return dict(getattr(outputs.like if isinstance(outputs, PartialOutputs) else outputs, "parameters", None) or {})
+    return dict(getattr(outputs.template if isinstance(outputs, PartialOutputs) else outputs, "parameters", None) or {})
 
 
-def _joined(name: str, arrays: list[Any]) -> Any:
+def _concatenate(name: str, arrays: list[Any]) -> Any:
     first = arrays[0]
     for array in arrays:
         if array.shape[1:] != first.shape[1:]:

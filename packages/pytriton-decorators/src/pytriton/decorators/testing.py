@@ -22,11 +22,11 @@ from contextlib import aclosing, closing
 from contextvars import Context, copy_context
 from typing import Any, Literal, Protocol, TypeAlias, overload
 
-from pytriton.decorators._calls import drive
+from pytriton.decorators import _harness_steps
 from pytriton.decorators._calls.context import TritonContext, find_triton_context
 from pytriton.decorators._calls.types import RequestLike
+from pytriton.decorators._fake_request import request_type
 from pytriton.decorators._harness_checks import Checker, Result
-from pytriton.decorators._stand_in import request_type
 from pytriton.decorators.serving import check_callable, set_served_model
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
@@ -331,10 +331,10 @@ class Harness:
         return context
 
     def _steps(self, batch: list[Any]) -> Generator[Any, None, None]:
-        return drive.steps(functools.partial(self._infer_func, batch), self._context())
+        return _harness_steps.steps(functools.partial(self._infer_func, batch), self._context())
 
     def _steps_async(self, batch: list[Any]) -> AsyncGenerator[Any, None]:
-        return drive.steps_async(functools.partial(self._infer_func, batch), self._context())
+        return _harness_steps.steps_async(functools.partial(self._infer_func, batch), self._context())
 
 
 def _only(steps: list[Any]) -> Any:
@@ -367,6 +367,6 @@ def _named(tensors: Sequence[Tensor] | None, prefix: str) -> list[TensorSpec] | 
             rule="Tensor objects",
         )
     return [
-        TensorSpec(tensor.name or f"{prefix}_{place}", tensor.shape, tensor.dtype, tensor.optional)
-        for place, tensor in enumerate(tensors, 1)
+        TensorSpec(tensor.name or f"{prefix}_{position}", tensor.shape, tensor.dtype, tensor.optional)
+        for position, tensor in enumerate(tensors, 1)
     ]

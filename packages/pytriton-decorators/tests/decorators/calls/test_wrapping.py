@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pytriton.decorators import batch, sample
-from pytriton.decorators._calls.carry_out import ENDED, Plan
+from pytriton.decorators._calls.execution import EXHAUSTED, Plan
 from pytriton.decorators._calls.wrapping import decorator, undecorated
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 
@@ -278,12 +278,12 @@ def each_request_alone(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> P
     (requests,) = args
     return Plan(
         [(([request],), {}, None) for request in requests],
-        lambda results: [row for part in results for row in ([None] if part is ENDED else part)],
+        lambda results: [row for part in results for row in ([None] if part is EXHAUSTED else part)],
     )
 
 
 def one_by_one(func: Any) -> Any:
-    return decorator(each_request_alone, name="one_by_one", again=one_by_one)(func)
+    return decorator(each_request_alone, name="one_by_one", redecorate=one_by_one)(func)
 
 
 class TestSeveralCalls:

@@ -186,8 +186,8 @@ def find_triton_context(wrapped: Any, instance: Any = None) -> TritonContext | N
     served = SERVED_MODEL.get()
     if served is not None:
         return served.triton_context
-    for place in _owners(wrapped, instance):
-        context: TritonContext | None = getattr(place, _ATTRIBUTE, None)
+    for owner in _owners(wrapped, instance):
+        context: TritonContext | None = getattr(owner, _ATTRIBUTE, None)
         if context is not None:
             return context
     return None
@@ -201,9 +201,9 @@ def find_model_config(wrapped: Any, instance: Any = None) -> TritonModelConfig |
     context = find_triton_context(wrapped, instance)
     if context is None:
         return None
-    for place in _owners(wrapped, instance):
-        if callable(place) and place in context.model_configs:
-            return context.model_configs[place]
+    for owner in _owners(wrapped, instance):
+        if callable(owner) and owner in context.model_configs:
+            return context.model_configs[owner]
     return None
 
 

@@ -1,4 +1,4 @@
-"""What a decorated callable is called with: requests, or the arrays of a batch by name."""
+"""The arguments of a decorated callable: requests, or the arrays of a batch by name."""
 
 from __future__ import annotations
 
@@ -18,16 +18,17 @@ if TYPE_CHECKING:
     from pytriton.decorators._calls.requests import Scope
 
 __all__ = [
-    "arrays_of",
-    "checked_names",
-    "explain_inputs",
+    "check_names",
+    "find_batched_arrays",
+    "find_requests",
+    "forbid_requests",
+    "get_all_arrays",
+    "get_arrays",
+    "get_batched_inputs",
     "get_inference_request_batch_size",
-    "inputs_of_all",
-    "refuse_requests",
-    "requests_among",
-    "requests_of",
-    "rows_of",
-    "with_data",
+    "make_batch_error",
+    "replace_arrays",
+    "require_requests",
 ]
 
 
@@ -43,20 +44,20 @@ def get_inference_request_batch_size(inference_request: InferenceRequest) -> int
     Raises:
         PyTritonValidationError: The first input is not an array with a batch axis, or this is no request.
     """
-    data = arrays_of(inference_request, 0)
+    data = get_arrays(inference_request, 0)
     if not data:
         return 1
     try:
         size = next(iter(data.values())).shape[0]
     except (AttributeError, IndexError):
-        raise explain_inputs([data]) from None
+        raise make_batch_error([data]) from None
     return int(size)
 
 
 # --- requests --------------------------------------------------------------------------------------------------------
 
 
-def requests_of(name: str, args: tuple[Any, ...]) -> Sequence[Any]:
+def require_requests(name: str, args: tuple[Any, ...]) -> Sequence[Any]:
     """Return the requests that a callable under the decorator `name` was called with.
 
     Raises:
@@ -77,21 +78,21 @@ def requests_of(name: str, args: tuple[Any, ...]) -> Sequence[Any]:
     return requests
 
 
-def inputs_of_all(requests: Sequence[Any]) -> Mapping[str, Any] | None:
-    """Return the inputs of all requests as one array each, where a server has them so; None where it has not.
+def get_batched_inputs(requests: Sequence[Any]) -> Mapping[str, Any] | None:
+    """Return the inputs of a batch as one array over all requests each; None where the server has not joined them.
 
-    Then every request has the same inputs, and none of them has to be looked at.
+    If it has, all requests have the same inputs, and decorators need not check each of them.
     """
-    # The request of a server whose batch lies in one piece knows.
+    # An attribute of the server's requests.
     gather = getattr(requests[0], "__pytriton_batch__", None) if requests else None
     gathered = None if gather is None else gather(requests)
     return None if gathered is None else gathered[0]
 
 
-def requests_among(args: tuple[Any, ...]) -> Sequence[Any] | None:
-    """Return the requests a callable was called with; None where it was called with arrays by name.
+def find_requests(args: tuple[Any, ...]) -> Sequence[Any] | None:
+    """Return the requests that a callable was called with; None where it was called with arrays by name.
 
-    What precedes them in `args` is an object or a class, as for all decorators.
+    They are the last of `args`: an object or a class may precede them.
     """
     if not args:
         return None
@@ -101,13 +102,13 @@ def requests_among(args: tuple[Any, ...]) -> Sequence[Any] | None:
     return last if isinstance(last, Sequence) and not isinstance(last, (str, bytes)) else None
 
 
-def refuse_requests(name: str, args: tuple[Any, ...]) -> None:
+def forbid_requests(name: str, args: tuple[Any, ...]) -> None:
     """Make sure that a callable under the decorator `name` was called with arrays, not with requests.
 
     Raises:
         PyTritonRuntimeError: It was called with requests.
     """
-    if args and (requests_among(args) is not None or isinstance(args[-1], Mapping)):
+    if args and (find_requests(args) is not None or isinstance(args[-1], Mapping)):
         raise PyTritonRuntimeError(
             f"A callable under @{name} expected the arrays of a batch as keyword arguments, received "
             f"{type(args[-1]).__name__} as a positional one. Place @{name} below @batch: `@batch` first, then "
@@ -115,7 +116,7 @@ def refuse_requests(name: str, args: tuple[Any, ...]) -> None:
         )
 
 
-def arrays_of(request: Any, index: int) -> dict[str, Any]:
+def get_arrays(request: Any, index: int) -> dict[str, Any]:
     """Return the arrays of a request by name.
 
     Args:
@@ -141,39 +142,48 @@ def arrays_of(request: Any, index: int) -> dict[str, Any]:
     )
 
 
-def with_data(original: Any, data: dict[str, Any]) -> Any:
-    """Return a request or response with other arrays and all else as in `original`, which stays as it is."""
+def get_all_arrays(requests: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the arrays of each request by name.
+
+    Raises:
+        PyTritonValidationError: One is not a mapping.
+    """
+    return [request if type(request) is dict else get_arrays(request, index) for index, request in enumerate(requests)]
+
+
+def replace_arrays(original: Any, data: dict[str, Any]) -> Any:
+    """Return a copy of a request or response with other arrays; `original` is not changed."""
     if type(original) is dict:
         return data
     if isinstance(getattr(original, "data", None), dict):
-        twin = _twin(original)
-        twin.data = data
-        return twin
+        duplicate = _shallow_copy(original)
+        duplicate.data = data
+        return duplicate
     if isinstance(original, dict):
-        twin = _twin(original)
-        twin.clear()
-        twin.update(data)
-        return twin
+        duplicate = _shallow_copy(original)
+        duplicate.clear()
+        duplicate.update(data)
+        return duplicate
     # Any other mapping, such as a read-only one, has nothing but its arrays.
     return data
 
 
-def _twin(original: Any) -> Any:
+def _shallow_copy(original: Any) -> Any:
     try:
         # Not a copy, which a request of the server would make independent of its batch: nobody could cancel it.
         kind: Any = type(original)
-        twin = kind.__new__(kind)
-        vars(twin).update(vars(original))
+        duplicate = kind.__new__(kind)
+        vars(duplicate).update(vars(original))
     except TypeError:
         # It keeps its attributes in another way.
         return copy.copy(original)
-    return twin
+    return duplicate
 
 
 # --- arrays of a batch -----------------------------------------------------------------------------------------------
 
 
-def rows_of(name: str, inputs: Mapping[str, Any], scope: Scope) -> tuple[int, dict[str, Any]]:
+def find_batched_arrays(name: str, inputs: Mapping[str, Any], scope: Scope) -> tuple[int, dict[str, Any]]:
     """Find the arrays with a batch axis among the keyword arguments of a callable.
 
     Args:
@@ -212,8 +222,8 @@ def rows_of(name: str, inputs: Mapping[str, Any], scope: Scope) -> tuple[int, di
     return rows, arrays
 
 
-def explain_inputs(arrays: list[dict[str, Any]]) -> PyTritonValidationError:
-    """Find out which request does not fit into a batch, and why.
+def make_batch_error(arrays: list[dict[str, Any]]) -> PyTritonValidationError:
+    """Make the error that says which request does not fit into a batch, and why.
 
     Args:
         arrays: The arrays of every request by name.
@@ -251,7 +261,7 @@ def explain_inputs(arrays: list[dict[str, Any]]) -> PyTritonValidationError:
     )
 
 
-def checked_names(name: str, keys: Iterable[Any]) -> tuple[str, ...]:
+def check_names(name: str, keys: Iterable[Any]) -> tuple[str, ...]:
     """Check the names of inputs that a decorator was given.
 
     Raises:

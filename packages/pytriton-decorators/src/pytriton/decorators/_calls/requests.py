@@ -1,4 +1,4 @@
-"""The requests behind the call that a decorator is making."""
+"""The requests that the running callable answers: `get_requests`, `get_row_requests` and the scope behind them."""
 
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar
@@ -11,7 +11,7 @@ __all__ = ["CURRENT_SCOPE", "NO_SCOPE", "Scope", "get_requests", "get_row_reques
 
 
 class Scope:
-    """The requests that the arrays of a call were made of, and which row is whose.
+    """The requests that the arrays of a call were made of, and which rows belong to which request.
 
     Attributes:
         sizes: The rows of each request; None where nobody has counted them.
@@ -35,7 +35,7 @@ class Scope:
             sizes: See the attribute.
             unbatched: See the attribute.
             outer: The scope that this one is a part of, which is asked for the requests.
-            rows: The rows of that one which are left, by their places.
+            rows: The indices of the rows of `outer` that this one covers.
         """
         self._source = source
         self.sizes = sizes
@@ -45,10 +45,7 @@ class Scope:
         self._found: list[Any] | None = None
 
     def of_rows(self, rows: Sequence[int]) -> "Scope":
-        """Return the scope of a call for some rows.
-
-        By their places in this one's arrays; a place may occur several times.
-        """
+        """Return the scope of a call for the rows of these indices, which may repeat."""
         return Scope(None, None, self.unbatched, self, rows)
 
     def without_batch_axis(self, names: frozenset[str]) -> "Scope":

@@ -1,7 +1,7 @@
-"""Whether a callable can take what the decorators on it hand to it: its model's inputs, by name.
+"""Checks, when a callable is bound, that its parameters fit what its decorators pass to it: the model's inputs by name.
 
-The question is asked when the callable is bound. What a decorator of somebody else's does with its arguments is not
-known, so a callable is refused only where each call would fail.
+What decorators of other packages do with the arguments is not known, so a callable is rejected only if every call of it
+would fail.
 """
 
 import functools
@@ -37,31 +37,31 @@ def check_callable(infer_func: Any, model_config: TritonModelConfig) -> None:
     signature = _signature(function) if layers else None
     if signature is None or model_config.inputs is None:
         return
-    given += [name for layer in layers for name in layer.handover.adds]
-    opening = [layer.handover.name for layer in layers if layer.handover.opens]
+    given += [name for layer in layers for name in layer.traits.added_arguments]
+    opening = [layer.traits.name for layer in layers if layer.traits.unpacks_requests]
     if not opening:
         _check_taker_of_requests(signature, given, layers, function, model_config)
     elif len(opening) == 1:
-        filled = {name for layer in layers for name in layer.handover.fills}
+        filled = {name for layer in layers for name in layer.traits.filled_inputs}
         _check_taker_of_inputs(signature, given, filled, opening[0], function, model_config)
 
 
 def _layers(infer_func: Any) -> tuple[list[Layer], list[str], Any]:
-    """Return the decorators of ours on a callable.
+    """Return the decorators of this package on a callable, outermost first, and the function below them.
 
-    Outermost  first, names that it is given besides, and what is below them.
+    Between the two are the names of the arguments that `functools.partial` objects among the decorators add.
     """
     layers: list[Layer] = []
     given: list[str] = []
     function: Any = infer_func
     while True:
         function = _called(function)
-        place, names = function, list[str]()
+        callee, names = function, list[str]()
         # A decorated callable says that it is of the type of what is below.
-        while not is_decorated(place) and isinstance(place, functools.partial) and not place.args:
-            names += place.keywords
-            place = _called(place.func)
-        layer = layer_of(place)
+        while not is_decorated(callee) and isinstance(callee, functools.partial) and not callee.args:
+            names += callee.keywords
+            callee = _called(callee.func)
+        layer = layer_of(callee)
         if layer is None:
             # A partial at the bottom is one callable with its function, which its signature says best.
             return layers, given, function
@@ -71,7 +71,7 @@ def _layers(infer_func: Any) -> tuple[list[Layer], list[str], Any]:
 
 
 def _called(function: Any) -> Any:
-    """Return what is called where an object is: its method, if that is decorated."""
+    """Return the decorated `__call__` of an object that has one; anything else as it is."""
     if is_decorated(function) or function is None or isinstance(function, type) or inspect.isroutine(function):
         return function
     # Not whether it can be called, but what then is.
@@ -80,14 +80,14 @@ def _called(function: Any) -> Any:
 
 
 def _signature(function: Any) -> inspect.Signature | None:
-    """Return the parameters of what is below all decorators of ours; `None` where nobody knows."""
+    """Return the signature of the function below all decorators of this package; `None` where it is not known."""
     if function is None or isinstance(function, type) or is_decorated(function):
         return None
     if "__signature__" in getattr(function, "__dict__", {}):
-        # Somebody wants to be shown with other parameters than those that there are.
+        # An overridden signature is for display, and may differ from the parameters.
         return None
     try:
-        # A wrapper of somebody else's looks like what is below, and may hand over something else.
+        # A wrapper of another package shows the signature of what it wraps, and may pass on other arguments.
         return inspect.signature(function, follow_wrapped=False)
     except (TypeError, ValueError):
         # As a callable written in C.
@@ -103,7 +103,7 @@ def _check_taker_of_requests(
         besides = "".join(f" and {name!r}" for name in given)
         raise PyTritonValidationError(
             f"Model {model_config.model_name!r}: {_shown(function, signature)} cannot serve it: {error}. Under "
-            f"@{layers[-1].handover.name} a callable is called with the list of requests{besides}.",
+            f"@{layers[-1].traits.name} a callable is called with the list of requests{besides}.",
             expected=["requests", *given],
             received=list(signature.parameters),
         ) from error

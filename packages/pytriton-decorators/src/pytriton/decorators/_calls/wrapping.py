@@ -1,8 +1,8 @@
-"""How every decorator wraps a callable; the only module that imports wrapt.
+"""Makes decorators that work on every kind of callable. The only module that imports wrapt.
 
-A decorator is one function, `prepare`: it looks at a call and says, as a `Plan`, with which arguments the callable
-below is to be called, once or several times, and how the results become one. `decorator(prepare)` does the rest for
-every kind of callable.
+A decorator is one function, `prepare`: it gets the arguments of a call and returns a `Plan`, which says with which
+arguments the decorated function is called, once or several times, and how the results are combined.
+`decorator(prepare)` does the rest for every kind of callable.
 
 For a coroutine function everything happens when the coroutine is awaited. For all others `prepare` and the calls happen
 when the decorated callable is called, so a request that does not fit is refused there, not in the first step of a
@@ -20,18 +20,18 @@ from typing import Any
 
 import wrapt  # type: ignore[import-untyped, unused-ignore]
 
-from pytriton.decorators._calls.carry_out import Prepare, carry_out, carry_out_awaiting
+from pytriton.decorators._calls.execution import Prepare, execute, execute_async
 from pytriton.exceptions import PyTritonBadParameterError
 
 __all__ = [
     "BatchCall",
-    "Handover",
+    "DecoratorTraits",
     "Layer",
     "decorator",
     "is_decorated",
     "layer_of",
-    "made_again",
-    "takes_requests",
+    "picklable",
+    "requests_signature",
     "undecorated",
 ]
 
@@ -41,7 +41,7 @@ _PROXY: Any = getattr(wrapt, "BaseObjectProxy", wrapt.ObjectProxy)
 _FunctionWrapper: Any = wrapt.FunctionWrapper
 _BoundFunctionWrapper: Any = wrapt.BoundFunctionWrapper
 
-Outward = Callable[[inspect.Signature], inspect.Signature]
+SignatureConverter = Callable[[inspect.Signature], inspect.Signature]
 """Signature of the callable below, without `self`, to that of the decorated callable."""
 
 BatchCall = Callable[[Any, Any, Mapping[str, Any], list[int], Callable[[], Sequence[Any]]], Any]
@@ -55,20 +55,20 @@ Relay = Callable[[Callable[..., Any], Any, Any, Mapping[str, Any], list[int], Ca
 
 
 @dataclass(frozen=True)
-class Handover:
-    """What a decorator hands to the callable below in place of, or beside, what it was called with.
+class DecoratorTraits:
+    """How the arguments that a decorator passes on differ from those that it was called with.
 
     Attributes:
         name: Name of the decorator.
-        opens: Whether it was called with requests, and the callable below gets their inputs by name.
-        adds: Names of keyword arguments that the callable below gets besides.
-        fills: Names of inputs that are there afterwards, whatever the caller has sent.
+        unpacks_requests: Whether it takes requests and passes on their inputs by name.
+        added_arguments: Names of keyword arguments that it adds.
+        filled_inputs: Names of inputs that it adds where the caller has left them out.
     """
 
     name: str
-    opens: bool = False
-    adds: tuple[str, ...] = ()
-    fills: tuple[str, ...] = ()
+    unpacks_requests: bool = False
+    added_arguments: tuple[str, ...] = ()
+    filled_inputs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,11 +76,11 @@ class Layer:
     """A decorator on a callable.
 
     Attributes:
-        handover: What it hands to the callable below.
+        traits: What it does to the arguments.
         below: That callable, bound to its object where it is a method; `None` where it is not known to which object.
     """
 
-    handover: Handover
+    traits: DecoratorTraits
     below: Any
 
 
@@ -88,40 +88,40 @@ def decorator(
     prepare: Prepare,
     *,
     name: str,
-    again: Callable[[Any], Any],
-    outward: Outward | None = None,
+    redecorate: Callable[[Any], Any],
+    convert_signature: SignatureConverter | None = None,
     batch_call: BatchCall | None = None,
     relay: Relay | None = None,
-    opens: bool = False,
-    adds: tuple[str, ...] = (),
-    fills: tuple[str, ...] = (),
+    unpacks_requests: bool = False,
+    added_arguments: tuple[str, ...] = (),
+    filled_inputs: tuple[str, ...] = (),
 ) -> Callable[[Any], Any]:
     """Make a decorator.
 
     Args:
         prepare: Makes the plan of each call.
         name: Name of the decorator, for errors.
-        again: Decorates in the same way, for pickle: a function of a module, or `made_again` of one.
-        outward: Makes the signature that `inspect.signature` shows; None shows that of the callable below.
+        redecorate: Decorates in the same way, for pickle: a function of a module, or `picklable` of one.
+        convert_signature: Makes the signature that `inspect.signature` shows; None shows that of the callable below.
         batch_call: Makes calls for whole batches, with nothing made and taken apart for each request. The decorated
             callable offers it as `__pytriton_whole__(inputs, sizes, requests)`, unless it is a coroutine function.
         relay: Hands such calls on, where the callable below offers them.
-        opens: See `Handover`.
-        adds: See `Handover`.
-        fills: See `Handover`.
+        unpacks_requests: See `DecoratorTraits`.
+        added_arguments: See `DecoratorTraits`.
+        filled_inputs: See `DecoratorTraits`.
 
     Returns:
         A function that takes a callable of any kind and returns it decorated.
     """
-    handover = Handover(name, opens, adds, fills)
+    traits = DecoratorTraits(name, unpacks_requests, added_arguments, filled_inputs)
 
     def invoke(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plan = prepare(wrapped, instance, args, kwargs)
-        return wrapped(*args, **kwargs) if plan is None else carry_out(wrapped, plan)
+        return wrapped(*args, **kwargs) if plan is None else execute(wrapped, plan)
 
     async def invoke_coroutine(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plan = prepare(wrapped, instance, args, kwargs)
-        return await (wrapped(*args, **kwargs) if plan is None else carry_out_awaiting(wrapped, plan))
+        return await (wrapped(*args, **kwargs) if plan is None else execute_async(wrapped, plan))
 
     def apply(func: Any) -> Any:
         if not callable(func) and not isinstance(func, (classmethod, staticmethod)):
@@ -129,10 +129,12 @@ def decorator(
                 f"@{name} decorates a callable, not {func!r}.", parameter=name, value=func, rule="a callable"
             )
         kind = _Decorated if _code_of_object(func) is None else _DecoratedObject
-        decorated = kind(func, invoke, outward, handover=handover, again=again, batch_call=batch_call, relay=relay)
+        decorated = kind(
+            func, invoke, convert_signature, traits=traits, redecorate=redecorate, batch_call=batch_call, relay=relay
+        )
         function = func.__func__ if isinstance(func, (classmethod, staticmethod)) else decorated
         return (
-            kind(func, invoke_coroutine, outward, handover=handover, again=again)
+            kind(func, invoke_coroutine, convert_signature, traits=traits, redecorate=redecorate)
             if inspect.iscoroutinefunction(function)
             else decorated
         )
@@ -140,19 +142,19 @@ def decorator(
     return apply
 
 
-def made_again(make: Callable[..., Callable[[Any], Any]], *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+def picklable(make: Callable[..., Callable[[Any], Any]], *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
     """Return the decorator `make(*args, **kwargs)` in a form that pickle takes, which closures are not."""
-    return functools.partial(_decorate_again, make, args, kwargs)
+    return functools.partial(_redecorate, make, args, kwargs)
 
 
-def _decorate_again(
+def _redecorate(
     make: Callable[..., Callable[[Any], Any]], args: tuple[Any, ...], kwargs: dict[str, Any], func: Any
 ) -> Any:
     return make(*args, **kwargs)(func)
 
 
-def takes_requests(inner: inspect.Signature) -> inspect.Signature:
-    """Return signature of a decorated callable that takes the requests of a batch in place of arrays."""
+def requests_signature(inner: inspect.Signature) -> inspect.Signature:
+    """Return the signature of a decorated callable that takes the requests of a batch instead of arrays."""
     requests = inspect.Parameter("requests", inspect.Parameter.POSITIONAL_ONLY)
     return inspect.Signature([requests])
 
@@ -167,10 +169,10 @@ def layer_of(func: Any) -> Layer | None:
     if isinstance(func, _Bound):
         # Model.infer of an ordinary method: the object is still to be given.
         misses_object = func._self_instance is None and func._self_binding in ("function", "instancemethod")
-        return Layer(func._self_parent._self_handover, None if misses_object else func.__wrapped__)
+        return Layer(func._self_parent._self_traits, None if misses_object else func.__wrapped__)
     if isinstance(func, _Decorated):
         is_descriptor = isinstance(func.__wrapped__, (classmethod, staticmethod))
-        return Layer(func._self_handover, None if is_descriptor else func.__wrapped__)
+        return Layer(func._self_traits, None if is_descriptor else func.__wrapped__)
     return None
 
 
@@ -200,7 +202,7 @@ class _Bound(_BoundFunctionWrapper):  # type: ignore[misc]
     def __signature__(self) -> inspect.Signature:
         # Model.infer of an ordinary method: the object is still to be given.
         misses_object = self._self_instance is None and self._self_binding in ("function", "instancemethod")
-        return _signature(self.__wrapped__, self._self_parent._self_outward, leading=misses_object)
+        return _signature(self.__wrapped__, self._self_parent._self_convert_signature, keeps_self=misses_object)
 
     @property
     def __func__(self) -> "_Decorated":
@@ -209,9 +211,9 @@ class _Bound(_BoundFunctionWrapper):  # type: ignore[misc]
         return _Decorated(
             self.__wrapped__.__func__,
             self._self_wrapper,
-            parent._self_outward,
-            handover=parent._self_handover,
-            leading=True,
+            parent._self_convert_signature,
+            traits=parent._self_traits,
+            keeps_self=True,
         )
 
     def __copy__(self) -> "_Bound":
@@ -237,21 +239,21 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
         self,
         wrapped: Any,
         invoke: Callable[..., Any],
-        outward: Outward | None,
+        convert_signature: SignatureConverter | None,
         *,
-        handover: Handover,
-        leading: bool | None = None,
-        again: Callable[[Any], Any] | None = None,
+        traits: DecoratorTraits,
+        keeps_self: bool | None = None,
+        redecorate: Callable[[Any], Any] | None = None,
         batch_call: BatchCall | None = None,
         relay: Relay | None = None,
     ) -> None:
         super().__init__(wrapped, invoke)
-        self._self_handover = handover
-        self._self_again = again
-        self._self_outward = outward
+        self._self_traits = traits
+        self._self_redecorate = redecorate
+        self._self_convert_signature = convert_signature
         self._self_batch_call = batch_call
         self._self_relay = relay
-        self._self_leading = leading
+        self._self_keeps_self = keeps_self
 
     @property
     def __pytriton_whole__(self) -> Callable[..., Any] | None:
@@ -271,7 +273,7 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return _signature(self.__wrapped__, self._self_outward, leading=self._self_leading)
+        return _signature(self.__wrapped__, self._self_convert_signature, keeps_self=self._self_keeps_self)
 
     @property
     def __func__(self) -> "_Decorated":
@@ -279,9 +281,9 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
         return _Decorated(
             self.__wrapped__.__func__,
             self._self_wrapper,
-            self._self_outward,
-            handover=self._self_handover,
-            leading=True,
+            self._self_convert_signature,
+            traits=self._self_traits,
+            keeps_self=True,
         )
 
     def __copy__(self) -> "_Decorated":
@@ -296,10 +298,10 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
         return type(self)(
             below,
             self._self_wrapper,
-            self._self_outward,
-            handover=self._self_handover,
-            leading=self._self_leading,
-            again=self._self_again,
+            self._self_convert_signature,
+            traits=self._self_traits,
+            keeps_self=self._self_keeps_self,
+            redecorate=self._self_redecorate,
             batch_call=self._self_batch_call,
             relay=self._self_relay,
         )
@@ -309,7 +311,7 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
         # decorated again.
         if inspect.isfunction(undecorated(self)) and _has_name(self):
             return self.__qualname__
-        return self._self_again, (self.__wrapped__,)
+        return self._self_redecorate, (self.__wrapped__,)
 
 
 class _DecoratedObject(_Decorated):
@@ -352,33 +354,35 @@ def _has_name(decorated: "_Decorated") -> bool:
 
 
 def _code_of_object(func: Any) -> Any:
-    """Return code of the `__call__` of an object; None for functions, methods, classes and objects without it."""
+    """Return the code of the `__call__` of an object; None for functions, methods, classes and objects without one."""
     if isinstance(func, (type, classmethod, staticmethod)) or hasattr(func, "__code__"):
         return None
     return getattr(undecorated(type(func).__call__), "__code__", None)
 
 
-def _signature(inner: Any, outward: Outward | None, *, leading: bool | None) -> inspect.Signature:
-    """Return signature of a decorated callable.
+def _signature(
+    inner: Any, convert_signature: SignatureConverter | None, *, keeps_self: bool | None
+) -> inspect.Signature:
+    """Return the signature of a decorated callable.
 
     Args:
         inner: The callable below.
-        outward: What the decorator makes of its signature.
-        leading: Whether the first parameter is the object or class and stays. None: if it is called `self` or `cls`;
+        convert_signature: What the decorator makes of its signature.
+        keeps_self: Whether the first parameter is the object or class and stays. None: if it is called `self` or `cls`;
             since Python 3.13 a function that is still to become a class method cannot be told apart otherwise.
     """
-    if outward is None:
+    if convert_signature is None:
         return inspect.signature(inner)
     try:
         signature = inspect.signature(inner)
     except ValueError:
         # A callable written in C may have none.
-        return outward(inspect.Signature())
+        return convert_signature(inspect.Signature())
     parameters = list(signature.parameters.values())
-    if leading is None:
-        leading = bool(parameters) and parameters[0].name in ("self", "cls")
-    if not leading or not parameters:
-        return outward(signature)
+    if keeps_self is None:
+        keeps_self = bool(parameters) and parameters[0].name in ("self", "cls")
+    if not keeps_self or not parameters:
+        return convert_signature(signature)
     own = parameters[0].replace(kind=inspect.Parameter.POSITIONAL_ONLY, annotation=inspect.Parameter.empty)
-    shown = outward(signature.replace(parameters=parameters[1:]))
+    shown = convert_signature(signature.replace(parameters=parameters[1:]))
     return shown.replace(parameters=[own, *shown.parameters.values()])

@@ -1,4 +1,4 @@
-"""`first_value`: one value in place of an input whose rows are all the same."""
+"""The decorator `first_value`, which passes one value instead of an input whose rows are all the same."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from pytriton.decorators._calls.carry_out import Once
 from pytriton.decorators._calls.context import find_model_config
-from pytriton.decorators._calls.inputs import arrays_of, checked_names, requests_among, requests_of, with_data
+from pytriton.decorators._calls.execution import SingleCall
+from pytriton.decorators._calls.inputs import check_names, find_requests, get_arrays, replace_arrays, require_requests
 from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
-from pytriton.decorators._calls.wrapping import decorator, is_decorated, made_again
+from pytriton.decorators._calls.wrapping import decorator, is_decorated, picklable
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonRuntimeError
 
 __all__ = ["first_value"]
@@ -63,10 +63,10 @@ def first_value(
             value=keys[0],
             rule="one or more names of inputs",
         )
-    names = checked_names("first_value", keys)
+    names = check_names("first_value", keys)
     taken = frozenset(names)
     # By model and name: what the log has been told of.
-    reported: set[tuple[str, str]] = set()
+    warned: set[tuple[str, str]] = set()
 
     def replaced(inputs: Mapping[str, Any], wrapped: Any, instance: Any) -> dict[str, Any]:
         result = dict(inputs)
@@ -74,28 +74,28 @@ def first_value(
             if name in inputs:
                 result[name] = _first(name, inputs[name], squeeze_single_values, strict)
             else:
-                _report_stranger(name, wrapped, instance, reported)
+                _warn_of_unknown_key(name, wrapped, instance, warned)
         return result
 
-    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Once:
+    def prepare(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SingleCall:
         if args and instance is None:
             instance = args[0]
         _check_batching(wrapped, instance)
-        requests = requests_among(args)
+        requests = find_requests(args)
         if requests is None:
             if args and isinstance(args[-1], Mapping):
-                requests_of("first_value", args)
+                require_requests("first_value", args)
             # Only decorators below have to know what has no batch axis any more.
             scope = CURRENT_SCOPE.get().without_batch_axis(taken) if is_decorated(wrapped) else None
             return args, replaced(kwargs, wrapped, instance), scope, None
         changed = [
-            with_data(request, replaced(arrays_of(request, index), wrapped, instance))
+            replace_arrays(request, replaced(get_arrays(request, index), wrapped, instance))
             for index, request in enumerate(requests)
         ]
         return (*args[:-1], changed), kwargs, Scope(requests), None
 
-    again = made_again(first_value, *keys, squeeze_single_values=squeeze_single_values, strict=strict)
-    return decorator(prepare, name="first_value", again=again)
+    redecorate = picklable(first_value, *keys, squeeze_single_values=squeeze_single_values, strict=strict)
+    return decorator(prepare, name="first_value", redecorate=redecorate)
 
 
 def _check_batching(wrapped: Any, instance: Any) -> None:
@@ -107,14 +107,14 @@ def _check_batching(wrapped: Any, instance: Any) -> None:
         )
 
 
-def _report_stranger(name: str, wrapped: Any, instance: Any, reported: set[tuple[str, str]]) -> None:
+def _warn_of_unknown_key(name: str, wrapped: Any, instance: Any, warned: set[tuple[str, str]]) -> None:
     """Tell the log, once, of a key that is no input of the model. PyTriton takes one decorator for several models."""
     config = find_model_config(wrapped, instance)
-    if config is None or (config.model_name, name) in reported:
+    if config is None or (config.model_name, name) in warned:
         return
     inputs = [spec.name for spec in config.inputs or ()]
     if name not in inputs:
-        reported.add((config.model_name, name))
+        warned.add((config.model_name, name))
         logger.warning(
             "@first_value has the key %r, which is no input of model %r, so it does nothing about it. The inputs are "
             "%s.",

@@ -1,4 +1,4 @@
-"""Requests for unit tests: those of the server where it is installed, else a stand-in for them."""
+"""The type of requests in unit tests: a subclass of the server's where that is installed, else of a fake one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
-__all__ = ["StandIn", "request_type"]
+__all__ = ["FakeRequest", "request_type"]
 
 
-class StandIn(MutableMapping[str, Any]):
+class FakeRequest(MutableMapping[str, Any]):
     """A request with the attributes of `pytriton.proxy.types.Request`, which is in another distribution."""
 
-    # Of a sequence, tracing and telemetry: what a request has by itself.
+    # Fields of sequences and tracing, which tests do not set.
     sequence_start = False
     sequence_end = False
     trace_context = ""
@@ -61,7 +61,7 @@ class StandIn(MutableMapping[str, Any]):
 
     @contextmanager
     def traced_span(self, span_name: str) -> Iterator[None]:
-        """Where nothing traces, there is nothing to do."""
+        """Do nothing: unit tests have no tracer."""
         yield
 
     def __repr__(self) -> str:
@@ -69,20 +69,20 @@ class StandIn(MutableMapping[str, Any]):
 
 
 class _Cancellable:
-    """What a test needs on top: to give the request up, as its caller would."""
+    """Lets a test cancel a request, as its caller would."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # Decorators make copies of requests, which are given up with them.
-        self._given_up = threading.Event()
+        # An event rather than a flag: decorators copy requests, and the copies are cancelled together.
+        self._cancelled = threading.Event()
 
     def cancel(self) -> None:
         """Make `is_cancelled()` say so from now on."""
-        self._given_up.set()
+        self._cancelled.set()
 
     def is_cancelled(self) -> bool:
         """Return whether `cancel()` was called."""
-        return self._given_up.is_set()
+        return self._cancelled.is_set()
 
 
 @lru_cache(maxsize=1)
@@ -91,5 +91,5 @@ def request_type() -> Any:
     try:
         from pytriton.proxy.types import Request
     except ModuleNotFoundError:
-        return type("HarnessRequest", (_Cancellable, StandIn), {})
+        return type("HarnessRequest", (_Cancellable, FakeRequest), {})
     return type("HarnessRequest", (_Cancellable, Request), {})

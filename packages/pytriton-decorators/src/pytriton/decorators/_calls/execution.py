@@ -1,6 +1,7 @@
-"""What a decorator makes of a call, and how that is carried out for every kind of callable.
+"""Plans of decorators, and their execution for every kind of callable.
 
-What comes back from the callable below decides how its results are taken:
+A plan says which calls of the decorated function one call of the decorated callable becomes, and how their results are
+combined. What the function returns decides what the decorated callable returns:
 
 | the callable below returns | the decorated callable returns |
 |---|---|
@@ -10,7 +11,7 @@ What comes back from the callable below decides how its results are taken:
 | an asynchronous iterator | an asynchronous generator; `plan.finish` of every step |
 
 Where there are several calls, they are made one after the other, and their generators advance together: the n-th step
-is made of the n-th steps of all. One that ended before the others leaves `ENDED` in its place.
+is made of the n-th steps of all. One that ended before the others leaves `EXHAUSTED` in its place.
 """
 
 import inspect
@@ -22,26 +23,26 @@ from typing import Any, Final
 
 from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
 
-__all__ = ["ENDED", "Call", "Once", "Plan", "Prepare", "carry_out", "carry_out_awaiting", "deliver"]
+__all__ = ["EXHAUSTED", "Call", "Plan", "Prepare", "SingleCall", "combine", "execute", "execute_async"]
 
 Call = tuple[tuple[Any, ...], Mapping[str, Any], Scope | None]
 """Positional and keyword arguments of a call of the callable below, and the scope in which it is made; without one, in
 that of the decorated callable."""
 Finish = Callable[[list[Any]], Any]
-Once = tuple[tuple[Any, ...], Mapping[str, Any], Scope | None, Finish | None]
+SingleCall = tuple[tuple[Any, ...], Mapping[str, Any], Scope | None, Finish | None]
 """A plan with one call, as nearly all have: a `Call` and its `finish`, or None where the result stays as it is."""
-Prepare = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], "Plan | Once | None"]
+Prepare = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], "Plan | SingleCall | None"]
 """`(wrapped, instance, args, kwargs)`, as in wrapt: `wrapped` is already bound to `instance`, the object of a method
 call, the class of a class method call, else None. No plan means that the call is made as it is."""
 
-_VALUES = frozenset({dict, list, tuple})
+_PLAIN_RESULTS = frozenset({dict, list, tuple})
 
 
-class _Ended:
+class _Exhausted:
     """Marks a generator that ended before the others."""
 
 
-ENDED: Final = _Ended()
+EXHAUSTED: Final = _Exhausted()
 
 
 @dataclass(slots=True)
@@ -52,15 +53,15 @@ class Plan:
     """The calls of the callable below, at least one."""
     finish: Finish
     """Makes the result of the decorated callable of the results of the calls, in their order. For generators it runs
-    for every step; where one of several has ended, `ENDED` is in its place."""
+    for every step; where one of several has ended, `EXHAUSTED` is in its place."""
 
 
-def _as_it_is(results: list[Any]) -> Any:
+def _first_result(results: list[Any]) -> Any:
     return results[0]
 
 
-def carry_out(wrapped: Any, plan: Plan | Once) -> Any:
-    """Make the calls of a plan and give what the decorated callable returns."""
+def execute(wrapped: Any, plan: Plan | SingleCall) -> Any:
+    """Make the calls of a plan and return what the decorated callable returns."""
     if isinstance(plan, tuple):
         args, kwargs, scope, finish = plan
         if scope is None:
@@ -71,10 +72,10 @@ def carry_out(wrapped: Any, plan: Plan | Once) -> Any:
                 result = wrapped(*args, **kwargs)
             finally:
                 CURRENT_SCOPE.reset(token)
-        if type(result) in _VALUES:
+        if type(result) in _PLAIN_RESULTS:
             return result if finish is None else finish([result])
         # Without a scope there is nothing to be done about the steps of a generator, either.
-        return result if finish is None and scope is None else deliver([result], _general(plan))
+        return result if finish is None and scope is None else combine([result], _to_plan(plan))
     results: list[Any] = []
     try:
         for args, kwargs, scope in plan.calls:
@@ -87,15 +88,15 @@ def carry_out(wrapped: Any, plan: Plan | Once) -> Any:
             finally:
                 CURRENT_SCOPE.reset(token)
     except BaseException:
-        _discard(results)
+        _close_all(results)
         raise
-    return deliver(results, plan)
+    return combine(results, plan)
 
 
-async def carry_out_awaiting(wrapped: Any, plan: Plan | Once) -> Any:
-    """Do the same for a coroutine function."""
+async def execute_async(wrapped: Any, plan: Plan | SingleCall) -> Any:
+    """Do what `execute` does for a coroutine function."""
     if isinstance(plan, tuple):
-        plan = _general(plan)
+        plan = _to_plan(plan)
     results: list[Any] = []
     for args, kwargs, scope in plan.calls:
         token = _enter(scope)
@@ -104,29 +105,29 @@ async def carry_out_awaiting(wrapped: Any, plan: Plan | Once) -> Any:
             results.append(await wrapped(*args, **kwargs))
         finally:
             _leave(token)
-    return deliver(results, plan)
+    return combine(results, plan)
 
 
-def _general(plan: Once) -> Plan:
+def _to_plan(plan: SingleCall) -> Plan:
     args, kwargs, scope, finish = plan
-    return Plan([(args, kwargs, scope)], _as_it_is if finish is None else finish)
+    return Plan([(args, kwargs, scope)], _first_result if finish is None else finish)
 
 
-def deliver(results: list[Any], plan: Plan) -> Any:
-    """Return the result of the decorated callable, whatever kind of results the calls below had."""
+def combine(results: list[Any], plan: Plan) -> Any:
+    """Combine the results of the calls of a plan, of whatever kind they are, into that of the decorated callable."""
     kind = results[0]
-    if type(kind) in _VALUES:
+    if type(kind) in _PLAIN_RESULTS:
         return plan.finish(results)
     if inspect.isawaitable(kind):
-        return _deliver_awaited(results, plan)
+        return _combine_awaited(results, plan)
     if isinstance(kind, AsyncIterator):
-        return _deliver_async_steps(results, plan)
+        return _combine_async_steps(results, plan)
     if isinstance(kind, Iterator):
-        return _deliver_steps(results, plan)
+        return _combine_steps(results, plan)
     return plan.finish(results)
 
 
-async def _deliver_awaited(awaitables: list[Awaitable[Any]], plan: Plan) -> Any:
+async def _combine_awaited(awaitables: list[Awaitable[Any]], plan: Plan) -> Any:
     results: list[Any] = []
     try:
         for awaitable, (_, _, scope) in zip(awaitables, plan.calls, strict=True):
@@ -136,12 +137,12 @@ async def _deliver_awaited(awaitables: list[Awaitable[Any]], plan: Plan) -> Any:
             finally:
                 _leave(token)
     except BaseException:
-        _discard(awaitables[len(results) + 1 :])
+        _close_all(awaitables[len(results) + 1 :])
         raise
-    return deliver(results, plan)
+    return combine(results, plan)
 
 
-def _deliver_steps(iterators: list[Iterator[Any]], plan: Plan) -> Iterator[Any]:
+def _combine_steps(iterators: list[Iterator[Any]], plan: Plan) -> Iterator[Any]:
     scopes = [scope for _, _, scope in plan.calls]
     try:
         while True:
@@ -150,17 +151,17 @@ def _deliver_steps(iterators: list[Iterator[Any]], plan: Plan) -> Iterator[Any]:
                 # Entered for each step, not for the whole run: between the steps the caller's own scope is in force.
                 token = _enter(scope)
                 try:
-                    step.append(next(iterators[index], ENDED))
+                    step.append(next(iterators[index], EXHAUSTED))
                 finally:
                     _leave(token)
-            if all(result is ENDED for result in step):
+            if all(result is EXHAUSTED for result in step):
                 return
             yield plan.finish(step)
     finally:
-        _discard(iterators)
+        _close_all(iterators)
 
 
-async def _deliver_async_steps(iterators: list[AsyncIterator[Any]], plan: Plan) -> AsyncIterator[Any]:
+async def _combine_async_steps(iterators: list[AsyncIterator[Any]], plan: Plan) -> AsyncIterator[Any]:
     scopes = [scope for _, _, scope in plan.calls]
     try:
         while True:
@@ -168,10 +169,10 @@ async def _deliver_async_steps(iterators: list[AsyncIterator[Any]], plan: Plan) 
             for index, scope in enumerate(scopes):
                 token = _enter(scope)
                 try:
-                    step.append(await anext(iterators[index], ENDED))
+                    step.append(await anext(iterators[index], EXHAUSTED))
                 finally:
                     _leave(token)
-            if all(result is ENDED for result in step):
+            if all(result is EXHAUSTED for result in step):
                 return
             yield plan.finish(step)
     finally:
@@ -197,7 +198,7 @@ def _leave(token: Token[Scope] | None) -> None:
         return
 
 
-def _discard(results: Sequence[Any]) -> None:
+def _close_all(results: Sequence[Any]) -> None:
     """Close coroutines and generators that nobody will finish (a coroutine would warn that it was never awaited)."""
     with ExitStack() as stack:
         for result in results:

@@ -1,6 +1,6 @@
-"""Runs what an inference callable returned to its end: a value, a coroutine, a generator of either kind.
+"""Calls an inference callable of any kind in a unit test and iterates over its results.
 
-Each becomes an iterator of steps: those that a generator yields, and one for anything else.
+A generator, ordinary or asynchronous, gives one step for each value that it yields; any other callable gives one step.
 """
 
 from __future__ import annotations
