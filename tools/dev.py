@@ -286,8 +286,10 @@ def format_sources(runner: Runner, _arguments: Sequence[str]) -> int:
 
 
 def reference(runner: Runner, arguments: Sequence[str]) -> int:
-    """Write docs/reference/ anew from the docstrings."""
-    return runner.run("python", "tools/reference.py", *arguments)
+    """Write docs/reference/ anew from the docstrings, and what follows from the table of settings."""
+    return runner.run("python", "tools/reference.py", *arguments) or runner.run(
+        "python", "tools/settings.py", *arguments
+    )
 
 
 def docs(runner: Runner, arguments: Sequence[str]) -> int:

@@ -7,6 +7,7 @@ several of them offer is described where its source is nearest, and linked from 
 from __future__ import annotations
 
 import argparse
+import ast
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -187,6 +188,7 @@ def object_text(name: str, described: griffe.Object, *, level: int) -> str:
         parts.append(code(attribute_signature(name, described)))
     parts += docstring_parts(described)
     if isinstance(described, griffe.Class):
+        parts += settings_parts(described)
         for member_name, member in class_members(described):
             parts.append(f"{'#' * level} {name}.{member_name}")
             parts.append(object_text(member_name, member, level=level + 1))
@@ -250,7 +252,7 @@ def parameter_list(parameters: Iterable[griffe.Parameter]) -> str:
         text = {"variadic positional": "*", "variadic keyword": "**"}.get(each.kind.value if each.kind else "", "")
         text += each.name
         if each.annotation is not None:
-            text += f": {each.annotation}"
+            text += f": {annotated(each.annotation)[0]}"
         if each.default is not None and not text.startswith("*"):
             text += f" = {each.default}" if each.annotation is not None else f"={each.default}"
         written.append(text)
@@ -279,6 +281,32 @@ def docstring_parts(described: griffe.Object) -> list[str]:
         for section in described.docstring.parsed
         if section.kind in writers and section.value
     ]
+
+
+def settings_parts(described: griffe.Class) -> list[str]:
+    """Render what the fields of a class of settings mean, see `pytriton/proxy_backend/settings.py`."""
+    items = []
+    for parameter in described.parameters:
+        arguments = annotated(parameter.annotation)
+        if len(arguments) > 1:
+            meaning = ast.literal_eval(str(arguments[1].arguments[0]))
+            unset = [ast.literal_eval(str(each.value)) for each in keywords(arguments[1]) if each.name == "unset"]
+            meaning += "".join(f"; None is {text}" for text in unset)
+            items.append(f"* `{parameter.name}`: {meaning[0].upper()}{meaning[1:]}.")
+    return ["**Attributes**\n\n" + "\n".join(items)] if items else []
+
+
+def keywords(call: griffe.ExprCall) -> list[griffe.ExprKeyword]:
+    """Return the arguments of a call that have names."""
+    return [each for each in call.arguments if isinstance(each, griffe.ExprKeyword)]
+
+
+def annotated(annotation: Any) -> list[Any]:
+    """Return what is between the brackets of `Annotated[...]`; of any other type itself."""
+    if isinstance(annotation, griffe.ExprSubscript) and str(annotation.left) == "Annotated":
+        elements: Any = annotation.slice
+        return list(elements.elements)
+    return [annotation]
 
 
 def named_item(item: Any) -> str:

@@ -7,14 +7,19 @@ here fails there.
 from __future__ import annotations
 
 import importlib
+import re
 import runpy
 from typing import Any
 
 import pytest
 
+from pytriton.exceptions import PyTritonBadParameterError
+from pytriton.model_config import ModelConfig
+from pytriton.proxy_backend.wire.settings import ServingSettings, setting_fields
 from support.paths import ROOT
 
 REFERENCE: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "reference.py"))
+SETTINGS: dict[str, Any] = runpy.run_path(str(ROOT / "tools" / "settings.py"))
 MODULES = [module for modules in REFERENCE["PAGES"].values() for module in modules]
 
 PROMISED = {
@@ -135,3 +140,37 @@ def test_every_public_name_says_what_it_is() -> None:
         if not REFERENCE["summary"](entry.described)
     ]
     assert silent == []
+
+
+def test_what_follows_from_the_settings_is_up_to_date() -> None:
+    assert sorted(SETTINGS["stale"]()) == [], "run `python3 tools/dev.py reference`, and commit what it writes"
+
+
+def test_the_settings_of_a_model_are_those_of_its_proxy() -> None:
+    """`ModelConfig` lies in another distribution: names, defaults and limits have to be the same."""
+    ours = {field.name: field for field in setting_fields(ServingSettings)}
+    theirs = ModelConfig()
+    assert ours.keys() - vars(theirs).keys() == {"arena_idle_s"}
+    for name in ours.keys() & vars(theirs).keys():
+        field = ours[name]
+        assert getattr(theirs, name) == field.default, name
+        if field.type is bool:
+            continue
+        low, high = field.about.minimum, field.about.maximum
+        for value in (low, min(high, 2**63 - 1)):
+            ModelConfig(**{name: field.type(value)}).validate()
+        for value in (low - 0.001 if field.type is float else low - 1, high * 2):
+            with pytest.raises(PyTritonBadParameterError, match=name):
+                ModelConfig(**{name: field.type(value)}).validate()
+
+
+def test_the_page_on_models_has_every_field_of_the_configuration() -> None:
+    page = (ROOT / "docs" / "models.md").read_text(encoding="utf-8")
+    table = page.partition("## ModelConfig\n\n")[2].partition("\n\n")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (.+?) \|", table, flags=re.MULTILINE)
+    assert [name for name, _ in rows] == list(vars(ModelConfig()))
+    said = {name: default.strip("`") for name, default in rows}
+    assert said.pop("arena_budget_bytes") == "4 GiB"
+    assert said.pop("batcher") == "DynamicBatcher()"
+    values = vars(ModelConfig())
+    assert said == {name: f"{values[name]:g}" if type(values[name]) is float else str(values[name]) for name in said}

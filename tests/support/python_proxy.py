@@ -22,10 +22,11 @@ import numpy as np
 from pytriton.proxy_backend import ModelSpec, TensorSpec, Worker, write_description
 from pytriton.proxy_backend.python_proxy.endpoint import ProxyEndpoint
 from pytriton.proxy_backend.python_proxy.model import listen
-from pytriton.proxy_backend.python_proxy.settings import PythonProxySettings
 from pytriton.proxy_backend.python_proxy.workers import AttachedWorker, EndpointSettings
+from pytriton.proxy_backend.settings import PythonProxySettings
 from pytriton.proxy_backend.wire.batch import RequestData
 from pytriton.proxy_backend.wire.response import ResponseData
+from pytriton.proxy_backend.wire.settings import serving_settings
 from pytriton.proxy_backend.zmq_keys import CurveKeys
 
 PATIENCE_S = 60.0
@@ -131,8 +132,8 @@ def wait_until(done: Any, what: str) -> None:
         time.sleep(0.005)
 
 
-def _keys(keys: tuple[Path, Path] | None) -> dict[str, str]:
-    return {} if keys is None else {"secret_key_file": str(keys[0]), "workers_keys_dir": str(keys[1])}
+def _keys(keys: tuple[Path, Path] | None) -> dict[str, Path]:
+    return {} if keys is None else {"secret_key_file": keys[0], "workers_keys_dir": keys[1]}
 
 
 @contextmanager
@@ -145,18 +146,17 @@ def proxy(
     **more: Any,
 ) -> Iterator[Proxy]:
     """Listen at an address; `more` are settings, see `PythonProxySettings`."""
-    settings = PythonProxySettings(address=address, budget_bytes=BUDGET_BYTES, **{**_keys(keys), **more})
+    settings = PythonProxySettings(
+        address=address, attach_timeout_s=attach_timeout_s, arena_budget_bytes=BUDGET_BYTES, **{**_keys(keys), **more}
+    )
     endpoint = ProxyEndpoint(
         EndpointSettings(
             model_name="model",
             model_version=1,
             batching=True,
             decoupled=decoupled,
-            attach_timeout_s=attach_timeout_s,
-            budget_bytes=BUDGET_BYTES,
             tensors_digest=spec().tensors_digest,
-            execution_timeout_s=settings.execution_timeout_s,
-            repeatable=settings.repeatable,
+            **serving_settings(settings),
         ),
         lambda: listen(settings),
     )

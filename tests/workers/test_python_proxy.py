@@ -26,8 +26,8 @@ import pytest
 from pytriton.proxy.types import make_requests
 from pytriton.proxy_backend import AttachError, ProtocolError, Worker, description_path, write_description
 from pytriton.proxy_backend.python_proxy.model import listen
-from pytriton.proxy_backend.python_proxy.settings import PythonProxySettings
 from pytriton.proxy_backend.python_proxy.workers import AttachedWorker, BatchInFlight
+from pytriton.proxy_backend.settings import PythonProxySettings
 from pytriton.proxy_backend.transport.arena import InputBlock
 from pytriton.proxy_backend.transport.zmq_memory import MemoryCaller, SharedMemory, memory_path
 from pytriton.proxy_backend.transport.zmq_sockets import BindError, WouldBlockError, ZmqSocket, make_keys

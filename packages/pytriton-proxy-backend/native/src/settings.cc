@@ -10,8 +10,6 @@ namespace pytriton {
 
 namespace {
 
-constexpr char kFormat[] = "1";
-
 std::string Trim(const std::string& text) {
   const char* blank = " \t\r";
   const auto begin = text.find_first_not_of(blank);
@@ -26,12 +24,39 @@ bool ParseNumber(const std::string& text, uint64_t* value) {
   return errno == 0;
 }
 
-bool ParseBool(const std::string& text, bool* value) {
-  *value = text == "true";
-  return *value || text == "false";
+// Sets what the line says. False with what was expected.
+bool SetValue(const std::string& key, const std::string& value, Settings* settings, std::string* expected) {
+  for (const NumberSetting& number : kNumberSettings) {
+    if (key != number.key) continue;
+    uint64_t parsed = 0;
+    *expected = number.expected;
+    if (!ParseNumber(value, &parsed) || parsed < number.minimum || parsed > number.maximum) return false;
+    settings->*number.value = parsed;
+    return true;
+  }
+  for (const SwitchSetting& option : kSwitchSettings) {
+    if (key != option.key) continue;
+    *expected = "true or false";
+    settings->*option.value = value == "true";
+    return value == "true" || value == "false";
+  }
+  for (const TextSetting& text : kTextSettings) {
+    if (key != text.key) continue;
+    *expected = text.expected;
+    settings->*text.value = value;
+    return text.is_valid(value);
+  }
+  *expected = "a key that this version knows";
+  return false;
 }
 
 }  // namespace
+
+bool IsAbsolutePath(const std::string& text) { return !text.empty() && text[0] == '/'; }
+
+bool IsHexadecimal(const std::string& text) {
+  return !text.empty() && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
 
 bool ParseSettings(const std::string& text, Settings* settings, std::string* error) {
   std::istringstream lines(text);
@@ -43,43 +68,12 @@ bool ParseSettings(const std::string& text, Settings* settings, std::string* err
     const auto equals = line.find('=');
     const std::string key = Trim(line.substr(0, equals));
     const std::string value = equals == std::string::npos ? "" : Trim(line.substr(equals + 1));
-    bool good = true;
-    const char* expected = "a whole number";
-    if (equals == std::string::npos) {
-      expected = "'key = value'";
-      good = false;
-    } else if (key == "format") {
+    std::string expected = "'key = value'";
+    bool good = equals != std::string::npos;
+    if (good && key == "format") {
       format = value;
-    } else if (key == "endpoint") {
-      settings->endpoint = value;
-      expected = "an absolute path";
-      good = !value.empty() && value[0] == '/';
-    } else if (key == "batching" || key == "decoupled" || key == "repeatable") {
-      expected = "true or false";
-      good = ParseBool(
-          value, key == "batching"    ? &settings->batching
-                 : key == "decoupled" ? &settings->decoupled
-                                      : &settings->repeatable);
-    } else if (key == "tensors_digest") {
-      settings->tensors_digest = value;
-      expected = "hexadecimal digits";
-      good = !value.empty() && value.find_first_not_of("0123456789abcdef") == std::string::npos;
-    } else if (key == "attach_timeout_ms") {
-      good = ParseNumber(value, &settings->attach_timeout_ms);
-    } else if (key == "max_waiting") {
-      good = ParseNumber(value, &settings->max_waiting);
-    } else if (key == "arena_budget_bytes") {
-      good = ParseNumber(value, &settings->arena_budget_bytes) && settings->arena_budget_bytes != 0;
-      expected = "a whole number above 0";
-    } else if (key == "arena_idle_ms") {
-      good = ParseNumber(value, &settings->arena_idle_ms);
-    } else if (key == "execution_timeout_ms") {
-      // In nanoseconds it has to fit into 64 bits; 285 years do.
-      good = ParseNumber(value, &settings->execution_timeout_ms) && settings->execution_timeout_ms <= 9000000000000u;
-      expected = "a whole number up to 9000000000000";
-    } else {
-      expected = "a key that this version knows";
-      good = false;
+    } else if (good) {
+      good = SetValue(key, value, settings, &expected);
     }
     if (!good) {
       *error = std::string(kSideFileName) + ", line " + std::to_string(number) + ": expected " + expected +
@@ -87,8 +81,8 @@ bool ParseSettings(const std::string& text, Settings* settings, std::string* err
       return false;
     }
   }
-  if (format != kFormat) {
-    *error = std::string(kSideFileName) + ": expected 'format = " + kFormat + "', got '" + format +
+  if (format != kSettingsFormat) {
+    *error = std::string(kSideFileName) + ": expected 'format = " + kSettingsFormat + "', got '" + format +
              "'; write the file with the same version of pytriton-proxy-backend as this library";
     return false;
   }

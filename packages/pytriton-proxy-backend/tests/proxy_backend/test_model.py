@@ -25,13 +25,13 @@ def test_side_file() -> None:
     assert lines == [
         "format = 1",
         "endpoint = /run/pytriton/model.1.sock",
-        "batching = true",
-        "decoupled = false",
         "attach_timeout_ms = 2500",
         "arena_budget_bytes = 1073741824",
         "arena_idle_ms = 250",
         "execution_timeout_ms = 0",
         "repeatable = false",
+        "batching = true",
+        "decoupled = false",
     ]
     assert (
         "execution_timeout_ms = 1500\nrepeatable = true\n"

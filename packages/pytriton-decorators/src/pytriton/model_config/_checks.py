@@ -29,6 +29,7 @@ UINT64_MAX = 2**64 - 1
 INT64_MAX = 2**63 - 1
 # Triton adds a time in nanoseconds to its clock, in 64 bits: 285 years are far from the end of them.
 MICROSECONDS_MAX = 9 * 10**15
+SECONDS_MAX = 9e9
 
 
 def rejected(parameter: str, value: object, rule: str, advice: str = "") -> PyTritonBadParameterError:
@@ -62,11 +63,18 @@ def boolean(parameter: str, value: Any) -> None:
     raise rejected(parameter, value, "True or False")
 
 
-def seconds(parameter: str, value: Any) -> None:
-    """Raise PyTritonBadParameterError unless `value` is a finite number of at least 0."""
+def seconds(parameter: str, value: Any, minimum: float = 0, *, optional: bool = False) -> None:
+    """Raise PyTritonBadParameterError unless `value` is a number within the bounds, or None where that is no limit."""
+    if value is None and optional:
+        return
     is_number = isinstance(value, (float, Integral, np.floating)) and not isinstance(value, bool)
-    if not is_number or not 0 <= value < float("inf"):
-        raise rejected(parameter, value, "a number of seconds, 0 or more")
+    if is_number and minimum <= value <= SECONDS_MAX:
+        return
+    # A limit of the clock is told only to those who passed it.
+    tell_maximum = minimum or (is_number and value > SECONDS_MAX)
+    rule = f"from {minimum} to {SECONDS_MAX:g}" if tell_maximum else f"{minimum} or more"
+    or_none = ", or None for no limit" if optional else ""
+    raise rejected(parameter, value, f"a number of seconds{', ' if not tell_maximum else ' '}{rule}{or_none}")
 
 
 def is_list(value: Any) -> bool:

@@ -9,10 +9,6 @@ from pytriton.model_config.warmup import Described
 
 __all__ = ["ModelConfig"]
 
-# The proxy counts in milliseconds, and its clock in nanoseconds has 64 bits.
-EXECUTION_MIN_S = 0.001
-EXECUTION_MAX_S = 9e9
-
 
 @dataclass
 class ModelConfig:
@@ -78,12 +74,8 @@ class ModelConfig:
         integer("ModelConfig.arena_budget_bytes", self.arena_budget_bytes, 1, INT64_MAX)
         seconds("ModelConfig.attach_timeout_s", self.attach_timeout_s)
         seconds("ModelConfig.warmup_timeout_s", self.warmup_timeout_s)
-        limit_s = self.execution_timeout_s
-        if limit_s is not None:
-            seconds("ModelConfig.execution_timeout_s", limit_s)
-            if not EXECUTION_MIN_S <= limit_s <= EXECUTION_MAX_S:
-                rule = f"a number of seconds from {EXECUTION_MIN_S} to {EXECUTION_MAX_S:g}, or None for no limit"
-                raise rejected("ModelConfig.execution_timeout_s", limit_s, rule)
+        # The proxy counts in milliseconds.
+        seconds("ModelConfig.execution_timeout_s", self.execution_timeout_s, 0.001, optional=True)
         if self.batcher is not None and not isinstance(self.batcher, DynamicBatcher):
             raise rejected("ModelConfig.batcher", self.batcher, "a DynamicBatcher, or None")
         if self.batching:

@@ -24,8 +24,9 @@ from .errors import (
     VersionMismatchError,
     WorkerProcessError,
 )
-from .model import SIDE_FILE_NAME, ModelSpec, ProxySettings, TensorSpec, endpoint_path
+from .model import ModelSpec, TensorSpec, endpoint_path
 from .runtime.statistics import Histogram, WorkerStatistics
+from .settings import SIDE_FILE_NAME, ProxySettings
 from .system.native import (
     BACKEND_NAME,
     GUARD_LIBRARY_NAME,

@@ -116,7 +116,7 @@ class ProxySide(Side):
                 batching=True,
                 decoupled=bool(settings["decoupled"]),
                 attach_timeout_s=1.0,
-                budget_bytes=settings["budget"],
+                arena_budget_bytes=settings["budget"],
                 tensors_digest=golden.DIGEST,
             ),
             self.freed,
@@ -255,8 +255,8 @@ def test_more_segments_than_anybody_needs_are_refused() -> None:
 
 def test_a_batch_expires_once_and_a_silent_worker_is_lost(golden: ModuleType) -> None:
     made = EndpointSettings(
-        model_name="m", model_version=1, batching=True, decoupled=False, attach_timeout_s=1.0, budget_bytes=1 << 20,
-        execution_timeout_s=2.0,
+        model_name="m", model_version=1, batching=True, decoupled=False, attach_timeout_s=1.0,
+        arena_budget_bytes=1 << 20, execution_timeout_s=2.0,
     )  # fmt: skip
     state: ProxyProtocol[SentBatch] = ProxyProtocol(made, lambda block: None)
     state.greet(Hello(name="w", max_in_flight=2).pack())
@@ -278,8 +278,8 @@ def test_a_batch_expires_once_and_a_silent_worker_is_lost(golden: ModuleType) ->
 
 def test_a_worker_with_one_batch_at_a_time_is_lost_with_it() -> None:
     made = EndpointSettings(
-        model_name="m", model_version=1, batching=True, decoupled=False, attach_timeout_s=1.0, budget_bytes=1 << 20,
-        execution_timeout_s=2.0,
+        model_name="m", model_version=1, batching=True, decoupled=False, attach_timeout_s=1.0,
+        arena_budget_bytes=1 << 20, execution_timeout_s=2.0,
     )  # fmt: skip
     state: ProxyProtocol[SentBatch] = ProxyProtocol(made, lambda block: None)
     state.greet(Hello(name="w", capabilities=0).pack())

@@ -14,16 +14,17 @@ from ..dropin.files import Manifest
 from ..dropin.python_files import proxy_address, python_files
 from ..dropin.repository import add_model, check_name, models_at
 from ..errors import DropInError
-from ..model import ModelSpec, ProxySettings, endpoint_path
-from ..python_proxy.settings import PythonProxySettings
+from ..model import ModelSpec, endpoint_path
+from ..settings import ProxySettings, PythonProxySettings
 from ..system.native import LIBRARY_NAME, library_path
 from ..wire import layout
+from ..wire.settings import ServingSettings, SettingField, setting_fields
 from .repository import add_repository
 from .tensors import load_signature, model_of, parse_tensor
 
 _DEFAULT_BATCH = 4
-_DEFAULTS = ProxySettings(endpoint=Path("/"), batching=True)
-_LINK_TIMEOUT_S = PythonProxySettings(address="").link_timeout_s
+_SERVING = {field.name for field in setting_fields(ServingSettings)}
+_OPTIONS = {field.name: field for field in setting_fields(PythonProxySettings) if field.about.option}
 # What Triton's configuration has room for.
 _MOST = (1 << 63) - 1
 _MOST_ROWS = (1 << 31) - 1
@@ -83,44 +84,8 @@ def register(commands: Any) -> None:
         "--decoupled", action="store_const", const=True, help="a request may get any number of responses"
     )
     parser.add_argument("--strict", action="store_const", const=True, help="outputs must be exactly as declared")
-    parser.add_argument(
-        "--attach-timeout",
-        type=_argument(_seconds),
-        default=_DEFAULTS.attach_timeout_s,
-        metavar="S",
-        help=f"how long a request waits where no worker is attached ({_DEFAULTS.attach_timeout_s:g})",
-    )
-    parser.add_argument(
-        "--arena-budget",
-        type=_whole(1),
-        default=_DEFAULTS.arena_budget_bytes,
-        metavar="BYTES",
-        help=f"shared memory per direction and worker ({_DEFAULTS.arena_budget_bytes})",
-    )
-    parser.add_argument(
-        "--execution-timeout",
-        type=_argument(lambda text: _seconds(text, 0.001)),
-        metavar="S",
-        help="how long a worker may take for a batch (no limit)",
-    )
-    parser.add_argument(
-        "--repeatable", action="store_true", help="requests of a worker that was lost may go to another one, once"
-    )
-    parser.add_argument(
-        "--curve-secret-key", type=Path, metavar="FILE", help="Python proxy: its own keys, made by the command keys"
-    )
-    parser.add_argument(
-        "--curve-workers", type=Path, metavar="DIR", help="Python proxy: folder with the public keys of workers"
-    )
-    parser.add_argument(
-        "--link-timeout",
-        type=_argument(lambda text: _seconds(text, 0.3, 3600)),
-        metavar="S",
-        help=f"Python proxy: how long the link to a worker may be dead before both know ({_LINK_TIMEOUT_S:g})",
-    )
-    parser.add_argument(
-        "--insecure", action="store_true", help="Python proxy: let anybody attach who reaches a tcp:// address"
-    )
+    for name, field in _OPTIONS.items():
+        _add_setting(parser, field, only_python=name not in _SERVING)
     parser.add_argument("--replace", action="store_true", help="replace a version that differs and is unedited")
     parser.set_defaults(run=run)
 
@@ -174,7 +139,8 @@ def _model(arguments: argparse.Namespace) -> ModelSpec:
 
 
 def _native(arguments: argparse.Namespace, model: ModelSpec, batching: Batching) -> tuple[str, dict[str, bytes]]:
-    if "://" in arguments.endpoint or arguments.curve_secret_key or arguments.curve_workers or arguments.link_timeout:
+    given = _given(arguments)
+    if "://" in arguments.endpoint or not given.keys() <= _SERVING:
         raise DropInError(
             f"the native proxy listens on a socket in a folder of this machine, got --endpoint {arguments.endpoint}: "
             f"addresses, keys and --link-timeout are for --flavour python",
@@ -185,11 +151,8 @@ def _native(arguments: argparse.Namespace, model: ModelSpec, batching: Batching)
         endpoint=endpoint,
         batching=model.batching,
         decoupled=model.decoupled,
-        attach_timeout_s=arguments.attach_timeout,
-        arena_budget_bytes=arguments.arena_budget,
-        execution_timeout_s=arguments.execution_timeout,
-        repeatable=arguments.repeatable,
         tensors_digest=model.tensors_digest,
+        **given,
     )
     return str(endpoint), native_files(model, settings, batching, library_path())
 
@@ -201,25 +164,43 @@ def _python(arguments: argparse.Namespace, model: ModelSpec, batching: Batching)
             f"{', '.join(refused)}: Triton's Python backend gives no BF16 tensors to Python; use the native flavour",
             path=model.name,
         )
-    secret, workers = arguments.curve_secret_key, arguments.curve_workers
-    if (secret is None) != (workers is None):
+    has_keys = arguments.secret_key_file is not None
+    if has_keys != (arguments.workers_keys_dir is not None):
         raise DropInError(
             "--curve-secret-key and --curve-workers go together: the proxy's own keys, and those of whom it lets in",
             path=model.name,
         )
-    address = proxy_address(arguments.endpoint, model, has_keys=secret is not None, insecure=arguments.insecure)
-    settings = PythonProxySettings(
-        address=address,
-        attach_timeout_s=arguments.attach_timeout,
-        budget_bytes=arguments.arena_budget,
-        execution_timeout_s=arguments.execution_timeout or 0.0,
-        repeatable=arguments.repeatable,
-        link_timeout_s=arguments.link_timeout or _LINK_TIMEOUT_S,
-        secret_key_file="" if secret is None else str(secret.absolute()),
-        workers_keys_dir="" if workers is None else str(workers.absolute()),
-        insecure=arguments.insecure,
-    )
-    return address, python_files(model, settings, batching)
+    address = proxy_address(arguments.endpoint, model, has_keys=has_keys, insecure=bool(arguments.insecure))
+    return address, python_files(model, PythonProxySettings(address=address, **_given(arguments)), batching)
+
+
+def _given(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings that were given."""
+    values = {name: getattr(arguments, name) for name in _OPTIONS}
+    return {
+        name: value.absolute() if isinstance(value, Path) else value
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+def _add_setting(parser: argparse.ArgumentParser, field: SettingField, *, only_python: bool) -> None:
+    """Add the option of a setting; one that is not given is `None`."""
+    about = field.about
+    default = about.unset if field.optional else f"{field.default:g}" if field.type is float else str(field.default)
+    prefix = "Python proxy: " if only_python else ""
+    if field.type is bool:
+        parser.add_argument(
+            about.option, dest=field.name, action="store_const", const=True, help=f"{prefix}{about.meaning}"
+        )
+        return
+    parse, metavar = {
+        int: (_whole(int(about.minimum), int(about.maximum)), "BYTES" if field.name.endswith("_bytes") else "N"),
+        float: (_argument(lambda text: _seconds(text, about.minimum, about.maximum)), "S"),
+        Path: (Path, "DIR" if field.name.endswith("_dir") else "FILE"),
+    }[field.type]
+    help_text = f"{prefix}{about.meaning} ({default})"
+    parser.add_argument(about.option, dest=field.name, type=parse, metavar=metavar, help=help_text)
 
 
 def _own_version() -> str:
@@ -249,7 +230,7 @@ def _whole(least: int, most: int = _MOST) -> Callable[[str], int]:
     return convert
 
 
-def _seconds(text: str, least: float = 0.0, most: float = 9e9) -> float:
+def _seconds(text: str, least: float, most: float) -> float:
     try:
         value = float(text)
     except ValueError:

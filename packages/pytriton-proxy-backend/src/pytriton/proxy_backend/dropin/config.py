@@ -9,7 +9,8 @@ from pathlib import Path
 
 from ..description import DESCRIPTION_NAME, dtype_name, render_description
 from ..errors import DropInError
-from ..model import SIDE_FILE_NAME, ModelSpec, ProxySettings, TensorSpec
+from ..model import ModelSpec, TensorSpec
+from ..settings import SIDE_FILE_NAME, ProxySettings
 from ..system.native import BACKEND_NAME, LIBRARY_NAME
 
 CONFIG_NAME = "config.pbtxt"

@@ -7,19 +7,19 @@ from pathlib import Path
 from ..description import DESCRIPTION_NAME, render_description
 from ..errors import DropInError
 from ..model import ZMQ_SUFFIX, ModelSpec, check_endpoint
-from ..python_proxy.settings import SETTINGS_NAME, PythonProxySettings
+from ..settings import PYTHON_SIDE_FILE_NAME, PythonProxySettings
 from ..zmq_keys import check_keys_given
 from .config import CONFIG_NAME, Batching, config_text
 
 # The copy has a name of its own: another version of this distribution may be installed in the server's Python.
 _PACKAGE = "pytriton_python_proxy"
 _MODULES = (
-    "description", "errors", "model", "zmq_keys", "system/__init__", "system/forks",
+    "description", "errors", "model", "settings", "zmq_keys", "system/__init__", "system/forks",
     "wire/__init__", "wire/batch", "wire/dtypes", "wire/errors", "wire/greetings", "wire/layout", "wire/messages",
-    "wire/record", "wire/response", "wire/strings",
+    "wire/record", "wire/response", "wire/settings", "wire/strings",
     "transport/__init__", "transport/arena", "transport/zmq_memory", "transport/zmq_sockets",
     "python_proxy/__init__", "python_proxy/dlpack", "python_proxy/endpoint", "python_proxy/model",
-    "python_proxy/settings", "python_proxy/workers",
+    "python_proxy/workers",
 )  # fmt: skip
 _MODEL = f'''\
 """Written by pytriton-proxy-backend: hands the requests of this model to workers in other processes."""
@@ -44,7 +44,7 @@ def python_files(model: ModelSpec, settings: PythonProxySettings, batching: Batc
     return {
         CONFIG_NAME: config_text(model, "python", batching).encode(),
         f"{version}/model.py": _MODEL.encode(),
-        f"{version}/{SETTINGS_NAME}": settings.to_text().encode(),
+        f"{version}/{PYTHON_SIDE_FILE_NAME}": settings.to_text().encode(),
         f"{version}/{DESCRIPTION_NAME}": render_description(model).encode(),
         f"{version}/{_PACKAGE}/__init__.py": b"",
         **{f"{version}/{_PACKAGE}/{name}.py": (here / f"{name}.py").read_bytes() for name in _MODULES},

@@ -12,6 +12,7 @@ from ..wire.errors import ProtocolError
 from ..wire.greetings import GreetingError, Hello, Welcome, pack_refuse, parse_hello
 from ..wire.layout import Capability
 from ..wire.messages import BATCH_DONE, FAIL, INPUT_RELEASED, RESPONSE, Buffer, Header
+from ..wire.settings import ServingSettings
 from .segments import Block, PeerSegments, Place, State
 
 # A response up to this size may be acknowledged with the next batch.
@@ -21,7 +22,7 @@ _SILENCE_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointSettings:
+class EndpointSettings(ServingSettings):
     """What an endpoint must know of its model.
 
     Attributes:
@@ -29,24 +30,14 @@ class EndpointSettings:
         model_version: Its version.
         batching: Whether tensors have a batch axis in front.
         decoupled: Whether a request may get any number of responses.
-        attach_timeout_s: How long a request waits where no worker is attached, in seconds.
-        budget_bytes: The largest record, and the shared memory per direction and worker, in bytes.
         tensors_digest: `ModelSpec.tensors_digest`, which that of a worker's model must be; empty compares nothing.
-        execution_timeout_s: How long a worker may take for a batch, or for the next response of a stream; 0: no limit.
-        repeatable: Whether the requests of a worker that was lost may go to another one, once.
-        idle_s: How long shared memory that nobody uses is kept, in seconds.
     """
 
     model_name: str
     model_version: int
     batching: bool
     decoupled: bool
-    attach_timeout_s: float
-    budget_bytes: int
     tensors_digest: str = ""
-    execution_timeout_s: float = 0.0
-    repeatable: bool = False
-    idle_s: float = 10.0
 
 
 class SentBatch:
@@ -95,7 +86,7 @@ class ProxyProtocol(Generic[T]):
         """
         self.state = State.GREETING
         self.hello: Hello
-        self.segments = PeerSegments(settings.budget_bytes)
+        self.segments = PeerSegments(settings.arena_budget_bytes)
         self.in_flight: dict[int, T] = {}
         self.released: collections.deque[Place] = collections.deque()
         self.silent_since: float | None = None
@@ -130,8 +121,8 @@ class ProxyProtocol(Generic[T]):
             batching=settings.batching,
             decoupled=settings.decoupled,
             capabilities=Capability(hello.capabilities),
-            arena_budget=settings.budget_bytes,
-            arena_idle_s=settings.idle_s,
+            arena_budget=settings.arena_budget_bytes,
+            arena_idle_s=settings.arena_idle_s,
             execution_timeout_s=settings.execution_timeout_s,
             max_in_flight=hello.max_in_flight,
         ).pack()

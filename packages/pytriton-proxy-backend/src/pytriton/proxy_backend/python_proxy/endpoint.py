@@ -292,7 +292,7 @@ class ProxyEndpoint:
         else:
             memory = None
             if self._memory is not None and hello.memory_token:
-                memory = self._memory.claim(hello.memory_token, settings.budget_bytes)
+                memory = self._memory.claim(hello.memory_token, settings.arena_budget_bytes)
             worker = AttachedWorker(message.peer, message.link, hello, memory)
             answer = Welcome(
                 model_name=settings.model_name,
@@ -300,8 +300,8 @@ class ProxyEndpoint:
                 batching=settings.batching,
                 decoupled=settings.decoupled,
                 capabilities=Capability(hello.capabilities),
-                arena_budget=settings.budget_bytes,
-                arena_idle_s=settings.idle_s,
+                arena_budget=settings.arena_budget_bytes,
+                arena_idle_s=settings.arena_idle_s,
                 execution_timeout_s=settings.execution_timeout_s,
                 max_in_flight=hello.max_in_flight,
             ).pack()
@@ -444,7 +444,7 @@ class ProxyEndpoint:
     def _expire(self, now: float) -> None:
         """End batches that have taken too long, and let their workers go unless they work on several."""
         limit_s = self._settings.execution_timeout_s
-        if not limit_s:
+        if limit_s is None:
             return
         for worker in list(self._workers.values()):
             for batch in worker.in_flight.values():
@@ -474,7 +474,7 @@ class ProxyEndpoint:
             )
 
     def _trim(self, worker: AttachedWorker) -> None:
-        for segment in () if worker.memory is None else worker.memory.trim(self._settings.idle_s):
+        for segment in () if worker.memory is None else worker.memory.trim(self._settings.arena_idle_s):
             self._tell(
                 worker, layout.MESSAGE.pack(MessageType.SEGMENT_CLOSE, 0, layout.MESSAGE.size, 0, 0, segment, 0, 0, 0)
             )

@@ -16,15 +16,16 @@ import numpy as np
 from ..description import DESCRIPTION_NAME, description_path, read_description, write_description
 from ..errors import ProxyBackendError
 from ..model import ModelSpec
+from ..settings import PYTHON_SIDE_FILE_NAME, PythonProxySettings
 from ..transport.zmq_memory import AddressTakenError, MemoryListener, memory_path
 from ..transport.zmq_sockets import BindError, ZmqSocket, open_listener
 from ..wire.batch import RequestData
 from ..wire.layout import ErrorCode
 from ..wire.response import ResponseData
+from ..wire.settings import serving_settings
 from ..zmq_keys import check_keys_given
 from .dlpack import to_capsule
 from .endpoint import ProxyEndpoint
-from .settings import SETTINGS_NAME, PythonProxySettings
 from .workers import EndpointSettings, logger
 
 _MESSAGE_OVERHEAD = 1 << 20
@@ -46,7 +47,7 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         self._backend = backend
         self._model = read_description(folder / DESCRIPTION_NAME)
-        settings = PythonProxySettings.read(folder / SETTINGS_NAME)
+        settings = PythonProxySettings.read(folder / PYTHON_SIDE_FILE_NAME)
         _warn_about_sharing(args["model_name"], int(args["model_version"]), self._model, settings.address)
         self._codec = TensorCodec(backend, self._model)
         self._has_parameters = _takes_parameters(backend)
@@ -56,11 +57,8 @@ class TritonPythonModel:
                 model_version=int(args["model_version"]),
                 batching=self._model.batching,
                 decoupled=self._model.decoupled,
-                attach_timeout_s=settings.attach_timeout_s,
-                budget_bytes=settings.budget_bytes,
                 tensors_digest=self._model.tensors_digest,
-                execution_timeout_s=settings.execution_timeout_s,
-                repeatable=settings.repeatable,
+                **serving_settings(settings),
             ),
             lambda: listen(settings),
         )
@@ -305,7 +303,7 @@ def listen(settings: PythonProxySettings) -> tuple[ZmqSocket, MemoryListener | N
     try:
         socket = open_listener(
             settings.address,
-            max_message_bytes=settings.budget_bytes + _MESSAGE_OVERHEAD,
+            max_message_bytes=settings.arena_budget_bytes + _MESSAGE_OVERHEAD,
             keys=settings.keys,
             link_timeout_s=settings.link_timeout_s,
         )

@@ -13,6 +13,7 @@ from ..transport.zmq_memory import SharedMemory
 from ..wire.batch import RequestData, lay_out_batch
 from ..wire.greetings import GreetingError, Hello
 from ..wire.response import ResponseData
+from ..wire.settings import ServingSettings
 
 logger = logging.getLogger("pytriton.python_proxy")
 
@@ -31,7 +32,7 @@ class Caller(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EndpointSettings:
+class EndpointSettings(ServingSettings):
     """What the endpoint must know of its model.
 
     Attributes:
@@ -39,24 +40,14 @@ class EndpointSettings:
         model_version: Its version.
         batching: Whether tensors have a batch axis in front.
         decoupled: Whether a request may get any number of responses.
-        attach_timeout_s: How long a request waits where no worker is attached, in seconds.
-        budget_bytes: The largest record, and the shared memory per direction and worker, in bytes.
         tensors_digest: `ModelSpec.tensors_digest`, which that of a worker's model must be; empty compares nothing.
-        execution_timeout_s: How long a worker may take for a batch, or for the next response of a stream; 0: no limit.
-        repeatable: Whether the requests of a worker that was lost may go to another one, once.
-        idle_s: How long shared memory that nobody uses is kept, in seconds.
     """
 
     model_name: str
     model_version: int
     batching: bool
     decoupled: bool
-    attach_timeout_s: float
-    budget_bytes: int
     tensors_digest: str = ""
-    execution_timeout_s: float = 0.0
-    repeatable: bool = False
-    idle_s: float = 10.0
 
     def check(self, hello: Hello) -> None:
         """Check that a worker is for this model.
@@ -125,10 +116,10 @@ class BatchInFlight:
             sent_ns=time.monotonic_ns(),
         )
         self.length = length = record.layout.length
-        if length > settings.budget_bytes:
+        if length > settings.arena_budget_bytes:
             raise ValueError(
-                f"the inputs of the batch take {length} bytes, a batch may have {settings.budget_bytes}. Raise "
-                f"arena_budget_bytes of the model, or send smaller batches"
+                f"the inputs of the batch take {length} bytes, a batch may have {settings.arena_budget_bytes}. "
+                f"Raise arena_budget_bytes of the model, or send smaller batches"
             )
         block = None if memory is None else memory.allocate(length)
         if block is None:

@@ -335,7 +335,7 @@ class ZmqConnection(Connection):
         It returns as well when the connection is shut down.
         """
         # One that takes several batches gets a moment more.
-        limit_s = self.welcome.execution_timeout_s + _GRACE_S * (1 if self._max_in_flight == 1 else 2)
+        limit_s = (self.welcome.execution_timeout_s or 0.0) + _GRACE_S * (1 if self._max_in_flight == 1 else 2)
 
         def wait() -> None:
             while not self._shut_down.wait(_ROOM_POLL_S):

@@ -62,7 +62,7 @@ class Hello:
 
 @dataclass(frozen=True, kw_only=True)
 class Welcome:
-    """What the proxy backend says about the model when a worker attaches; times in seconds, 0 is no timeout."""
+    """What the proxy backend says about the model when a worker attaches; times in seconds, `None` is no timeout."""
 
     model_name: str
     model_version: int
@@ -71,7 +71,7 @@ class Welcome:
     capabilities: Capability
     arena_budget: int
     arena_idle_s: float
-    execution_timeout_s: float = 0.0
+    execution_timeout_s: float | None = None
     max_in_flight: int = 1
 
     def pack(self) -> bytes:
@@ -85,7 +85,7 @@ class Welcome:
             model_version=self.model_version,
             arena_budget=self.arena_budget,
             arena_idle_ms=round(self.arena_idle_s * 1000),
-            execution_timeout_ms=round(self.execution_timeout_s * 1000),
+            execution_timeout_ms=round((self.execution_timeout_s or 0) * 1000),
         )
 
 
@@ -208,7 +208,7 @@ def parse_answer(packet: Buffer) -> Welcome:
         capabilities=Capability(capabilities & CAPABILITIES),
         arena_budget=budget,
         arena_idle_s=idle_ms / 1000,
-        execution_timeout_s=timeout_ms / 1000,
+        execution_timeout_s=timeout_ms / 1000 or None,
         max_in_flight=max_in_flight,
     )
 

@@ -383,9 +383,9 @@ class Worker:
         """See to the end of a connection; an end that is not the callable's fault is no error of the worker."""
         watch: ConnectionWatch | None = None
         try:
-            if connection.welcome.execution_timeout_s:
+            limit_s = connection.welcome.execution_timeout_s
+            if limit_s is not None:
                 name = f"pytriton-{self.model.name}-watch"
-                limit_s = connection.welcome.execution_timeout_s
                 watch = ConnectionWatch(connection, name, lambda: self._note_stuck(limit_s))
             yield
             self._note_detached("the model was unloaded, or its server ended", logging.INFO)

@@ -25,6 +25,7 @@ from pytriton.proxy_backend import (
     write_description,
 )
 from pytriton.proxy_backend.system.shortage import explain
+from pytriton.proxy_backend.wire.settings import serving_settings
 from pytriton.server.errors import WorkspaceError
 from pytriton.server.models.arguments import (
     InferFunc,
@@ -307,12 +308,9 @@ class BoundModel:
             endpoint=self.endpoint(endpoints),
             batching=self._spec.batching,
             decoupled=self._spec.decoupled,
-            attach_timeout_s=self._config.attach_timeout_s,
             max_waiting=_max_queue_size(self._config.batcher),
-            arena_budget_bytes=self._config.arena_budget_bytes,
-            execution_timeout_s=self._config.execution_timeout_s,
-            repeatable=bool(self._config.repeatable),
             tensors_digest=self._spec.tensors_digest,
+            **serving_settings(self._config),
         )
         return [(SIDE_FILE_NAME, settings.to_text())]
 

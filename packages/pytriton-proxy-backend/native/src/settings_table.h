@@ -1,0 +1,77 @@
+// Written by `python3 tools/dev.py reference` from the Python settings. Change that, not this file.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+namespace pytriton {
+
+constexpr char kSettingsFormat[] = "1";
+
+// What is not set is 0 or empty.
+struct Settings {
+  // path of the unix socket that the proxy will listen on, at most 107 bytes
+  std::string endpoint;
+  // how long a request waits where no worker is attached, in milliseconds
+  uint64_t attach_timeout_ms = 10000u;
+  // shared memory per direction and worker, in bytes
+  uint64_t arena_budget_bytes = 4294967296u;
+  // how long memory beyond the first MiB is kept unused, in milliseconds
+  uint64_t arena_idle_ms = 10000u;
+  // how long a worker may take for a batch, or for the next response of a stream, in milliseconds; 0: as long as it likes
+  uint64_t execution_timeout_ms = 0u;
+  // whether the requests of a worker that was lost before it answered may go to another one, once
+  bool repeatable = false;
+  // whether tensors have a batch axis in front
+  bool batching = true;
+  // whether a request may get any number of responses
+  bool decoupled = false;
+  // how many requests wait for a worker outside of Triton's queue, which may have a limit and takes what is beyond; 0: any number
+  uint64_t max_waiting = 0u;
+  // digest of the model's tensors, `ModelSpec.tensors_digest`; workers that say another one are refused
+  std::string tensors_digest;
+};
+
+struct NumberSetting {
+  const char* key;
+  uint64_t Settings::*value;
+  uint64_t minimum;
+  uint64_t maximum;
+  const char* expected;
+};
+
+struct SwitchSetting {
+  const char* key;
+  bool Settings::*value;
+};
+
+struct TextSetting {
+  const char* key;
+  std::string Settings::*value;
+  bool (*is_valid)(const std::string& text);
+  const char* expected;
+};
+
+bool IsAbsolutePath(const std::string& text);
+bool IsHexadecimal(const std::string& text);
+
+constexpr NumberSetting kNumberSettings[] = {
+    {"attach_timeout_ms", &Settings::attach_timeout_ms, 0u, 9000000000000u, "a whole number up to 9000000000000"},
+    {"arena_budget_bytes", &Settings::arena_budget_bytes, 1u, 18446744073709551615u, "a whole number above 0"},
+    {"arena_idle_ms", &Settings::arena_idle_ms, 0u, 9000000000000u, "a whole number up to 9000000000000"},
+    {"execution_timeout_ms", &Settings::execution_timeout_ms, 0u, 9000000000000u, "a whole number up to 9000000000000"},
+    {"max_waiting", &Settings::max_waiting, 0u, 18446744073709551615u, "a whole number"},
+};
+
+constexpr SwitchSetting kSwitchSettings[] = {
+    {"repeatable", &Settings::repeatable},
+    {"batching", &Settings::batching},
+    {"decoupled", &Settings::decoupled},
+};
+
+constexpr TextSetting kTextSettings[] = {
+    {"endpoint", &Settings::endpoint, IsAbsolutePath, "an absolute path"},
+    {"tensors_digest", &Settings::tensors_digest, IsHexadecimal, "hexadecimal digits"},
+};
+
+}  // namespace pytriton

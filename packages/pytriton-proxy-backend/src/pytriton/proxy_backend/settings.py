@@ -1,0 +1,133 @@
+"""What each of the proxies must know of a model, and the side file that says it.
+
+The settings that both have, and how settings are described, are in `wire/settings.py`.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from .errors import DescriptionError
+from .model import check_endpoint
+from .wire.settings import ServingSettings, Setting, setting_fields
+
+SIDE_FILE_NAME = "pytriton.conf"
+"""Name of the file in the folder of a model version that holds its `ProxySettings`."""
+PYTHON_SIDE_FILE_NAME = "pytriton-proxy.json"
+"""Name of the file in the folder of a model version that holds its `PythonProxySettings`."""
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProxySettings(ServingSettings):
+    """What the native proxy must know and Triton's API does not tell it: the side file in a model's version folder."""
+
+    # Written only where they are set.
+    _SPARSE: ClassVar[tuple[str, ...]] = ("max_waiting", "tensors_digest")
+
+    endpoint: Annotated[Path, Setting("path of the unix socket that the proxy will listen on, at most 107 bytes")]
+    batching: Annotated[bool, Setting("whether tensors have a batch axis in front")] = True
+    decoupled: Annotated[bool, Setting("whether a request may get any number of responses")] = False
+    max_waiting: Annotated[
+        int,
+        Setting(
+            "how many requests wait for a worker outside of Triton's queue, which may have a limit and takes what is "
+            "beyond; 0: any number"
+        ),
+    ] = 0
+    tensors_digest: Annotated[
+        str,
+        Setting("digest of the model's tensors, `ModelSpec.tensors_digest`; workers that say another one are refused"),
+    ] = ""
+
+    def __post_init__(self) -> None:
+        check_endpoint(self.endpoint)
+        super().__post_init__()
+
+    def to_text(self) -> str:
+        """Return the content of the side file, `pytriton.conf`."""
+        lines = ["# Written by pytriton-proxy-backend, read by libtriton_pytriton.so.", f"format = {FORMAT}"]
+        for field in setting_fields(type(self)):
+            value = getattr(self, field.name)
+            if value or field.name not in self._SPARSE:
+                lines.append(f"{field.key} = {field.to_conf(value)}")
+        return "\n".join([*lines, ""])
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonProxySettings(ServingSettings):
+    """What the Python proxy must know and Triton does not tell it: the side file in the model's version folder."""
+
+    # The name in the file, and what is written only where it is not the default.
+    _KEYS: ClassVar[dict[str, str]] = {"arena_budget_bytes": "budget_bytes"}
+    _SPARSE: ClassVar[tuple[str, ...]] = ("arena_idle_s",)
+
+    address: Annotated[str, Setting("where it listens, `tcp://host:port` or `ipc:///path`")]
+    link_timeout_s: Annotated[
+        float,
+        Setting(
+            "how long the link to a worker may be dead before both ends know, in seconds",
+            minimum=0.3,
+            maximum=3600,
+            option="--link-timeout",
+        ),
+    ] = 3.0
+    secret_key_file: Annotated[
+        Path | None,
+        Setting("its own keys, made by the command keys", unset="no encryption", option="--curve-secret-key"),
+    ] = None
+    workers_keys_dir: Annotated[
+        Path | None,
+        Setting(
+            "folder with the public keys of the workers that may attach",
+            unset="no encryption",
+            option="--curve-workers",
+        ),
+    ] = None
+    insecure: Annotated[
+        bool, Setting("whether anybody may attach who reaches a tcp:// address", option="--insecure")
+    ] = False
+
+    @property
+    def keys(self) -> tuple[Path, Path] | None:
+        """The proxy's keys, and the folder of those of workers; `None` without encryption."""
+        if self.secret_key_file is None or self.workers_keys_dir is None:
+            return None
+        return self.secret_key_file, self.workers_keys_dir
+
+    def to_text(self) -> str:
+        """Return the content of the side file. It names keys, and holds none."""
+        values: dict[str, Any] = {"format": FORMAT}
+        for field in setting_fields(type(self)):
+            value = getattr(self, field.name)
+            if value != field.default or field.name not in self._SPARSE:
+                unset = "" if field.type is Path else 0.0
+                written = unset if value is None else str(value) if field.type is Path else value
+                values[self._KEYS.get(field.name, field.name)] = written
+        return json.dumps(values, indent=1) + "\n"
+
+    @classmethod
+    def read(cls, path: Path) -> PythonProxySettings:
+        """Read the side file.
+
+        Raises:
+            DescriptionError: If it is missing, of another format, or has fields that this version does not know.
+        """
+        try:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+                raise DescriptionError(f"{path} is no side file of format {FORMAT}: add the model again with --replace")
+            for field in setting_fields(cls):
+                key = cls._KEYS.get(field.name, field.name)
+                if key in found:
+                    value = found.pop(key)
+                    value = None if field.optional and not value else value
+                    found[field.name] = Path(value) if field.type is Path and value is not None else value
+            return cls(**found)
+        except (OSError, TypeError, ValueError) as error:
+            if isinstance(error, DescriptionError):
+                raise
+            raise DescriptionError(f"the side file {path} cannot be read: {error}") from error
