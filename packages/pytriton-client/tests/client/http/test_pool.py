@@ -12,8 +12,9 @@ import pytest
 from pytriton.client._core.deadline import Deadline
 from pytriton.client._core.url import TritonUrl
 from pytriton.client._http.pool import ConnectionPool, PoolClosedError
-from pytriton.client._http.wire import HttpWireError
+from pytriton.client._http.wire import HttpRequest, HttpWireError
 
+POST = HttpRequest("POST", "/", body=b"x")
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 Script = Callable[[socket.socket, int], None]
 
@@ -47,7 +48,7 @@ class ScriptedServer:
         self.listening.close()
 
     def pool(self) -> ConnectionPool:
-        return ConnectionPool(TritonUrl("http", "127.0.0.1", self.listening.getsockname()[1]))
+        return ConnectionPool(TritonUrl("http", "127.0.0.1", self.listening.getsockname()[1]), {"X-Every": "one"})
 
 
 @pytest.fixture
@@ -63,7 +64,7 @@ def serve() -> Iterator[Callable[[Script], ScriptedServer]]:
 
 
 def get(pool: ConnectionPool, timeout_s: float = 10.0) -> bytes:
-    return bytes(pool.exchange("GET", "/", {}, b"", Deadline(timeout_s)).body)
+    return bytes(pool.exchange(HttpRequest("GET", "/"), Deadline(timeout_s)).body)
 
 
 def test_connection_is_kept(serve: Callable[[Script], ScriptedServer]) -> None:
@@ -105,7 +106,7 @@ def test_connection_that_breaks_under_an_inference_is_not_tried_again(
     pool = server.pool()
     assert get(pool) == b"ok"
     with pytest.raises((HttpWireError, ConnectionError)):
-        pool.exchange("POST", "/", {}, b"x", Deadline(10))
+        pool.exchange(POST, Deadline(10))
     assert server.accepted == 1
     pool.close()
 
@@ -129,7 +130,7 @@ def test_inference_that_the_server_does_not_have_is_tried_again(serve: Callable[
     pool = server.pool()
     assert get(pool) == b"ok"
     body = bytes(1 << 26) + b"end"
-    assert pool.exchange("POST", "/", {}, body, Deadline(60)).status == 200
+    assert pool.exchange(HttpRequest("POST", "/", body=body), Deadline(60)).status == 200
     assert server.accepted == 2
     assert received.partition(b"\r\n\r\n")[2] == body
     pool.close()
@@ -162,19 +163,36 @@ def test_stream_gives_its_connection_back(serve: Callable[[Script], ScriptedServ
     server = serve(script)
     pool = server.pool()
     for _ in range(2):
-        stream = pool.stream("/", {}, b"x", Deadline(20))
-        assert stream.read_head(Deadline(20))[0] == 200
-        assert [stream.read_piece(Deadline(20)) for _ in range(3)] == [b"one", b"two", b""]
+        stream = pool.stream(POST, Deadline(20))
+        assert stream.status == 200
+        received = b""
+        while piece := stream.read_piece(Deadline(20)):
+            received += piece
+        assert received == b"onetwo"
         stream.close()
         stream.close()
         assert stream.read_piece(Deadline(20)) == b""
     assert server.accepted == 1
-    # One that is not read to its end cannot.
-    stream = pool.stream("/", {}, b"x", Deadline(20))
-    stream.read_head(Deadline(20))
-    stream.close()
     pool.close()
-    assert server.accepted == 1
+
+
+def test_stream_that_is_not_read_to_its_end_closes_its_connection(serve: Callable[[Script], ScriptedServer]) -> None:
+    ended: list[bytes] = []
+
+    def script(connection: socket.socket, number: int) -> None:
+        connection.recv(1000)
+        connection.sendall(CHUNKS[:-5])
+        ended.append(connection.recv(1000))
+
+    server = serve(script)
+    pool = server.pool()
+    for _ in range(2):
+        stream = pool.stream(POST, Deadline(20))
+        assert stream.read_piece(Deadline(20)).startswith(b"one")
+        stream.close()
+    server.close()
+    assert ended == [b"", b""]
+    pool.close()
 
 
 def test_stream_that_stands_still_or_is_closed(serve: Callable[[Script], ScriptedServer]) -> None:
@@ -188,8 +206,7 @@ def test_stream_that_stands_still_or_is_closed(serve: Callable[[Script], Scripte
     server = serve(script)
     pool = server.pool()
     try:
-        stream = pool.stream("/", {}, b"x", Deadline(20))
-        stream.read_head(Deadline(20))
+        stream = pool.stream(POST, Deadline(20))
         assert stream.read_piece(Deadline(20)) == b"one"
         with pytest.raises(TimeoutError):
             stream.read_piece(Deadline(0.1))
@@ -197,10 +214,10 @@ def test_stream_that_stands_still_or_is_closed(serve: Callable[[Script], Scripte
         stream.close()
     finally:
         ended.set()
-    stream = pool.stream("/", {}, b"x", Deadline(20))
+    stream = pool.stream(POST, Deadline(20))
     pool.close()
     with pytest.raises(PoolClosedError):
-        stream.read_head(Deadline(20))
+        stream.read_piece(Deadline(20))
 
 
 def test_deadline_holds_for_an_answer_that_drips(serve: Callable[[Script], ScriptedServer]) -> None:
@@ -225,7 +242,7 @@ def test_deadline_holds_for_an_answer_that_drips(serve: Callable[[Script], Scrip
 def test_deadline_holds_for_a_server_that_does_not_read(serve: Callable[[Script], ScriptedServer]) -> None:
     pool = serve(lambda connection, number: None).pool()
     with pytest.raises(TimeoutError):
-        pool.exchange("POST", "/", {}, bytes(1 << 26), Deadline(0.3))
+        pool.exchange(HttpRequest("POST", "/", body=bytes(1 << 26)), Deadline(0.3))
     pool.close()
 
 
@@ -239,11 +256,11 @@ def test_large_body_arrives_whole(serve: Callable[[Script], ScriptedServer]) -> 
 
     pool = serve(script).pool()
     body = bytes(1 << 22) + b"end"
-    assert pool.exchange("POST", "/path", {"X-Name": "value"}, body, Deadline(20)).status == 200
+    assert pool.exchange(HttpRequest("POST", "/path", {"X-Name": "value"}, body), Deadline(20)).status == 200
     head, _, arrived = bytes(received).partition(b"\r\n\r\n")
     assert arrived == body
     assert head.startswith(b"POST /path HTTP/1.1\r\nHost: 127.0.0.1:")
-    assert b"\r\nX-Name: value" in head
+    assert b"\r\nX-Every: one\r\nX-Name: value" in head
     pool.close()
 
 

@@ -32,13 +32,16 @@ def encode_tensor(array: npt.NDArray[Any], datatype: str) -> bytes:
     return b"".join(pieces)
 
 
-def decode_tensor(data: bytes | memoryview, datatype: str, shape: Sequence[int]) -> npt.NDArray[Any]:
+def decode_tensor(
+    data: bytes | memoryview, datatype: str, shape: Sequence[int], *, may_share: bool = False
+) -> npt.NDArray[Any]:
     """Return a tensor as an array that the caller may keep and change; strings are an object array of ``bytes``.
 
     Args:
         data: The bytes of the whole tensor.
         datatype: The name of the type in the protocol.
         shape: The length of each axis.
+        may_share: Whether the array may be a view of the data, where that can be changed and is aligned.
 
     Raises:
         ValueError: The bytes are too many or too few for the shape, which no memory is taken for then.
@@ -54,8 +57,10 @@ def decode_tensor(data: bytes | memoryview, datatype: str, shape: Sequence[int])
         raise ValueError(
             f"expected {count * dtype.itemsize} bytes of {datatype} for the shape {list(shape)}, received {len(data)}"
         )
-    # A bytearray, because an array on bytes could not be written to.
-    return np.frombuffer(bytearray(data), dtype).reshape(shape)
+    view = np.frombuffer(data, dtype)
+    if not (may_share and view.flags.writeable and view.flags.aligned):
+        view = np.frombuffer(data, np.uint8).copy().view(dtype)
+    return view.reshape(shape)
 
 
 def _decode_strings(data: bytes, count: int) -> npt.NDArray[Any]:

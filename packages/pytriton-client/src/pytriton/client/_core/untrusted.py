@@ -74,12 +74,12 @@ def cut_text(text: str) -> str:
     return f"{text[:half]} ... ({left_out} characters are left out here) ... {text[-half:]}"
 
 
-def find_error_text(body: bytes | bytearray) -> str:
+def find_error_text(body: bytes | memoryview) -> str:
     """Return what the body of an error says, cut: the member ``error`` of a JSON object, else all of it."""
     if len(body) > MOST_ERROR_BYTES:
         half = 4 * _LONGEST_TEXT
-        return cut_text(bytes(body[:half] + body[-half:]).decode("utf-8", errors="replace"))
-    text = body.decode("utf-8", errors="replace")
+        return cut_text(str(bytes(body[:half]) + bytes(body[-half:]), "utf-8", errors="replace"))
+    text = str(body, "utf-8", errors="replace")
     try:
         content = parse_json(text)
         if isinstance(content, dict) and "error" in content:

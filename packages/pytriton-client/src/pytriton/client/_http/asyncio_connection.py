@@ -5,64 +5,66 @@ from __future__ import annotations
 import asyncio
 import socket
 import ssl
-from collections.abc import Coroutine, Mapping
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from .._core.deadline import Deadline
-from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from .._core.url import TritonUrl
-from .asyncio_wire import AnswerReader, Filling, Head
-from .wire import Answer, HttpWireError
+from .connection import is_silent
+from .wire import HttpRequest, HttpResponse, HttpWireError, ResponseReader, encode_head
 
 __all__ = ["Connection", "connect"]
 
 # Up to this many bytes of a body are handed to the transport at a time: what it cannot send at once, it copies.
 _PIECE_BYTES = 1 << 18
-
-Result = TypeVar("Result")
+# More of a stream than this is not read ahead of whoever takes it.
+_MAX_UNTAKEN_BYTES = 1 << 18
 
 
 async def connect(
-    url: TritonUrl, tls: ssl.SSLContext | None, deadline: Deadline, most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES
+    url: TritonUrl, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_bytes: int, deadline: Deadline
 ) -> Connection:
     """Open a connection.
 
     Args:
         url: The server.
+        headers: Sent with every request.
         tls: For encrypted connections; ``None`` for others.
+        max_bytes: The largest body of a response that is taken in one.
         deadline: For the look-up of the name, connecting and the handshake together.
-        most_bytes: The largest body of a response that is taken as a whole.
 
     Raises:
         TimeoutError: The deadline is over.
         OSError: There is no connection to be had; ``ssl.SSLError`` is one of them.
     """
-    task = asyncio.ensure_future(_connect(url, tls, most_bytes))
+    task = asyncio.ensure_future(_connect(url, headers, tls, max_bytes))
     try:
         done, _ = await asyncio.wait({task}, timeout=deadline.remaining_s())
     except asyncio.CancelledError:
         task.cancel()
-        task.add_done_callback(_abandon)
+        task.add_done_callback(_close_unused)
         raise
     if not done:
         task.cancel()
-        task.add_done_callback(_abandon)
+        task.add_done_callback(_close_unused)
         raise TimeoutError("the deadline is over")
     return task.result()
 
 
-def _abandon(task: asyncio.Task[Connection]) -> None:
+def _close_unused(task: asyncio.Task[Connection]) -> None:
     """Close a connection that was made although nobody waits for it any more."""
     if not task.cancelled() and task.exception() is None:
         task.result().abort()
 
 
-async def _connect(url: TritonUrl, tls: ssl.SSLContext | None, most_bytes: int) -> Connection:
+async def _connect(
+    url: TritonUrl, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_bytes: int
+) -> Connection:
     loop = asyncio.get_running_loop()
     connecting = await _open_socket(url)
     # From here on the transport owns the socket, and closes it where the handshake fails.
     _, connection = await loop.create_connection(
-        lambda: Connection(url.without_scheme, connecting, most_bytes),
+        lambda: Connection(url.without_scheme, headers, connecting, max_bytes),
         sock=connecting,
         ssl=tls,
         server_hostname=url.hostname if tls is not None else None,
@@ -103,96 +105,76 @@ async def _addresses(url: TritonUrl) -> list[Any]:
 
 
 class Connection(asyncio.BufferedProtocol):
-    """One exchange at a time: send a request, then read its response, whole or piece by piece.
+    """One exchange at a time: send a request, then read its response in one or piece by piece.
 
     Whoever gets an error out of it, or is cancelled while waiting for it, must ``abort`` it: whatever was left unread
     would be taken for the response to the next request.
 
     Args:
         host: For the ``Host`` header.
+        headers: Sent with every request.
         connected: The socket below the transport; the transport owns it.
-        most_bytes: The largest body of a response that is taken as a whole.
+        max_bytes: The largest body of a response that is taken in one.
 
     Attributes:
-        has_sent: Whether the server may have the whole of the last request.
+        has_sent: Whether the server may have all of the last request.
         lost: Done when the connection is closed.
     """
 
-    def __init__(self, host: str, connected: socket.socket, most_bytes: int) -> None:
+    def __init__(self, host: str, headers: Mapping[str, str], connected: socket.socket, max_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
         self._host = host
+        self._headers = headers
         self._socket = connected
         self._transport: Any = None
-        self._reader = AnswerReader(most_bytes)
-        # What is being read, where its next bytes go, and who waits for it.
-        self._steps: Filling[Any] | None = None
-        self._buffer = memoryview(b"")
-        self._reading: asyncio.Future[Any] | None = None
+        self._reader = ResponseReader(max_bytes)
+        # Who waits for bytes that come, and whether they are enough.
+        self._reading: asyncio.Future[None] | None = None
+        self._is_enough: Callable[[], bool] = bool
         self._writing: asyncio.Future[None] | None = None
+        self._error: Exception | None = None
         self._may_write = True
-        self._is_streaming = False
         self._is_paused = False
-        self._is_lost = False
-        self._is_at_end = False
+        self._is_half_sent = False
         self.has_sent = False
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
-    async def exchange(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes, deadline: Deadline
-    ) -> Answer:
-        """Send a request and read its whole response.
+    async def exchange(self, request: HttpRequest, deadline: Deadline, *, is_stream: bool = False) -> HttpResponse:
+        """Send a request and read its response, of a stream the head.
 
         Raises:
             TimeoutError: The deadline is over.
             OSError: The connection broke.
-            HttpWireError: The answer is no HTTP, or ended early.
+            HttpWireError: The response cannot be understood, ends early or is too large.
         """
-        self._is_streaming = False
-        return await self._read(self._reader.answer(), deadline, self._send(method, path, headers, body))
+        reader = self._reader
+        reader.begin(is_stream=is_stream)
+        await self._read(lambda: reader.is_complete, deadline, request)
+        return reader.response()
 
-    async def begin(self, method: str, path: str, headers: Mapping[str, str], body: bytes, deadline: Deadline) -> Head:
-        """Send a request and read what comes before the body of its response. Raises as ``exchange`` does."""
-        self._is_streaming = True
-        return await self._read(self._reader.head(), deadline, self._send(method, path, headers, body))
-
-    async def read_piece(self, head: Head, deadline: Deadline) -> bytes:
-        """Read what has come of the body, at least one byte; none at its end. Raises as ``exchange`` does."""
-        return await self._read(self._reader.piece(head), deadline)
-
-    async def read_body(self, head: Head, deadline: Deadline) -> bytearray:
-        """Read the whole body. Raises as ``exchange`` does."""
-        return await self._read(self._reader.body(head), deadline)
-
-    @property
-    def is_body_read(self) -> bool:
-        """Whether nothing of the body of the last response is left to come."""
-        return self._reader.is_body_read
-
-    def rest(self) -> bool:
-        """End what was done last, all of which was read. Whether the connection may be kept for another request."""
-        if self._is_paused and not self._is_lost:
+    async def read_piece(self, deadline: Deadline) -> bytes:
+        """Return what has come of a stream, at least one byte; none at its end. Raises as ``exchange`` does."""
+        reader = self._reader
+        await self._read(lambda: reader.has_piece, deadline)
+        if self._is_paused and not self.lost.done():
             self._is_paused = False
             self._transport.resume_reading()
-        self._is_streaming = False
-        return not (self._is_lost or self._is_at_end or self._reader.has_more)
+        return reader.take()
+
+    @property
+    def can_be_kept(self) -> bool:
+        """Whether the last response is over and the connection can carry another request."""
+        return self._reader.can_be_kept and not (self._error or self._is_half_sent or self._is_paused)
 
     def is_alive(self) -> bool:
-        """Return whether it can carry a request: the server has neither closed it nor sent what nobody asked for."""
-        if self._is_lost or self._is_at_end or self._reader.has_more:
-            return False
-        try:
-            # What the loop has not looked at yet.
-            pending = self._socket.recv(1, socket.MSG_PEEK)
-        except (BlockingIOError, InterruptedError):
-            return True
-        except OSError:
-            return False
-        # TLS sends tickets of its own accord.
-        return bool(pending) and self._transport.get_extra_info("ssl_object") is not None
+        """Ask whether an idle connection can be used: the server has not closed it, nor sent what nobody asked for."""
+        # The loop may not have looked at it yet.
+        is_encrypted = self._transport.get_extra_info("ssl_object") is not None
+        return self.can_be_kept and is_silent(self._socket, is_encrypted=is_encrypted)
 
     def abort(self) -> None:
         """Close it at once. ``lost`` tells when that is done."""
-        if not self._is_lost and self._transport is not None and not self._loop.is_closed():
+        if not self.lost.done() and self._transport is not None and not self._loop.is_closed():
             self._transport.abort()
 
     # What the event loop calls.
@@ -203,7 +185,6 @@ class Connection(asyncio.BufferedProtocol):
         self._transport.set_write_buffer_limits(high=1, low=0)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._is_lost = True
         if self._transport is not None:
             # Before Python 3.11, TLS warns of one that was lost and that nobody has closed.
             self._transport.abort()
@@ -214,22 +195,24 @@ class Connection(asyncio.BufferedProtocol):
             self.lost.set_result(None)
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._reader.free() if self._steps is None else self._buffer
+        return self._reader.buffer()
 
     def buffer_updated(self, nbytes: int) -> None:
-        if self._steps is not None:
-            self._advance(nbytes)
-        elif self._is_streaming:
-            # TLS gives what it had decrypted before it was told to pause.
-            self._reader.add(nbytes)
-        else:
-            self._is_at_end = True
-            self.abort()
+        if self._reader.is_over:
+            self.abort()  # nobody asked for it
+        try:
+            self._reader.received(nbytes)
+        except (HttpWireError, MemoryError) as error:
+            self._fail(error)
+            return
+        if self._reading is not None and not self._reading.done() and self._is_enough():
+            self._reading.set_result(None)
+        if self._reader.untaken > _MAX_UNTAKEN_BYTES and not self._is_paused:
+            self._is_paused = True
+            self._transport.pause_reading()
 
     def eof_received(self) -> None:
-        self._is_at_end = True
-        if self._steps is not None:
-            self._advance(0)
+        self.buffer_updated(0)
 
     def pause_writing(self) -> None:
         self._may_write = self.has_sent = False
@@ -240,10 +223,34 @@ class Connection(asyncio.BufferedProtocol):
 
     # What is below the methods above.
 
-    async def _send(self, method: str, path: str, headers: Mapping[str, str], body: bytes) -> None:
-        lines = [f"{method} {path} HTTP/1.1", f"Host: {self._host}", f"Content-Length: {len(body)}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        head = "\r\n".join([*lines, "\r\n"]).encode("latin-1")
+    async def _read(
+        self, is_enough: Callable[[], bool], deadline: Deadline, request: HttpRequest | None = None
+    ) -> None:
+        """Read until that is enough; with a request, send that first."""
+        if deadline.is_over:
+            # Where all that is read next has come already, no timer would ever have its turn.
+            raise TimeoutError("the deadline is over")
+        if is_enough():
+            return
+        if self._error is not None:
+            raise self._error
+        self._is_enough = is_enough
+        self._reading = reading = self._loop.create_future()
+        timer = self._loop.call_later(deadline.remaining_s(), self._fail, TimeoutError("the deadline is over"))
+        try:
+            if request is not None:
+                await self._send(request)
+            await reading
+        finally:
+            timer.cancel()
+            self._reading = None
+            if not reading.done():
+                reading.cancel()
+            elif not reading.cancelled():
+                reading.exception()  # or asyncio would complain of one that nobody looked at
+
+    async def _send(self, request: HttpRequest) -> None:
+        head, body = encode_head(request, self._host, self._headers), request.body
         if len(body) <= _PIECE_BYTES:
             self.has_sent = True
             self._transport.write(head + body)
@@ -260,62 +267,14 @@ class Connection(asyncio.BufferedProtocol):
             self.has_sent = False
             # A server that answers before it has read everything has made up its mind.
             if self._reading is None or self._reading.done():
-                self._is_at_end = True
+                self._is_half_sent = True
                 return
             if start + _PIECE_BYTES >= len(view):
                 self.has_sent = True
             self._transport.write(view[start : start + _PIECE_BYTES])
 
-    async def _read(
-        self, steps: Filling[Result], deadline: Deadline, sending: Coroutine[Any, Any, None] | None = None
-    ) -> Result:
-        if deadline.is_over:
-            # Where all that is read next has come already, no timer would ever have its turn.
-            if sending is not None:
-                sending.close()
-            raise TimeoutError("the deadline is over")
-        reading: asyncio.Future[Result] = self._loop.create_future()
-        self._reading, self._steps = reading, steps
-        timer = self._loop.call_later(deadline.remaining_s(), self._fail, TimeoutError("the deadline is over"))
-        try:
-            self._advance(None)
-            if self._is_lost:
-                self._fail(ConnectionResetError("the connection was closed"))
-            elif self._is_paused:
-                self._is_paused = False
-                self._transport.resume_reading()
-            if sending is not None:
-                await sending
-            return await reading
-        finally:
-            timer.cancel()
-            self._steps = self._reading = None
-            if not reading.done():
-                reading.cancel()
-            elif not reading.cancelled():
-                reading.exception()  # or asyncio would complain of one that nobody looked at
-            if sending is not None:
-                sending.close()
-            if self._is_streaming and not self._is_lost and not self._is_at_end:
-                # Take no more of a body than its reader has asked for.
-                self._is_paused = True
-                self._transport.pause_reading()
-
-    def _advance(self, nbytes: int | None) -> None:
-        """Tell what reads that bytes came (``None`` to begin), and take from it where the next ones go."""
-        steps, reading = self._steps, self._reading
-        if steps is None or reading is None or reading.done():
-            return
-        try:
-            self._buffer = next(steps) if nbytes is None else steps.send(nbytes)
-        except StopIteration as end:
-            self._steps = None
-            reading.set_result(end.value)
-        except (HttpWireError, MemoryError) as error:
-            self._fail(error)
-
     def _fail(self, error: Exception) -> None:
-        self._steps = None
+        self._error = error
         if self._reading is not None and not self._reading.done():
             self._reading.set_exception(error)
         self._end_wait_to_write()

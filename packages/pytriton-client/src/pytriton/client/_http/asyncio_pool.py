@@ -12,14 +12,13 @@ from .._core.deadline import Deadline
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from .._core.url import TritonUrl
 from .asyncio_connection import Connection, connect
-from .asyncio_wire import Head
-from .wire import Answer, HttpWireError
+from .pool import MAX_IDLE_CONNECTIONS
+from .wire import HttpRequest, HttpResponse, may_retry
 
 __all__ = ["AsyncConnectionPool", "AsyncHttpStream"]
 
 # More requests than this at one time wait for a connection; each one is a file descriptor.
-_MOST_CONNECTIONS = 256
-_MOST_IDLE = 128
+_MAX_CONNECTIONS = 256
 _CLOSING_TIMEOUT_S = 1.0
 
 
@@ -28,60 +27,44 @@ class AsyncConnectionPool:
 
     Args:
         url: The server.
+        headers: Sent with every request.
         tls: For encrypted connections; ``None`` for others.
-        most_bytes: The largest body of a response that is taken as a whole.
+        max_bytes: The largest body of a response that is taken in one.
     """
 
     def __init__(
-        self, url: TritonUrl, tls: ssl.SSLContext | None, most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES
+        self,
+        url: TritonUrl,
+        headers: Mapping[str, str],
+        tls: ssl.SSLContext | None,
+        max_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
     ) -> None:
-        self._per_loop = PerLoop(lambda: _Connections(url, tls, most_bytes), _Connections.close)
+        def make() -> _Connections:
+            return _Connections(url, headers, tls, max_bytes)
 
-    async def exchange(
-        self, method: str, path: str, headers: Mapping[str, str], body: bytes, deadline: Deadline
-    ) -> Answer:
+        self._per_loop = PerLoop(make, _Connections.close)
+
+    async def exchange(self, request: HttpRequest, deadline: Deadline) -> HttpResponse:
         """Send a request and read the response to its end. A task that is cancelled meanwhile closes the connection.
 
         Args:
-            method: ``GET`` or ``POST``.
-            path: From the first slash on, quoted.
-            headers: Without line breaks.
-            body: May be empty.
+            request: The request.
             deadline: For waiting for a connection, connecting, sending and reading together.
 
         Raises:
             LoopsClosedError: The pool has been closed.
             TimeoutError: The deadline is over.
             OSError: The connection cannot be made, or broke.
-            HttpWireError: The answer is no HTTP, or ended early.
+            HttpWireError: The response cannot be understood, ends early or is too large.
         """
         connections = await self._per_loop.get()
-        connection, is_fresh = await connections.take(deadline)
-        try:
-            answer = await connection.exchange(method, path, headers, body, deadline)
-        except (ConnectionError, HttpWireError):
-            connections.drop(connection)
-            # The server may have closed the idle connection just now. A question can be asked again. An inference can
-            # be if the server does not have all of it; else nobody knows whether it has begun with it.
-            if is_fresh or connections.is_closed or (method != "GET" and connection.has_sent):
-                raise
-        except BaseException:
-            connections.drop(connection)
-            raise
-        else:
-            connections.give_back(connection, answer.can_be_kept)
-            return answer
-        return await self.exchange(method, path, headers, body, deadline)
+        connection, response = await connections.exchange(request, deadline)
+        connections.give_back(connection)
+        return response
 
-    def stream(self, path: str, headers: Mapping[str, str], body: bytes) -> AsyncHttpStream:
-        """Prepare a POST request whose response is read piece by piece; reading its head sends it.
-
-        Args:
-            path: From the first slash on, quoted.
-            headers: Without line breaks.
-            body: May be empty.
-        """
-        return AsyncHttpStream(self._per_loop, path, headers, body)
+    def stream(self, request: HttpRequest) -> AsyncHttpStream:
+        """Prepare a request, the response to which is read piece by piece; reading its head sends it."""
+        return AsyncHttpStream(self._per_loop, request)
 
     @property
     def is_closed(self) -> bool:
@@ -103,69 +86,66 @@ class AsyncConnectionPool:
 
 
 class AsyncHttpStream:
-    """A POST request and its response, read piece by piece by one task. Raises as ``AsyncConnectionPool.exchange``.
+    """A request and its response, read piece by piece by one task. Raises as ``AsyncConnectionPool.exchange``.
 
     Args:
         per_loop: The connections.
-        path: From the first slash on, quoted.
-        headers: Without line breaks.
-        body: May be empty.
+        request: The request.
     """
 
-    def __init__(self, per_loop: PerLoop[_Connections], path: str, headers: Mapping[str, str], body: bytes) -> None:
+    def __init__(self, per_loop: PerLoop[_Connections], request: HttpRequest) -> None:
         self._per_loop = per_loop
-        self._request = (path, headers, body)
+        self._request = request
         self._connections: _Connections | None = None
         self._connection: Connection | None = None
-        self._head: Head | None = None
 
     async def read_head(self, deadline: Deadline) -> int:
         """Send the request, wait for the response and return its status. To be called once, before all else."""
-        self._connections = connections = await self._per_loop.get()
-        path, headers, body = self._request
-        while True:
-            connection, is_fresh = await connections.take(deadline)
-            self._connection = connection
-            try:
-                self._head = await connection.begin("POST", path, headers, body, deadline)
-            except ConnectionError:
-                # As in exchange().
-                if is_fresh or connections.is_closed or connection.has_sent:
-                    raise
-                connections.drop(connection)
-            else:
-                return self._head.status
+        self._connections = await self._per_loop.get()
+        self._connection, response = await self._connections.exchange(self._request, deadline, is_stream=True)
+        return response.status
 
     async def read_piece(self, deadline: Deadline) -> bytes:
         """Return what has come of the body, at least one byte; none at its end."""
-        if self._connection is None or self._head is None:
-            return b""
-        return await self._connection.read_piece(self._head, deadline)
+        return b"" if self._connection is None else await self._connection.read_piece(deadline)
 
     def close(self) -> None:
-        """Keep the connection if the response was read to its end; else close it, which cancels the request."""
-        connections, connection, head = self._connections, self._connection, self._head
-        self._connection = None
-        if connections is None or connection is None:
-            return
-        if head is not None and connection.is_body_read:
-            connections.give_back(connection, head.can_be_kept)
-        else:
-            connections.drop(connection)
+        """Keep the connection if the response is over; else close it, which cancels the request."""
+        connection, self._connection = self._connection, None
+        if self._connections is not None and connection is not None:
+            self._connections.give_back(connection)
 
 
 class _Connections:
     """The connections of one event loop, used by nothing else than tasks of it."""
 
-    def __init__(self, url: TritonUrl, tls: ssl.SSLContext | None, most_bytes: int) -> None:
+    def __init__(self, url: TritonUrl, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_bytes: int) -> None:
         self._url = url
-        self._most_bytes = most_bytes
+        self._headers = headers
         self._tls = tls
+        self._max_bytes = max_bytes
         self._idle: list[Connection] = []
-        self._used: set[Connection] = set()
+        self._busy: set[Connection] = set()
         self._opening = 0
         self._waiting: collections.deque[asyncio.Future[None]] = collections.deque()
         self.is_closed = False
+
+    async def exchange(
+        self, request: HttpRequest, deadline: Deadline, *, is_stream: bool = False
+    ) -> tuple[Connection, HttpResponse]:
+        """Send a request and read its response, of a stream the head. Raises as ``AsyncConnectionPool.exchange``.
+
+        Returns:
+            The connection, to be given back, and the response.
+        """
+        while True:
+            connection, is_fresh = await self.take(deadline)
+            try:
+                return connection, await connection.exchange(request, deadline, is_stream=is_stream)
+            except BaseException as error:
+                self.discard(connection)
+                if is_fresh or self.is_closed or not may_retry(request, error, has_sent=connection.has_sent):
+                    raise
 
     async def take(self, deadline: Deadline) -> tuple[Connection, bool]:
         """Return a connection, and whether it is a fresh one.
@@ -182,33 +162,33 @@ class _Connections:
             while self._idle:
                 connection = self._idle.pop()
                 if connection.is_alive():
-                    self._used.add(connection)
+                    self._busy.add(connection)
                     return connection, False
                 connection.abort()
-            if len(self._used) + self._opening < _MOST_CONNECTIONS:
+            if len(self._busy) + self._opening < _MAX_CONNECTIONS:
                 return await self._open(deadline), True
             await self._wait_for_another(deadline, is_first=has_waited)
             has_waited = True
 
-    def give_back(self, connection: Connection, can_be_kept: bool) -> None:
-        """Keep a connection for the next exchange, if it can be."""
-        self._used.discard(connection)
-        if connection.rest() and can_be_kept and not self.is_closed and len(self._idle) < _MOST_IDLE:
+    def give_back(self, connection: Connection) -> None:
+        """Keep a connection for the next exchange where that is possible; else close it."""
+        self._busy.discard(connection)
+        if connection.can_be_kept and not self.is_closed and len(self._idle) < MAX_IDLE_CONNECTIONS:
             self._idle.append(connection)
         else:
             connection.abort()
         self._wake_next()
 
-    def drop(self, connection: Connection) -> None:
+    def discard(self, connection: Connection) -> None:
         """Close a connection that cannot be used again."""
-        self._used.discard(connection)
+        self._busy.discard(connection)
         connection.abort()
         self._wake_next()
 
     async def close(self) -> None:
         """Close all of them, and wait until the event loop has done so."""
         self.is_closed = True
-        connections = [*self._idle, *self._used]
+        connections = [*self._idle, *self._busy]
         self._idle.clear()
         for connection in connections:
             connection.abort()
@@ -220,7 +200,7 @@ class _Connections:
     async def _open(self, deadline: Deadline) -> Connection:
         self._opening += 1
         try:
-            connection = await connect(self._url, self._tls, deadline, self._most_bytes)
+            connection = await connect(self._url, self._headers, self._tls, self._max_bytes, deadline)
         except BaseException:
             self._wake_next()
             raise
@@ -229,7 +209,7 @@ class _Connections:
         if self.is_closed:
             connection.abort()
             raise LoopsClosedError
-        self._used.add(connection)
+        self._busy.add(connection)
         return connection
 
     async def _wait_for_another(self, deadline: Deadline, *, is_first: bool) -> None:
@@ -262,5 +242,5 @@ class _Connections:
 def _expire(turn: asyncio.Future[None]) -> None:
     if not turn.done():
         turn.set_exception(
-            TimeoutError(f"no connection was free: {_MOST_CONNECTIONS} requests are under way, the most at one time")
+            TimeoutError(f"no connection was free: {_MAX_CONNECTIONS} requests are under way, the most at one time")
         )

@@ -1,7 +1,7 @@
 """KServe v2 over HTTP for asyncio, through connections of our own.
 
-One exchange over an event loop's own protocols costs half of what it costs through aiohttp, which
-``tritonclient.http.aio`` would bring.
+One exchange over an event loop's own protocols costs less than half of what it costs through aiohttp, which
+``tritonclient.http.aio`` would bring; see ``benchmarks/README.md``.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from .._core.url import TritonUrl
 from ..exceptions import PyTritonClientError
 from . import messages
 from .asyncio_pool import AsyncConnectionPool, AsyncHttpStream
-from .generate import GenerateReader, encode_generate_request
-from .wire import Answer, HttpWireError
+from .generate import GenerateReader
+from .wire import HttpRequest, HttpResponse, HttpWireError
 
 __all__ = ["AsyncHttpTransport", "make_tritonclient"]
 
@@ -45,7 +45,7 @@ class AsyncHttpTransport:
         url: The server.
         headers: Sent with every request.
         tls: Certificates for an encrypted connection.
-        most_bytes: The largest response that is taken.
+        max_bytes: The largest response that is taken.
 
     Raises:
         PyTritonClientValueError: The certificates cannot be read.
@@ -56,12 +56,12 @@ class AsyncHttpTransport:
         url: TritonUrl,
         headers: Mapping[str, str],
         tls: TlsSettings | None,
-        most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+        max_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
     ) -> None:
         self._url = url.with_scheme
-        self._most_bytes = most_bytes
-        self._headers = dict(headers)
-        self._pool = AsyncConnectionPool(url, make_ssl_context(tls) if url.is_encrypted else None, most_bytes)
+        self._max_bytes = max_bytes
+        context = make_ssl_context(tls) if url.is_encrypted else None
+        self._pool = AsyncConnectionPool(url, dict(headers), context, max_bytes)
 
     async def is_server_ready(self, timeout_s: float) -> bool:
         """Ask whether the server is ready."""
@@ -88,25 +88,22 @@ class AsyncHttpTransport:
     def stream(self, spec: ModelSpec, request: InferRequest) -> AsyncHttpResponseStream:
         """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
         operation = Operation("streaming inference", self._url, 0, request.model_name, request.model_version)
-        path = f"{messages.model_path(request.model_name, request.model_version)}/generate_stream"
-        headers = {**self._headers, **request.call.headers}
-        stream = self._pool.stream(path, headers, encode_generate_request(spec, request))
-        return AsyncHttpResponseStream(
-            stream, operation, GenerateReader(spec, request, self._most_bytes), self._translate
-        )
+        stream = self._pool.stream(messages.stream_request(spec, request))
+        reader = GenerateReader(spec, request, self._max_bytes)
+        return AsyncHttpResponseStream(stream, operation, reader, self._translate)
 
     async def load_model(
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
     ) -> None:
         """Load a model, or load it anew."""
         operation = Operation("loading of the model", self._url, timeout_s, model_name)
-        answer = await self._exchange(messages.load_request(model_name, config, files), operation)
-        messages.check_answer(answer, operation)
+        response = await self._exchange(messages.load_request(model_name, config, files), operation)
+        messages.check_status(response, operation)
 
     async def unload_model(self, model_name: str, timeout_s: float) -> None:
         """Unload a model."""
         operation = Operation("unloading of the model", self._url, timeout_s, model_name)
-        messages.check_answer(await self._exchange(messages.unload_request(model_name), operation), operation)
+        messages.check_status(await self._exchange(messages.unload_request(model_name), operation), operation)
 
     @property
     def has_connections(self) -> bool:
@@ -121,12 +118,9 @@ class AsyncHttpTransport:
         """Close the connections; calls in flight end with ``PyTritonClientClosedError``."""
         await self._pool.close()
 
-    async def _exchange(self, request: messages.HttpRequest, operation: Operation) -> Answer:
-        headers = {**self._headers, **request.headers} if request.headers else self._headers
+    async def _exchange(self, request: HttpRequest, operation: Operation) -> HttpResponse:
         try:
-            return await self._pool.exchange(
-                request.method, request.path, headers, request.body, Deadline(operation.timeout_s)
-            )
+            return await self._pool.exchange(request, Deadline(operation.timeout_s))
         except (LoopsClosedError, OSError, HttpWireError, MemoryError) as error:
             raise self._translate(operation, error) from error
 

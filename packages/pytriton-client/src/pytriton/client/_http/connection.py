@@ -8,8 +8,9 @@ from collections.abc import Mapping
 
 from .._core.deadline import Deadline
 from .._core.url import TritonUrl
+from .wire import HttpRequest, HttpResponse, ResponseReader, encode_head
 
-__all__ = ["Connection", "TimedSource"]
+__all__ = ["Connection", "is_silent"]
 
 # Below this a copy costs less than a second system call.
 _JOIN_BELOW_BYTES = 1 << 16
@@ -20,18 +21,28 @@ class Connection:
 
     Args:
         url: The server.
+        headers: Sent with every request.
         tls: How to encrypt; ``None`` for a connection in the clear.
+        max_bytes: The largest body of a response that is taken in one.
         deadline: For connecting, and for the handshake of the encryption.
 
     Attributes:
-        has_sent: Whether the last request left this machine as a whole.
+        has_sent: Whether all of the last request left this machine.
 
     Raises:
         OSError: The connection cannot be made, or (``TimeoutError``) the deadline is over.
     """
 
-    def __init__(self, url: TritonUrl, tls: ssl.SSLContext | None, deadline: Deadline) -> None:
+    def __init__(
+        self,
+        url: TritonUrl,
+        headers: Mapping[str, str],
+        tls: ssl.SSLContext | None,
+        max_bytes: int,
+        deadline: Deadline,
+    ) -> None:
         self._host = url.without_scheme
+        self._headers = headers
         self._socket = _connect(url, deadline)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -41,46 +52,44 @@ class Connection:
         except BaseException:
             self._socket.close()
             raise
-        self._source = TimedSource(self._socket, deadline)
+        self._reader = ResponseReader(max_bytes)
         self.has_sent = False
 
-    def send(self, method: str, path: str, headers: Mapping[str, str], body: bytes, deadline: Deadline) -> None:
-        """Send a whole request.
+    def exchange(self, request: HttpRequest, deadline: Deadline, *, is_stream: bool = False) -> HttpResponse:
+        """Send a request and read its response, of a stream the head.
 
         Raises:
             OSError: The connection broke, or (``TimeoutError``) the deadline is over.
+            HttpWireError: The response cannot be understood, ends early or is too large.
         """
         self.has_sent = False
-        lines = [f"{method} {path} HTTP/1.1", f"Host: {self._host}", f"Content-Length: {len(body)}"]
-        lines += [f"{name}: {value}" for name, value in headers.items()]
-        head = "\r\n".join([*lines, "\r\n"]).encode("latin-1")
-        if len(body) < _JOIN_BELOW_BYTES:
-            self._send(head + body, deadline)
+        self._reader.begin(is_stream=is_stream)
+        head = encode_head(request, self._host, self._headers)
+        if len(request.body) < _JOIN_BELOW_BYTES:
+            self._send(head + request.body, deadline)
         else:
             self._send(head, deadline)
-            self._send(body, deadline)
+            self._send(request.body, deadline)
         self.has_sent = True
+        while not self._reader.is_complete:
+            self._receive(deadline)
+        return self._reader.response()
 
-    def source_until(self, deadline: Deadline) -> TimedSource:
-        """Return the reading side, with its deadline set for all reads to come."""
-        self._source.deadline = deadline
-        return self._source
+    def read_piece(self, deadline: Deadline) -> bytes:
+        """Return what has come of a stream, at least one byte; none at its end. Raises as ``exchange`` does."""
+        while not self._reader.has_piece:
+            self._receive(deadline)
+        return self._reader.take()
+
+    @property
+    def can_be_kept(self) -> bool:
+        """Whether the last response is over and the connection can carry another request."""
+        return self._reader.can_be_kept
 
     def is_alive(self) -> bool:
-        """Return whether an idle connection can be used.
-
-        The server has neither closed it nor sent what nobody asked for.
-        """
-        try:
-            self._socket.settimeout(0)
-            # An SSLSocket refuses to peek; the socket below it does not.
-            pending = socket.socket.recv(self._socket, 1, socket.MSG_PEEK)
-        except (BlockingIOError, InterruptedError):
-            return True
-        except OSError:
-            return False
-        # TLS sends tickets of its own accord.
-        return bool(pending) and isinstance(self._socket, ssl.SSLSocket)
+        """Ask whether an idle connection can be used: the server has not closed it, nor sent what nobody asked for."""
+        self._socket.settimeout(0)
+        return is_silent(self._socket, is_encrypted=isinstance(self._socket, ssl.SSLSocket))
 
     def shut_down(self) -> None:
         """End the reads and writes that another thread waits in; it closes the connection itself then."""
@@ -100,28 +109,22 @@ class Connection:
             self._socket.settimeout(_seconds(deadline))
             view = view[self._socket.send(view) :]
 
+    def _receive(self, deadline: Deadline) -> None:
+        self._socket.settimeout(_seconds(deadline))
+        self._reader.received(self._socket.recv_into(self._reader.buffer()))
 
-class TimedSource:
-    """The reading side of a socket, every read of which ends at the deadline.
 
-    Args:
-        connected: The socket.
-        deadline: May be set anew at any time.
-    """
-
-    def __init__(self, connected: socket.socket, deadline: Deadline) -> None:
-        self._socket = connected
-        self.deadline = deadline
-
-    def recv(self, most_bytes: int, /) -> bytes:
-        """Return some bytes, or none at the end."""
-        self._socket.settimeout(_seconds(self.deadline))
-        return self._socket.recv(most_bytes)
-
-    def recv_into(self, buffer: memoryview, /) -> int:
-        """Fill some of the buffer and return how much; 0 at the end."""
-        self._socket.settimeout(_seconds(self.deadline))
-        return self._socket.recv_into(buffer)
+def is_silent(connected: socket.socket, *, is_encrypted: bool) -> bool:
+    """Ask whether a socket that does not block is open, and nothing has come on it."""
+    try:
+        # An SSLSocket refuses to peek; the socket below it does not.
+        pending = socket.socket.recv(connected, 1, socket.MSG_PEEK)
+    except (BlockingIOError, InterruptedError):
+        return True
+    except OSError:
+        return False
+    # TLS sends tickets of its own accord.
+    return bool(pending) and is_encrypted
 
 
 def _connect(url: TritonUrl, deadline: Deadline) -> socket.socket:

@@ -41,18 +41,18 @@ _EVENT_PREFIX = b"data: "
 
 
 class GenerateReader:
-    """Reads the responses to one request from the body of an answer, however that is cut into pieces.
+    """Reads the responses to one request from the body of an HTTP response, however that is cut into pieces.
 
     Args:
         spec: The model.
         request: What the responses answer.
-        most_bytes: The largest response that is taken.
+        max_bytes: The largest response that is taken.
     """
 
-    def __init__(self, spec: ModelSpec, request: InferRequest, most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES) -> None:
+    def __init__(self, spec: ModelSpec, request: InferRequest, max_bytes: int = DEFAULT_MAX_RESPONSE_BYTES) -> None:
         self._spec = spec
         self._request = request
-        self._most_bytes = most_bytes
+        self._max_bytes = max_bytes
         # What has come of the next event, and how much of that was searched for its end.
         self._data = bytearray()
         self._searched = 0
@@ -74,9 +74,9 @@ class GenerateReader:
             PyTritonClientInferenceServerError: The response is an error, or cannot be read.
         """
         if not self._events:
-            if len(self._data) > self._most_bytes:
+            if len(self._data) > self._max_bytes:
                 text = (
-                    f"expected a response of at most {self._most_bytes} bytes, received more. Give the client a larger "
+                    f"expected a response of at most {self._max_bytes} bytes, received more. Give the client a larger "
                     "max_response_bytes if such responses are right."
                 )
                 raise server_error(operation, None, text)
@@ -85,7 +85,7 @@ class GenerateReader:
             content = _parse_event(self._events.popleft())
             # A response always names its model; an output may be called "error".
             if "error" in content and "model_name" not in content:
-                # The status of the answer was sent before, when nothing had failed.
+                # The status was sent before, when nothing had failed.
                 said = content["error"]
                 raise server_error(operation, None, said if isinstance(said, str) else describe(said))
             return _decode_response(self._spec, self._request, content)
@@ -95,10 +95,10 @@ class GenerateReader:
 
     @staticmethod
     def error_of(status: int, body: bytes | bytearray, operation: Operation) -> PyTritonClientError:
-        """Return the error that an answer with another status than 200 tells of.
+        """Return the error that an HTTP response with another status than 200 tells of.
 
         Args:
-            status: The status of the answer.
+            status: The status code.
             body: All of its body.
             operation: What is being done.
         """

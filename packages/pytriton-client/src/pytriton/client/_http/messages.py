@@ -1,17 +1,17 @@
-"""What is asked over HTTP and what the answers mean; how the bytes travel is the business of each client."""
+"""What is asked over HTTP and what the responses mean; how the bytes travel is the business of each client."""
 
 from __future__ import annotations
 
 import base64
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
 import numpy.typing as npt
 
 from .._core.requests import InferRequest, InferResponse
+from .._core.spec import ModelSpec
 from .._core.tensors import decode_tensor, encode_tensor
 from .._core.translate import Operation, connection_error, is_denial, server_error, timeout_error
 from .._core.untrusted import (
@@ -24,12 +24,11 @@ from .._core.untrusted import (
     parse_json,
 )
 from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError
-from .wire import Answer, HttpWireError, ResponseTooLargeError, parse_number
+from .generate import encode_generate_request
+from .wire import TENSORS_START, HttpRequest, HttpResponse, HttpWireError, ResponseTooLargeError, parse_number
 
 __all__ = [
     "SERVER_READY",
-    "HttpRequest",
-    "check_answer",
     "check_status",
     "failed_exchange",
     "infer_request",
@@ -40,28 +39,9 @@ __all__ = [
     "read_infer_response",
     "read_model_config",
     "read_readiness",
+    "stream_request",
     "unload_request",
 ]
-
-_HEADER_LENGTH = "Inference-Header-Content-Length"
-
-
-@dataclass(frozen=True)
-class HttpRequest:
-    """A request without what goes with all of them.
-
-    Attributes:
-        method: ``GET`` or ``POST``.
-        path: From the first slash on, quoted.
-        headers: Besides those that every request carries.
-        body: May be empty.
-    """
-
-    method: str
-    path: str
-    headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-
 
 SERVER_READY = HttpRequest("GET", "/v2/health/ready")
 
@@ -73,17 +53,17 @@ def model_path(model_name: str, model_version: str | None) -> str:
 
 
 def model_ready_request(model_name: str, model_version: str | None) -> HttpRequest:
-    """Ask whether a model is ready; ``read_readiness`` reads the answer."""
+    """Ask whether a model is ready; ``read_readiness`` reads the response."""
     return HttpRequest("GET", f"{model_path(model_name, model_version)}/ready")
 
 
 def model_config_request(model_name: str, model_version: str | None) -> HttpRequest:
-    """Ask for a model's configuration; ``read_model_config`` reads the answer."""
+    """Ask for a model's configuration; ``read_model_config`` reads the response."""
     return HttpRequest("GET", f"{model_path(model_name, model_version)}/config")
 
 
 def infer_request(request: InferRequest) -> HttpRequest:
-    """Ask for one inference; ``read_infer_response`` reads the answer."""
+    """Ask for one inference; ``read_infer_response`` reads the response."""
     inputs = []
     pieces = [b""]
     for tensor, array in request.inputs:
@@ -100,9 +80,19 @@ def infer_request(request: InferRequest) -> HttpRequest:
     parameters = {**request.call.parameters, **request.call.options, "binary_data_output": True}
     head = json.dumps({"id": request.request_id, "parameters": parameters, "inputs": inputs}).encode()
     pieces[0] = head
-    headers = {**request.call.headers, _HEADER_LENGTH: str(len(head))}
+    headers = {**request.call.headers, TENSORS_START: str(len(head))}
     path = f"{model_path(request.model_name, request.model_version)}/infer"
     return HttpRequest("POST", path, headers, b"".join(pieces))
+
+
+def stream_request(spec: ModelSpec, request: InferRequest) -> HttpRequest:
+    """Ask for an inference with any number of responses; a ``GenerateReader`` reads them.
+
+    Raises:
+        PyTritonClientValueError: HTTP has no way to say it.
+    """
+    path = f"{model_path(request.model_name, request.model_version)}/generate_stream"
+    return HttpRequest("POST", path, request.call.headers, encode_generate_request(spec, request))
 
 
 def load_request(model_name: str, config: str | None, files: Mapping[str, bytes] | None) -> HttpRequest:
@@ -119,23 +109,15 @@ def unload_request(model_name: str) -> HttpRequest:
     return HttpRequest("POST", f"/v2/repository/models/{quote(model_name, safe='')}/unload", body=b"{}")
 
 
-def check_answer(answer: Answer, operation: Operation) -> None:
-    """Check that an answer is no error.
+def check_status(response: HttpResponse, operation: Operation) -> None:
+    """Check that a response is no error.
 
     Raises:
         PyTritonClientInferenceServerError: It is one.
     """
-    check_status(answer.status, answer.body, operation)
-
-
-def check_status(status: int, body: bytes | bytearray, operation: Operation) -> None:
-    """Check that a status is no error; the body says why it is one.
-
-    Raises:
-        PyTritonClientInferenceServerError: It is one.
-    """
-    if status != 200:
-        raise server_error(operation, str(status), find_error_text(body) or f"(HTTP status {status} without a text)")
+    if response.status != 200:
+        text = find_error_text(response.body)
+        raise server_error(operation, str(response.status), text or f"(HTTP status {response.status} without a text)")
 
 
 def failed_exchange(operation: Operation, error: Exception) -> PyTritonClientError:
@@ -149,14 +131,14 @@ def failed_exchange(operation: Operation, error: Exception) -> PyTritonClientErr
     return connection_error(operation, f"{type(error).__name__}: {error}")
 
 
-def read_readiness(answer: Answer, operation: Operation) -> bool:
+def read_readiness(response: HttpResponse, operation: Operation) -> bool:
     """Return whether the server, or a model, says that it is ready.
 
     Raises:
         PyTritonClientInferenceServerError: The server refuses to say it to this caller.
     """
     try:
-        check_answer(answer, operation)
+        check_status(response, operation)
     except PyTritonClientInferenceServerError as error:
         # Triton says "not ready" with an error status, and most often without a text.
         if is_denial(error.status or "", error.server_message or ""):
@@ -165,37 +147,36 @@ def read_readiness(answer: Answer, operation: Operation) -> bool:
     return True
 
 
-def read_model_config(answer: Answer, operation: Operation) -> Mapping[str, Any]:
+def read_model_config(response: HttpResponse, operation: Operation) -> Mapping[str, Any]:
     """Return the model configuration in the form of its JSON.
 
     Raises:
-        PyTritonClientInferenceServerError: The answer is an error, or cannot be read.
+        PyTritonClientInferenceServerError: The response is an error, or cannot be read.
     """
-    check_answer(answer, operation)
+    check_status(response, operation)
     try:
-        config = parse_json(answer.body)
+        config = parse_json(bytes(response.body))
         if not isinstance(config, dict):
             raise ValueError(f"expected a JSON object, received {describe(config)}")
     except UNREADABLE as error:
-        raise _not_understood(operation, answer, error) from error
+        raise _not_understood(operation, response, error) from error
     return config
 
 
-def read_infer_response(answer: Answer, operation: Operation) -> InferResponse:
+def read_infer_response(response: HttpResponse, operation: Operation) -> InferResponse:
     """Return the response to an inference.
 
     Raises:
-        PyTritonClientInferenceServerError: The answer is an error, or cannot be read.
+        PyTritonClientInferenceServerError: The response is an error, or cannot be read.
     """
-    check_answer(answer, operation)
+    check_status(response, operation)
     try:
-        length = answer.headers.get(_HEADER_LENGTH.lower())
-        head_length = len(answer.body) if length is None else parse_number(length, 10)
-        if head_length > len(answer.body):
-            raise ValueError(f"expected {describe(head_length)} bytes of JSON, received {len(answer.body)} bytes")
-        with memoryview(answer.body) as body:
-            head = parse_json(bytes(body[:head_length]))
-            outputs = _read_outputs(head.get("outputs", ()), body[head_length:])
+        length = response.headers.get(TENSORS_START.lower())
+        head_length = len(response.body) if length is None else parse_number(length, 10)
+        if head_length > len(response.body):
+            raise ValueError(f"expected {describe(head_length)} bytes of JSON, received {len(response.body)} bytes")
+        head = parse_json(bytes(response.body[:head_length]))
+        outputs = _read_outputs(head.get("outputs", ()), response.body[head_length:])
         version = head.get("model_version")
         return InferResponse(
             outputs,
@@ -205,7 +186,7 @@ def read_infer_response(answer: Answer, operation: Operation) -> InferResponse:
             model_version=None if version is None else str(version),
         )
     except (*UNREADABLE, HttpWireError) as error:
-        raise _not_understood(operation, answer, error) from error
+        raise _not_understood(operation, response, error) from error
 
 
 def _read_outputs(described: Any, data: memoryview) -> dict[str, npt.NDArray[Any]]:
@@ -224,14 +205,17 @@ def _read_outputs(described: Any, data: memoryview) -> dict[str, npt.NDArray[Any
             raise ValueError(
                 f"expected {describe(size)} bytes of the output {describe(name)}, received {len(data) - start}"
             )
-        outputs[name] = decode_tensor(data[start : start + size], datatype, shape)
+        # Only the bulk of a response is not copied: whoever keeps a small output is not to keep all of it in memory.
+        outputs[name] = decode_tensor(data[start : start + size], datatype, shape, may_share=2 * size >= len(data))
         start += size
     if start != len(data):
         raise ValueError(f"expected {start} bytes of outputs, received {len(data)}")
     return outputs
 
 
-def _not_understood(operation: Operation, answer: Answer, error: Exception) -> PyTritonClientInferenceServerError:
-    coding = answer.headers.get("content-encoding", "identity")
+def _not_understood(
+    operation: Operation, response: HttpResponse, error: Exception
+) -> PyTritonClientInferenceServerError:
+    coding = response.headers.get("content-encoding", "identity")
     hint = "" if coding == "identity" else f" It came with the content encoding {describe(coding)}, unasked for."
     return server_error(operation, "200", f"the answer cannot be read ({type(error).__name__}: {error}).{hint}")

@@ -14,9 +14,9 @@ from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES, MOST_ERROR_BYTES
 from .._core.url import TritonUrl
 from ..exceptions import PyTritonClientError
 from . import messages
-from .generate import GenerateReader, encode_generate_request
+from .generate import GenerateReader
 from .pool import ConnectionPool, HttpStream, PoolClosedError
-from .wire import Answer, HttpWireError
+from .wire import HttpRequest, HttpResponse, HttpWireError
 
 __all__ = ["HttpTransport", "make_tritonclient"]
 
@@ -41,7 +41,7 @@ class HttpTransport:
         url: The server.
         headers: Sent with every request.
         tls: Certificates for an encrypted connection.
-        most_bytes: The largest response that is taken.
+        max_bytes: The largest response that is taken.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class HttpTransport:
         url: TritonUrl,
         headers: Mapping[str, str],
         tls: TlsSettings | None = None,
-        most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+        max_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
     ) -> None:
         self._url = url.with_scheme
-        self._most_bytes = most_bytes
-        self._headers = dict(headers)
-        self._pool = ConnectionPool(url, make_ssl_context(tls) if url.is_encrypted else None, most_bytes)
+        self._max_bytes = max_bytes
+        context = make_ssl_context(tls) if url.is_encrypted else None
+        self._pool = ConnectionPool(url, dict(headers), context, max_bytes)
 
     def is_server_ready(self, timeout_s: float) -> bool:
         """Ask whether the server is ready."""
@@ -80,38 +80,32 @@ class HttpTransport:
 
     def stream(self, spec: ModelSpec, request: InferRequest) -> HttpResponseStream:
         """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
-        body = encode_generate_request(spec, request)
-        path = f"{messages.model_path(request.model_name, request.model_version)}/generate_stream"
-        headers = {**self._headers, **request.call.headers}
+        question = messages.stream_request(spec, request)
 
         def send(deadline: Deadline) -> HttpStream:
-            return self._pool.stream(path, headers, body, deadline)
+            return self._pool.stream(question, deadline)
 
-        return HttpResponseStream(send, self._url, request, GenerateReader(spec, request, self._most_bytes))
+        return HttpResponseStream(send, self._url, request, GenerateReader(spec, request, self._max_bytes))
 
     def load_model(
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
     ) -> None:
         """Load a model, or load it anew."""
         operation = Operation("loading of the model", self._url, timeout_s, model_name)
-        answer = self._exchange(messages.load_request(model_name, config, files), operation)
-        messages.check_answer(answer, operation)
+        messages.check_status(self._exchange(messages.load_request(model_name, config, files), operation), operation)
 
     def unload_model(self, model_name: str, timeout_s: float) -> None:
         """Unload a model."""
         operation = Operation("unloading of the model", self._url, timeout_s, model_name)
-        messages.check_answer(self._exchange(messages.unload_request(model_name), operation), operation)
+        messages.check_status(self._exchange(messages.unload_request(model_name), operation), operation)
 
     def close(self) -> None:
         """Close the connections; calls and streams in flight end with ``PyTritonClientClosedError``."""
         self._pool.close()
 
-    def _exchange(self, request: messages.HttpRequest, operation: Operation) -> Answer:
-        headers = {**self._headers, **request.headers} if request.headers else self._headers
+    def _exchange(self, request: HttpRequest, operation: Operation) -> HttpResponse:
         try:
-            return self._pool.exchange(
-                request.method, request.path, headers, request.body, Deadline(operation.timeout_s)
-            )
+            return self._pool.exchange(request, Deadline(operation.timeout_s))
         except (PoolClosedError, OSError, HttpWireError, MemoryError) as error:
             raise _translate(operation, error) from error
 
@@ -123,7 +117,7 @@ class HttpResponseStream:
         send: Sends the request.
         url: The server, for errors.
         request: The request, for errors.
-        reader: Understands the body of the answer.
+        reader: Understands the body.
     """
 
     def __init__(
@@ -143,9 +137,9 @@ class HttpResponseStream:
         try:
             if self._stream is None:
                 self._stream = self._send(deadline)
-                status, _ = self._stream.read_head(deadline)
-                if status != 200:
-                    raise self._reader.error_of(status, _read_rest(self._stream, deadline), operation)
+                if self._stream.status != 200:
+                    body = _read_rest(self._stream, deadline)
+                    raise self._reader.error_of(self._stream.status, body, operation)
             while (response := self._reader.next_response(operation)) is None:
                 piece = self._stream.read_piece(deadline)
                 if not piece:

@@ -1,44 +1,43 @@
-"""HTTP/1.1 responses, as much of them as an inference server and the proxies before it send.
+"""HTTP/1.1 without I/O: requests and bytes in, bytes and responses out, for the waiting and the asyncio clients alike.
 
-``http.client`` reads headers with the email package, which costs a third of a whole inference call.
+Understands as much as an inference server and the proxies before it send. ``http.client`` reads headers with the email
+package, which costs a third of an inference call; ``benchmarks/README.md`` compares this with httptools.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Protocol
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
 
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES, describe
 
 __all__ = [
-    "MOST_HEAD_BYTES",
-    "MOST_INTERIM",
-    "NO_BODY",
-    "Answer",
+    "TENSORS_START",
+    "HttpRequest",
+    "HttpResponse",
     "HttpWireError",
+    "ResponseReader",
     "ResponseTooLargeError",
-    "Source",
-    "StreamedAnswer",
-    "can_be_kept",
-    "check_size",
-    "enlarge",
-    "parse_head",
+    "encode_head",
+    "may_retry",
     "parse_number",
-    "read_answer",
 ]
 
-MOST_HEAD_BYTES = 1 << 16
-"""The most bytes of a head, of the line before a chunk, and of all trailers together."""
-MOST_INTERIM = 16
-"""The most interim responses before the one that counts."""
-NO_BODY = (204, 304)
-"""The statuses whose responses end with their head."""
-_CHUNK_BYTES = 1 << 16
-# Memory is taken in steps: for what a header claims no more than this, then for some times as much as has come.
-_FIRST_STEP_BYTES = 1 << 20
+TENSORS_START = "Inference-Header-Content-Length"
+"""The header that says where in a body the JSON ends and the first tensor begins."""
+
+# The most bytes of a head, of the line before a chunk, of all trailers together, and of one read.
+_BUFFER_BYTES = 1 << 16
+_MAX_INTERIM_RESPONSES = 16
+_NO_BODY = (204, 304)
+# Room for a body is made in steps: for what a header claims up to this, then for some times as much as has come.
+_FIRST_STEP_BYTES = 4 << 20
 _STEP_FACTOR = 4
-_MOST_DIGITS = 20  # of any number of 64 bits, with zeros before it
+_ALIGNMENT = 64
+_NUMBERS = {10: re.compile(r"[0-9]{1,20}"), 16: re.compile(r"[0-9A-Fa-f]{1,20}")}
 
 
 class HttpWireError(Exception):
@@ -49,141 +48,272 @@ class ResponseTooLargeError(HttpWireError):
     """The response is larger than this client takes."""
 
 
-class Source(Protocol):
-    """Where the bytes come from; a socket is one."""
+@dataclass(frozen=True)
+class HttpRequest:
+    """An HTTP request.
 
-    def recv(self, most_bytes: int, /) -> bytes:
-        """Return some bytes, or none at the end."""
-        ...
+    Attributes:
+        method: ``GET`` or ``POST``.
+        path: From the first slash on, quoted.
+        headers: Without line breaks, besides those that every request carries.
+        body: May be empty.
+    """
 
-    def recv_into(self, buffer: memoryview, /) -> int:
-        """Fill some of the buffer and return how much; 0 at the end."""
-        ...
+    method: str
+    path: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     """An HTTP response.
 
     Attributes:
         status: The status code.
         headers: Names in lower case, and values.
-        body: The whole body.
-        can_be_kept: Whether the connection may carry another request.
+        body: The body; of a stream what has come of it with the head.
     """
 
     status: int
     headers: Mapping[str, str]
-    body: bytearray
-    can_be_kept: bool
+    body: memoryview
 
 
-def read_answer(source: Source, most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES) -> Answer:
-    """Read one response to its end; interim responses before it are skipped.
+class ResponseReader:
+    """Reads the responses on one connection, one after the other.
 
-    Args:
-        source: Where the bytes come from.
-        most_bytes: The largest body that is taken.
-
-    Raises:
-        HttpWireError: The response cannot be understood or ends early.
-        ResponseTooLargeError: Its body is larger.
-    """
-    reader = _Reader(source)
-    version, status, headers = _read_head(reader)
-    may_be_kept = can_be_kept(version, headers)
-    if status in NO_BODY:
-        body = bytearray()
-    elif "chunked" in headers.get("transfer-encoding", "").lower():
-        body = _read_chunks(reader, most_bytes)
-    elif "content-length" in headers:
-        size = parse_number(headers["content-length"], 10)
-        check_size(size, most_bytes)
-        body = reader.read_exactly(size)
-    else:
-        body, may_be_kept = reader.read_to_end(most_bytes), False
-    return Answer(status, headers, body, may_be_kept and not reader.has_more)
-
-
-class StreamedAnswer:
-    """An HTTP response whose body is read piece by piece, as it comes.
+    Whoever has called ``begin`` receives bytes into ``buffer()`` and tells with ``received`` how many, until what it
+    waits for is there: ``is_complete``, or for a stream ``has_piece``.
 
     Args:
-        source: Where the bytes come from.
+        max_bytes: The largest body that is taken in one; a stream may have any size.
 
     Attributes:
-        status: The status code.
-        headers: Names in lower case, and values.
-        can_be_kept: Whether the connection may carry another request; known at the end of the body.
-
-    Raises:
-        HttpWireError: The response cannot be understood or ends early.
+        is_over: Whether nothing of the response is left to come.
     """
 
-    def __init__(self, source: Source) -> None:
-        self._reader = _Reader(source)
-        version, self.status, self.headers = _read_head(self._reader)
-        self.can_be_kept = False
-        self._is_chunked = "chunked" in self.headers.get("transfer-encoding", "").lower()
-        length = None if self._is_chunked else self.headers.get("content-length")
-        if self.status in NO_BODY:
-            self._is_chunked, length = False, "0"
-        # What is left of the body, or of its current chunk; None where the end of the connection ends it.
-        self._left = 0 if self._is_chunked else None if length is None else parse_number(length, 10)
-        self._may_be_kept = self._left is not None and can_be_kept(version, self.headers)
-        self._is_over = False
+    # Each state of the reader is a method that understands the next bytes, and returns whether it could:
+    # _head -> _body_to_end | _sized_body | _chunk_size | over; _sized_body -> over;
+    # _chunk_size -> _chunk -> _chunk_end -> _chunk_size, or for the last chunk _chunk_size -> _trailer -> over.
 
-    def read_piece(self) -> bytes:
-        """Wait for the next piece of the body and return it; ``b""`` after the last one.
+    def __init__(self, max_bytes: int = DEFAULT_MAX_RESPONSE_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._buffer = bytearray(_BUFFER_BYTES)
+        self._view = memoryview(self._buffer)
+        # The bytes that have come and were not understood yet are self._buffer[self._start : self._end].
+        self._start = self._end = 0
+        self._has_ended = False
+        self.begin()
+        self.is_over = True
+
+    def begin(self, *, is_stream: bool = False) -> None:
+        """Expect a response, the body of which is taken piece by piece where it is a stream."""
+        self.is_over = False
+        self._is_stream = is_stream
+        self._state: Callable[[], bool] = self._head
+        self._searched = self._interim = self._trailers = 0
+        self._may_be_kept = False
+        self._status = 0
+        self._headers: Mapping[str, str] = {}
+        self._body = bytearray()
+        self._left = 0  # of the body, or of the current chunk
+        # Where a body of known length goes that had not come with its head, and how much of that is filled.
+        self._place: memoryview | None = None
+        self._filled = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether ``response`` can be called: all of it has come, or its head where it is a stream."""
+        return self.is_over or (self._is_stream and self._status > 0)
+
+    @property
+    def has_piece(self) -> bool:
+        """Whether ``take`` need not wait: it returns something, or the stream is over."""
+        return self.is_over or len(self._body) > 0
+
+    @property
+    def untaken(self) -> int:
+        """How many bytes of a stream wait for ``take``."""
+        return len(self._body) if self._is_stream else 0
+
+    @property
+    def can_be_kept(self) -> bool:
+        """Whether the connection can carry another request: all was read, nothing more came, and no head forbids it."""
+        return self.is_over and self._may_be_kept and self._start == self._end and not self._has_ended
+
+    def response(self) -> HttpResponse:
+        """Return the response."""
+        body = memoryview(self._body if not self._is_stream else b"") if self._place is None else self._place
+        return HttpResponse(self._status, self._headers, body)
+
+    def take(self) -> bytes:
+        """Return what has come of a stream since the last call; none at its end."""
+        taken = bytes(self._body)
+        self._body.clear()
+        return taken
+
+    def buffer(self) -> memoryview:
+        """Return the place for the next bytes, never empty."""
+        return self._view[self._end :] if self._place is None or self.is_over else self._place[self._filled :]
+
+    def received(self, count: int) -> None:
+        """Understand the bytes that came into ``buffer()``; 0 is the end of the connection.
 
         Raises:
-            HttpWireError: The body ends early, or is malformed.
+            HttpWireError: They cannot be understood, or the connection ended too early.
+            ResponseTooLargeError: The body is larger than what is taken.
         """
-        if self._is_over:
-            return b""
-        if self._left is None:
-            piece = self._reader.read_some(_CHUNK_BYTES)
+        if self.is_over:
+            self._has_ended = True  # or sent what nobody asked for, which is no better
+        elif not count:
+            self._has_ended = True
+            if self._state != self._body_to_end:
+                more = f"{self._left - self._filled} more bytes" if self._left else "more"
+                raise HttpWireError(f"expected {more} of a response, but the server closed the connection")
+            self.is_over = True
+        elif self._place is not None:
+            self._fill(self._place, count)
         else:
-            if self._is_chunked and not self._left:
-                self._left = _read_chunk_size(self._reader)
-            piece = self._reader.read_some(self._left) if self._left else b""
-            if len(piece) < min(self._left, 1):
-                raise HttpWireError(f"expected {self._left} more bytes of the response, but the connection ended")
-            self._left -= len(piece)
-            if self._is_chunked and piece and not self._left:
-                _read_chunk_end(self._reader)
-        if not piece:
-            self._is_over = True
-            self.can_be_kept = self._may_be_kept and not self._reader.has_more
-        return piece
+            self._end += count
+            while self._start < self._end and not self.is_over and self._state():
+                pass
+            if self._start == self._end:
+                self._start = self._end = self._searched = 0
+            elif self._end == _BUFFER_BYTES:
+                if not self._start:
+                    raise HttpWireError(f"expected at most {_BUFFER_BYTES} bytes of headers, received more")
+                self._end -= self._start
+                self._searched -= self._start
+                self._buffer[: self._end] = self._buffer[self._start :]
+                self._start = 0
+
+    def _line(self, end: bytes) -> str | None:
+        """Take the bytes before ``end``, and drop ``end``; ``None`` where it has not come."""
+        position = self._buffer.find(end, max(self._start, self._searched - len(end) + 1), self._end)
+        if position < 0:
+            self._searched = self._end
+            return None
+        line = str(self._view[self._start : position], "latin-1")
+        self._start = self._searched = position + len(end)
+        return line
+
+    def _head(self) -> bool:
+        head = self._line(b"\r\n\r\n")
+        if head is None:
+            return False
+        version, status, headers = _parse_head(head)
+        if status < 200:
+            self._interim += 1
+            if self._interim == _MAX_INTERIM_RESPONSES:
+                raise HttpWireError(f"expected a response, received {_MAX_INTERIM_RESPONSES} interim ones")
+            return True
+        self._status, self._headers = status, headers
+        self._may_be_kept = _allows_reuse(version, headers)
+        if status in _NO_BODY:
+            self.is_over = True
+        elif "chunked" in headers.get("transfer-encoding", "").lower():
+            self._state = self._chunk_size
+        elif "content-length" in headers:
+            self._state = self._sized_body
+            self._left = parse_number(headers["content-length"], 10)
+            self._check_size(self._left)
+            self.is_over = not self._left
+            come = self._view[self._start : self._end]
+            if len(come) < self._left and not self._is_stream:
+                self._place = self._enlarge(come, self._left)
+                self._filled = len(come)
+                self._start = self._end
+        else:
+            self._may_be_kept = False
+            self._state = self._body_to_end
+        return True
+
+    def _body_to_end(self) -> bool:
+        self._left = self._end - self._start
+        self._check_size(len(self._body) + self._left)
+        return self._add_to_body()
+
+    def _sized_body(self) -> bool:
+        self.is_over = self._add_to_body()
+        return True
+
+    def _chunk_size(self) -> bool:
+        line = self._line(b"\r\n")
+        if line is None:
+            return False
+        self._left = parse_number(line.partition(";")[0].strip(), 16)
+        self._check_size(len(self._body) + self._left)
+        self._state = self._chunk if self._left else self._trailer
+        return True
+
+    def _chunk(self) -> bool:
+        if self._add_to_body():
+            self._state = self._chunk_end
+        return True
+
+    def _chunk_end(self) -> bool:
+        line = self._line(b"\r\n")
+        if line is None:
+            return False
+        if line:
+            raise HttpWireError("expected the end of a chunk of the response, received more bytes")
+        self._state = self._chunk_size
+        return True
+
+    def _trailer(self) -> bool:
+        line = self._line(b"\r\n")
+        if line:
+            # Nobody asked for trailers: they are dropped.
+            self._trailers += len(line)
+            if self._trailers > _BUFFER_BYTES:
+                raise HttpWireError(f"expected at most {_BUFFER_BYTES} bytes of trailers, received more")
+        self.is_over = line == ""
+        return line is not None
+
+    def _add_to_body(self) -> bool:
+        """Take what has come of the body, or of a chunk; return whether nothing is left of that."""
+        end = min(self._end, self._start + self._left)
+        self._body += self._view[self._start : end]
+        self._left -= end - self._start
+        self._start = end
+        return not self._left
+
+    def _fill(self, place: memoryview, count: int) -> None:
+        self._filled += count
+        if self._filled == self._left:
+            self.is_over = True
+        elif self._filled == len(place):
+            self._place = self._enlarge(place, self._left)
+
+    def _enlarge(self, come: memoryview, size: int) -> memoryview:
+        """Return a copy of what has come of a body of that size, with room for more of it.
+
+        What a header claims is believed up to some megabytes. For more, the room is in proportion to what has really
+        come. The system gives the memory only as bytes come into it; a ``bytearray`` would take it, to write zeros.
+        """
+        room = size
+        while room > max(_FIRST_STEP_BYTES, _STEP_FACTOR * len(come)):
+            room = -(-room // _STEP_FACTOR)  # so that the last step is not one for a few bytes
+        # The first tensor is aligned, so that its array need not be a copy.
+        memory = np.empty(room + _ALIGNMENT, np.uint8)
+        tensors = self._headers.get(TENSORS_START.lower(), "0")
+        start = -(memory.ctypes.data + (int(tensors) if _NUMBERS[10].fullmatch(tensors) else 0)) % _ALIGNMENT
+        place = memory.data[start : start + room]
+        place[: len(come)] = come
+        return place
+
+    def _check_size(self, size: int) -> None:
+        if size > self._max_bytes and not self._is_stream:
+            raise ResponseTooLargeError(
+                f"expected a response of at most {self._max_bytes} bytes, received one of {size} or more. Give the "
+                "client a larger max_response_bytes if such responses are right."
+            )
 
 
-def _read_head(reader: _Reader) -> tuple[str, int, dict[str, str]]:
-    for _ in range(MOST_INTERIM):
-        version, status, headers = parse_head(reader.read_until(b"\r\n\r\n"))
-        if status >= 200:
-            return version, status, headers
-    raise HttpWireError(f"expected a response, received {MOST_INTERIM} interim ones")
-
-
-def can_be_kept(version: str, headers: Mapping[str, str]) -> bool:
-    """Return whether a connection may carry another request after a response, by what its head says."""
-    connection = headers.get("connection", "").lower()
-    if "transfer-encoding" in headers and "content-length" in headers:
-        return False  # two that do not agree on where the response ends
-    return "close" not in connection and (version == "HTTP/1.1" or "keep-alive" in connection)
-
-
-def parse_head(head: bytes) -> tuple[str, int, dict[str, str]]:
-    """Return the version, the status code and the headers, with their names in lower case.
-
-    Args:
-        head: All before the empty line.
-
-    Raises:
-        HttpWireError: It is no head of an HTTP/1 response.
-    """
-    status_line, *lines = head.decode("latin-1").split("\r\n")
+def _parse_head(head: str) -> tuple[str, int, dict[str, str]]:
+    """Return the version, the status code and the headers, with their names in lower case."""
+    status_line, *lines = head.split("\r\n")
     version, _, rest = status_line.partition(" ")
     if not version.startswith("HTTP/1."):
         raise HttpWireError(f"expected an HTTP/1.1 status line, received {describe(status_line)}")
@@ -199,140 +329,48 @@ def parse_head(head: bytes) -> tuple[str, int, dict[str, str]]:
     return version, parse_number(rest[:3], 10), headers
 
 
+def _allows_reuse(version: str, headers: Mapping[str, str]) -> bool:
+    """Ask whether a connection may carry another request after a response with such a head."""
+    connection = headers.get("connection", "").lower()
+    if "transfer-encoding" in headers and "content-length" in headers:
+        return False  # two that do not agree on where the response ends
+    return "close" not in connection and (version == "HTTP/1.1" or "keep-alive" in connection)
+
+
 def parse_number(text: str, base: int) -> int:
-    """Return a number without a sign.
+    """Return a number of base 10 or 16 without a sign.
 
     Raises:
         HttpWireError: The text is something else.
     """
     # int() alone would take signs, underscores and blanks.
-    if not text.isalnum() or not text.isascii() or len(text) > _MOST_DIGITS:
+    if not _NUMBERS[base].fullmatch(text):
         raise HttpWireError(f"expected a number in the response, received {describe(text)}")
-    try:
-        return int(text, base)
-    except ValueError as error:
-        raise HttpWireError(f"expected a number in the response, received {describe(text)}") from error
+    return int(text, base)
 
 
-def check_size(size: int, most_bytes: int) -> None:
-    """Refuse a body that is too large.
-
-    Raises:
-        ResponseTooLargeError: It is.
-    """
-    if size > most_bytes:
-        raise ResponseTooLargeError(
-            f"expected a response of at most {most_bytes} bytes, received one of {size} or more. Give the client a "
-            "larger max_response_bytes if such responses are right."
-        )
-
-
-def enlarge(body: bytearray, size: int) -> bytearray:
-    """Return a body with room for what comes next.
-
-    What a header claims is believed up to a megabyte. For more, the room is in proportion to what has really come.
+def encode_head(request: HttpRequest, host: str, headers: Mapping[str, str]) -> bytes:
+    """Return what goes before the body of a request.
 
     Args:
-        body: What has come.
-        size: How long the body is to become.
+        request: The request.
+        host: With the port.
+        headers: Those that every request carries; where the request has one of them, its own counts.
     """
-    # A new one, as a bytearray on which somebody holds a view cannot grow.
-    larger = bytearray(_step(len(body), size))
-    larger[: len(body)] = body
-    return larger
+    lines = [f"{request.method} {request.path} HTTP/1.1", f"Host: {host}", f"Content-Length: {len(request.body)}"]
+    lines += [f"{name}: {value}" for name, value in {**headers, **request.headers}.items()]
+    return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
 
 
-def _step(count: int, size: int) -> int:
-    """For how many bytes there is to be room, when so many have come of a body of that size."""
-    return min(size, max(_STEP_FACTOR * count, _FIRST_STEP_BYTES))
+def may_retry(request: HttpRequest, error: BaseException, *, has_sent: bool) -> bool:
+    """Ask whether a request that failed on a connection that had been kept may be sent on another one.
 
+    The server may have closed the idle connection just then. A question can be asked again. An inference can be if the
+    server does not have all of it; else nobody knows whether it has begun with it.
 
-def _read_chunks(reader: _Reader, most_bytes: int) -> bytearray:
-    body = bytearray()
-    while size := _read_chunk_size(reader):
-        check_size(len(body) + size, most_bytes)
-        body += reader.read_exactly(size)
-        _read_chunk_end(reader)
-    return body
-
-
-def _read_chunk_size(reader: _Reader) -> int:
-    """Return the size of the next chunk; 0 at the end of the body, with what follows it."""
-    size = parse_number(reader.read_until(b"\r\n").partition(b";")[0].strip().decode("latin-1"), 16)
-    if not size:
-        trailers = 0
-        while trailer := reader.read_until(b"\r\n"):
-            # Nobody asked for trailers: they are dropped.
-            trailers += len(trailer)
-            if trailers > MOST_HEAD_BYTES:
-                raise HttpWireError(f"expected at most {MOST_HEAD_BYTES} bytes of trailers, received more")
-    return size
-
-
-def _read_chunk_end(reader: _Reader) -> None:
-    if reader.read_until(b"\r\n"):
-        raise HttpWireError("expected the end of a chunk of the response, received more bytes")
-
-
-class _Reader:
-    def __init__(self, source: Source) -> None:
-        self._source = source
-        self._data = bytearray()
-
-    @property
-    def has_more(self) -> bool:
-        return bool(self._data)
-
-    def read_until(self, end: bytes) -> bytes:
-        """Return the bytes before ``end``, and drop ``end``."""
-        searched = 0
-        while (position := self._data.find(end, searched)) < 0:
-            if len(self._data) > MOST_HEAD_BYTES:
-                raise HttpWireError(f"expected at most {MOST_HEAD_BYTES} bytes of headers, received more")
-            searched = max(0, len(self._data) - len(end))
-            self._data += self._receive()
-        found = bytes(self._data[:position])
-        del self._data[: position + len(end)]
-        return found
-
-    def read_exactly(self, size: int) -> bytearray:
-        if len(self._data) >= size:
-            body = self._data[:size]
-            del self._data[:size]
-            return body
-        # What is not there yet goes straight to its place.
-        count, body = len(self._data), self._data
-        self._data = bytearray()
-        while count < size:
-            # In its place, which costs no copy of what has come; `_asyncio_wire` cannot, as its views outlive a step.
-            body.extend(bytes(_step(count, size) - count))
-            with memoryview(body) as view:
-                while count < len(view):
-                    received = self._source.recv_into(view[count:])
-                    if not received:
-                        raise HttpWireError(
-                            f"expected a response of {size} bytes, received {count} before the connection ended"
-                        )
-                    count += received
-        return body
-
-    def read_to_end(self, most_bytes: int) -> bytearray:
-        body, self._data = self._data, bytearray()
-        while received := self._source.recv(_CHUNK_BYTES):
-            body += received
-            check_size(len(body), most_bytes)
-        return body
-
-    def read_some(self, most_bytes: int) -> bytes:
-        """Return what is there, after a wait where nothing is; nothing at the end of the connection."""
-        if not self._data:
-            self._data += self._source.recv(_CHUNK_BYTES)
-        data = bytes(self._data[:most_bytes])
-        del self._data[:most_bytes]
-        return data
-
-    def _receive(self) -> bytes:
-        received = self._source.recv(_CHUNK_BYTES)
-        if not received:
-            raise HttpWireError("expected a response, but the server closed the connection")
-        return received
+    Args:
+        request: The request.
+        error: Why it failed.
+        has_sent: Whether the server may have all of it.
+    """
+    return isinstance(error, (ConnectionError, HttpWireError)) and (request.method == "GET" or not has_sent)
