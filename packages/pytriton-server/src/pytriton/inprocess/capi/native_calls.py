@@ -8,6 +8,7 @@ that is not `None` is an error, to be given to `check`: that halves the cost of 
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 import logging
 from ctypes import c_char_p, c_int, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
@@ -105,6 +106,7 @@ class NativeCalls:
             logger.exception("what happened to a request could not be noted")
 
 
+@functools.cache
 def load_native_calls() -> NativeCalls:
     """Load the library and its functions, or give those that are loaded.
 

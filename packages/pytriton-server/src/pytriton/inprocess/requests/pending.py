@@ -245,7 +245,7 @@ def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], Non
 def _submit(
     access: ServerAccess, request: InferenceRequest, deliver: Callable[[InferenceResponse], None] | None
 ) -> Pending:
-    native = _native or _load_native()
+    native = load_native_calls()
     model = request.model
     pending = Pending(access, request, deliver, native)
     allocator = None
@@ -291,15 +291,6 @@ def _submit(
     if pending._cancelled:
         pending.cancel()
     return pending
-
-
-_native: NativeCalls | None = None
-
-
-def _load_native() -> NativeCalls:
-    global _native
-    _native = load_native_calls()
-    return _native
 
 
 def _find_gpu(number: int) -> tuple[int, dict[int, MemoryBuffer]]:

@@ -6,20 +6,17 @@ import contextlib
 import os
 import signal
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+
+from pytriton.server.tritonserver.stubs import remove_shared_memory, shared_memory_of, stubs_of
 
 __all__ = ["GRACE_S", "clear_away", "crashed", "idle_regions"]
 
 GRACE_S = 3.0
 """How long a model with a crashed process may take to be unloaded, in seconds. One that had a request when it crashed,
 or since, never is: Triton's Python backend holds on to something of that request."""
-
-_STUB = "triton_python_backend_stub"
-_SHARED_MEMORY = "/dev/shm"
-# Where the option shm-region-prefix-name says nothing else.
-_PREFIX = "triton_python_backend_shm_region_"
 
 
 def crashed(configs: Iterable[tuple[str, str, Mapping[str, Any]]]) -> set[tuple[str, str]]:
@@ -38,7 +35,7 @@ def crashed(configs: Iterable[tuple[str, str, Mapping[str, Any]]]) -> set[tuple[
         for name, version, config in configs
         if config.get("backend") == "python"
     }
-    there = Counter(stub.model for stub in _stubs()) if wanted else Counter()
+    there = Counter(stub.model for stub in stubs_of(os.getpid())) if wanted else Counter()
     return {model for model, count in wanted.items() if there[model] < count}
 
 
@@ -46,45 +43,21 @@ def idle_regions(prefix: str) -> set[Path]:
     """Find the shared memory of processes that have ended, as far as this process has it mapped.
 
     Args:
-        prefix: With which the names of such memory begin.
+        prefix: How the names of such memory begin; empty for Triton's default.
     """
-    start = f"{_SHARED_MEMORY}/{prefix or _PREFIX}"
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    mapped = {line[line.index(start) :] for line in lines if start in line and not line.endswith(" (deleted)")}
-    return {Path(path) for path in mapped} - {Path(_SHARED_MEMORY, stub.region) for stub in _stubs()}
+    return shared_memory_of(os.getpid(), prefix) - {stub.memory for stub in stubs_of(os.getpid())}
 
 
-def clear_away(models: Collection[tuple[str, str]], regions: Iterable[Path]) -> None:
+def clear_away(models: Collection[tuple[str, str]], regions: Collection[Path]) -> None:
     """End what is left of the processes of models that will never be unloaded, and remove their shared memory.
 
     Args:
         models: Names and versions.
         regions: Shared memory that no process has used for a while: one that is about to start has none yet.
     """
-    for stub in _stubs():
+    for stub in stubs_of(os.getpid()):
         if stub.model in models:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(stub.pid, signal.SIGKILL)
-            regions = [*regions, Path(_SHARED_MEMORY, stub.region)]
-    for region in regions:
-        region.unlink(missing_ok=True)
-
-
-class _Stub(NamedTuple):
-    pid: int
-    model: tuple[str, str]
-    region: str
-
-
-def _stubs() -> Iterator[_Stub]:
-    """Find the processes that are children of this one and have not ended."""
-    for process in Path("/proc").glob("[0-9]*"):
-        # Processes come and go. One that has ended has no command any more.
-        with contextlib.suppress(OSError):
-            if int((process / "stat").read_text().rpartition(")")[2].split()[1]) != os.getpid():
-                continue
-            # The program, the model's file (.../<name>/<version>/model.py), and the name of the shared memory.
-            program, file, region, *_ = [*os.fsdecode((process / "cmdline").read_bytes()).split("\0"), "", ""]
-            if os.path.basename(program) == _STUB:
-                *_, name, version, _ = Path(file).parts
-                yield _Stub(int(process.name), (name, version), region)
+            regions = [*regions, stub.memory]
+    remove_shared_memory(regions)

@@ -3,14 +3,11 @@
 Triton 2.51 never frees a request whose gRPC stream is cancelled in the moment in which it ends, nor, for that reason,
 its model: who waits for the last request of that model waits in vain.
 
-Triton's Python backend has a process, a *stub*, for each instance of a `model.py`, and shared memory with it. Where a
-stub has died, Triton answers requests with an error. But it cannot unload the model, which waits for an answer of the
-stub, and so it does not end in order; then the shared memory stays behind.
+Where a stub of Triton's Python backend has died, Triton cannot unload the model and does not end in order, see
+`pytriton.server.tritonserver.stubs`.
 """
 
-import contextlib
 import logging
-import re
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -19,6 +16,7 @@ from pytriton.proxy_backend.transport.activity import ask_activity
 from pytriton.server.control.http import Control, ControlError
 from pytriton.server.errors import TritonServerError
 from pytriton.server.lifecycle.readiness import GATE_NAMES
+from pytriton.server.tritonserver.stubs import stubs_of
 
 __all__ = [
     "DEAD_STUBS",
@@ -27,8 +25,6 @@ __all__ = [
     "DeadStubs",
     "OrphanedRequests",
     "has_others",
-    "remove_shared_memory",
-    "shared_memory_of",
 ]
 
 QUIET_S = 3.0
@@ -47,8 +43,6 @@ _ANSWER_TIMEOUT_S = 0.5
 _LONGEST_GAP_S = 2.0
 # Between the end of a stub in order and the word of its model's end.
 _STUB_QUIET_S = 1.0
-_STUB = "triton_python_backend_stub"
-_REGION = re.compile(r"/dev/shm/triton_python_backend_shm_region_\S+")
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +109,7 @@ class DeadStubs:
         A stub does not say which model it is for, at least not by its name. Those of models that are unloaded in order
         end before long.
         """
-        if not set(pending) <= self._models or _has_stubs(self._pid):
+        if not set(pending) <= self._models or any(stubs_of(self._pid)):
             self._since = None
             return False
         self._since = self._since or time.monotonic()
@@ -138,43 +132,9 @@ def has_others(control: Control, names: Collection[str]) -> bool:
     return bool(there.difference(names, GATE_NAMES))
 
 
-def shared_memory_of(pid: int | None) -> set[Path]:
-    """Return the files in /dev/shm that the Python backend of a server has made."""
-    try:
-        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        # It has ended.
-        return set()
-    return {Path(found) for found in _REGION.findall(maps)}
-
-
-def remove_shared_memory(files: Collection[Path]) -> None:
-    """Remove what a server that has ended has left of its files in /dev/shm."""
-    for file in files:
-        try:
-            file.unlink(missing_ok=True)
-        except OSError as error:
-            logger.warning("%s was left behind by tritonserver, and cannot be removed: %s", file, error.strerror)
-
-
 def _is_of_python_backend(control: Control, name: str) -> bool:
     try:
         return bool(control.model_config(name).get("backend") == "python")
     except ControlError as error:
         logger.debug("Model %r is not known to be one of the Python backend: %s", name, error)
         return False
-
-
-def _has_stubs(pid: int | None) -> bool:
-    """Tell whether a server has any stub that lives."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        # Processes come and go, and those of other users are not to be looked into.
-        with contextlib.suppress(OSError, ValueError):
-            state, parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
-            if state == "Z" or int(parent) != pid:
-                continue
-            # Its start script has the same name, and is run by a shell.
-            command = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-            if any(_STUB in part for part in command):
-                return True
-    return False

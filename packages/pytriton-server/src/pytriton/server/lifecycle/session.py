@@ -18,7 +18,7 @@ from pytriton.server.errors import (
 )
 from pytriton.server.lifecycle.drain import CUT_DEADLINE_S, DrainResult, drain_requests, linger
 from pytriton.server.lifecycle.hosting import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, ModelHost
-from pytriton.server.lifecycle.orphans import has_others, remove_shared_memory, shared_memory_of
+from pytriton.server.lifecycle.orphans import has_others
 from pytriton.server.lifecycle.readiness import GATE_NAMES, Readiness
 from pytriton.server.lifecycle.startup import POLL_S, wait_guarded, wait_until_up
 from pytriton.server.models.bound_model import BoundModel
@@ -50,6 +50,7 @@ from pytriton.server.tritonserver.ports import (
     reserve_ports,
 )
 from pytriton.server.tritonserver.process import ExitReport, ServerProcess
+from pytriton.server.tritonserver.stubs import remove_shared_memory, shared_memory_of
 from pytriton.server.workspace import Workspace
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ from pytriton import proxy_backend
 from pytriton.proxy_backend.system.shortage import explain
 from pytriton.server.errors import WorkspaceError
 from pytriton.server.tritonserver.binary import TritonServerBinary
+from pytriton.server.tritonserver.stubs import STUB
 
 __all__ = ["make_backends"]
 
-_STUB = "triton_python_backend_stub"
 _UTILS = "triton_python_backend_utils.py"
 # What the scripts set that activate a packed environment, the only ones that Triton runs.
 _ACTIVE = "CONDA_PREFIX"
@@ -55,7 +55,7 @@ def make_backends(folder: Path, binary: TritonServerBinary, own: Mapping[str, Pa
                 target = folder / backend.name
                 if target.exists() or not backend.is_dir():
                     continue
-                if (backend / _STUB).is_file():
+                if (backend / STUB).is_file():
                     _make_python_backend(target, backend.resolve(), binary)
                 else:
                     target.symlink_to(backend.resolve(), target_is_directory=True)
@@ -74,9 +74,9 @@ def _make_python_backend(target: Path, source: Path, binary: TritonServerBinary)
     for entry in source.iterdir():
         if entry.name == _UTILS:
             _link_utils(target, entry)
-        elif entry.name != _STUB:
+        elif entry.name != STUB:
             (target / entry.name).symlink_to(entry)
-    script = target / _STUB
+    script = target / STUB
     script.write_text(_start_script(source, binary), encoding="utf-8")
     script.chmod(0o700)
 
@@ -91,7 +91,7 @@ def _link_utils(target: Path, original: Path) -> None:
 def _start_script(source: Path, binary: TritonServerBinary) -> str:
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     # The bundled server has one stub per version of Python, a plain one has the only one in its place.
-    own = source / "stubs" / version / _STUB
+    own = source / "stubs" / version / STUB
     libraries = [str(folder) for folder in binary.library_dirs]
     # Where libpython is, which many installations of Python keep off the loader's path.
     libraries += [str(sysconfig.get_config_var("LIBDIR") or ""), os.path.join(sys.base_prefix, "lib")]
@@ -103,10 +103,10 @@ def _start_script(source: Path, binary: TritonServerBinary) -> str:
         "#!/bin/sh\n"
         "# Where Triton has activated an environment that was packed for the model, that one's Python counts.\n"
         f'if [ "${_ACTIVE}" != {shlex.quote(os.environ.get(_ACTIVE, ""))} ]; then\n'
-        f'    exec {shlex.quote(str(source / _STUB))} "$@"\n'
+        f'    exec {shlex.quote(str(source / STUB))} "$@"\n'
         "fi\n"
         f"LD_LIBRARY_PATH={shlex.quote(joined)}${{LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}}\n"
         "export LD_LIBRARY_PATH\n"
         f"{path}"
-        f'exec {shlex.quote(str(own if own.is_file() else source / _STUB))} "$@"\n'
+        f'exec {shlex.quote(str(own if own.is_file() else source / STUB))} "$@"\n'
     )

@@ -1,0 +1,84 @@
+"""The processes and the shared memory that Triton's Python backend has beside a server, in a process or as one.
+
+Each instance of a `model.py` runs in a process of its own, a *stub*. Where one has died, Triton answers requests with
+an error. But it cannot unload the model, which waits for an answer of the stub, and so it does not end in order; then
+the shared memory stays behind.
+"""
+
+import contextlib
+import logging
+import os
+import re
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+__all__ = ["STUB", "Stub", "remove_shared_memory", "shared_memory_of", "stubs_of"]
+
+STUB = "triton_python_backend_stub"
+"""Name of the program of a stub, and of the script that starts it."""
+
+_SHARED_MEMORY = "/dev/shm"
+_REGION_PREFIX = "triton_python_backend_shm_region_"
+
+logger = logging.getLogger(__name__)
+
+
+class Stub(NamedTuple):
+    """A stub that lives.
+
+    Attributes:
+        pid: Its process.
+        model: Name and version of its model; empty while it is being started.
+        memory: Its shared memory; /dev/shm itself while it is being started.
+    """
+
+    pid: int
+    model: tuple[str, str]
+    memory: Path
+
+
+def stubs_of(pid: int | None) -> Iterator[Stub]:
+    """Find the stubs of a server.
+
+    Args:
+        pid: The process of the server.
+    """
+    for folder in Path("/proc").glob("[0-9]*"):
+        # Processes come and go, and those of other users are not to be looked into. One that has ended has no command.
+        with contextlib.suppress(OSError, ValueError):
+            if int((folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]) != pid:
+                continue
+            arguments = os.fsdecode((folder / "cmdline").read_bytes()).split("\0")
+            # Its start script has the same name, and is run by a shell.
+            places = [place for place, argument in enumerate(arguments) if STUB in argument]
+            if places:
+                # Behind the program: the model's file (.../<name>/<version>/model.py), and the name of the memory.
+                file, region, *_ = [*arguments[places[0] + 1 :], "", ""]
+                _, name, version, _ = ["", "", "", "", *Path(file).parts][-4:]
+                yield Stub(int(folder.name), (name, version), Path(_SHARED_MEMORY, region))
+
+
+def shared_memory_of(pid: int | None, prefix: str = "") -> set[Path]:
+    """Return the files in /dev/shm that the Python backend of a server has made.
+
+    Args:
+        pid: The process of the server.
+        prefix: How their names begin; empty for what they begin with where nothing else is set.
+    """
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        # It has ended.
+        return set()
+    found = re.findall(rf"{_SHARED_MEMORY}/{re.escape(prefix or _REGION_PREFIX)}\S*$", maps, re.MULTILINE)
+    return {Path(file) for file in found}
+
+
+def remove_shared_memory(files: Collection[Path]) -> None:
+    """Remove what a server that has ended has left of its files in /dev/shm."""
+    for file in files:
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            logger.warning("%s was left behind by tritonserver, and cannot be removed: %s", file, error.strerror)
