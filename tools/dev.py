@@ -269,14 +269,15 @@ def soak(runner: Runner, arguments: Sequence[str]) -> int:
 
 
 def lint(runner: Runner, _arguments: Sequence[str]) -> int:
-    """Check style and types."""
+    """Check style, imports and types."""
     check_sources(runner)
     return runner.finish()
 
 
 def check_sources(runner: Runner) -> None:
-    """Run ruff and mypy; the one runs even where the other has found something."""
+    """Run ruff, import-linter and mypy; each runs even where another has found something."""
     runner.step("Style", "run", "style")
+    runner.step("Imports", "run", "imports")
     runner.step("Types", "run", "types")
 
 
