@@ -57,10 +57,12 @@ def decode_tensor(
         raise ValueError(
             f"expected {count * dtype.itemsize} bytes of {datatype} for the shape {list(shape)}, received {len(data)}"
         )
-    view = np.frombuffer(data, dtype)
-    if not (may_share and view.flags.writeable and view.flags.aligned):
-        view = np.frombuffer(data, np.uint8).copy().view(dtype)
-    return view.reshape(shape)
+    if may_share:
+        view = np.frombuffer(data, dtype)
+        if view.flags.writeable and view.flags.aligned:
+            return view.reshape(shape)
+    # A bytearray, because an array on bytes could not be written to.
+    return np.frombuffer(bytearray(data), dtype).reshape(shape)
 
 
 def _decode_strings(data: bytes, count: int) -> npt.NDArray[Any]:

@@ -253,11 +253,11 @@ class ResponseReader:
         return True
 
     def _chunk_end(self) -> bool:
-        line = self._line(b"\r\n")
-        if line is None:
+        if self._end - self._start < 2:
             return False
-        if line:
+        if not self._buffer.startswith(b"\r\n", self._start):
             raise HttpWireError("expected the end of a chunk of the response, received more bytes")
+        self._start += 2
         self._state = self._chunk_size
         return True
 
