@@ -408,6 +408,30 @@ def test_bf16_is_for_the_native_flavour(command: Any, repository: Path, sockets:
     assert command(*add(repository, sockets, *tensors)).code == 0
 
 
+_IMPORT_ALL = """
+import importlib, pathlib, sys
+sys.modules["pytriton"] = None  # as where none is installed
+folder = pathlib.Path("pytriton_python_proxy")
+names = [".".join(path.with_suffix("").parts) for path in sorted(folder.rglob("*.py"))]
+for name in names:
+    importlib.import_module(name.removesuffix(".__init__"))
+print(len(names))
+"""
+
+
+def test_the_python_flavour_needs_nothing_of_ours_in_the_server(command: Any, repository: Path, sockets: Path) -> None:
+    assert command(*add(repository, sockets, "--flavour", "python")).code == 0
+    version = repository / "double" / "1"
+    package = version / "pytriton_python_proxy"
+    assert {path.name for path in package.iterdir() if path.is_dir()} == {
+        "protocol", "python_proxy", "system", "transport", "wire",
+    }  # fmt: skip
+    program = [sys.executable, "-B", "-c", _IMPORT_ALL]
+    done = subprocess.run(program, cwd=version, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) == len(list(package.rglob("*.py"))) > 20
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "[::1]", "localhost", "127.0.0.1.example.com", "*"])
 def test_addresses_that_others_reach_need_keys(command: Any, repository: Path, host: str) -> None:
     arguments = add(repository, Path("x"), "--flavour", "python", "--endpoint", f"tcp://{host}:5555")

@@ -13,14 +13,9 @@ from .config import CONFIG_NAME, Batching, config_text
 
 # The copy has a name of its own: another version of this distribution may be installed in the server's Python.
 _PACKAGE = "pytriton_python_proxy"
-_MODULES = (
-    "description", "errors", "model", "settings", "zmq_keys", "system/__init__", "system/forks",
-    "wire/__init__", "wire/batch", "wire/dtypes", "wire/errors", "wire/greetings", "wire/layout", "wire/messages",
-    "wire/record", "wire/response", "wire/settings", "wire/strings",
-    "transport/__init__", "transport/arena", "transport/zmq_memory", "transport/zmq_sockets",
-    "python_proxy/__init__", "python_proxy/dlpack", "python_proxy/endpoint", "python_proxy/model",
-    "python_proxy/workers",
-)  # fmt: skip
+# All of our code that it needs: it has relative imports only.
+_MODULES = ("description", "errors", "model", "settings", "zmq_keys")
+_FOLDERS = ("protocol", "python_proxy", "system", "transport", "wire")
 _MODEL = f'''\
 """Written by pytriton-proxy-backend: hands the requests of this model to workers in other processes."""
 
@@ -40,6 +35,8 @@ __all__ = ["TritonPythonModel"]
 def python_files(model: ModelSpec, settings: PythonProxySettings, batching: Batching) -> dict[str, bytes]:
     """Return the content of the folder of a model that the Python proxy serves, by path in the folder."""
     here = Path(__file__).parent.parent
+    sources = [here / f"{name}.py" for name in _MODULES]
+    sources += [path for folder in _FOLDERS for path in sorted((here / folder).glob("*.py"))]
     version = str(model.version)
     return {
         CONFIG_NAME: config_text(model, "python", batching).encode(),
@@ -47,7 +44,7 @@ def python_files(model: ModelSpec, settings: PythonProxySettings, batching: Batc
         f"{version}/{PYTHON_SIDE_FILE_NAME}": settings.to_text().encode(),
         f"{version}/{DESCRIPTION_NAME}": render_description(model).encode(),
         f"{version}/{_PACKAGE}/__init__.py": b"",
-        **{f"{version}/{_PACKAGE}/{name}.py": (here / f"{name}.py").read_bytes() for name in _MODULES},
+        **{f"{version}/{_PACKAGE}/{path.relative_to(here)}": path.read_bytes() for path in sources},
     }
 
 
