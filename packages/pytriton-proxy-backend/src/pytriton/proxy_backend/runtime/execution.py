@@ -334,10 +334,10 @@ class Execution:
 
     def _send(self, record: Record, *, done: bool) -> None:
         if done:
-            self._count_call()
-            self._drop()
-        else:
-            self._result = None
+            if self._began_ns != _COUNTED:
+                self._count_call()
+            self._batch = None
+        self._result = None
         service = self._service
         # Before it is sent: who has the responses finds them counted.
         service.counters.output_bytes += record.layout.payload_bytes

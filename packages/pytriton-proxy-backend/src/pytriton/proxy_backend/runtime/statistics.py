@@ -141,20 +141,26 @@ class Counters:
             self._fold()
 
     def _fold(self) -> None:
+        requests = rows = input_bytes = queued_ns = callable_ns = 0
         # One after the other, so that whoever folds at the same time takes others; the worker may go on to append.
         with self._lock:
             while self._calls:
-                (requests, rows, input_bytes), sent_ns, called_ns, callable_ns = self._calls.popleft()
-                self.requests += requests
-                self.rows += rows
-                # The bucket of 2^n is that of everything above 2^(n-1).
-                self.row_counts[(rows - 1).bit_length() if rows else 0] += 1
-                self.input_bytes += input_bytes
+                (some_requests, some_rows, some_bytes), sent_ns, called_ns, spent_ns = self._calls.popleft()
+                requests += some_requests
+                rows += some_rows
+                input_bytes += some_bytes
+                callable_ns += spent_ns
                 # A stamp of another clock, or none, says nothing.
                 if 0 < sent_ns < called_ns:
-                    self.queued_ns += called_ns - sent_ns
-                self.callable_ns += callable_ns
-                self.callable_counts[callable_ns.bit_length()] += 1
+                    queued_ns += called_ns - sent_ns
+                # The bucket of 2^n is that of everything above 2^(n-1).
+                self.row_counts[(some_rows - 1).bit_length() if some_rows else 0] += 1
+                self.callable_counts[spent_ns.bit_length()] += 1
+            self.requests += requests
+            self.rows += rows
+            self.input_bytes += input_bytes
+            self.queued_ns += queued_ns
+            self.callable_ns += callable_ns
 
     def snapshot(self) -> WorkerStatistics:
         """Return the numbers as they are now."""

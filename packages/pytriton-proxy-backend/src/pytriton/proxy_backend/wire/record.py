@@ -25,6 +25,8 @@ _MAX_DIMS = 64
 _KINDS = {layout.BATCH_MAGIC: "batch", layout.RESPONSE_MAGIC: "response"}
 _NUMBER = struct.Struct("<Q")
 _BITS = 0xFFFFFFFFFFFFFFFF
+# What is larger is copied by numpy, which lets other threads run meanwhile.
+_SMALL_BYTES = 64 << 10
 
 
 # ---- reading -------------------------------------------------------------------------------------------------------
@@ -268,17 +270,36 @@ class Record:
             number: Its batch.
         """
         self.write_metadata(memory, start, number)
-        for (shape, dtype, offset, length), payload in zip(self.layout.places, self.payloads, strict=True):
-            offset += start
-            if payload.__class__ is bytes:
-                memory[offset : offset + length] = payload
-                continue
-            target: Array = np.ndarray(shape, dtype, memory, offset)
-            if payload.__class__ is list:
-                np.concatenate(payload, out=target)
-            else:
-                target[...] = payload
+        is_small = memory.__class__ is mmap.mmap and self.layout.payload_bytes <= _SMALL_BYTES
+        if not (is_small and self._copy_small(memory, start)):
+            for (shape, dtype, offset, length), payload in zip(self.layout.places, self.payloads, strict=True):
+                offset += start
+                if payload.__class__ is bytes:
+                    memory[offset : offset + length] = payload
+                    continue
+                target: Array = np.ndarray(shape, dtype, memory, offset)
+                if payload.__class__ is list:
+                    np.concatenate(payload, out=target)
+                else:
+                    target[...] = payload
         self.payloads = ()
+
+    def _copy_small(self, memory: Any, start: int) -> bool:
+        """Copy the payloads without arrays over the memory, which cost a multiple; false where that cannot be."""
+        try:
+            for (_, _, offset, length), payload in zip(self.layout.places, self.payloads, strict=True):
+                offset += start
+                if payload.__class__ is list:
+                    for array in payload:
+                        end = offset + array.nbytes
+                        memory[offset:end] = array
+                        offset = end
+                else:
+                    memory[offset : offset + length] = payload
+        except ValueError:
+            # Not contiguous, or of a dtype that Python's buffers do not know.
+            return False
+        return True
 
     def write_metadata(self, memory: Memory, start: int, number: int) -> None:
         """Write all but the payloads, for a peer in this process that is told where they are."""
