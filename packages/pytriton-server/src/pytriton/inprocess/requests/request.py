@@ -250,6 +250,8 @@ def _encoded_text(request: InferenceRequest, what: str, text: Any) -> bytes:
 
 
 def _number(request: InferenceRequest, what: str, value: Any, limits: range, kind: str = "an int") -> int:
+    if type(value) is int and value in limits:
+        return value
     return checked_integer(what, value, limits, kind, where=describe(request.model))
 
 
