@@ -12,7 +12,7 @@ import pytest
 STEERING_VARIABLES = ("PYTRITON_TRITON_CONFIG_", "PYTRITON_HOME")
 # Helpers that multiprocessing starts once and keeps as long as the process lives.
 LASTING_CHILDREN = ("resource_tracker", "forkserver")
-REAP_TIMEOUT_S = 5.0
+REAP_TIMEOUT_S = 60.0
 
 
 def pytest_configure() -> None:

@@ -27,8 +27,8 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton
 from support.serving import local_config, running, server_pid
+from support.waiting import PATIENCE_S, eventually, eventually_async
 
-PATIENCE_S = 60.0
 ROW = np.array([1, 2], np.float32)
 
 cancelled = threading.Event()
@@ -52,11 +52,8 @@ def upper(requests: list[Request]) -> list[Any]:
 
 def patient(requests: list[Request]) -> list[Any]:
     entered.set()
-    end = time.monotonic() + PATIENCE_S
-    while not requests[0].is_cancelled() and time.monotonic() < end:
-        time.sleep(0.005)
-    if requests[0].is_cancelled():
-        cancelled.set()
+    eventually(requests[0].is_cancelled)
+    cancelled.set()
     return [{"x": request["x"]} for request in requests]
 
 
@@ -116,17 +113,10 @@ def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
     async def watched() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         await main()
-        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+        await eventually_async(lambda: asyncio.all_tasks() == {asyncio.current_task()})
 
     asyncio.run(watched())
     assert complaints == []
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.005)
 
 
 def test_inference_at_the_same_time(url: str) -> None:
@@ -184,16 +174,16 @@ def test_cancelled_call_is_cancelled_in_the_callable(triton: Triton) -> None:
         assert triton.grpc_url is not None
         async with AsyncioModelClient(triton.grpc_url, "patient") as client:
             task = asyncio.ensure_future(client.infer_sample([1]))
-            await until(entered.is_set)
+            await eventually_async(entered.is_set)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
-            await until(cancelled.is_set)
+            await eventually_async(cancelled.is_set)
             # The same for a call whose time is up.
             cancelled.clear()
             with pytest.raises(PyTritonClientTimeoutError):
                 await client.with_options(timeout_s=0.3).infer_sample([1])
-            await until(cancelled.is_set)
+            await eventually_async(cancelled.is_set)
 
     drive(main)
 
@@ -240,11 +230,11 @@ def test_stream_that_is_left_ends_the_callable(url: str, how: str) -> None:
                 await results.aclose()
             else:
                 task = asyncio.ensure_future(read(client))
-                await until(entered.is_set)
+                await eventually_async(entered.is_set)
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
-            await until(cancelled.is_set)
+            await eventually_async(cancelled.is_set)
             assert [int(result["i"][0]) async for result in client.infer_sample([1])] == [0]
 
     drive(main)

@@ -25,8 +25,8 @@ from pytriton.proxy.types import Request
 from pytriton.triton import Triton, TritonSecurityConfig
 from support.relay import Relay
 from support.serving import local_config, running, short_home
+from support.waiting import PATIENCE_S
 
-PATIENCE_S = 30.0
 TOKEN = "a-token"
 ROW = np.array([1.0, 2.0], np.float32)
 

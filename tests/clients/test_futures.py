@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import CancelledError, as_completed
 from typing import Any
 
@@ -24,8 +24,8 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request
 from pytriton.triton import Triton, TritonSecurityConfig
 from support.serving import local_config, open_sockets, running
+from support.waiting import PATIENCE_S, eventually
 
-PATIENCE_S = 60.0
 TOKEN = "secret"
 
 go_on = threading.Event()
@@ -63,13 +63,6 @@ def url(request: pytest.FixtureRequest, triton: Triton) -> Iterator[str]:
     go_on.set()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
 def workers() -> int:
     return sum(thread.name.startswith("pytriton-client-futures") for thread in threading.enumerate())
 
@@ -86,7 +79,7 @@ def test_many_workers(url: str) -> None:
         np.testing.assert_array_equal(client.infer_batch(rows).result(PATIENCE_S)["y"], 2 * rows)
         assert client.model_config().result(PATIENCE_S).max_batch_size == 64
     assert workers() == 0
-    until(lambda: open_sockets() <= before + 2)  # gRPC keeps a pair of its own
+    eventually(lambda: open_sockets() <= before + 2)  # gRPC keeps a pair of its own
 
 
 def test_errors(url: str) -> None:
@@ -111,7 +104,7 @@ def test_queue_and_cancel(url: str) -> None:
         running_call, queued = client.infer_sample([1]), client.infer_sample([2])
         with pytest.raises(PyTritonClientQueueFullError, match="Queue is full"):
             client.infer_sample([3])
-        until(running_call.running)
+        eventually(running_call.running)
         assert not running_call.cancel()
         assert queued.cancel()
         last = client.infer_sample([4])

@@ -29,9 +29,8 @@ from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton, TritonSecurityConfig
 from support.relay import Relay
 from support.serving import local_config, open_sockets, running, short_home
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
-PATIENCE_S = 30.0
 TOKEN = "a-token"
 ROW = np.array([1.0, 2.0], np.float32)
 

@@ -21,8 +21,8 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request
 from pytriton.triton import Triton
 from support.serving import local_config, open_sockets, running, server_pid, short_home
+from support.waiting import PATIENCE_S, eventually
 
-PATIENCE_S = 30.0
 LIMIT_S = 0.5
 # What a machine that does several other things at a time may take on top; on an idle one it is a few milliseconds.
 SLACK_S = 10.0
@@ -73,10 +73,7 @@ def _nothing_left() -> Iterator[None]:
     """What a call that failed had opened is closed with its client."""
     sockets, threads = open_sockets(), set(threading.enumerate())
     yield
-    end = time.monotonic() + PATIENCE_S
-    while open_sockets() > sockets or set(threading.enumerate()) - threads:
-        assert time.monotonic() < end, "a socket or a thread was left behind"
-        time.sleep(0.01)
+    eventually(lambda: open_sockets() <= sockets and set(threading.enumerate()) <= threads)
 
 
 @contextmanager

@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pytest
 
+from support.waiting import PATIENCE_S
+
 SCRIPTS = Path(__file__).parent / "pytriton_scripts"
-TIMEOUT_S = 90
 
 PRINTED = {
     "add_sub_notebook.py": """
@@ -127,7 +128,7 @@ def environment(ports: Ports) -> Iterator[dict[str, str]]:
 
 def run(name: str, environment: dict[str, str], *arguments: str) -> str:
     command = [sys.executable, str(SCRIPTS / name), *arguments]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     # What a callable raises is logged with its traceback; this script has one that raises.
     assert "Traceback" not in done.stderr or name == "asyncio_client.py", done.stderr
@@ -160,7 +161,7 @@ def test_a_server_script_and_its_client(end: str, environment: dict[str, str], t
             assert lines(printed) == lines(CLIENT_PRINTED) + ["True"] * len(extra)
             if end != "the callable":
                 server.send_signal(getattr(signal, end))
-            code = server.wait(TIMEOUT_S)
+            code = server.wait(PATIENCE_S)
         finally:
             if server.poll() is None:
                 server.kill()
@@ -182,12 +183,12 @@ def test_a_client_may_be_started_first(environment: dict[str, str], tmp_path: Pa
         command = [sys.executable, str(SCRIPTS / "server.py"), "--port", environment["PORT"]]
         server = subprocess.Popen(command, env=environment, stdout=output, stderr=subprocess.STDOUT)
         try:
-            printed, errors = client.communicate(timeout=TIMEOUT_S)
+            printed, errors = client.communicate(timeout=PATIENCE_S)
             assert client.returncode == 0, errors
             assert lines(printed) == lines(CLIENT_PRINTED)
         finally:
             server.send_signal(signal.SIGINT)
-            server.wait(TIMEOUT_S)
+            server.wait(PATIENCE_S)
             if client.poll() is None:
                 client.kill()
                 client.wait()

@@ -35,6 +35,7 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request
 from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig
 from support.serving import local_config, running, short_home
+from support.waiting import PATIENCE_S
 
 ROW = np.ones(1, np.float32)
 BATCH = np.ones((9, 1), np.float32)
@@ -60,7 +61,7 @@ def fail(requests: list[Request]) -> Any:
 
 
 def wait(requests: list[Request]) -> list[dict[str, Any]]:
-    go_on.wait(60)
+    go_on.wait(PATIENCE_S)
     return [{"y": request["x"]} for request in requests]
 
 

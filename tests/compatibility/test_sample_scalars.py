@@ -20,8 +20,8 @@ from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import Triton
 from support.serving import local_config, running, short_home
+from support.waiting import PATIENCE_S
 
-PATIENCE_S = 60.0
 SAMPLE = np.array([1.5, 2.0], np.float32)
 
 

@@ -28,10 +28,10 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy_backend import guard_library_path
 from pytriton.server.tritonserver.guard import find_guard
 from pytriton.triton import GuardConfig, Triton, TritonConfig, TritonSecurityConfig
-from support.raw_http import PATIENCE_S, ask, connect, read_answer
+from support.raw_http import ask, connect, read_answer
 from support.servers import server_version
 from support.serving import local_config, running, server_pid, short_home
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 INFER = "/v2/models/same/infer"
 GENERATE = "/v2/models/same/generate"
@@ -323,11 +323,11 @@ def test_memory_in_flight_is_held_and_given_back() -> None:
             for connection in held:
                 connection.sendall(head + bytes(16 << 20))
             refused = [status for status in map(read_if_any, held) if status is not None]
-            eventually(lambda: refused or [1 for c in held if read_if_any(c) == 503], PATIENCE_S)
+            eventually(lambda: refused or [1 for c in held if read_if_any(c) == 503])
         finally:
             for connection in held:
                 connection.close()
-        eventually(lambda: ask(triton, post(INFER, infer([1, 100_000], [1.0] * 100_000)))[0] == 200, PATIENCE_S)
+        eventually(lambda: ask(triton, post(INFER, infer([1, 100_000], [1.0] * 100_000)))[0] == 200)
 
 
 def read_if_any(connection: socket.socket) -> int | None:

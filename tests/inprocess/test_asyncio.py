@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import queue
 import threading
-import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
@@ -24,8 +24,7 @@ from pytriton.inprocess import (
 )
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request
-
-PATIENCE_S = 60.0
+from support.waiting import PATIENCE_S, eventually
 
 entered = threading.Event()
 release = threading.Event()
@@ -48,10 +47,8 @@ def wait(requests: list[Request]) -> list[Any]:
 def patient(requests: list[Request]) -> list[Any]:
     """Waits for its cancellation."""
     entered.set()
-    deadline = time.monotonic() + PATIENCE_S
-    while not requests[0].is_cancelled() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    left.put("cancelled" if requests[0].is_cancelled() else "not cancelled")
+    eventually(requests[0].is_cancelled)
+    left.put("cancelled")
     return double(requests)
 
 
@@ -226,14 +223,10 @@ def test_a_wait_for_a_response_has_a_limit_and_can_go_on(server: Server) -> None
         with pytest.raises(TimedOutError, match=r"0\.05 s.*model 'wait'"):
             await anext(responses)
         release.set()
-        deadline = time.monotonic() + PATIENCE_S
-        while time.monotonic() < deadline:
-            try:
+        while True:
+            with contextlib.suppress(TimedOutError):
                 assert value_of(await anext(responses)) == 10
-            except TimedOutError:
-                continue
-            return
-        pytest.fail("no response")
+                return
 
     asyncio.run(run())
 

@@ -27,12 +27,12 @@ from support.callables import (
     yields_twice,
 )
 from support.inprocess import chain_config
+from support.waiting import PATIENCE_S, eventually
 
 Array = np.ndarray[Any, Any]
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
 Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
-PATIENCE_S = 60.0
 
 
 class Results:
@@ -257,7 +257,7 @@ def test_a_batch_is_one_array(own_server: inprocess.Server) -> None:
         values = [np.full((count, 2), index, np.float32) for index, count in enumerate(rows)]
         answers = [pool.submit(infer, own_server, "gathered", x=value) for value in values]
         # All are in Triton's queue, as the only instance is busy.
-        wait_until(lambda: pending(own_server, "gathered") == 4)
+        eventually(lambda: pending(own_server, "gathered") == 4)
         go_on.set()
         for value, answer in zip(values, answers, strict=True):
             assert np.array_equal(answer.result(PATIENCE_S)[0]["y"], value * 2)
@@ -277,15 +277,6 @@ def pending(server: inprocess.Server, name: str) -> int:
     return int(float(line.split()[-1]))
 
 
-def wait_until(condition: Callable[[], bool]) -> None:
-    waiting = threading.Event()
-    for _ in range(int(PATIENCE_S / 0.01)):
-        if condition():
-            return
-        waiting.wait(0.01)
-    raise AssertionError("it did not come to that in time")
-
-
 def test_one_bad_request_leaves_the_others_of_its_batch(own_server: inprocess.Server) -> None:
     started, go_on = threading.Event(), threading.Event()
 
@@ -299,7 +290,7 @@ def test_one_bad_request_leaves_the_others_of_its_batch(own_server: inprocess.Se
         blocker = pool.submit(ask, own_server, "some_fail", 0)
         assert started.wait(PATIENCE_S)
         answers = [pool.submit(ask, own_server, "some_fail", value) for value in range(4)]
-        wait_until(lambda: pending(own_server, "some_fail") == 4)
+        eventually(lambda: pending(own_server, "some_fail") == 4)
         go_on.set()
         results = [answer.result(PATIENCE_S) for answer in answers]
         blocker.result(PATIENCE_S)
@@ -431,7 +422,7 @@ def test_queue_policies(own_server: inprocess.Server) -> None:
         first = pool.submit(ask, own_server, "short_queue", 1)
         assert started.wait(PATIENCE_S)
         second = pool.submit(ask, own_server, "short_queue", 2)
-        wait_until(lambda: pending(own_server, "short_queue") == 1)
+        eventually(lambda: pending(own_server, "short_queue") == 1)
         assert "Exceeds maximum queue size" in str(ask(own_server, "short_queue", 3)[1])
         go_on.set()
         assert first.result(PATIENCE_S) == ([1], None)
@@ -454,7 +445,7 @@ def test_priorities(own_server: inprocess.Server) -> None:
     assert started.wait(PATIENCE_S)
     for value, priority in ((1, 2), (2, 2), (3, 1)):
         waiting.append(model.infer(inputs={"x": np.full((1, 1), value, np.float32)}, priority=priority))
-    wait_until(lambda: pending(own_server, "ranked") == 3)
+    eventually(lambda: pending(own_server, "ranked") == 3)
     go_on.set()
     for responses in waiting:
         list(responses)

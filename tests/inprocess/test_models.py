@@ -8,7 +8,6 @@ import os
 import py_compile
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,11 +22,10 @@ from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from support.processes import is_run_alone
 from support.python_backend import why_no_python_backend
+from support.waiting import PATIENCE_S
 
 Array = npt.NDArray[Any]
 
-# For models whose stub starts a Python and imports numpy on what may be a busy machine.
-PATIENCE_S = 600.0
 SEQUENCE_START, SEQUENCE_END = 1, 2
 
 
@@ -518,7 +516,7 @@ def test_stop_with_results_held_ends_a_python_model_in_order(tmp_path: Path) -> 
     marker = tmp_path / "finalized"
     options = inprocess.Options(
         model_control_mode=inprocess.ModelControlMode.EXPLICIT,
-        exit_timeout=600,
+        exit_timeout=3600,
         backend_configuration={"python": {"shm-region-prefix-name": f"pt{os.getpid()}stop"}},
     )
     server = inprocess.Server(options).start()
@@ -531,10 +529,8 @@ def test_stop_with_results_held_ends_a_python_model_in_order(tmp_path: Path) -> 
         model = server.load("held", config=config, files={"1/model.py": MODEL})
         held = list(model.infer(inputs={"x": row(1, 2, 3)}))
     finally:
-        began = time.monotonic()
+        # Soon, though an output is held: exit_timeout is longer than a test may take.
         server.stop()
-    # Two seconds on a machine that has time for it; far from exit_timeout on one that has not.
-    assert time.monotonic() - began < PATIENCE_S
     assert marker.read_text() == "finalized"
     assert np.from_dlpack(held[0].outputs["x_out"]).tolist() == [[1, 2, 3]]
 
@@ -563,7 +559,7 @@ def test_stop_after_a_crash_of_a_python_model(
     prefix = f"pt{os.getpid()}crash{count}"
     options = inprocess.Options(
         model_control_mode=inprocess.ModelControlMode.EXPLICIT,
-        exit_timeout=600,
+        exit_timeout=3600,
         backend_configuration={"python": {"shm-region-prefix-name": prefix}},
     )
     config = python_config(tensors(("x", "FP32")), tensors(("y", "FP32")), instance_group=[{"count": count}])

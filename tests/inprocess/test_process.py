@@ -8,14 +8,12 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 
 import pytest
 
 from support.servers import server_version
-
-TIMEOUT_S = 120
+from support.waiting import PATIENCE_S, eventually
 
 # From Python 3.12 on, a fork of a process with threads is warned of, and that is what some of this is about.
 FLAGS = ("-W", "error", "-W", "ignore:This process:DeprecationWarning")
@@ -48,11 +46,11 @@ def run(code: str, *, returncode: int = 0) -> tuple[list[str], str]:
     """Run code in a new process and give the lines that it printed and its standard error."""
     process = start(code)
     try:
-        out, err = process.communicate(timeout=TIMEOUT_S)
+        out, err = process.communicate(timeout=PATIENCE_S)
     except subprocess.TimeoutExpired:
         process.kill()
         out, err = process.communicate()
-        pytest.fail(f"not over after {TIMEOUT_S} s; printed {out}\n{err}")
+        pytest.fail(f"not over after {PATIENCE_S} s; printed {out}\n{err}")
     assert process.returncode == returncode, f"{out}\n{err}"
     return out.splitlines(), err
 
@@ -260,7 +258,7 @@ def test_ssl_of_python_is_not_that_of_triton() -> None:
         capture_output=True,
         text=True,
         check=True,
-        timeout=TIMEOUT_S,
+        timeout=PATIENCE_S,
     )
 
     assert lines == [alone.stdout.strip()]
@@ -273,7 +271,7 @@ import pathlib, time
 class TritonPythonModel:
     def initialize(self, args):
         pathlib.Path(FILE).touch()
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while not pathlib.Path(FILE + ".go").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
     def execute(self, requests):
@@ -314,18 +312,15 @@ def test_interrupt_ends_a_slow_start_at_once(home: Path, tmp_path: Path) -> None
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + TIMEOUT_S
-    while not marker.exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    eventually(lambda: marker.exists() or process.poll() is not None)
+    assert process.poll() is None, process.communicate()
     process.send_signal(signal.SIGINT)
     assert process.stdout is not None
     # While Triton is still at it.
     assert [process.stdout.readline(), process.stdout.readline()] == ["interrupted\n", "not started\n"]
     # The process waits for Triton at its exit.
     marker.with_name(marker.name + ".go").touch()
-    out, err = process.communicate(timeout=TIMEOUT_S)
+    out, err = process.communicate(timeout=PATIENCE_S)
 
     assert not out
     assert process.returncode == 0
@@ -351,7 +346,7 @@ def test_interrupt_in_a_with_statement_stops_the_server(home: Path) -> None:
     assert process.stdout is not None
     assert process.stdout.readline() == "started\n"
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=TIMEOUT_S)
+    out, err = process.communicate(timeout=PATIENCE_S)
 
     assert (out, process.returncode) == ("stopped\n", 0), err
     assert not os.listdir(home)

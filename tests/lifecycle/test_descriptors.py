@@ -13,8 +13,8 @@ import pytest
 from pytriton.proxy_backend.system.shortage import advise, explain
 from pytriton.server.errors import TritonServerError
 from support.serving import short_home
+from support.waiting import PATIENCE_S
 
-DEADLINE_S = 300.0
 CAUSE = "File descriptors have run out: a process may have {}. Raise the limit (ulimit -n)"
 
 # Everything is imported before the limit is lowered to what is open then and a few more.
@@ -116,7 +116,7 @@ def run(script: str, *arguments: object, limit: int | None = None) -> str:
     command = [sys.executable, "-c", script, *map(str, arguments)]
     if limit is not None:
         command = ["sh", "-c", f'ulimit -n {limit} && exec "$@"', "sh", *command]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.stdout, done.stderr
     return done.stdout
 

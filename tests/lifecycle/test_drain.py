@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import http.client
 import json
 import logging
@@ -32,14 +31,13 @@ from pytriton.server.control.http import HttpControl, activity_of
 from pytriton.server.lifecycle import readiness
 from pytriton.server.models.worker_watch import WATCH_PERIOD_S, connected_workers
 from pytriton.triton import Triton, TritonSecurityConfig
-from support import waiting
 from support.bare_server import BareServer, serving
 from support.servers import since
 from support.serving import local_config, running, short_home
+from support.waiting import PATIENCE_S, eventually
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
 Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
-DEADLINE_S = 60.0
 CALLERS = 6
 
 
@@ -49,7 +47,7 @@ def identity(requests: Any) -> Any:
 
 def status(address: str, path: str = "/v2/health/ready") -> int:
     """Gives the status of a GET; 0 where nobody answers."""
-    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=DEADLINE_S)
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=PATIENCE_S)
     try:
         connection.request("GET", path)
         response = connection.getresponse()
@@ -59,9 +57,6 @@ def status(address: str, path: str = "/v2/health/ready") -> int:
         return 0
     finally:
         connection.close()
-
-
-eventually = functools.partial(waiting.eventually, timeout_s=DEADLINE_S)
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +103,7 @@ class Server:
         self.http, self.grpc = (url.rpartition("/")[2] for url in self.process.stdout.readline().split())
 
     def end(self) -> tuple[int, str]:
-        out, error = self.process.communicate(timeout=DEADLINE_S)
+        out, error = self.process.communicate(timeout=PATIENCE_S)
         return self.process.returncode, out + error
 
 
@@ -129,7 +124,7 @@ class Balancer:
     def close(self) -> None:
         self._ending.set()
         for thread in self._threads:
-            thread.join(DEADLINE_S)
+            thread.join(PATIENCE_S)
         self._listening.close()
 
     def _look(self) -> None:
@@ -149,10 +144,10 @@ class Balancer:
 
     def _serve(self, client: socket.socket, chosen: Server) -> None:
         host, _, port = chosen.http.rpartition(":")
-        with client, socket.create_connection((host, int(port)), DEADLINE_S) as server:
+        with client, socket.create_connection((host, int(port)), PATIENCE_S) as server:
             others = {client: server, server: client}
             while True:
-                for source in select.select(list(others), [], [], DEADLINE_S)[0]:
+                for source in select.select(list(others), [], [], PATIENCE_S)[0]:
                     data = source.recv(1 << 16)
                     if not data:
                         return
@@ -176,7 +171,7 @@ class Callers:
     def end(self) -> None:
         self._stop.set()
         for thread in self._threads:
-            thread.join(DEADLINE_S)
+            thread.join(PATIENCE_S)
 
     def wait_for_more(self, factor: float, count: int = 100) -> None:
         goal = self.answers[factor] + count
@@ -200,7 +195,7 @@ class Callers:
 def ask(address: str, model: str) -> tuple[int, Any]:
     """Asks a model about 1, over a connection of its own."""
     tensor = {"name": "x", "shape": [1, 1], "datatype": "FP32", "data": [1]}
-    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=DEADLINE_S)
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=PATIENCE_S)
     try:
         connection.request("POST", f"/v2/models/{model}/infer", json.dumps({"inputs": [tensor]}))
         response = connection.getresponse()
@@ -242,7 +237,7 @@ def test_readiness_ends_first_and_requests_are_finished() -> None:
 
     def held(requests: Any) -> Any:
         entered.set()
-        release.wait(DEADLINE_S)
+        release.wait(PATIENCE_S)
         return identity(requests)
 
     triton = Triton(config=local_config())
@@ -252,7 +247,7 @@ def test_readiness_ends_first_and_requests_are_finished() -> None:
         url = str(triton.http_url)
         assert status(url) == 200
         asking = pool.submit(ask, url, "held")
-        assert entered.wait(DEADLINE_S)
+        assert entered.wait(PATIENCE_S)
         stopping = pool.submit(triton.stop)
         eventually(lambda: status(url) != 200)
         # Also when the models are out of service, one by one.
@@ -261,8 +256,8 @@ def test_readiness_ends_first_and_requests_are_finished() -> None:
             assert status(url) == 400
         assert not stopping.done()
         release.set()
-        assert asking.result(DEADLINE_S)[0] == 200
-        assert stopping.result(DEADLINE_S)
+        assert asking.result(PATIENCE_S)[0] == 200
+        assert stopping.result(PATIENCE_S)
 
 
 def test_requests_are_accepted_while_it_is_not_ready() -> None:
@@ -277,7 +272,7 @@ def test_requests_are_accepted_while_it_is_not_ready() -> None:
             eventually(lambda: status(url) != 200)
             assert ask(url, "m")[0] == 200
             assert status(url, "/v2/models/m/ready") == 200
-            assert stopping.result(DEADLINE_S)
+            assert stopping.result(PATIENCE_S)
         triton._signals.clear()
 
 
@@ -310,27 +305,27 @@ def test_a_model_without_workers_makes_the_server_not_ready() -> None:
         assert connected_workers(endpoint) == 1
         for _ in range(2):
             assert status(url) == 200
-            model.stop_workers(DEADLINE_S)
+            model.stop_workers(PATIENCE_S)
             eventually(lambda: status(url) == 400)
             assert ask(url, "other")[0] == 200
             model.start_workers(triton._workspace.endpoints_path, print)
             eventually(lambda: status(url) == 200)
             assert ask(url, "m")[0] == 200
         # One that is none of ours is as good.
-        model.stop_workers(DEADLINE_S)
+        model.stop_workers(PATIENCE_S)
         eventually(lambda: status(url) == 400)
         stranger = Worker(identity, model._spec, endpoint)
         stranger.start()
         eventually(lambda: status(url) == 200)
         assert connected_workers(endpoint) == 1
-        assert stranger.stop(DEADLINE_S)
+        assert stranger.stop(PATIENCE_S)
         eventually(lambda: status(url) == 400)
         # It ends as usual.
     assert triton.http_url is None
 
 
 def _index(url: str) -> set[str]:
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=DEADLINE_S)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE_S)
     with contextlib.closing(connection):
         connection.request("POST", "/v2/repository/index", "{}")
         return {model["name"] for model in json.loads(connection.getresponse().read())}
@@ -353,7 +348,7 @@ def test_what_does_not_ask_its_models_says_in_their_list_why_it_is_not_ready(mon
     triton.bind("m", identity, X, Y)
     with running(triton):
         url = str(triton.http_url)
-        triton._models["m", 1].stop_workers(DEADLINE_S)
+        triton._models["m", 1].stop_workers(PATIENCE_S)
         eventually(lambda: status(url) == 400)
         eventually(lambda: _index(url) == {"m", "pytriton-no-workers"})
         triton._models["m", 1].start_workers(triton._workspace.endpoints_path, print)
@@ -370,7 +365,7 @@ def test_a_newer_server_says_which_model_is_not_ready(caplog: pytest.LogCaptureF
     with running(triton):
         url = str(triton.http_url)
         assert status(url, "/v2/models/m/ready") == 200
-        triton._models["m", 1].stop_workers(DEADLINE_S)
+        triton._models["m", 1].stop_workers(PATIENCE_S)
         eventually(lambda: status(url, "/v2/models/m/ready") == 400)
         assert status(url, "/v2/models/other/ready") == 200
         eventually(lambda: status(url) == 400)
@@ -412,7 +407,7 @@ def test_a_model_that_is_being_bound_takes_no_readiness_away(caplog: pytest.LogC
 
     def warmed_up(requests: Any) -> Any:
         warming.set()
-        assert go_on.wait(DEADLINE_S)
+        assert go_on.wait(PATIENCE_S)
         return identity(requests)
 
     warmup = ModelWarmup("w", 1, {"x": WarmupInput(np.float32, (1,), zero_data=True)}, count=1)
@@ -421,13 +416,13 @@ def test_a_model_that_is_being_bound_takes_no_readiness_away(caplog: pytest.LogC
         url = str(triton.http_url)
         bound = pool.submit(triton.bind, "new", warmed_up, X, Y, config=ModelConfig(model_warmup=[warmup]))
         try:
-            assert warming.wait(DEADLINE_S)
+            assert warming.wait(PATIENCE_S)
             # Long enough for the server to be told of a model without workers.
             time.sleep(4 * WATCH_PERIOD_S)
             assert status(url) == 200
         finally:
             go_on.set()
-        bound.result(DEADLINE_S)
+        bound.result(PATIENCE_S)
         assert not [record for record in caplog.records if "No worker is attached" in record.message]
-        triton._models["new", 1].stop_workers(DEADLINE_S)
+        triton._models["new", 1].stop_workers(PATIENCE_S)
         eventually(lambda: status(url) == 400)

@@ -15,9 +15,8 @@ from pathlib import Path
 import pytest
 
 from support.forks import is_there, read_word
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
-DEADLINE_S = 60.0
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
 
 PROGRAM = """
@@ -44,7 +43,7 @@ else:
 @functools.cache
 def may_unshare() -> bool:
     try:
-        return subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=DEADLINE_S, check=False).returncode == 0
+        return subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=PATIENCE_S, check=False).returncode == 0
     except FileNotFoundError:
         return False
 
@@ -65,7 +64,7 @@ def first_process(how: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
     command = [*UNSHARE, sys.executable, "-c", PROGRAM, how]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as outside:
         try:
-            inside = int(eventually(Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text, DEADLINE_S))
+            inside = int(eventually(Path(f"/proc/{outside.pid}/task/{outside.pid}/children").read_text))
             yield outside, inside
         finally:
             outside.kill()
@@ -77,7 +76,7 @@ def test_sigterm_before_serve_ends_it(how: str, home: Path) -> None:
         assert read_word(outside, "made") == "1"
         os.kill(inside, signal.SIGTERM)
         # As a shell tells it of a process that SIGTERM has ended.
-        assert outside.wait(DEADLINE_S) == 128 + signal.SIGTERM
+        assert outside.wait(PATIENCE_S) == 128 + signal.SIGTERM
         assert not is_there(inside)
         assert os.listdir(home) == []
 
@@ -87,7 +86,7 @@ def test_sigterm_is_answered_by_serve(home: Path) -> None:
         assert read_word(outside, "made") == "1"
         os.kill(inside, signal.SIGTERM)
         # 0, or where it came before serve() was reached, as above.
-        assert outside.wait(DEADLINE_S) in (0, 128 + signal.SIGTERM)
+        assert outside.wait(PATIENCE_S) in (0, 128 + signal.SIGTERM)
         assert os.listdir(home) == []
 
 

@@ -41,14 +41,13 @@ from support.http import call, infer
 from support.paths import TESTS
 from support.python_proxy import proxy, spec
 from support.serving import local_config, running, short_home
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 # From Python 3.12 on, a fork of a process with threads is warned of, and that is what this is about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
 Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
-DEADLINE_S = 60.0
 KINDS = pytest.mark.parametrize("kind", [FORK, RAW_FORK], ids=["fork", "raw"])
 
 
@@ -74,7 +73,7 @@ def program(*arguments: str) -> Iterator[subprocess.Popen[str]]:
 def told(call: Any) -> str:
     """The error that a call ends with: the server's, or that the connection ended."""
     try:
-        answer = call.result(DEADLINE_S)
+        answer = call.result(PATIENCE_S)
     except (OSError, HTTPException) as error:
         return str(error)
     assert isinstance(answer, str), answer
@@ -97,7 +96,7 @@ def test_a_child_has_nothing_of_ours_open(tmp_path: Path) -> None:
         before = open_files()
         triton = Triton(config=local_config(allow_metrics=True, metrics_port=0))
         # With a time limit, the connection is watched through a descriptor of its own.
-        triton.bind("thread", infer_func, X, Y, config=ModelConfig(execution_timeout_s=DEADLINE_S))
+        triton.bind("thread", infer_func, X, Y, config=ModelConfig(execution_timeout_s=PATIENCE_S))
         triton.bind("process", ProcessWorker("support.forks:make", working_dir=TESTS), X, Y)
         with running(triton):
             for model in ("thread", "process"):
@@ -176,11 +175,11 @@ def test_a_killed_program_starts_again_although_its_child_goes_on(kind: float, p
         server = tritonserver_of(first.pid)
         first.kill()
         assert told(in_flight)
-        eventually(lambda: not is_there(server), DEADLINE_S)
+        eventually(lambda: not is_there(server))
         second = stack.enter_context(program("-c", SERVER, "0", *ports))
         assert infer(read_word(second, "serving"), "m", DOUBLE) == [2 * DOUBLE]
         second.send_signal(signal.SIGTERM)
-        assert second.wait(DEADLINE_S) == 0
+        assert second.wait(PATIENCE_S) == 0
         if kind != RAW_FORK:
             # The second has removed what the first had left, too.
             assert os.listdir(home) == []
@@ -191,7 +190,7 @@ def test_a_child_ends_by_sigterm_while_its_parent_serves(home: Path) -> None:
         url = read_word(process, "serving")
         assert infer(url, "m", DIES_BY_SIGTERM) == [signal.SIGTERM]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(DEADLINE_S) == 0
+        assert process.wait(PATIENCE_S) == 0
 
 
 LEAVING = """
@@ -223,7 +222,7 @@ def test_a_child_that_ends_as_any_program_leaves_the_server_alone(home: Path) ->
         for model in ("m", "process"):
             assert infer(url, model, DOUBLE) == [2 * DOUBLE]
         process.send_signal(signal.SIGTERM)
-        assert process.wait(DEADLINE_S) == 0
+        assert process.wait(PATIENCE_S) == 0
         assert os.listdir(home) == []
 
 
@@ -294,9 +293,9 @@ def test_a_killed_worker_is_lost_although_its_child_goes_on(bare: BareServer, ki
         assert f"(pid {worker.pid}) was lost while it worked on this request" in error
         assert ("its process has ended" if kind == RAW_FORK else "it closed its connection") in error
         assert "no worker is attached" in infer(url, "m", DOUBLE)
-        eventually(lambda: bare.descriptors() <= descriptors, DEADLINE_S)
+        eventually(lambda: bare.descriptors() <= descriptors)
         stack.enter_context(attached_worker(str(bare.endpoint("m"))))
-        eventually(lambda: infer(url, "m", DOUBLE) == [2 * DOUBLE], DEADLINE_S)
+        eventually(lambda: infer(url, "m", DOUBLE) == [2 * DOUBLE])
 
 
 def test_a_child_that_returns_from_the_callable_is_no_second_worker(bare: BareServer) -> None:
@@ -305,7 +304,7 @@ def test_a_child_that_returns_from_the_callable_is_no_second_worker(bare: BareSe
         assert infer(f"http://{bare.url}", "m", FORK_AND_RETURN) == [2 * FORK_AND_RETURN]
         children = {int(read_word(worker, "child")) for _ in range(2)}
         for pid in children:
-            eventually(lambda pid=pid: not is_there(pid), DEADLINE_S)  # type: ignore[misc]
+            eventually(lambda pid=pid: not is_there(pid))  # type: ignore[misc]
         assert infer(f"http://{bare.url}", "m", DOUBLE) == [2 * DOUBLE]
         assert bare.log().count("attached, protocol") == 1
         assert "is gone" not in bare.log()
@@ -345,7 +344,7 @@ def test_a_killed_worker_process_is_started_again_although_its_child_goes_on(kin
         stack.enter_context(killed_in_the_end(int(child)))
         pool = stack.enter_context(ThreadPoolExecutor())
         in_flight = pool.submit(infer, triton.http_url, "m", BUSY)
-        eventually(lambda: "busy" in report.read_text(), DEADLINE_S)
+        eventually(lambda: "busy" in report.read_text())
         os.kill(int(parent), signal.SIGKILL)
         assert "was lost while it worked on this request" in told(in_flight)
         assert infer(triton.http_url, "m", DOUBLE) == [2 * DOUBLE]

@@ -21,11 +21,10 @@ from pytriton.decorators import batch
 from pytriton.model_config import Tensor
 from pytriton.triton import PortInUseError, RestartPolicy, Triton, TritonConfig, running
 from support.serving import local_config, server_pid, short_home
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 Array = np.ndarray[Any, Any]
 
-PATIENCE_S = 60.0
 # As it stands in a notebook: no variable but those of the notebook refers to the objects.
 CELL = """
 def make(factor):
@@ -164,7 +163,7 @@ def test_the_server_of_a_lost_object_is_started_again_when_it_dies(
     del triton
     gc.collect()
     os.kill(pid, 9)
-    eventually(lambda: "tritonserver was started again" in caplog.text, PATIENCE_S)
+    eventually(lambda: "tritonserver was started again" in caplog.text)
     assert server_pid(running()[0]) != pid
     assert ask(str(running()[0].http_url)) == 7
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import signal
 import threading
@@ -21,20 +20,16 @@ from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
 from pytriton.server.lifecycle.policies import RestartSchedule
 from pytriton.triton import RestartPolicy, Triton, TritonServerExitedError
-from support import waiting
 from support.serving import local_config, running, server_pid, short_home
+from support.waiting import PATIENCE_S, eventually
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
 Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
-DEADLINE_S = 60.0
 IN_FLIGHT = 1000
 
 
 def identity(requests: Any) -> Any:
     return [{"y": request.data["x"]} for request in requests]
-
-
-eventually = functools.partial(waiting.eventually, timeout_s=DEADLINE_S)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +56,7 @@ def tensor(value: float) -> list[tritonclient.grpc.InferInput]:
 
 def ask(triton: Triton, model: str = "m", value: float = 7.0) -> float:
     with client(triton) as one:
-        return float(one.infer(model, tensor(value), client_timeout=DEADLINE_S).as_numpy("y")[0, 0])
+        return float(one.infer(model, tensor(value), client_timeout=PATIENCE_S).as_numpy("y")[0, 0])
 
 
 def is_served_by(triton: Triton, pid: int) -> bool:
@@ -81,7 +76,7 @@ def test_every_request_in_flight_has_one_end() -> None:
     held = threading.Event()
 
     def slow(requests: Any) -> Any:
-        held.wait(DEADLINE_S)
+        held.wait(PATIENCE_S)
         return identity(requests)
 
     triton = Triton(config=local_config(), restart=RestartPolicy())
@@ -103,13 +98,13 @@ def test_every_request_in_flight_has_one_end() -> None:
                     "m",
                     tensor(number),
                     lambda result, error, number=number: note(number, result, error),
-                    client_timeout=DEADLINE_S,
+                    client_timeout=PATIENCE_S,
                 )
             # All of them are there: an answer that was asked for later has come.
-            assert one.infer("other", tensor(3), client_timeout=DEADLINE_S).as_numpy("y")[0, 0] == 3
+            assert one.infer("other", tensor(3), client_timeout=PATIENCE_S).as_numpy("y")[0, 0] == 3
             kill(triton)
             for _ in range(IN_FLIGHT):
-                assert done.acquire(timeout=DEADLINE_S), "a request has no end"
+                assert done.acquire(timeout=PATIENCE_S), "a request has no end"
             held.set()
         eventually(triton.is_alive)
         assert all(sum(end.values()) == 1 for end in ends)
@@ -157,7 +152,7 @@ def test_serve_goes_on_and_gives_up_in_the_end() -> None:
         assert ask(triton) == 7
         kill(triton)
         with pytest.raises(TritonServerExitedError, match="not started again after 2 crashes") as caught:
-            serving.result(DEADLINE_S)
+            serving.result(PATIENCE_S)
         assert caught.value.exit_code == -signal.SIGKILL
     assert not triton.is_alive()
     # A start that was asked for begins anew.
@@ -184,7 +179,7 @@ def test_without_a_policy_it_stays_down() -> None:
         eventually(triton.is_alive)
         os.kill(server_pid(triton), signal.SIGKILL)
         with pytest.raises(TritonServerExitedError, match="although nobody stopped it"):
-            serving.result(DEADLINE_S)
+            serving.result(PATIENCE_S)
 
 
 def test_delays_grow_up_to_a_limit() -> None:

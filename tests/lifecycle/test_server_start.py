@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,12 @@ from pytriton.model_config import Tensor
 from pytriton.triton import Triton, TritonSecurityConfig, TritonServerStartError
 from support.http import call, infer
 from support.serving import local_config, running, server_pid, short_home
+from support.waiting import eventually
 
 TENSORS: dict[str, Any] = {
     "inputs": [Tensor((-1,), np.float32, "x")],
     "outputs": [Tensor((-1,), np.float32, "y")],
 }
-DEADLINE_S = 30.0
 
 
 def double(requests: Any) -> Any:
@@ -152,7 +151,4 @@ def test_the_token_is_wiped_before_the_server_is_ready() -> None:
             config=local_config(exit_timeout_secs=0), security_config=TritonSecurityConfig(access_token="to-be-wiped")
         )
         with running(triton):
-            deadline = time.monotonic() + DEADLINE_S
-            while "to-be-wiped" in " ".join(command_line(triton)):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
+            eventually(lambda: "to-be-wiped" not in " ".join(command_line(triton)))

@@ -18,13 +18,12 @@ from pytriton.model_config import Tensor
 from pytriton.triton import RemoteTriton, Triton
 from support.http import infer
 from support.serving import local_config, running, short_home
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
 Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
-DEADLINE_S = 60.0
 # Where a callable waits for itself, its request is cut off after this time, and gets no answer.
-PATIENCE_S = 600
+LONG_S = 600
 
 Asked = list[Any]
 
@@ -67,13 +66,13 @@ def no_thread_left() -> None:
 def test_stop(make: Any) -> None:
     asked: Asked = []
     with short_home():
-        triton = Triton(config=local_config(exit_timeout_secs=PATIENCE_S))
+        triton = Triton(config=local_config(exit_timeout_secs=LONG_S))
         triton.bind("m", make(lambda: triton.stop(), asked), X, Y)
         served = threading.Thread(target=triton.serve)
         served.start()
-        eventually(triton.is_alive, DEADLINE_S)
+        eventually(triton.is_alive)
         assert infer(triton.http_url, "m", 1) == [2]
-        served.join(DEADLINE_S)
+        served.join(PATIENCE_S)
         assert not served.is_alive()
         assert asked == [True]
         assert not triton.stop()
@@ -86,22 +85,22 @@ def test_stop_beside_others_answers_them_all() -> None:
 
     def slow(requests: Any) -> Any:
         started.set()
-        release.wait(DEADLINE_S)
+        release.wait(PATIENCE_S)
         return [{"y": request["x"]} for request in requests]
 
     with short_home(), ThreadPoolExecutor() as pool:
-        triton = Triton(config=local_config(exit_timeout_secs=PATIENCE_S))
+        triton = Triton(config=local_config(exit_timeout_secs=LONG_S))
         triton.bind("m", calling(lambda: triton.stop(), asked), X, Y)
         triton.bind("slow", slow, X, Y)
         with running(triton):
             url = triton.http_url
             other = pool.submit(infer, url, "slow", 3)
-            assert started.wait(DEADLINE_S)
+            assert started.wait(PATIENCE_S)
             # Asked for twice, it is done once.
             assert infer(url, "m", 1) == [2]
             release.set()
-            assert other.result(DEADLINE_S) == [3]
-            eventually(lambda: not triton.is_connected(), DEADLINE_S)
+            assert other.result(PATIENCE_S) == [3]
+            eventually(lambda: not triton.is_connected())
             triton.stop()
             no_thread_left()
     assert asked == [True]
@@ -119,9 +118,9 @@ def test_stop_of_remote(protocol: str) -> None:
             remote.bind("m", calling(lambda: remote.stop(), asked), X, Y)
             served = threading.Thread(target=remote.serve)
             served.start()
-            eventually(remote.is_alive, DEADLINE_S)
+            eventually(remote.is_alive)
             assert infer(server.http_url, "m", 1) == [2]
-            served.join(DEADLINE_S)
+            served.join(PATIENCE_S)
             assert not served.is_alive()
             assert asked == [True]
 
@@ -131,11 +130,11 @@ def test_unbind(make: Any, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "pytriton")
     asked: Asked = []
     with short_home():
-        triton = Triton(config=local_config(exit_timeout_secs=PATIENCE_S))
-        triton.bind("m", make(lambda: triton.unbind("m", timeout_s=PATIENCE_S), asked), X, Y)
+        triton = Triton(config=local_config(exit_timeout_secs=LONG_S))
+        triton.bind("m", make(lambda: triton.unbind("m", timeout_s=LONG_S), asked), X, Y)
         with running(triton):
             assert infer(triton.http_url, "m", 1) == [2]
-            eventually(lambda: "Model m (version 1) is not served any more" in caplog.text, DEADLINE_S)
+            eventually(lambda: "Model m (version 1) is not served any more" in caplog.text)
             assert asked == [None]
             with pytest.raises(PyTritonInvalidOperationError, match="There is no model 'm'"):
                 triton.unbind("m")
@@ -145,12 +144,12 @@ def test_unbind(make: Any, caplog: pytest.LogCaptureFixture) -> None:
 def test_rebind(make: Any) -> None:
     asked: Asked = []
     with short_home():
-        triton = Triton(config=local_config(exit_timeout_secs=PATIENCE_S))
-        action = lambda: triton.rebind("m", calling(lambda: None, []), timeout_s=PATIENCE_S)  # noqa: E731
+        triton = Triton(config=local_config(exit_timeout_secs=LONG_S))
+        action = lambda: triton.rebind("m", calling(lambda: None, []), timeout_s=LONG_S)  # noqa: E731
         triton.bind("m", make(action, asked), X, Y)
         with running(triton):
             assert infer(triton.http_url, "m", 1) == [2]
-            eventually(lambda: infer(triton.http_url, "m", 1) == [2] and len(asked) < len(infers(triton)), DEADLINE_S)
+            eventually(lambda: infer(triton.http_url, "m", 1) == [2] and len(asked) < len(infers(triton)))
 
 
 def infers(triton: Triton) -> list[int]:
@@ -183,19 +182,19 @@ def test_a_change_during_the_stop_is_refused() -> None:
 
     def change() -> None:
         started.set()
-        eventually(lambda: triton._stop_requests, DEADLINE_S)
+        eventually(lambda: triton._stop_requests)
         with pytest.raises(PyTritonInvalidOperationError, match="is being stopped") as caught:
             triton.bind("other", calling(lambda: None, []), X, Y)
         errors.append(str(caught.value))
 
     with short_home(), ThreadPoolExecutor() as pool:
-        triton = Triton(config=local_config(exit_timeout_secs=PATIENCE_S))
+        triton = Triton(config=local_config(exit_timeout_secs=LONG_S))
         triton.bind("m", calling(change, []), X, Y)
         with running(triton):
             answer = pool.submit(infer, triton.http_url, "m", 1)
-            assert started.wait(DEADLINE_S)
+            assert started.wait(PATIENCE_S)
             triton.stop()
-            assert answer.result(DEADLINE_S) == [2]
+            assert answer.result(PATIENCE_S) == [2]
             assert len(errors) == 1
 
 
@@ -204,15 +203,15 @@ def test_a_change_during_the_stop_is_refused() -> None:
 def test_in_process(make: Any, what: str) -> None:
     asked: Asked = []
     with short_home():
-        server = inprocess.Server(exit_timeout=PATIENCE_S)
-        action = server.stop if what == "stop" else lambda: server.unbind("m", timeout_s=PATIENCE_S)
+        server = inprocess.Server(exit_timeout=LONG_S)
+        action = server.stop if what == "stop" else lambda: server.unbind("m", timeout_s=LONG_S)
         model = server.bind("m", make(action, asked), X, Y)
         server.start()
         # A stop cancels what runs: its request gets the answer, or the error that says so.
         list(model.infer(inputs={"x": np.ones((1, 1), np.float32)}, raise_on_error=False))
-        eventually(lambda: asked, DEADLINE_S)
+        eventually(lambda: asked)
         if what == "unbind":
-            eventually(lambda: not server.models(exclude_not_ready=True), DEADLINE_S)
+            eventually(lambda: not server.models(exclude_not_ready=True))
         server.stop()
         no_thread_left()
     assert asked == [None]

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from support.paths import ROOT
+from support.waiting import PATIENCE_S
 
 # What wrk 4.1.0 printed for two seconds on a model.py in Triton's Python backend.
 WRK_OUTPUT = """\
@@ -81,7 +82,7 @@ def wrong_server() -> Iterator[int]:
     thread.start()
     yield server.server_address[1]
     server.shutdown()
-    thread.join(10)
+    thread.join(PATIENCE_S)
     server.server_close()
 
 
@@ -113,7 +114,7 @@ def test_ours_is_measured(tmp_path: Path, folder: Path) -> None:
         env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
@@ -136,7 +137,7 @@ def test_a_server_in_process_is_measured(tmp_path: Path, folder: Path) -> None:
         env={**os.environ, "TMPDIR": str(folder)},
         capture_output=True,
         text=True,
-        timeout=90,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr

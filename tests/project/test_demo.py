@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from support.paths import ROOT
+from support.waiting import PATIENCE_S
 
 MARK = "PYTRITON_TEST_DEMO"
-DEADLINE_S = 90
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def running_demo(folder: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
         yield process, mark
     finally:
         process.kill()
-        process.communicate(timeout=10)
+        process.communicate(timeout=PATIENCE_S)
 
 
 def marked(mark: str) -> list[str]:
@@ -71,7 +71,7 @@ def files(folder: Path) -> list[Path]:
 @pytest.mark.slow
 def test_it_runs_to_its_end_and_leaves_nothing(folder: Path) -> None:
     with running_demo(folder) as (process, mark):
-        output, errors = process.communicate(timeout=DEADLINE_S)
+        output, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0, output + errors
         assert marked(mark) == []
     assert "\x1b" not in output
@@ -104,7 +104,7 @@ def test_ctrl_c_ends_it(folder: Path, moment: str) -> None:
         assert moment in seen, f"the demo ended before it printed {moment!r}: {seen}"
         time.sleep(0.1)  # into the start of the server, or the first requests
         process.send_signal(signal.SIGINT)
-        output, errors = process.communicate(timeout=DEADLINE_S)
+        output, errors = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 128 + signal.SIGINT, seen + output + errors
         assert "Interrupted" in output
         assert "Traceback" not in errors

@@ -44,6 +44,7 @@ import tomli
 
 from support.paths import ROOT
 from support.servers import before, needs_tracing
+from support.waiting import PATIENCE_S
 
 PAGES = [
     ROOT / "README.md",
@@ -77,9 +78,6 @@ with Triton() as triton:
     triton.serve()
 """
 }
-RUN_TIMEOUT_S = 60
-START_TIMEOUT_S = 60
-STOP_TIMEOUT_S = 30
 
 # Runs a server file as `python file` would, and tells in a log where the server listens.
 RUN_SERVER = """
@@ -199,7 +197,7 @@ class Server:
             raise
 
     def _wait(self) -> dict[str, str]:
-        deadline = time.monotonic() + START_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             text = self.log.read_text() if self.log.exists() else ""
             if any(ready in text for ready in READY):
@@ -208,18 +206,16 @@ class Server:
             if self.process.poll() is not None:
                 raise AssertionError(f"the server ended with {self.process.returncode}:\n{self._tail()}")
             time.sleep(0.05)
-        raise AssertionError(f"the server did not serve within {START_TIMEOUT_S} s:\n{self._tail()}")
+        raise AssertionError(f"the server did not serve within {PATIENCE_S} s:\n{self._tail()}")
 
     def stop(self) -> None:
         self.process.send_signal(signal.SIGINT)
         try:
-            code = self.process.wait(STOP_TIMEOUT_S)
+            code = self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            raise AssertionError(
-                f"the server did not end within {STOP_TIMEOUT_S} s of SIGINT:\n{self._tail()}"
-            ) from None
+            raise AssertionError(f"the server did not end within {PATIENCE_S} s of SIGINT:\n{self._tail()}") from None
         assert code == 0, f"the server ended with {code} on SIGINT:\n{self._tail()}"
 
     def _tail(self) -> str:
@@ -318,7 +314,7 @@ class Page:
             env={**self.environment, "PATH": path},
             capture_output=True,
             text=True,
-            timeout=RUN_TIMEOUT_S,
+            timeout=PATIENCE_S,
             check=False,
         )
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stdout}{done.stderr}"

@@ -16,7 +16,7 @@ import pytest
 
 from support.paths import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 
 SERVE = """\
@@ -72,7 +72,7 @@ Triton().bind(model_name=1, infer_func=print, inputs=[], outputs=[])
 
 
 def run(
-    command: Sequence[object], *, cwd: Path, timeout_s: float = 300, extra: Mapping[str, str] | None = None
+    command: Sequence[object], *, cwd: Path, timeout_s: float = 1200, extra: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run a command as a user would: without the variables that steer ours, Python's or hatch's own behaviour."""
     steering = ("PYTRITON_", "PYTHON", "HATCH_", "VIRTUAL_ENV", "PYTEST_", "COVERAGE")
@@ -206,11 +206,11 @@ def test_the_native_proxy_builds_from_its_sdist(built: Path, tmp_path: Path) -> 
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize(("arch", "elf_machine"), [("x86_64", 62), ("aarch64", 183)])
 def test_release_wheels_are_for_old_and_for_other_machines(tmp_path: Path, arch: str, elf_machine: int) -> None:
     extra = {"PYTRITON_BUILD_ARCH": arch, "PYTRITON_BUILD_WITH_ZIG": "1"}
-    done = run([sys.executable, "tools/dev.py", "build", tmp_path], cwd=ROOT, timeout_s=1200, extra=extra)
+    done = run([sys.executable, "tools/dev.py", "build", tmp_path], cwd=ROOT, timeout_s=3000, extra=extra)
     assert done.returncode == 0, done.stdout + done.stderr
     binaries = {
         f"pytriton_proxy_backend-*-py3-none-manylinux_2_17_{arch}.whl": "proxy_backend/_lib/libtriton_pytriton.so",

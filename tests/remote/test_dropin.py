@@ -38,8 +38,8 @@ from pytriton.proxy_backend.dropin.files import read_manifest, render_manifest
 from pytriton.proxy_backend.errors import DropInError
 from pytriton.server.tritonserver.binary import find_tritonserver
 from support.plain_server import PlainServer, plain_server
+from support.waiting import PATIENCE_S
 
-PATIENCE_S = 60.0
 TENSORS = ("--input", "x:float32:-1", "--output", "y:float32:-1")
 
 

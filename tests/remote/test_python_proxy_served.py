@@ -18,9 +18,9 @@ from pytriton.proxy_backend import Worker, read_description
 from pytriton.proxy_backend.cli.app import run as run_command
 from support.plain_server import PlainServer, plain_server
 from support.python_backend import why_no_python_backend
-from support.python_proxy import PATIENCE_S, wait_line, worker_process
+from support.python_proxy import wait_line, worker_process
 from support.servers import since
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 DTYPES = ("bool", "uint8", "int16", "int64", "uint64", "float16", "float32", "float64")
 

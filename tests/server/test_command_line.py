@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +19,7 @@ from pytriton.server.cli.environment import describe_variables
 from pytriton.server.tritonserver.binary import BUNDLED_FOLDER
 from support.paths import ROOT
 from support.serving import short_home
-
-DEADLINE_S = 100.0
+from support.waiting import PATIENCE_S, eventually
 
 
 @pytest.fixture(autouse=True)
@@ -44,7 +42,7 @@ def run(folder: Path, *arguments: str, **environment: str) -> subprocess.Complet
         env={**os.environ, "TMPDIR": str(temporary), "COLUMNS": "200", **environment},
         capture_output=True,
         text=True,
-        timeout=DEADLINE_S,
+        timeout=PATIENCE_S,
         check=False,
     )
     assert list(temporary.iterdir()) == []
@@ -104,7 +102,7 @@ def test_a_workspace_is_made_and_stays(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_hold_the_zip(tmp_path: Path) -> None:
     # Not by its mode, which does not keep root out.
-    done = subprocess.run(command("env"), cwd="/proc", capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(command("env"), cwd="/proc", capture_output=True, text=True, timeout=PATIENCE_S, check=False)
     assert done.returncode == 1
     assert "cannot be written" in done.stderr
     assert "--no-zip" in done.stderr
@@ -210,11 +208,7 @@ def starting_for_ever(folder: Path, *arguments: str) -> Iterator[tuple[subproces
         text=True,
     )
     try:
-        deadline = time.monotonic() + DEADLINE_S
-        while not (folder / "pid").exists():
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        eventually((folder / "pid").exists)
         yield process, int((folder / "pid").read_text())
     finally:
         process.kill()
@@ -225,7 +219,7 @@ def starting_for_ever(folder: Path, *arguments: str) -> Iterator[tuple[subproces
 def test_a_signal_ends_it_and_leaves_nothing(tmp_path: Path, number: signal.Signals, code: int) -> None:
     with starting_for_ever(tmp_path, "check") as (process, server):
         process.send_signal(number)
-        _, err = process.communicate(timeout=DEADLINE_S)
+        _, err = process.communicate(timeout=PATIENCE_S)
         assert process.returncode == code
         assert "Traceback" not in err
     assert not Path(f"/proc/{server}").exists()

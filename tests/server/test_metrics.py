@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping
@@ -21,10 +20,10 @@ from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.server.errors import PortInUseError
 from pytriton.triton import Triton
 from support.serving import local_config, open_sockets, running
+from support.waiting import PATIENCE_S, eventually
 
 NUMBERS = Tensor(name="numbers", dtype=np.float32, shape=(2,))
 TENSORS = ([NUMBERS], [NUMBERS])
-PATIENCE_S = 30.0
 
 
 def metrics_config(**settings: object) -> Any:
@@ -106,10 +105,8 @@ def test_what_a_callable_did(served: Triton) -> None:
     assert growth("pytriton_cancelled_requests_total") == 0
     assert value_of(page, "pytriton_worker_attached", **labels) == 1
     # Triton's own, of the same requests, which it counts a moment after the answer.
-    deadline = time.monotonic() + PATIENCE_S
-    while value_of(page_of(served), "nv_inference_request_success_total", model="echo", version="1") < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    success = "nv_inference_request_success_total"
+    eventually(lambda: value_of(page_of(served), success, model="echo", version="1") >= 3)
 
 
 def test_failed_requests_by_their_kind(served: Triton) -> None:

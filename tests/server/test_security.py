@@ -21,6 +21,7 @@ from pytriton.triton import Triton, TritonSecurityConfig, TritonServerError
 from support.http import call, infer, tensor
 from support.servers import has_tracing
 from support.serving import local_config, server_pid, short_home
+from support.waiting import PATIENCE_S
 
 TENSORS: dict[str, Any] = {
     "inputs": [Tensor((-1,), np.float32, "x")],
@@ -28,7 +29,6 @@ TENSORS: dict[str, Any] = {
 }
 TOKEN = "a-token-with=signs"
 GRPC_HEADER = "triton-grpc-protocol-triton-access-token"
-CALL_TIMEOUT_S = 30.0
 
 
 def double(requests: Any) -> Any:
@@ -109,10 +109,10 @@ def test_our_client_passes_where_everything_is_protected(closed: Triton, protoco
 def test_the_metadata_of_grpc(closed: Triton) -> None:
     assert closed.grpc_url is not None
     with tritonclient.grpc.InferenceServerClient(closed.grpc_url.removeprefix("grpc://")) as client:
-        assert client.is_server_live(headers={GRPC_HEADER: TOKEN}, client_timeout=CALL_TIMEOUT_S)
+        assert client.is_server_live(headers={GRPC_HEADER: TOKEN}, client_timeout=PATIENCE_S)
         for headers in ({}, {"triton-access-token": TOKEN}, {GRPC_HEADER: "wrong"}):
             with pytest.raises(InferenceServerException, match="This protocol is restricted"):
-                client.is_server_live(headers=headers, client_timeout=CALL_TIMEOUT_S)
+                client.is_server_live(headers=headers, client_timeout=PATIENCE_S)
 
 
 def test_metrics_are_open(closed: Triton) -> None:
@@ -224,7 +224,7 @@ def grpc_client(
 def answer_of(client: tritonclient.grpc.InferenceServerClient) -> Any:
     given = tritonclient.grpc.InferInput("x", [1, 1], "FP32")
     given.set_data_from_numpy(np.ones((1, 1), np.float32))
-    return client.infer("double", [given], client_timeout=CALL_TIMEOUT_S).as_numpy("y").tolist()
+    return client.infer("double", [given], client_timeout=PATIENCE_S).as_numpy("y").tolist()
 
 
 @pytest.mark.parametrize("allow_http", [True, False])
@@ -238,13 +238,13 @@ def test_tls(certificates: Certificates, mutual: bool, allow_http: bool) -> None
             triton.bind("later", double, **TENSORS)
             with grpc_client(triton, certificates, certificates.client if mutual else None) as client:
                 assert answer_of(client) == [[2]]
-                assert client.is_model_ready("later", client_timeout=CALL_TIMEOUT_S)
+                assert client.is_model_ready("later", client_timeout=PATIENCE_S)
             for own in (None, certificates.stranger) if mutual else ():
                 with (
                     grpc_client(triton, certificates, own) as client,
                     pytest.raises(InferenceServerException, match=r"(?i)unavailable|handshake|connect|closed|reset"),
                 ):
-                    client.is_server_live(client_timeout=CALL_TIMEOUT_S)
+                    client.is_server_live(client_timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("mutual", [True, False])
@@ -271,7 +271,7 @@ def test_a_plain_call_gets_no_answer_from_tls(certificates: Certificates) -> Non
                 tritonclient.grpc.InferenceServerClient(triton.grpc_url.rpartition("//")[2]) as client,
                 pytest.raises(InferenceServerException),
             ):
-                client.is_server_live(client_timeout=CALL_TIMEOUT_S)
+                client.is_server_live(client_timeout=PATIENCE_S)
 
 
 @pytest.mark.parametrize("mutual", [True, False])

@@ -18,12 +18,12 @@ from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig
 from support.http import call, infer
 from support.servers import has_tracing, needs_tracing
 from support.serving import running, server_pid, short_home
+from support.waiting import PATIENCE_S
 
 TENSORS: dict[str, Any] = {
     "inputs": [Tensor((-1,), np.float32, "x")],
     "outputs": [Tensor((-1,), np.float32, "y")],
 }
-DEADLINE_S = 30.0
 
 # What tells nothing about itself from outside: that the server takes it has to do.
 PLAIN: dict[str, Any] = {
@@ -212,9 +212,9 @@ def test_a_protected_protocol_of_grpc(server: Triton) -> None:
 
     assert server.grpc_url is not None
     with grpc.InferenceServerClient(server.grpc_url.removeprefix("grpc://")) as client:
-        assert client.is_server_live(headers={"triton-grpc-protocol-my-key": "other"}, client_timeout=30)
+        assert client.is_server_live(headers={"triton-grpc-protocol-my-key": "other"}, client_timeout=PATIENCE_S)
         with pytest.raises(InferenceServerException, match="restricted"):
-            client.is_server_live(client_timeout=30)
+            client.is_server_live(client_timeout=PATIENCE_S)
 
 
 def test_logs(server: Triton, folder: Path) -> None:

@@ -35,6 +35,7 @@ from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton
 from support.serving import local_config, running, short_home
+from support.waiting import PATIENCE_S
 
 Array = np.ndarray[Any, Any]
 
@@ -123,13 +124,10 @@ class Model:
 @batch
 def until_cancelled(x: Array, t: Array) -> Iterator[Any]:
     # The request that lacked an input is a copy: it has to hear of its caller all the same.
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if get_requests()[0].is_cancelled():
-            cancelled.set()
-            return
+    while not get_requests()[0].is_cancelled():
         time.sleep(0.01)
         yield {"y": x}
+    cancelled.set()
 
 
 @fill_optionals(t=DEFAULT)
@@ -182,7 +180,7 @@ def at_once(calls: list[Callable[[], Any]]) -> list[Any]:
     barrier = threading.Barrier(len(calls))
 
     def make(call: Callable[[], Any]) -> Any:
-        barrier.wait(30)
+        barrier.wait(PATIENCE_S)
         return call()
 
     with ThreadPoolExecutor(len(calls)) as pool:
@@ -253,7 +251,7 @@ def test_cancellation_reaches_a_request_that_was_filled_up(triton: Triton) -> No
         responses = client.infer_batch(x=np.zeros((1, 2), np.float32))
         assert next(responses)["y"].shape == (1, 2)
         responses.close()
-    assert cancelled.wait(30)
+    assert cancelled.wait(PATIENCE_S)
 
 
 def test_a_decorator_of_somebody_else_above_ours_is_called(triton: Triton) -> None:

@@ -23,6 +23,7 @@ from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton
 from support.serving import arena_mappings, local_config, running, server_pid, short_home
+from support.waiting import PATIENCE_S
 
 Array = np.ndarray[Any, Any]
 
@@ -160,7 +161,7 @@ def optional(requests: list[Request]) -> list[dict[str, Array]]:
 
 def block(requests: list[Request]) -> list[dict[str, Array]]:
     started.set()
-    release.wait(30)
+    release.wait(PATIENCE_S)
     return doubled(requests)
 
 
@@ -187,13 +188,10 @@ async def count_up_async(requests: list[Request]) -> AsyncIterator[list[dict[str
 
 def until_cancelled(requests: list[Request]) -> Iterator[list[dict[str, Array]]]:
     started.set()
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline:
-        if requests[0].is_cancelled():
-            cancelled.set()
-            return
+    while not requests[0].is_cancelled():
         time.sleep(0.01)
         yield [{"y": np.zeros((1, 1), np.float32)} for _ in requests]
+    cancelled.set()
 
 
 def every_type(requests: list[Request]) -> list[dict[str, Array]]:
@@ -250,7 +248,7 @@ def connect(request: pytest.FixtureRequest, triton: Triton) -> Iterator[Callable
     def make(model: str) -> ModelClient:
         url = triton.http_url if request.param == "http" else triton.grpc_url
         assert url is not None
-        made.append(ModelClient(url, model, init_timeout_s=20, inference_timeout_s=20))
+        made.append(ModelClient(url, model, init_timeout_s=PATIENCE_S, inference_timeout_s=PATIENCE_S))
         return made[-1]
 
     yield make
@@ -450,12 +448,12 @@ def test_many_callers_of_a_slow_model_share_batches(triton: Triton) -> None:
     started.clear()
     with ThreadPoolExecutor(9) as pool, ModelClient(triton.http_url, "block") as client:
         first = pool.submit(client.infer_sample, np.zeros(1, np.float32))
-        assert started.wait(10)
+        assert started.wait(PATIENCE_S)
         rest = [pool.submit(client.infer_sample, np.full(1, number, np.float32)) for number in range(8)]
         time.sleep(0.3)
         release.set()
-        first.result(20)
-        assert [float(future.result(20)["y"][0]) for future in rest] == [number * 2.0 for number in range(8)]
+        first.result(PATIENCE_S)
+        assert [float(future.result(PATIENCE_S)["y"][0]) for future in rest] == [number * 2.0 for number in range(8)]
 
 
 # ---- decoupled models -----------------------------------------------------------------------------------------------
@@ -479,7 +477,7 @@ class Stream:
         answers: dict[str, list[Any]] = {}
         ended = 0
         while ended < expected:
-            result, error = self.answers.get(timeout=20)
+            result, error = self.answers.get(timeout=PATIENCE_S)
             if error is not None:
                 answers.setdefault("error", []).append(str(error))
                 ended += 1
@@ -532,6 +530,6 @@ def test_cancellation_reaches_the_callable(triton: Triton) -> None:
     cancelled.clear()
     stream = Stream(triton)
     stream.send("until_cancelled", 0, "endless")
-    assert started.wait(10)
+    assert started.wait(PATIENCE_S)
     stream.close(cancel=True)
-    assert cancelled.wait(10)
+    assert cancelled.wait(PATIENCE_S)

@@ -26,13 +26,13 @@ from pytriton.model_config import DynamicBatcher, ModelConfig, QueuePolicy, Tens
 from pytriton.model_config.parser import ModelConfigParser
 from pytriton.proxy.types import Request
 from pytriton.triton import Triton
-from support.serving import local_config, running, short_home
+from support.serving import local_config, queued, running, short_home
+from support.waiting import PATIENCE_S, eventually
 
 Array = np.ndarray[Any, Any]
 
 X = [Tensor((1,), np.float32, "x")]
 Y = [Tensor((1,), np.float32, "y")]
-DEADLINE_S = 60.0
 names = (f"m{number}" for number in itertools.count())
 
 
@@ -55,13 +55,15 @@ def model(triton: Triton) -> Iterator[str]:
 
 
 def configuration(triton: Triton, name: str, version: int = 1) -> dict[str, Any]:
-    with urllib.request.urlopen(f"{triton.http_url}/v2/models/{name}/versions/{version}/config", timeout=30) as answer:
+    with urllib.request.urlopen(
+        f"{triton.http_url}/v2/models/{name}/versions/{version}/config", timeout=PATIENCE_S
+    ) as answer:
         read: dict[str, Any] = json.load(answer)
     return read
 
 
 def infer(triton: Triton, name: str, value: float, **arguments: Any) -> float:
-    with ModelClient(url(triton), name, inference_timeout_s=DEADLINE_S) as client:
+    with ModelClient(url(triton), name, inference_timeout_s=PATIENCE_S) as client:
         return float(client.infer_sample(x=np.array([value], np.float32), **arguments)["y"][0])
 
 
@@ -69,22 +71,6 @@ def url(triton: Triton) -> str:
     if triton.http_url is None:
         raise AssertionError("the server is not running")
     return triton.http_url
-
-
-def poll(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"not within {DEADLINE_S:g} s: {what}")
-        time.sleep(0.01)
-
-
-def queued(triton: Triton, name: str) -> int:
-    """How many requests wait in the model's queue."""
-    with urllib.request.urlopen(str(triton.metrics_url), timeout=30) as answer:
-        lines = answer.read().decode().splitlines()
-    (line,) = (line for line in lines if line.startswith(f'nv_inference_pending_request_count{{model="{name}"'))
-    return int(float(line.rpartition(" ")[2]))
 
 
 class Gate:
@@ -98,7 +84,7 @@ class Gate:
     def __call__(self, requests: Sequence[Request]) -> list[dict[str, Array]]:
         self.calls.append([float(request["x"].ravel()[0]) for request in requests])
         self.entered.set()
-        if not self.open.wait(DEADLINE_S):
+        if not self.open.wait(PATIENCE_S):
             raise TimeoutError("nobody opened the gate")
         return [{"y": request["x"]} for request in requests]
 
@@ -113,7 +99,7 @@ class Queue:
         self.gate = gate
         triton.bind(name, self.gate, X, Y, config=ModelConfig(max_batch_size=1, batcher=batcher))
         self.first = self.send(0)
-        assert self.gate.entered.wait(DEADLINE_S)
+        assert self.gate.entered.wait(PATIENCE_S)
         self._waiting = 0
 
     def send(self, value: float, **parameters: int) -> Future[float]:
@@ -124,13 +110,13 @@ class Queue:
         future = self.send(value, **parameters)
         self._waiting += 1
         expected = self._waiting
-        poll(lambda: queued(self._triton, self._name) >= expected, f"{expected} requests in the queue")
+        eventually(lambda: queued(self._triton, self._name) >= expected)
         return future
 
     def let_go(self) -> list[float]:
         """Opens the gate, and gives the values of the requests in the order in which they were served."""
         self.gate.open.set()
-        assert self.first.result(DEADLINE_S) == 0
+        assert self.first.result(PATIENCE_S) == 0
         return [value for call in self.gate.calls for value in call]
 
 
@@ -288,28 +274,28 @@ def test_a_wrong_configuration_is_refused_by_name_value_and_rule(
 def test_what_does_not_fit_into_the_queue_is_rejected(make_queue: MakeQueue) -> None:
     queue = make_queue(DynamicBatcher(default_queue_policy=QueuePolicy(max_queue_size=2)))
     others = [queue.send(value) for value in range(1, 6)]
-    poll(lambda: sum(future.done() for future in others) >= 3, "three rejections")
+    eventually(lambda: sum(future.done() for future in others) >= 3)
     rejected = [future for future in others if future.done()]
     for future in rejected:
         with pytest.raises(PyTritonClientError, match="Exceeds maximum queue size"):
             future.result(0)
     served = queue.let_go()
-    kept = [future.result(DEADLINE_S) for future in others if future not in rejected]
+    kept = [future.result(PATIENCE_S) for future in others if future not in rejected]
     assert len(kept) == 2
-    wait(others, DEADLINE_S)
+    wait(others, PATIENCE_S)
     assert sorted([0.0, *kept]) == sorted([value for call in queue.gate.calls for value in call])
     assert served[0] == 0
 
 
 def test_who_waits_too_long_is_rejected(make_queue: MakeQueue) -> None:
-    # Long enough for the first one to be served on a busy machine.
-    policy = QueuePolicy(default_timeout_microseconds=500_000, timeout_action=TimeoutAction.REJECT)
-    queue = make_queue(DynamicBatcher(default_queue_policy=policy))
-    late = queue.put(1)
-    time.sleep(0.6)
+    # The first one, which keeps the callable busy, is of the level without a limit.
+    policy = QueuePolicy(default_timeout_microseconds=50_000, timeout_action=TimeoutAction.REJECT)
+    queue = make_queue(DynamicBatcher(priority_levels=2, default_priority_level=1, priority_queue_policy={2: policy}))
+    late = queue.put(1, priority=2)
+    time.sleep(0.05)
     queue.let_go()
     with pytest.raises(PyTritonClientInferenceServerError, match=r"(?i)timeout expired"):
-        late.result(DEADLINE_S)
+        late.result(PATIENCE_S)
     assert queue.gate.calls == [[0]]
 
 
@@ -320,7 +306,7 @@ def test_who_waits_too_long_is_served_after_the_others(make_queue: MakeQueue) ->
     futures = [queue.put(1, timeout=1000), queue.put(2), queue.put(3, timeout=10**9)]
     time.sleep(0.05)
     queue.let_go()
-    assert [future.result(DEADLINE_S) for future in futures] == [1, 2, 3]
+    assert [future.result(PATIENCE_S) for future in futures] == [1, 2, 3]
     assert queue.gate.calls == [[0], [2], [3], [1]]
 
 
@@ -330,14 +316,14 @@ def test_a_request_cannot_bring_a_timeout_where_that_is_not_allowed(make_queue: 
     future = queue.put(1, timeout=1000)
     time.sleep(0.05)
     queue.let_go()
-    assert future.result(DEADLINE_S) == 1
+    assert future.result(PATIENCE_S) == 1
 
 
 def test_priorities_come_first(make_queue: MakeQueue) -> None:
     queue = make_queue(DynamicBatcher(priority_levels=3, default_priority_level=2))
     futures = [queue.put(3, priority=3), queue.put(2), queue.put(1, priority=1), queue.put(2.5, priority=2)]
     queue.let_go()
-    assert [future.result(DEADLINE_S) for future in futures] == [3, 2, 1, 2.5]
+    assert [future.result(PATIENCE_S) for future in futures] == [3, 2, 1, 2.5]
     assert queue.gate.calls == [[0], [1], [2], [2.5], [3]]
 
 
@@ -352,9 +338,9 @@ def test_every_priority_has_a_policy_of_its_own(make_queue: MakeQueue) -> None:
     kept = [queue.put(1), queue.put(2, priority=2), queue.put(3)]
     for priority in (1, 2):
         with pytest.raises(PyTritonClientError, match="Exceeds maximum queue size"):
-            queue.send(9, priority=priority).result(DEADLINE_S)
+            queue.send(9, priority=priority).result(PATIENCE_S)
     queue.let_go()
-    assert [future.result(DEADLINE_S) for future in kept] == [1, 2, 3]
+    assert [future.result(PATIENCE_S) for future in kept] == [1, 2, 3]
     assert queue.gate.calls == [[0], [1], [3], [2]]
 
 
@@ -366,7 +352,7 @@ def test_requests_are_held_back_until_a_preferred_batch_is_full(
     batcher = DynamicBatcher(max_queue_delay_microseconds=10**9, preferred_batch_size=[3])
     triton.bind(model, gate, X, Y, config=ModelConfig(max_batch_size=8, batcher=batcher))
     futures = [pool.submit(infer, triton, model, value) for value in (1, 2, 3)]
-    assert [future.result(DEADLINE_S) for future in futures] == [1, 2, 3]
+    assert [future.result(PATIENCE_S) for future in futures] == [1, 2, 3]
     assert [sorted(call) for call in gate.calls] == [[1, 2, 3]]
 
 
@@ -464,12 +450,12 @@ def test_several_callables_serve_one_model_at_once(triton: Triton, model: str, p
             self._number = number
 
         def __call__(self, requests: Sequence[Request]) -> list[dict[str, Array]]:
-            both.wait(DEADLINE_S)  # neither gets further unless the other one is called meanwhile
+            both.wait(PATIENCE_S)  # neither gets further unless the other one is called meanwhile
             return [{"y": np.full_like(request["x"], self._number)} for request in requests]
 
     triton.bind(model, [Instance(1), Instance(2)], X, Y, config=ModelConfig(max_batch_size=1))
     futures = [pool.submit(infer, triton, model, 0) for _ in range(2)]
-    assert {future.result(DEADLINE_S) for future in futures} == {1, 2}
+    assert {future.result(PATIENCE_S) for future in futures} == {1, 2}
 
 
 # ---- errors of the callable ----------------------------------------------------------------------------------------

@@ -25,13 +25,13 @@ from pytriton.proxy.types import Request
 from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
 from pytriton.triton import Triton
 from support.serving import local_config, running, short_home
+from support.waiting import PATIENCE_S, eventually
 
 Array = np.ndarray[Any, Any]
 
 X = [Tensor((2,), np.float32, "x")]
 Y = [Tensor((2,), np.float32, "y")]
 ONE = np.ones(2, np.float32)
-DEADLINE_S = 60.0
 names = (f"m{number}" for number in itertools.count())
 
 
@@ -56,14 +56,14 @@ def repository(triton: Triton) -> list[dict[str, str]]:
         data=b"{}",
         headers={"triton-access-token": str(triton.get_access_token())},
     )
-    with urllib.request.urlopen(request, timeout=30) as answer:
+    with urllib.request.urlopen(request, timeout=PATIENCE_S) as answer:
         models: list[dict[str, str]] = json.load(answer)
     return models
 
 
 def is_ready(triton: Triton, name: str) -> bool:
     try:
-        with urllib.request.urlopen(f"{triton.http_url}/v2/models/{name}/ready", timeout=30):
+        with urllib.request.urlopen(f"{triton.http_url}/v2/models/{name}/ready", timeout=PATIENCE_S):
             return True
     except urllib.error.HTTPError as error:
         error.close()
@@ -86,11 +86,7 @@ def configured(warmups: list[ModelWarmup] | None = None, **fields: Any) -> Model
 
 def wait_gone(name: str) -> None:
     """Waits until no worker of a model is left."""
-    deadline = time.monotonic() + DEADLINE_S
-    while any(thread.name == f"pytriton-{name}" for thread in threading.enumerate()):
-        if time.monotonic() > deadline:
-            raise AssertionError(f"a worker of {name} is left behind")
-        time.sleep(0.01)
+    eventually(lambda: not any(thread.name == f"pytriton-{name}" for thread in threading.enumerate()))
 
 
 # ---- every kind of callable ----------------------------------------------------------------------------------------
@@ -241,7 +237,7 @@ def test_every_callable_of_a_model_is_warmed_up_in_its_own_thread(triton: Triton
         def callable_(requests: Sequence[Request]) -> list[dict[str, Array]]:
             threads[number].append(threading.get_ident())
             if len(threads[number]) == 1:
-                both.wait(DEADLINE_S)  # they do not wait for each other
+                both.wait(PATIENCE_S)  # they do not wait for each other
             return [{"y": request["x"]} for request in requests]
 
         return callable_
@@ -479,9 +475,9 @@ def test_a_stop_ends_a_long_warmup() -> None:
 
         starter = threading.Thread(target=start)
         starter.start()
-        assert called.wait(DEADLINE_S)
+        assert called.wait(PATIENCE_S)
         triton.stop()
-        starter.join(DEADLINE_S)
+        starter.join(PATIENCE_S)
         assert not starter.is_alive()
         assert len(errors) == 1
         wait_gone("model")

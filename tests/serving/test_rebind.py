@@ -9,7 +9,6 @@ import logging
 import os
 import threading
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,12 +23,11 @@ from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.proxy_backend import read_description
 from pytriton.triton import ProcessWorker, Triton, TritonModelLoadError
 from support.load import under_load
-from support.serving import arena_mappings, local_config, running, short_home
-from support.waiting import eventually
+from support.serving import arena_mappings, local_config, queued, running, short_home
+from support.waiting import PATIENCE_S, eventually
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
 Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
-DEADLINE_S = 30.0
 
 
 def times(factor: float, pause_s: float = 0.0) -> Callable[[Any], Any]:
@@ -61,13 +59,13 @@ class Held:
 
     def __call__(self, requests: Any) -> Any:
         self.entered.set()
-        self.release.wait(DEADLINE_S)
+        self.release.wait(PATIENCE_S)
         return self._infer(requests)
 
 
 def call(triton: Triton, method: str, path: str, body: Any = None) -> tuple[int, Any]:
     assert triton.http_url is not None
-    connection = http.client.HTTPConnection(triton.http_url.removeprefix("http://"), timeout=2 * DEADLINE_S)
+    connection = http.client.HTTPConnection(triton.http_url.removeprefix("http://"), timeout=PATIENCE_S)
     headers = {"triton-access-token": triton.get_access_token() or ""}
     try:
         connection.request(method, path, None if body is None else json.dumps(body), headers)
@@ -132,7 +130,7 @@ def test_rebind_under_load_loses_no_request(triton: Triton, home: Path) -> None:
         (times(7), {"config": ModelConfig(max_batch_size=8)}),
         (times(8, 0.005), {"config": ModelConfig(batcher=DynamicBatcher(max_queue_delay_microseconds=2000))}),
         (times_async(9, 0.005), {"strict": True}),
-        ([times(10), times(10)], {"config": ModelConfig(attach_timeout_s=20.0)}),
+        ([times(10), times(10)], {"config": ModelConfig(attach_timeout_s=PATIENCE_S)}),
         (times(11), {"config": ModelConfig()}),
     ]
     with under_load(triton.http_url, triton.grpc_url, "m") as load:
@@ -155,17 +153,17 @@ def test_the_old_callable_finishes_what_it_has(triton: Triton, config: ModelConf
     triton.rebind("m", held)
     with ThreadPoolExecutor(3) as pool:
         old = pool.submit(ask, triton, "m")
-        assert held.entered.wait(DEADLINE_S)
+        assert held.entered.wait(PATIENCE_S)
         rebinding = pool.submit(triton.rebind, "m", times(3), config=config)
         # The new callable is there while the old one is still at work.
         wanted = 4 if config is None else config.max_batch_size
         eventually(lambda: call(triton, "GET", "/v2/models/m/config")[1]["max_batch_size"] == wanted)
-        assert pool.submit(ask, triton, "m").result(DEADLINE_S) == 3
+        assert pool.submit(ask, triton, "m").result(PATIENCE_S) == 3
         assert not old.done()
         assert not rebinding.done()
         held.release.set()
-        assert old.result(DEADLINE_S) == 2
-        rebinding.result(DEADLINE_S)
+        assert old.result(PATIENCE_S) == 2
+        rebinding.result(PATIENCE_S)
     assert ask(triton, "m") == 3
 
 
@@ -174,9 +172,9 @@ def test_a_callable_that_does_not_end_is_cut_off(triton: Triton, caplog: pytest.
     triton.rebind("m", held)
     with ThreadPoolExecutor(1) as pool:
         old = pool.submit(ask, triton, "m")
-        assert held.entered.wait(DEADLINE_S)
+        assert held.entered.wait(PATIENCE_S)
         triton.rebind("m", times(3), timeout_s=0.2)
-        assert "was lost while it worked on this request" in old.result(DEADLINE_S)
+        assert "was lost while it worked on this request" in old.result(PATIENCE_S)
     assert ask(triton, "m") == 3
     assert "still busy" in caplog.text
     held.release.set()
@@ -279,7 +277,7 @@ def test_one_of_several_versions(triton: Triton) -> None:
         triton.rebind("M", times(4), model_version=2)
         assert ask(triton, "m", 2) == 4
         # What is not in Triton's configuration may differ between versions.
-        triton.rebind("m", times(5), model_version=2, config=ModelConfig(attach_timeout_s=3.0))
+        triton.rebind("m", times(5), model_version=2, config=ModelConfig(attach_timeout_s=PATIENCE_S))
         assert ask(triton, "m", 2) == 5
         load.wait_for_more()
     assert load.failures == []
@@ -341,28 +339,18 @@ def test_unbind_waits_for_what_is_in_flight(home: Path) -> None:
     triton.bind("held", held, X, Y)
     with running(triton), ThreadPoolExecutor(3) as pool:
         first = pool.submit(ask, triton, "held")
-        assert held.entered.wait(DEADLINE_S)
+        assert held.entered.wait(PATIENCE_S)
         second = pool.submit(ask, triton, "held")
-        eventually(lambda: pending(triton, "held") == 1)
+        eventually(lambda: queued(triton, "held") == 1)
         unbinding = pool.submit(triton.unbind, "held")
         eventually(lambda: not is_ready(triton, "held"))
         assert "held" in ask(triton, "held")
         assert not unbinding.done()
         held.release.set()
-        unbinding.result(DEADLINE_S)
+        unbinding.result(PATIENCE_S)
         # The one that the callable had, and the one in Triton's queue.
-        assert (first.result(DEADLINE_S), second.result(DEADLINE_S)) == (2, 2)
+        assert (first.result(PATIENCE_S), second.result(PATIENCE_S)) == (2, 2)
         assert worker_threads("held") == []
-
-
-def pending(triton: Triton, model: str) -> float:
-    """How many requests are in Triton's queue of a model."""
-    assert triton.metrics_url is not None
-    with urllib.request.urlopen(triton.metrics_url, timeout=DEADLINE_S) as page:
-        for line in page.read().decode().splitlines():
-            if line.startswith("nv_inference_pending_request_count") and f'model="{model}"' in line:
-                return float(line.split()[-1])
-    return 0
 
 
 def test_unbind_cuts_off_what_does_not_end(triton: Triton, home: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -370,9 +358,9 @@ def test_unbind_cuts_off_what_does_not_end(triton: Triton, home: Path, caplog: p
     triton.bind("held", held, X, Y)
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(ask, triton, "held")
-        assert held.entered.wait(DEADLINE_S)
+        assert held.entered.wait(PATIENCE_S)
         triton.unbind("held", timeout_s=0.2)
-        assert "was lost while it worked on this request" in asking.result(DEADLINE_S)
+        assert "was lost while it worked on this request" in asking.result(PATIENCE_S)
     assert "have not been answered 0.2 s after" in caplog.text
     assert sockets(home) == ["m.1.sock"]
     held.release.set()
@@ -385,15 +373,15 @@ def test_stop_ends_the_wait_of_unbind_but_not_the_request(triton: Triton) -> Non
     triton.bind("held", held, X, Y)
     with ThreadPoolExecutor(3) as pool:
         asking = pool.submit(ask, triton, "held")
-        assert held.entered.wait(DEADLINE_S)
+        assert held.entered.wait(PATIENCE_S)
         unbinding = pool.submit(triton.unbind, "held", timeout_s=600)
         eventually(lambda: not is_ready(triton, "held"))
         stopping = pool.submit(triton.stop)
-        unbinding.result(DEADLINE_S)
+        unbinding.result(PATIENCE_S)
         assert not stopping.done()
         held.release.set()
-        assert asking.result(DEADLINE_S) == 2
-        assert stopping.result(DEADLINE_S)
+        assert asking.result(PATIENCE_S) == 2
+        assert stopping.result(PATIENCE_S)
 
 
 def test_what_cannot_be_unbound(triton: Triton) -> None:
@@ -489,10 +477,10 @@ def test_stop_ends_a_long_warm_up(home: Path) -> None:
     triton = Triton(config=local_config())
     with running(triton), ThreadPoolExecutor(1) as pool:
         binding = pool.submit(triton.bind, "n", held, X, Y, config=config)
-        assert held.entered.wait(DEADLINE_S)
+        assert held.entered.wait(PATIENCE_S)
         assert triton.stop()
         with pytest.raises(TritonModelLoadError, match="stopped in the meantime"):
-            binding.result(DEADLINE_S)
+            binding.result(PATIENCE_S)
         held.release.set()
         eventually(lambda: worker_threads("n") == [])
 

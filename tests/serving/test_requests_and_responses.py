@@ -19,7 +19,8 @@ from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton
 from support.callables import BAD, GOOD, KINDS, ONE, STRICT, UNCASTABLE, function, name_of, yields_nothing, yields_twice
 from support.serving import local_config, running, short_home
-from support.streams import PATIENCE_S, Stream
+from support.streams import Stream
+from support.waiting import PATIENCE_S
 
 Array = np.ndarray[Any, Any]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,12 +18,12 @@ from pytriton.decorators import batch
 from pytriton.model_config import Tensor
 from pytriton.triton import ProcessWorker, Triton
 from support.serving import local_config, running, short_home
+from support.waiting import eventually
 
 Array = np.ndarray[Any, Any]
 Outputs = dict[str, Array]
 Ask = Callable[[int], Outputs]
 
-PATIENCE_S = 60.0
 X = [Tensor((1,), np.int64, "x")]
 # What comes back for each value of the input.
 RIGHT, MISSPELLED, MISSING, SUPERFLUOUS, WIDE, NOTHING = range(6)
@@ -90,7 +89,7 @@ def ask(request: pytest.FixtureRequest, triton: Triton, server: inprocess.Server
         yield infer
         server.unbind(name)
         return
-    in_process = ProcessWorker("test_returned_outputs:make_plain") if request.param == "process" else request.param
+    in_process = ProcessWorker(f"{__file__}:make_plain") if request.param == "process" else request.param
     triton.bind(name, in_process, X, OUTPUTS)
     assert triton.grpc_url is not None
     with ModelClient(triton.grpc_url, name) as client:
@@ -102,17 +101,16 @@ def ask(request: pytest.FixtureRequest, triton: Triton, server: inprocess.Server
 def warnings(caplog: pytest.LogCaptureFixture) -> Callable[[int], list[str]]:
     def wait(count: int) -> list[str]:
         """Waits for so many warnings; those of a worker process come after its answers."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
-            found = [
+
+        def said() -> list[str]:
+            return [
                 entry.getMessage()
                 for entry in caplog.records
                 if entry.levelno == logging.WARNING and "This is said once" in entry.getMessage()
             ]
-            if len(found) >= count:
-                return found
-            assert time.monotonic() < deadline, caplog.text
-            time.sleep(0.02)
+
+        eventually(lambda: len(said()) >= count)
+        return said()
 
     return wait
 

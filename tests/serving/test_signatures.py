@@ -27,6 +27,7 @@ from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import ProcessWorker, RemoteTriton, Triton, TritonModelLoadError
 from support.serving import local_config, running, short_home
+from support.waiting import PATIENCE_S
 
 IMG = [Tensor(name="img", dtype=np.float32, shape=(-1,))]
 Y = [Tensor(name="y", dtype=np.float32, shape=(2,))]
@@ -99,7 +100,7 @@ def test_a_model_without_inputs_is_asked_by_every_client(triton: Triton, model: 
         with pytest.raises(PyTritonClientValueError, match="expected no inputs; received 1 by position"):
             client.infer_sample([1])
     with FuturesModelClient(url, model) as futures:
-        np.testing.assert_array_equal(futures.infer_sample().result(60)["y"], VALUES)
+        np.testing.assert_array_equal(futures.infer_sample().result(PATIENCE_S)["y"], VALUES)
     np.testing.assert_array_equal(asyncio.run(ask())["y"], VALUES)
 
 
@@ -150,14 +151,16 @@ def test_a_process_worker_refuses_it_when_it_has_loaded_it(triton: Triton) -> No
 def test_a_worker_from_a_shell_refuses_it_when_it_knows_the_model(tmp_path: Path) -> None:
     arguments = ["add", f"--model-repository={tmp_path}", "--name=net", f"--endpoint={tmp_path}"]
     command = [sys.executable, "-m", "pytriton.proxy_backend"]
-    subprocess.run([*command, *arguments, "--input=img:float32:-1", "--output=y:float32:2"], check=True, timeout=60)
+    subprocess.run(
+        [*command, *arguments, "--input=img:float32:-1", "--output=y:float32:2"], check=True, timeout=PATIENCE_S
+    )
     done = subprocess.run(
         [*command, "worker", f"{HERE}:takes_x", f"--endpoint={tmp_path}", "--model=net"],
         cwd=HERE.parent,
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 1
     assert re.search(rf"error: Model 'net': {REFUSAL}", done.stderr)

@@ -23,8 +23,8 @@ from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton
 from support.servers import server_version
 from support.serving import arena_mappings, local_config, running, short_home
-from support.streams import PATIENCE_S, Event, Stream
-from support.waiting import eventually
+from support.streams import Event, Stream
+from support.waiting import PATIENCE_S, eventually
 
 Array = np.ndarray[Any, Any]
 
@@ -119,10 +119,8 @@ async def endless_async(requests: list[Request]) -> AsyncIterator[list[Any]]:
 def asks(requests: list[Request]) -> Iterator[list[Any]]:
     yield [answer(0) for _ in requests]
     entered.set()
-    deadline = time.monotonic() + PATIENCE_S
-    while not requests[0].is_cancelled() and time.monotonic() < deadline:
-        time.sleep(0.002)
-    left.append("cancelled" if requests[0].is_cancelled() else "not cancelled")
+    eventually(requests[0].is_cancelled)
+    left.append("cancelled")
 
 
 async def quiet(requests: list[Request]) -> AsyncIterator[list[Any]]:

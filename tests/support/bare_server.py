@@ -29,10 +29,10 @@ from pytriton.server.tritonserver.command_line import ServerFolders, build_comma
 from pytriton.server.tritonserver.ports import reserve_ports
 from pytriton.server.tritonserver.process import ServerProcess
 from support.serving import local_config
+from support.waiting import PATIENCE_S
 
 Array = np.ndarray[Any, Any]
 
-PATIENCE_S = 30.0
 F4 = np.dtype("float32")
 
 CONFIG = """

@@ -20,11 +20,11 @@ from pytriton.client import (
     FuturesModelClient,
     ModelClient,
 )
+from support.waiting import PATIENCE_S
 
 # What is sent for a request: bytes, or pieces of them as long as somebody reads.
 Sent = bytes | Callable[[], Iterable[bytes]]
 
-PATIENCE_S = 60.0
 COUPLED = ("sync", "futures", "asyncio")
 DECOUPLED = ("decoupled", "asyncio decoupled")
 CLIENTS = (*COUPLED, *DECOUPLED)

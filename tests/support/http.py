@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-TIMEOUT_S = 30.0
+from support.waiting import PATIENCE_S
 
 
 def call(
@@ -16,7 +16,7 @@ def call(
     """Return status and answer of one call; the answer is decoded where it is JSON."""
     if url is None:
         raise AssertionError("the service is not there")
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=TIMEOUT_S)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE_S)
     try:
         connection.request(method, path, None if body is None else json.dumps(body), dict(headers or {}))
         response = connection.getresponse()

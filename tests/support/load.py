@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tritonclient.grpc
 
-DEADLINE_S = 60.0
+from support.waiting import PATIENCE_S
 
 
 class Load:
@@ -50,12 +50,12 @@ class Load:
         """Stop asking and wait until every request is answered."""
         self._stop.set()
         for thread in self._threads:
-            thread.join(DEADLINE_S)
+            thread.join(PATIENCE_S)
             assert not thread.is_alive(), "a request was never answered"
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait until something is true; fails when it is not in a minute, or when a request has failed."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + PATIENCE_S
         while not condition():
             assert not self.failures, self.failures[0]
             assert time.monotonic() < deadline, "it did not come true"
@@ -91,7 +91,7 @@ class Load:
                     self.answers.append((sent, answer / x))
 
     def _over_http(self) -> Iterator[Callable[[float], float]]:
-        connection = http.client.HTTPConnection(self._http, timeout=DEADLINE_S)
+        connection = http.client.HTTPConnection(self._http, timeout=PATIENCE_S)
         version = f"/versions/{self._version}" if self._version else ""
 
         def ask(x: float) -> float:
@@ -115,7 +115,7 @@ class Load:
         def ask(x: float) -> float:
             tensor = tritonclient.grpc.InferInput("x", [1, 1], "FP32")
             tensor.set_data_from_numpy(np.array([[x]], np.float32))
-            result = client.infer(self._model, [tensor], model_version=self._version, client_timeout=DEADLINE_S)
+            result = client.infer(self._model, [tensor], model_version=self._version, client_timeout=PATIENCE_S)
             return float(result.as_numpy("y")[0, 0])
 
         try:

@@ -16,10 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pytriton.server.tritonserver.binary import find_tritonserver
-
-START_TIMEOUT_S = 60.0
-STOP_TIMEOUT_S = 30.0
-CALL_TIMEOUT_S = 60.0
+from support.waiting import PATIENCE_S
 
 
 class PlainServer:
@@ -34,7 +31,7 @@ class PlainServer:
 
     def call(self, method: str, path: str, body: Any = None) -> tuple[int, Any]:
         """Send one request; gives the status and the JSON or the text of the answer."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=CALL_TIMEOUT_S)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=PATIENCE_S)
         try:
             connection.request(method, path, None if body is None else json.dumps(body))
             response = connection.getresponse()
@@ -61,7 +58,7 @@ class PlainServer:
         return self.call("POST", f"/v2/repository/models/{model}/unload", {})
 
     def wait_unloaded(self, model: str) -> None:
-        deadline = time.monotonic() + STOP_TIMEOUT_S
+        deadline = time.monotonic() + PATIENCE_S
         while self.call("GET", f"/v2/models/{model}/ready")[0] == 200:
             if time.monotonic() > deadline:
                 raise AssertionError(f"{model} is still loaded")
@@ -126,7 +123,7 @@ def plain_server(
         for pid in [int(child) for child in children] or [process.pid]:
             os.kill(pid, signal.SIGINT)
         try:
-            process.wait(STOP_TIMEOUT_S)
+            process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -135,7 +132,7 @@ def plain_server(
 
 
 def _wait_live(server: PlainServer) -> None:
-    deadline = time.monotonic() + START_TIMEOUT_S
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         try:
             if server.call("GET", "/v2/health/live")[0] == 200:

@@ -28,8 +28,8 @@ from pytriton.proxy_backend.wire.batch import RequestData
 from pytriton.proxy_backend.wire.response import ResponseData
 from pytriton.proxy_backend.wire.settings import serving_settings
 from pytriton.proxy_backend.zmq_keys import CurveKeys
+from support.waiting import PATIENCE_S, eventually
 
-PATIENCE_S = 60.0
 BUDGET_BYTES = 64 << 20
 
 
@@ -120,16 +120,7 @@ class Proxy:
         return next(iter(self.endpoint._workers.values()))
 
     def wait_workers(self, count: int) -> None:
-        wait_until(lambda: len(self.endpoint._workers) == count, f"{count} workers")
-
-
-def wait_until(done: Any, what: str) -> None:
-    """Wait for a condition."""
-    deadline = time.monotonic() + PATIENCE_S
-    while not done():
-        if time.monotonic() > deadline:
-            raise AssertionError(f"waited in vain for {what}")
-        time.sleep(0.005)
+        eventually(lambda: len(self.endpoint._workers) == count)
 
 
 def _keys(keys: tuple[Path, Path] | None) -> dict[str, Path]:

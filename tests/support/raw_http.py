@@ -6,8 +6,7 @@ import re
 import socket
 
 from pytriton.triton import Triton
-
-PATIENCE_S = 60.0
+from support.waiting import PATIENCE_S
 
 
 def connect(triton: Triton) -> socket.socket:

@@ -9,7 +9,7 @@ import threading
 from types import TracebackType
 from urllib.parse import urlsplit
 
-_TIMEOUT_S = 30.0
+from support.waiting import PATIENCE_S
 
 
 class Relay:
@@ -48,7 +48,7 @@ class Relay:
     ) -> None:
         self._ending.set()
         for thread in self._threads:
-            thread.join(_TIMEOUT_S)
+            thread.join(PATIENCE_S)
         self._listening.close()
 
     def drop(self) -> None:
@@ -68,13 +68,13 @@ class Relay:
             thread.start()
 
     def _serve(self, accepted: socket.socket, number: int) -> None:
-        accepted.settimeout(_TIMEOUT_S)
+        accepted.settimeout(PATIENCE_S)
         try:
             client = self._context.wrap_socket(accepted, server_side=True) if self._context else accepted
         except OSError:
             accepted.close()
             return  # the client did not like the certificate
-        with client, socket.create_connection(self._target, _TIMEOUT_S) as server:
+        with client, socket.create_connection(self._target, PATIENCE_S) as server:
             self._pass_on(client, server, number)
 
     def _pass_on(self, client: socket.socket, server: socket.socket, number: int) -> None:

@@ -7,11 +7,13 @@ import os
 import re
 import tempfile
 import threading
+import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pytriton.triton import Triton, TritonConfig
+from support.waiting import PATIENCE_S
 
 
 def local_config(**settings: object) -> TritonConfig:
@@ -57,6 +59,15 @@ def server_pid(triton: Triton) -> int:
         if command[0].endswith("tritonserver") and any(re.fullmatch(rf"--http-port={port}", part) for part in command):
             return int(folder.name)
     raise AssertionError(f"no tritonserver on port {port}")
+
+
+def queued(triton: Triton, model: str) -> int:
+    """Return how many requests wait in the queue of a model; needs a server with metrics."""
+    with urllib.request.urlopen(str(triton.metrics_url), timeout=PATIENCE_S) as page:
+        for line in page.read().decode().splitlines():
+            if line.startswith("nv_inference_pending_request_count{") and f'model="{model}"' in line:
+                return int(float(line.rpartition(" ")[2]))
+    return 0
 
 
 @contextmanager

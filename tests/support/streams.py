@@ -10,8 +10,7 @@ import numpy as np
 import tritonclient.grpc
 
 from pytriton.triton import Triton
-
-PATIENCE_S = 30.0
+from support.waiting import PATIENCE_S
 
 
 class Event(NamedTuple):

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,17 @@ from tritonclient.utils import InferenceServerException
 
 from pytriton.proxy.types import Request
 from pytriton.proxy_backend import Worker
-from support.bare_server import F4, PATIENCE_S, Array, BareServer, serving
+from pytriton.proxy_backend.transport.activity import EndpointActivity, ask_activity
+from support.bare_server import F4, Array, BareServer, serving
 from support.paths import TESTS
+from support.waiting import PATIENCE_S, eventually
 
 MIB = 1 << 20
 # Longer than a busy machine keeps anybody waiting.
-LIMIT_S = 1.5
+LIMIT_S = 3.0
 ONE = np.array([[1, 2]], F4)
+# How often the native proxy says that it cannot accept a worker.
+ACCEPT_LOG_S = 10.0
 SCRIPT = TESTS / "support" / "fault_worker.py"
 STREAMING = "model_transaction_policy { decoupled: true }"
 NO_BATCHER_DELAY = "dynamic_batching { }"
@@ -53,7 +57,7 @@ def server() -> Iterator[BareServer]:
         made.add("repeat_stream", repeatable=True, decoupled=True, extra=STREAMING)
         made.add("tight", arena_budget_bytes=4 * MIB, arena_idle_s=0.0)
         made.add("waits", attach_timeout_s=1.0)
-        made.add("waits_alone", batching=False, attach_timeout_s=3.0)
+        made.add("waits_alone", batching=False, attach_timeout_s=PATIENCE_S)
         made.add("waits_few", attach_timeout_s=PATIENCE_S, max_waiting=4, extra=SHORT_QUEUE)
         with serving(made):
             yield made
@@ -97,7 +101,7 @@ class WorkerProcess:
         """Stops every thread of it where it is."""
         self.process.send_signal(signal.SIGSTOP)
         threads = Path(f"/proc/{self.pid}/task")
-        wait_until(lambda: all(_state(thread) == "T" for thread in threads.iterdir()), "it is stopped")
+        eventually(lambda: all(_state(thread) == "T" for thread in threads.iterdir()))
 
     def go_on(self) -> None:
         """Ends that."""
@@ -146,7 +150,7 @@ class Calls:
                 model,
                 [tensor],
                 lambda result, error, number=number: self._done(number, result, error),
-                client_timeout=2 * PATIENCE_S,
+                client_timeout=PATIENCE_S,
             )
 
     def _done(self, number: int, result: Any, error: Exception | None) -> None:
@@ -182,13 +186,6 @@ def assert_next_works(server: BareServer, model: str = "plain") -> None:
         assert server.infer(model, ONE).tolist() == [[2, 4]]
 
 
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not come true: {what}"
-        time.sleep(0.01)
-
-
 def infer_with_error(server: BareServer, model: str) -> str:
     with pytest.raises(InferenceServerException) as caught:
         server.infer(model, ONE)
@@ -222,10 +219,8 @@ def test_many_requests_of_a_killed_worker(server: BareServer) -> None:
     with WorkerProcess(server, "plain", "held_async") as victim:
         calls = Calls(server, "plain", 1000)
         victim.wait_for("got", 64)
-        killed_s = time.monotonic()
         victim.process.kill()
-        wait_until(lambda: len(calls.errors) >= 64, "the requests of the dead worker failed")
-        assert time.monotonic() - killed_s < 5
+        eventually(lambda: len(calls.errors) >= 64)
     with server.worker("plain", double):
         calls.wait()
         assert 64 <= len(calls.errors) <= 64 * 8
@@ -291,17 +286,12 @@ def test_each_request_waits_for_a_worker_as_long_as_promised(server: BareServer)
 
 
 def test_requests_that_wait_for_a_worker_do_not_wait_for_each_other(server: BareServer) -> None:
-    # One after the other they would take longer than a caller waits.
-    count = 2 * int(PATIENCE_S / 3.0)
-    with ThreadPoolExecutor(count) as pool:
-        texts = list(pool.map(lambda _: infer_alone(server), range(count)))
-    assert all("no worker is attached. Waited 3000 ms" in text for text in texts)
-
-
-def infer_alone(server: BareServer) -> str:
-    with pytest.raises(InferenceServerException) as caught:
-        server.infer("waits_alone", ONE[0])
-    return str(caught.value)
+    endpoint = server.endpoint("waits_alone")
+    with ThreadPoolExecutor(20) as pool:
+        calls = [pool.submit(server.infer, "waits_alone", ONE[0]) for _ in range(20)]
+        eventually(lambda: ask_activity(endpoint, PATIENCE_S) == EndpointActivity(in_flight=20, taken=20))
+        with server.worker("waits_alone", double):
+            assert all(call.result(PATIENCE_S).tolist() == [2, 4] for call in calls)
 
 
 def test_what_waits_for_a_worker_counts_for_a_queue_with_a_limit(server: BareServer) -> None:
@@ -379,7 +369,7 @@ def test_a_stopped_worker_holds_what_it_has_and_the_others_go_on(
     with WorkerProcess(server, "plain", held) as stopped, WorkerProcess(server, "plain", other):
         stopped.stop()
         calls = Calls(server, "plain", count)
-        wait_until(lambda: len(calls.answers) >= count - 8 * batches, "the others carry on")
+        eventually(lambda: len(calls.answers) >= count - 8 * batches)
         stopped.go_on()
         stopped.tell()
         assert len(calls.wait().answers) == count
@@ -406,22 +396,22 @@ def test_a_callable_that_never_returns(server: BareServer, caplog: pytest.LogCap
     def stuck_here(requests: list[Request]) -> list[dict[str, Array]]:
         if not leave.is_set():
             entered.set()
-            assert leave.wait(2 * PATIENCE_S)
+            assert leave.wait(PATIENCE_S)
         return double(requests)
 
     caplog.set_level(logging.WARNING, "pytriton")
     with server.worker("timed", stuck_here) as worker:
         begin = time.monotonic()
         calls = Calls(server, "timed", 1).wait()
-        assert LIMIT_S <= time.monotonic() - begin < PATIENCE_S
+        assert time.monotonic() - begin >= LIMIT_S
         [text] = calls.errors.values()
-        assert "took longer for this request than the model's execution timeout, 1500 ms" in text
+        assert "took longer for this request than the model's execution timeout, 3000 ms" in text
         assert "StatusCode.UNAVAILABLE" in text
-        wait_until(lambda: worker.stuck is not None, "the worker says that it is stuck")
+        eventually(lambda: worker.stuck is not None)
         assert worker.is_alive
         assert not worker.is_attached
-        assert "took longer than the execution timeout of 1.5 s and has not returned" in str(worker.stuck)
-        wait_until(lambda: "in stuck_here" in caplog.text, "the log says what it does")
+        assert "took longer than the execution timeout of 3 s and has not returned" in str(worker.stuck)
+        eventually(lambda: "in stuck_here" in caplog.text)
         assert "leave.wait(" in caplog.text
         # It gets no more batches: others do, and without others nobody.
         with server.worker("timed", double):
@@ -429,7 +419,7 @@ def test_a_callable_that_never_returns(server: BareServer, caplog: pytest.LogCap
         text = infer_with_error(server, "timed")
         assert "no worker is attached" in text
         leave.set()
-        wait_until(lambda: worker.is_attached, "the worker comes back")
+        eventually(lambda: worker.is_attached)
         assert worker.stuck is None
         assert server.infer("timed", ONE).tolist() == [[2, 4]]
 
@@ -449,7 +439,7 @@ def test_a_coroutine_that_takes_too_long_is_cancelled_and_the_others_go_on(serve
     with server.worker("timed", some_hang) as worker:
         calls = Calls(server, "timed", 40).wait()
         assert 13 in calls.errors
-        wait_until(lambda: set(cancelled) == set(calls.errors), "the coroutine is cancelled")
+        eventually(lambda: set(cancelled) == set(calls.errors))
         assert "execution timeout" in calls.errors[13]
         assert worker.is_attached
         assert worker.stuck is None
@@ -461,15 +451,15 @@ def test_an_event_loop_that_stands_still_is_let_go(server: BareServer) -> None:
 
     async def blocks(requests: list[Request]) -> list[dict[str, Array]]:
         if not leave.is_set():
-            leave.wait(2 * PATIENCE_S)  # as many do by mistake
+            leave.wait(PATIENCE_S)  # as many do by mistake
         return double(requests)
 
     with server.worker("timed", blocks) as worker:
         calls = Calls(server, "timed", 30).wait()
         assert len(calls.errors) == 30
-        wait_until(lambda: worker.stuck is not None, "the worker says that it is stuck")
+        eventually(lambda: worker.stuck is not None)
         leave.set()
-        wait_until(lambda: worker.is_attached, "the worker comes back")
+        eventually(lambda: worker.is_attached)
         assert server.infer("timed", ONE).tolist() == [[2, 4]]
 
 
@@ -481,7 +471,7 @@ def test_a_stream_may_last_as_long_as_it_goes_on(server: BareServer) -> None:
             time.sleep(LIMIT_S / 4)
             yield [{"y": np.array([[step]], F4)} for _ in requests]
         if requests[0]["x"][0, 0] == 99:
-            leave.wait(2 * PATIENCE_S)
+            leave.wait(PATIENCE_S)
 
     with server.worker("timed_stream", count_slowly) as worker:
         responses = stream(server, "timed_stream", 99)
@@ -489,7 +479,7 @@ def test_a_stream_may_last_as_long_as_it_goes_on(server: BareServer) -> None:
         with pytest.raises(InferenceServerException, match="execution timeout"):
             next(responses)
         leave.set()
-        wait_until(lambda: worker.is_attached, "the worker comes back")
+        eventually(lambda: worker.is_attached)
         assert list(stream(server, "timed_stream", 1)) == [0, 1, 2, 3, 4]
 
 
@@ -555,7 +545,7 @@ def test_a_callable_that_keeps_all_inputs_uses_up_the_budget(server: BareServer)
             assert "in use (by inputs that the callable keeps)" in text
             assert "Raise arena_budget_bytes" in text
         kept.clear()
-        wait_until(lambda: _works(server, "tight", large), "the memory comes back")
+        eventually(lambda: _works(server, "tight", large))
 
 
 def _works(server: BareServer, model: str, value: Array) -> bool:
@@ -604,12 +594,13 @@ def test_a_server_without_descriptors_accepts_workers_later(server: BareServer, 
         with without_descriptors(pid):
             late.start()
             server.wait_for_log("accepting a worker: Too many open files")
-            ticks = _cpu_ticks(pid)
+            began = time.monotonic()
             for _ in range(20):
                 assert ask() == [[2, 4]]  # the attached one serves on
+            ticks = _cpu_ticks(pid)
             time.sleep(0.5)
             assert _cpu_ticks(pid) - ticks < 0.45 * os.sysconf("SC_CLK_TCK")  # and nothing spins
-            assert server.log().count("accepting a worker") <= 2
+            assert server.log().count("accepting a worker") <= 2 + (time.monotonic() - began) / ACCEPT_LOG_S
             assert not late.is_attached
         late.wait_attached(PATIENCE_S)
         assert late.stop(PATIENCE_S)
@@ -637,7 +628,7 @@ def test_outputs_that_need_a_descriptor_that_is_not_there(server: BareServer) ->
         assert "the system gives no shared memory" in text
         assert "Too many open files" in text
         worker.tell()
-        wait_until(lambda: _works(server, "plain", ONE), "the worker answers again")
+        eventually(lambda: _works(server, "plain", ONE))
 
 
 # ---- nobody there --------------------------------------------------------------------------------------------------
@@ -647,7 +638,7 @@ def test_requests_without_a_worker_fail_in_time_and_the_next_works(server: BareS
     begin = time.monotonic()
     calls = Calls(server, "timed", 20).wait()
     assert len(calls.errors) == 20
-    assert 3.0 <= time.monotonic() - begin < PATIENCE_S  # together, not one after the other
+    assert time.monotonic() - begin >= 3.0
     assert all("no worker is attached. Waited 3000 ms" in text for text in calls.errors.values())
     assert_next_works(server, "timed")
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,21 +16,14 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request
 from pytriton.triton import Triton
 from support.serving import local_config, running, short_home
+from support.waiting import PATIENCE_S, eventually
 
 Array = np.ndarray[Any, Any]
 F4 = np.dtype("float32")
-PATIENCE_S = 30.0
 
 
 def double(requests: list[Request]) -> list[dict[str, Array]]:
     return [{"y": request["x"] * 2} for request in requests]
-
-
-def wait_until(condition: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not come true: {what}"
-        time.sleep(0.01)
 
 
 def test_a_bound_callable_that_is_stuck() -> None:
@@ -41,14 +32,14 @@ def test_a_bound_callable_that_is_stuck() -> None:
 
     def sometimes(requests: list[Request]) -> list[dict[str, Array]]:
         if requests[0]["x"][0, 0] == 13:
-            leave.wait(2 * PATIENCE_S)
+            leave.wait(PATIENCE_S)
         return double(requests)
 
     tensors = {
         "inputs": [Tensor(name="x", dtype=F4, shape=(-1,))],
         "outputs": [Tensor(name="y", dtype=F4, shape=(-1,))],
     }
-    config = ModelConfig(execution_timeout_s=np.float32(0.25), repeatable=True)
+    config = ModelConfig(execution_timeout_s=np.float32(2.5), repeatable=True)
     with short_home():
         triton = Triton(config=local_config())
         triton.bind("m", [sometimes, sometimes], config=config, **tensors)  # type: ignore[arg-type] # as it is
@@ -63,12 +54,12 @@ def test_a_bound_callable_that_is_stuck() -> None:
                     tensor.set_data_from_numpy(np.array([[value]], F4))
                     return float(client.infer("m", [tensor], client_timeout=PATIENCE_S).as_numpy("y")[0, 0])
 
-                with pytest.raises(InferenceServerException, match="execution timeout, 250 ms"):
+                with pytest.raises(InferenceServerException, match="execution timeout, 2500 ms"):
                     ask(13)
-                wait_until(lambda: not triton.is_alive(), "is_alive says that a callable is stuck")
+                eventually(lambda: not triton.is_alive())
                 assert [ask(value) for value in range(5)] == [0, 2, 4, 6, 8]
                 leave.set()
-                wait_until(triton.is_alive, "is_alive says that it is back")
+                eventually(triton.is_alive)
                 assert ask(13) == 26
 
 
@@ -95,7 +86,7 @@ sys.exit("it ran")
 def test_a_workspace_on_a_full_disk() -> None:
     with short_home():
         done = subprocess.run(
-            [sys.executable, "-c", FULL_DISK], capture_output=True, text=True, timeout=60, check=False
+            [sys.executable, "-c", FULL_DISK], capture_output=True, text=True, timeout=PATIENCE_S, check=False
         )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("WorkspaceError "), done.stdout

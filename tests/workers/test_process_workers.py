@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import json
 import logging
 import os
@@ -31,18 +30,15 @@ from pytriton.exceptions import PyTritonBadParameterError, PyTritonUnrecoverable
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.triton import ProcessWorker, Triton, TritonModelLoadError, TritonWorkerError
-from support import process_models, waiting
+from support import process_models
 from support.http import call, infer, tensor
 from support.load import Load, under_load
 from support.process_models import DIE, EXIT, HANG, NEVER_AGAIN, PID, RAISE, STOPPED
 from support.serving import local_config, running, short_home
+from support.waiting import PATIENCE_S, eventually
 
 X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
 Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
-DEADLINE_S = 60.0
-
-
-eventually: Callable[[Callable[[], Any]], Any] = functools.partial(waiting.eventually, timeout_s=DEADLINE_S)
 
 
 def is_there(pid: int) -> bool:
@@ -324,7 +320,7 @@ def test_a_busy_process_is_killed_when_its_time_is_over(
         eventually(hanging.running)
         time.sleep(0.5)
         triton.rebind("busy", ProcessWorker(process_models.make, [9.0]), timeout_s=0.2)
-        assert isinstance(hanging.result(DEADLINE_S), str)
+        assert isinstance(hanging.result(PATIENCE_S), str)
     eventually(lambda: not is_there(pid))
     # What it has started goes with it.
     eventually(lambda: not is_there(children[0]))
@@ -343,7 +339,7 @@ def test_serve_raises_what_ended_a_worker_for_good() -> None:
         killer.start()
         with pytest.raises(TritonWorkerError, match="is given up after 1 ends") as caught:
             triton.serve(monitoring_period_s=0.1)
-        killer.join(DEADLINE_S)
+        killer.join(PATIENCE_S)
         assert caught.value.model_name == "once"
         assert caught.value.exit_code == -signal.SIGKILL
         assert caught.value.crashes == 1
@@ -397,7 +393,7 @@ def test_no_process_outlives_a_killed_parent_and_a_script_is_its_own_module() ->
         left = worker_processes(script.pid)
         assert len(left) == 2
         script.kill()
-        script.wait(DEADLINE_S)
+        script.wait(PATIENCE_S)
         eventually(lambda: not any(map(is_there, left)))
         # The rest of the workspace is for the next owner to sweep.
         subprocess.run(["rm", "-rf", str(home / "h"), str(home / "serve.py")], check=True)
@@ -405,7 +401,7 @@ def test_no_process_outlives_a_killed_parent_and_a_script_is_its_own_module() ->
 
 def test_a_script_without_a_guard_is_told_so() -> None:
     with short_home() as home, start_script(home, "True") as script:
-        _, errors = script.communicate(timeout=DEADLINE_S)
+        _, errors = script.communicate(timeout=PATIENCE_S)
         assert script.returncode != 0
         assert 'put what the script does under `if __name__ == "__main__":`' in errors
         subprocess.run(["rm", "-rf", str(home / "h"), str(home / "serve.py")], check=True)

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import fcntl
 import importlib.util
+import itertools
 import json
 import os
 import queue
@@ -36,8 +37,9 @@ from tritonclient.utils import InferenceServerException
 
 from pytriton.proxy.types import Request
 from pytriton.proxy_backend import AttachError, ModelSpec, TensorSpec, Worker
-from support.bare_server import F4, PATIENCE_S, Array, BareServer, serving
+from support.bare_server import F4, Array, BareServer, serving
 from support.paths import ROOT
+from support.waiting import PATIENCE_S, eventually
 
 GENERATOR = ROOT / "packages/pytriton-proxy-backend/tests/golden/generate.py"
 MIB = 1 << 20
@@ -530,16 +532,9 @@ def test_a_flood_of_segments_and_descriptors_ends_the_connection_and_leaves_noth
     flood(lambda bad, number: bad.segment(number, 4096))
     server.wait_for_log("too many segments")
     flood(lambda bad, number: bad.send(wire.message(wire.CANCEL), tuple(os.dup(0) for _ in range(100))))
-    wait_until(lambda: server.descriptors() <= before + 2)
-    wait_until(lambda: server.arena_mappings() <= mapped + 2)
+    eventually(lambda: server.descriptors() <= before + 2)
+    eventually(lambda: server.arena_mappings() <= mapped + 2)
     assert_alive(server)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true"
-        time.sleep(0.02)
 
 
 # ---- workers that die, or are not there ----------------------------------------------------------------------------
@@ -661,7 +656,7 @@ def test_memory_goes_back_when_nobody_uses_it(server: Server) -> None:
         for _ in range(3):
             assert server.infer("tight", np.ones((1, 500_000), F4)).shape == (1, 500_000)
         assert server.arena_mappings() > before
-        wait_until(lambda: server.arena_mappings() <= before)
+        eventually(lambda: server.arena_mappings() <= before)
         assert server.infer("tight", ONE).tolist() == [[2, 4]]
 
 
@@ -905,7 +900,7 @@ def test_requests_of_one_batch_that_lack_different_inputs(server: Server, pool: 
     sets = [["INT8"], ["INT8", "BYTES"], ["BYTES", "FP32", "INT8"], ["FP32", "INT8", "BYTES"], ["FP64"]]
     sets = [names for names in sets for _ in range(4)]
     with server.worker("types", look):
-        for _ in range(2):
+        for round_ in itertools.count():
             answers = [
                 (names, pool.submit(ask_types, server, {name: sample_of(name, 1) for name in names})) for names in sets
             ]
@@ -914,7 +909,8 @@ def test_requests_of_one_batch_that_lack_different_inputs(server: Server, pool: 
                 assert {name: received[name].tolist() for name in names} == {
                     name: sample_of(name, 1).tolist() for name in names
                 }
-    assert max(sizes) > 1
+            if round_ and max(sizes) > 1:
+                break
 
 
 def test_only_the_outputs_that_are_asked_for_come(server: Server) -> None:

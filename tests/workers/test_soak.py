@@ -15,7 +15,7 @@ import pytest
 from support.paths import ROOT
 
 # For the start, the last requests, and the end.
-MARGIN_S = 240.0
+MARGIN_S = 900.0
 
 
 def soak(tmp_path: Path, seconds: float) -> dict[str, Any]:
@@ -44,13 +44,13 @@ def check(found: dict[str, Any], killed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(2400)
 def test_a_minute_of_everything(tmp_path: Path) -> None:
     check(soak(tmp_path, 60), killed=5)
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 def test_ten_minutes_of_everything(tmp_path: Path) -> None:
     check(soak(tmp_path, 600), killed=50)
 

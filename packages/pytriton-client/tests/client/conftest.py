@@ -119,7 +119,7 @@ class FakeTriton:
         self.asked[endpoint] += 1
         self.last_headers = headers
         if self.is_stuck:
-            self.released.wait(30)
+            self.released.wait(300)
         if self.delay_s:
             time.sleep(self.delay_s)
         header = TOKEN_HEADERS[self.protocol]
@@ -468,7 +468,7 @@ def _serve_http(fake: FakeTriton, context: ssl.SSLContext | None = None) -> Iter
         finally:
             fake.released.set()
             server.shutdown()
-            thread.join(10)
+            thread.join(300)
             for connection in list(open_sockets):
                 try:
                     connection.shutdown(socket.SHUT_RDWR)
@@ -489,7 +489,7 @@ def _serve_grpc(fake: FakeTriton, credentials: Any = None) -> Iterator[FakeTrito
         yield fake
     finally:
         fake.released.set()
-        server.stop(None).wait(10)
+        server.stop(None).wait(300)
 
 
 def tensor(name: str, data_type: str, dims: list[int], **more: Any) -> dict[str, Any]:

@@ -41,10 +41,15 @@ def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 30
+    end = time.monotonic() + 300
     while not condition():
         assert time.monotonic() < end
         await asyncio.sleep(0.01)
+
+
+async def read_into(came: list[ModelResult], results: AsyncIterator[ModelResult]) -> None:
+    async for result in results:
+        came.append(result)
 
 
 async def numbers(results: AsyncIterator[ModelResult]) -> list[int]:
@@ -57,7 +62,7 @@ async def first_of(results: AsyncIterator[ModelResult]) -> ModelResult:
 
 def test_results_come_one_by_one(server: Any) -> None:
     async def main() -> None:
-        async with Client(server.url, "count", inference_timeout_s=30) as client:
+        async with Client(server.url, "count", inference_timeout_s=300) as client:
             results = client.infer_sample([3])
             assert (await first_of(results))["i"].shape == (1,)
             assert await numbers(results) == [1, 2]
@@ -126,7 +131,7 @@ def test_stream_that_is_not_read_to_its_end_is_cancelled(server: Any, how: str) 
                 raise KeyError("of the user")
 
     async def main() -> None:
-        async with Client(server.url, "count", inference_timeout_s=60) as client:
+        async with Client(server.url, "count", inference_timeout_s=300) as client:
             if how in ("break", "raise"):
                 error = (await asyncio.gather(read(client), return_exceptions=True))[0]
                 assert isinstance(error, KeyError) == (how == "raise")
@@ -167,32 +172,44 @@ def test_generator_that_is_never_iterated_holds_nothing(server: Any) -> None:
 def test_each_response_has_a_time_limit(server: Any) -> None:
     def slow(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"i": arrays["n"]}
-        server.released.wait(30)
+        server.released.wait(300)
         yield {"i": arrays["n"]}
 
     server.models["count"].function = slow
 
     async def main() -> None:
         async with Client(server.url, "count") as client:
-            results = client.with_options(timeout_s=1.5).infer_sample([7])
-            assert (await first_of(results))["i"].tolist() == [7]
-            begin = time.monotonic()
-            with pytest.raises(PyTritonClientTimeoutError, match="streaming inference") as caught:
-                await first_of(results)
-            assert 1.4 < time.monotonic() - begin < 20
-            assert caught.value.timeout_s == 1.5
-            assert await numbers(results) == []
+            # Until the limit is enough for the first response.
+            for limit_s in (0.5, 5.0, 50.0):
+                results = client.with_options(timeout_s=limit_s).infer_sample([7])
+                came: list[ModelResult] = []
+                begin = time.monotonic()
+                with pytest.raises(PyTritonClientTimeoutError, match="streaming inference") as caught:
+                    await read_into(came, results)
+                assert time.monotonic() - begin > 0.9 * limit_s
+                assert caught.value.timeout_s == limit_s
+                assert await numbers(results) == []
+                if came:
+                    break
+            assert [result["i"].tolist() for result in came] == [[7]]
 
     drive(main)
 
 
 def test_time_limit_is_neither_for_the_whole_stream_nor_for_its_reader(server: Any) -> None:
     async def main() -> None:
-        async with Client(server.url, "count", inference_timeout_s=2) as client:
-            results = client.infer_sample([3])
-            await first_of(results)
-            await asyncio.sleep(2.2)
-            assert await numbers(results) == [1, 2]
+        # Until the limit is enough for each response.
+        for limit_s in (0.5, 5.0, 50.0):
+            async with Client(server.url, "count", inference_timeout_s=limit_s) as client:
+                results = client.infer_sample([3])
+                try:
+                    await first_of(results)
+                except PyTritonClientTimeoutError:
+                    continue
+                await asyncio.sleep(1.1 * limit_s)
+                assert await numbers(results) == [1, 2]
+                return
+        pytest.fail("no response came in time")
 
     drive(main)
 
@@ -200,21 +217,19 @@ def test_time_limit_is_neither_for_the_whole_stream_nor_for_its_reader(server: A
 def test_closing_the_client_ends_a_stream(server: Any) -> None:
     def stuck(arrays: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"i": arrays["n"]}
-        server.released.wait(30)
+        server.released.wait(300)
 
     server.models["count"].function = stuck
 
     async def main() -> None:
-        client = Client(server.url, "count", inference_timeout_s=30)
+        client = Client(server.url, "count", inference_timeout_s=300)
         results, untouched = client.infer_sample([1]), client.infer_sample([1])
         await first_of(results)
         waiting = asyncio.ensure_future(first_of(results))
         await asyncio.sleep(0.1)
-        begin = time.monotonic()
         await client.close()
         with pytest.raises(PyTritonClientClosedError):
             await waiting
-        assert time.monotonic() - begin < 20
         with pytest.raises(PyTritonClientClosedError):
             await first_of(untouched)
         with pytest.raises(PyTritonClientClosedError):
@@ -295,17 +310,15 @@ def test_from_existing_client(server: Any) -> None:
 def test_no_server_and_frozen_server(scheme: str, free_address: str, frozen_address: str, server: Any) -> None:
     with DecoupledModelClient(server.url, "count") as known:
         spec = known.model_config
-    options: dict[str, Any] = {"model_config": spec, "ensure_model_is_ready": False, "inference_timeout_s": 0.4}
+    options: dict[str, Any] = {"model_config": spec, "ensure_model_is_ready": False}
 
     async def main() -> None:
         async with Client(f"{scheme}://{free_address}", "count", **options) as client:
             with pytest.raises(PyTritonClientConnectionError):
                 await first_of(client.infer_sample([1]))
         async with Client(f"{scheme}://{frozen_address}", "count", **options) as client:
-            begin = time.monotonic()
             with pytest.raises(PyTritonClientTimeoutError):
-                await first_of(client.infer_sample([1]))
-            assert time.monotonic() - begin < 20
+                await first_of(client.with_options(timeout_s=0.4).infer_sample([1]))
 
     drive(main)
 
@@ -360,7 +373,7 @@ def test_a_slow_reader_holds_the_server_back(http_server: Any) -> None:
         async with Client(address, "count", model_config=spec, ensure_model_is_ready=False) as client:
             results = client.infer_sample([1])
             await first_of(results)
-            await asyncio.to_thread(thread.join, 60)
+            await asyncio.to_thread(thread.join, 300)
             await results.aclose()
 
     with socket.create_server(("127.0.0.1", 0)) as listening:

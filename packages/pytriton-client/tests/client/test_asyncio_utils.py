@@ -35,7 +35,7 @@ def test_ready_model(server: Any) -> None:
             await asyncio_wait_for_server_ready(client, 0.01)
             await asyncio_wait_for_model_ready(client, "add")
             await asyncio_wait_for_model_status_loaded(client, "add", 0.01)
-            config = await asyncio_get_model_config(client, "add", "2", timeout_s=30)
+            config = await asyncio_get_model_config(client, "add", "2", timeout_s=300)
             assert (config.model_name, config.model_version, config.max_batch_size) == ("add", 2, 8)
             assert config.inputs[0].dtype is np.float32
             assert (await asyncio_get_model_config(client, "add", "<latest>")).model_version is None

@@ -16,7 +16,7 @@ PUBLIC = ["asyncio_utils", "auth", "client", "exceptions", "utils", "warnings"]
 
 
 def run(code: str) -> str:
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr
     return result.stdout
 

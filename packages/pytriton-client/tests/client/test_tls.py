@@ -22,14 +22,14 @@ ROW = np.array([1.0, 2.0], dtype=np.float32)
 def test_server_with_a_certificate(encrypted_server: Any, certificates: Any) -> None:
     url, tls = encrypted_server.url, TlsSettings(ca_file=certificates.ca)
     with (
-        ModelClient(url, "add", tls=tls, init_timeout_s=30) as client,
+        ModelClient(url, "add", tls=tls, init_timeout_s=300) as client,
         ModelClient.from_existing_client(client) as again,
     ):
         for _ in range(3):
             assert client.infer_sample(ROW)["sum"].tolist() == [1.0, 2.0]
         large = np.arange(100_000, dtype=np.float32)
         np.testing.assert_array_equal(again.infer_sample(large)["sum"], large)
-    with DecoupledModelClient(url, "count", tls=TlsSettings(str(certificates.ca)), init_timeout_s=30) as decoupled:
+    with DecoupledModelClient(url, "count", tls=TlsSettings(str(certificates.ca)), init_timeout_s=300) as decoupled:
         assert [int(result["i"].item()) for result in decoupled.infer_sample([3])] == [0, 1, 2]
 
 
@@ -65,7 +65,7 @@ def test_server_without_encryption(http_server: Any, scheme: str) -> None:
 
 def test_server_that_asks_for_a_certificate(mutual_server: Any, certificates: Any) -> None:
     own = {"certificate_file": certificates.client, "key_file": certificates.client_key}
-    with ModelClient(mutual_server.url, "add", tls=TlsSettings(certificates.ca, **own), init_timeout_s=30) as client:
+    with ModelClient(mutual_server.url, "add", tls=TlsSettings(certificates.ca, **own), init_timeout_s=300) as client:
         assert client.infer_sample(ROW)["sum"].tolist() == [1.0, 2.0]
     asked = sum(mutual_server.asked.values())
     with (
@@ -85,7 +85,7 @@ def test_client_without_encryption(encrypted_server: Any) -> None:
 def test_client_of_tritonclient(encrypted_server: Any, certificates: Any) -> None:
     tls = TlsSettings(ca_file=certificates.ca)
     raw = create_client_from_url(encrypted_server.url, tls=tls)
-    wait_for_model_ready(raw, "add", timeout_s=30)
+    wait_for_model_ready(raw, "add", timeout_s=300)
     raw.close()
     with ModelClient(encrypted_server.url, "add", tls=tls) as client:
         raw = client.create_client_from_url(encrypted_server.url, 30)

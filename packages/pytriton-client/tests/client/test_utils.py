@@ -26,10 +26,10 @@ def raw_client(server: Any) -> Iterator[Any]:
 
 def test_model_config(server: Any, raw_client: Any) -> None:
     utils.wait_for_server_ready(raw_client, 5)
-    spec = utils.get_model_config(raw_client, "add", "2", timeout_s=5)
+    spec = utils.get_model_config(raw_client, "add", "2", timeout_s=300)
     assert (spec.model_name, spec.model_version, spec.max_batch_size) == ("add", 2, 8)
     assert spec.inputs[0].dtype is np.float32
-    assert utils.get_model_config(raw_client, "add", utils.LATEST_MODEL_VERSION, timeout_s=5).model_version is None
+    assert utils.get_model_config(raw_client, "add", utils.LATEST_MODEL_VERSION, timeout_s=300).model_version is None
 
 
 def test_model_state(server: Any, raw_client: Any) -> None:

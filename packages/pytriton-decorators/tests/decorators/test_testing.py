@@ -503,4 +503,4 @@ def test_it_is_loaded_only_when_it_is_imported() -> None:
         import pytriton.decorators
         assert "pytriton.decorators.testing" not in sys.modules
     """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", textwrap.dedent(code)], check=True, timeout=300)

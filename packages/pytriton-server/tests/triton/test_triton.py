@@ -52,7 +52,7 @@ def negate(requests: Any) -> Any:
 
 def call(url: str | None, method: str, path: str, body: Any = None) -> tuple[int, Any]:
     assert url is not None
-    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=30)
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=300)
     try:
         connection.request(method, path, None if body is None else json.dumps(body))
         response = connection.getresponse()
@@ -217,7 +217,7 @@ def test_in_a_thread_with_a_running_event_loop(make_triton: MakeTriton) -> None:
     results: list[Any] = []
     thread = threading.Thread(target=lambda: results.append(asyncio.run(main())))
     thread.start()
-    thread.join(60)
+    thread.join(300)
     assert results == [[6]]
 
 
@@ -228,7 +228,7 @@ def test_stop_from_another_thread_ends_serve(make_triton: MakeTriton, eventually
     server.start()
     eventually(triton.is_alive)
     assert triton.stop()
-    server.join(30)
+    server.join(300)
     assert not server.is_alive()
 
 
@@ -349,11 +349,11 @@ def test_several_callables_run_in_parallel(make_triton: MakeTriton) -> None:
     both = threading.Barrier(2)
 
     def first(requests: Any) -> Any:
-        both.wait(20)
+        both.wait(300)
         return double(requests)
 
     def second(requests: Any) -> Any:
-        both.wait(20)
+        both.wait(300)
         return double(requests)
 
     triton = make_triton()
@@ -369,7 +369,7 @@ def test_several_callables_run_in_parallel(make_triton: MakeTriton) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(300)
     assert results == [200, 200]
 
 
@@ -541,7 +541,7 @@ def test_a_killed_server_ends_serve_with_an_error(make_triton: MakeTriton, event
     thread.start()
     eventually(triton.is_alive)
     os.kill(server_pid(triton), signal.SIGKILL)
-    thread.join(30)
+    thread.join(300)
     assert not triton.is_alive()
     (error,) = errors
     assert isinstance(error, TritonServerExitedError)
@@ -593,7 +593,7 @@ def test_an_unrecoverable_error_answers_and_stops(make_triton: MakeTriton, event
     thread.start()
     eventually(triton.is_alive)
     assert "no further inferences possible" in infer(triton.http_url, "fail", [1])
-    thread.join(30)
+    thread.join(300)
     assert not thread.is_alive()
     assert [str(error) for error in errors] == ["no further inferences possible"]
     assert not triton.is_alive()
@@ -641,7 +641,7 @@ def test_stop_ends_a_start(make_triton: MakeTriton, silent_server: Path, eventua
     thread.start()
     eventually(silent_server.exists)
     triton.stop()
-    thread.join(30)
+    thread.join(300)
     assert errors == ["The server was stopped from another thread while it was starting."]
     assert home() == []
 
@@ -661,7 +661,7 @@ def test_a_signal_ends_a_start(
     thread = threading.Thread(target=interrupt)
     thread.start()
     triton.serve()
-    thread.join(30)
+    thread.join(300)
     assert not triton.is_connected()
     assert home() == []
     assert signal.getsignal(signal.SIGTERM) is handler
@@ -756,7 +756,7 @@ class Program:
         self.url, self.server = url, int(pid)
 
     def end(self) -> tuple[int, str, str]:
-        out, err = self.process.communicate(timeout=60)
+        out, err = self.process.communicate(timeout=300)
         return self.process.returncode, out, err
 
 
@@ -793,7 +793,7 @@ def test_a_signal_answers_what_is_in_flight_and_exits_with_0(
     assert program.process.stdout.readline() == "called\n"
     program.process.send_signal(number)
     code, out, err = program.end()
-    caller.join(30)
+    caller.join(300)
     assert answers == [[5]]
     assert (code, out) == (0, "served\n"), err
     assert is_gone(program.server)
@@ -818,7 +818,7 @@ def test_a_second_signal_ends_the_patience(start_program: Callable[..., Program]
         # Two equal signals at once are one.
         time.sleep(0.5)
     code, out, err = program.end()
-    caller.join(30)
+    caller.join(300)
     assert (code, out) == (0, "served\n"), err
     assert "SIGKILL" in err
     assert len(answers) == 1

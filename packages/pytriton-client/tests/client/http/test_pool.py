@@ -38,13 +38,13 @@ class ScriptedServer:
                     connection, _ = self.listening.accept()
                 except TimeoutError:
                     continue
-                connections.enter_context(connection).settimeout(10)
+                connections.enter_context(connection).settimeout(300)
                 self.accepted += 1
                 self.script(connection, self.accepted)
 
     def close(self) -> None:
         self.ended.set()
-        self.thread.join(20)
+        self.thread.join(300)
         self.listening.close()
 
     def pool(self) -> ConnectionPool:
@@ -63,7 +63,7 @@ def serve() -> Iterator[Callable[[Script], ScriptedServer]]:
         yield start
 
 
-def get(pool: ConnectionPool, timeout_s: float = 10.0) -> bytes:
+def get(pool: ConnectionPool, timeout_s: float = 300.0) -> bytes:
     return bytes(pool.exchange(HttpRequest("GET", "/"), Deadline(timeout_s)).body)
 
 
@@ -142,7 +142,7 @@ def test_closing_the_pool_ends_an_exchange(serve: Callable[[Script], ScriptedSer
     def script(connection: socket.socket, number: int) -> None:
         connection.recv(1000)
         pool.close()
-        ended.wait(20)
+        ended.wait(300)
 
     pool = serve(script).pool()
     try:
@@ -163,15 +163,15 @@ def test_stream_gives_its_connection_back(serve: Callable[[Script], ScriptedServ
     server = serve(script)
     pool = server.pool()
     for _ in range(2):
-        stream = pool.stream(POST, Deadline(20))
+        stream = pool.stream(POST, Deadline(300))
         assert stream.status == 200
         received = b""
-        while piece := stream.read_piece(Deadline(20)):
+        while piece := stream.read_piece(Deadline(300)):
             received += piece
         assert received == b"onetwo"
         stream.close()
         stream.close()
-        assert stream.read_piece(Deadline(20)) == b""
+        assert stream.read_piece(Deadline(300)) == b""
     assert server.accepted == 1
     pool.close()
 
@@ -187,8 +187,8 @@ def test_stream_that_is_not_read_to_its_end_closes_its_connection(serve: Callabl
     server = serve(script)
     pool = server.pool()
     for _ in range(2):
-        stream = pool.stream(POST, Deadline(20))
-        assert stream.read_piece(Deadline(20)).startswith(b"one")
+        stream = pool.stream(POST, Deadline(300))
+        assert stream.read_piece(Deadline(300)).startswith(b"one")
         stream.close()
     server.close()
     assert ended == [b"", b""]
@@ -201,23 +201,23 @@ def test_stream_that_stands_still_or_is_closed(serve: Callable[[Script], Scripte
     def script(connection: socket.socket, number: int) -> None:
         connection.recv(1000)
         connection.sendall(CHUNKS[: CHUNKS.index(b"3\r\ntwo")])
-        ended.wait(20)
+        ended.wait(300)
 
     server = serve(script)
     pool = server.pool()
     try:
-        stream = pool.stream(POST, Deadline(20))
-        assert stream.read_piece(Deadline(20)) == b"one"
+        stream = pool.stream(POST, Deadline(300))
+        assert stream.read_piece(Deadline(300)) == b"one"
         with pytest.raises(TimeoutError):
             stream.read_piece(Deadline(0.1))
         assert stream.read_piece(Deadline(0.1)) == b""
         stream.close()
     finally:
         ended.set()
-    stream = pool.stream(POST, Deadline(20))
+    stream = pool.stream(POST, Deadline(300))
     pool.close()
     with pytest.raises(PoolClosedError):
-        stream.read_piece(Deadline(20))
+        stream.read_piece(Deadline(300))
 
 
 def test_deadline_holds_for_an_answer_that_drips(serve: Callable[[Script], ScriptedServer]) -> None:
@@ -256,7 +256,7 @@ def test_large_body_arrives_whole(serve: Callable[[Script], ScriptedServer]) -> 
 
     pool = serve(script).pool()
     body = bytes(1 << 22) + b"end"
-    assert pool.exchange(HttpRequest("POST", "/path", {"X-Name": "value"}, body), Deadline(20)).status == 200
+    assert pool.exchange(HttpRequest("POST", "/path", {"X-Name": "value"}, body), Deadline(300)).status == 200
     head, _, arrived = bytes(received).partition(b"\r\n\r\n")
     assert arrived == body
     assert head.startswith(b"POST /path HTTP/1.1\r\nHost: 127.0.0.1:")
@@ -303,6 +303,6 @@ def test_short_lived_threads_leave_nothing_behind(serve: Callable[[Script], Scri
     for _ in range(20):
         thread = threading.Thread(target=get, args=(pool,))
         thread.start()
-        thread.join(10)
+        thread.join(300)
     assert len(os.listdir("/proc/self/fd")) == before
     pool.close()

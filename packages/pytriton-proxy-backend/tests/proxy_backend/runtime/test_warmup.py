@@ -13,7 +13,7 @@ import pytest
 from pytriton.proxy.types import Request
 from pytriton.proxy_backend import AttachError, ModelSpec, OutputError, TensorSpec, Worker
 
-PATIENCE_S = 20.0
+PATIENCE_S = 300.0
 F4 = np.dtype("float32")
 Make = Callable[..., Worker]
 

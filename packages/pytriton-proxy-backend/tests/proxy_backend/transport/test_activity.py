@@ -9,7 +9,7 @@ import pytest
 from pytriton.proxy_backend.transport.activity import EndpointActivity, ask_activity
 from pytriton.proxy_backend.wire import messages
 
-DEADLINE_S = 30.0
+DEADLINE_S = 300.0
 ANSWER = messages.pack_activity(taken=9, in_flight=3)
 
 

@@ -107,7 +107,7 @@ def test_messages(
         # An orderly end, after everything that was sent is read.
         with contextlib.suppress(OSError):
             peer.socket.shutdown(1)
-            peer.drained.wait(20)
+            peer.drained.wait(300)
         peer.close()
         proxy._peers.remove(peer)
 
@@ -134,5 +134,5 @@ def test_messages(
     finally:
         connection.close()
         proxy._peers[-1].drained.set()
-        player.join(20)
+        player.join(300)
     assert finished.is_set()

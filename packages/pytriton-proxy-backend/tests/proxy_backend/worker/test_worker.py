@@ -26,7 +26,7 @@ from pytriton.proxy_backend import AttachError, ModelSpec, TensorSpec, VersionMi
 from pytriton.proxy_backend.transport import connection
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-PATIENCE_S = 20.0
+PATIENCE_S = 300.0
 F4 = np.dtype("float32")
 Serve = Callable[..., tuple[Worker, Any]]
 Eventually = Callable[[Callable[[], bool]], None]

@@ -167,7 +167,7 @@ except inprocess.UnsupportedError as error:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=300,
     ).stdout
 
     assert complaint in out

@@ -86,7 +86,7 @@ def test_a_tritonserver_that_does_not_answer_is_not_waited_for(begins: bool, mon
                 connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\n")
             while begins and not done.wait(0.05):
                 connection.sendall(b"# x\n")
-            done.wait(30)
+            done.wait(300)
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         server = threading.Thread(target=dawdle, args=(listener,))
@@ -168,17 +168,17 @@ def test_the_page_listens_from_the_beginning(ports: ReservedPorts) -> None:
     assert listener is not None
     with listener:
         ports.release()
-        socket.create_connection(page, timeout=30).close()
+        socket.create_connection(page, timeout=300).close()
     assert ports.take_metrics_listener() is None
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(page, timeout=30)
+        socket.create_connection(page, timeout=300)
 
 
 def test_what_nobody_takes_is_released(ports: ReservedPorts) -> None:
     assert ports.metrics is not None
     ports.release()
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", ports.metrics.port), timeout=30)
+        socket.create_connection(("127.0.0.1", ports.metrics.port), timeout=300)
 
 
 def test_tritonserver_gets_a_port_of_this_machine_only(ports: ReservedPorts, tmp_path: Path) -> None:

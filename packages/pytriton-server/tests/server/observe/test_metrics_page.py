@@ -13,7 +13,7 @@ from pytriton.server.observe import metrics_page
 from pytriton.server.observe.metrics_page import CONTENT_TYPE, MAX_CALLERS, MetricsPage
 
 TEXT = b"a_total 1.0\n"
-PATIENCE_S = 30.0
+PATIENCE_S = 300.0
 
 
 @contextmanager

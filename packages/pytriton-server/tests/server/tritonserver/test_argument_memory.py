@@ -19,7 +19,7 @@ def child() -> Iterator["subprocess.Popen[str]"]:
     assert process.stdout is not None
     process.stdout.readline()
     yield process
-    process.communicate(timeout=30)
+    process.communicate(timeout=300)
 
 
 def shown(process: "subprocess.Popen[str]") -> list[str]:
@@ -30,7 +30,7 @@ def test_what_ends_an_argument_is_wiped(child: "subprocess.Popen[str]") -> None:
     assert wipe_arguments(child.pid, ["secret", "other"])
     assert shown(child) == ["--a=key=******", "--b=secretly", "--c=key=*****", "secret"]
     # What the process has read stays.
-    out, _ = child.communicate(timeout=30)
+    out, _ = child.communicate(timeout=300)
     assert "secretly" in out
     assert "key=secret" in out
 
@@ -44,5 +44,5 @@ def test_nothing_to_wipe(child: "subprocess.Popen[str]") -> None:
 
 def test_a_process_that_is_gone() -> None:
     process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait(timeout=30)
+    process.wait(timeout=300)
     assert not wipe_arguments(process.pid, ["secret"])
