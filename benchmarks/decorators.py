@@ -133,7 +133,7 @@ def cases(rows: int) -> dict[str, tuple[Call, Call]]:
 
 
 def measure(pairs: dict[str, tuple[Call, Call]], rounds: int) -> dict[str, float]:
-    """Return microseconds that each decorated call takes longer than the bare one."""
+    """Return by how many microseconds each decorated call takes longer than the bare one."""
     best = {name: [float("inf"), float("inf")] for name in pairs}
     for _ in range(rounds):
         for name, pair in pairs.items():

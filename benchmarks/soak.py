@@ -81,7 +81,7 @@ def run(seconds: float, seed: int, kill_server_s: float = 0.0) -> dict[str, Any]
         try:
             server = _server()
             deaths: list[float] = []
-            murders = 0
+            kills = 0
             print(f"served after {time.monotonic() - began:.1f} s, pid {server}", flush=True)
             watch = Watch({"server": server or 0, "program": os.getpid()})
             callers = Callers(
@@ -94,13 +94,9 @@ def run(seconds: float, seed: int, kill_server_s: float = 0.0) -> dict[str, Any]
             try:
                 while time.monotonic() - began < seconds:
                     time.sleep(0.2)
-                    if (
-                        server is not None
-                        and kill_server_s
-                        and time.monotonic() - began > (murders + 1) * kill_server_s
-                    ):
+                    if server is not None and kill_server_s and time.monotonic() - began > (kills + 1) * kill_server_s:
                         os.kill(server, signal.SIGKILL)
-                        murders += 1
+                        kills += 1
                     if server is not None and _server() != server:
                         deaths.append(time.monotonic())
                         print(f"tritonserver has died, {deaths[-1] - began:.0f} s after the begin", flush=True)
@@ -111,7 +107,7 @@ def run(seconds: float, seed: int, kill_server_s: float = 0.0) -> dict[str, Any]
                 for part in (watch, chaos, callers):
                     part.end()
             tally.close(deaths)
-            if len(deaths) - murders > _DEATHS_PER_S * took_s + 1:
+            if len(deaths) - kills > _DEATHS_PER_S * took_s + 1:
                 tally.note(f"tritonserver died {len(deaths)} times: " + " | ".join(server_log.lines))
         finally:
             triton.stop()
@@ -156,11 +152,11 @@ class LastLines(logging.Handler):
 class Chaos:
     """A thread that kills worker processes and binds a model anew, every few seconds."""
 
-    def __init__(self, triton: Triton, generations: Generations, tally: Tally, dice: random.Random) -> None:
+    def __init__(self, triton: Triton, generations: Generations, tally: Tally, random_numbers: random.Random) -> None:
         self._triton = triton
         self._generations = generations
         self._tally = tally
-        self._dice = dice
+        self._random = random_numbers
         self._stop = threading.Event()
         self._threads = [threading.Thread(target=run, name="soak-chaos") for run in (self._kill, self._rebind)]
         self.killed = 0
@@ -177,18 +173,18 @@ class Chaos:
             thread.join()
 
     def _kill(self) -> None:
-        while not self._stop.wait(self._dice.uniform(1.0, 4.0)):
+        while not self._stop.wait(self._random.uniform(1.0, 4.0)):
             workers = [pid for pid, name in children_of(os.getpid()).items() if name != "tritonserver"]
             if workers:
-                os.kill(self._dice.choice(sorted(workers)), signal.SIGKILL)
+                os.kill(self._random.choice(sorted(workers)), signal.SIGKILL)
                 self.killed += 1
 
     def _rebind(self) -> None:
-        while not self._stop.wait(self._dice.uniform(1.0, 4.0)):
+        while not self._stop.wait(self._random.uniform(1.0, 4.0)):
             generation = self._generations.begun + 1
             self._generations.begun = generation
             try:
-                callables = [make_bytes(generation)] * self._dice.choice([1, 2])
+                callables = [make_bytes(generation)] * self._random.choice([1, 2])
                 self._triton.rebind("bytes", callables)
             except Exception as error:
                 self._tally.trouble(f"rebind: {type(error).__name__}: {error}")

@@ -39,7 +39,7 @@ def turn(text: Any) -> dict[str, Any]:
 
 
 def make_double() -> Callable[..., Any]:
-    """Return what is served by processes that are killed."""
+    """Make the callable of the processes that are killed."""
 
     @batch
     def double(x: Any) -> dict[str, Any]:
@@ -82,7 +82,7 @@ def count(requests: Any) -> Iterator[Any]:
 
 
 async def count_async(requests: Any) -> Any:
-    """Return the same in an event loop."""
+    """Do what `count` does, as an asynchronous generator."""
     for part in count(requests):
         await asyncio.sleep(0)
         yield part

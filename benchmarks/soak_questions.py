@@ -48,24 +48,24 @@ class Generations:
 
 
 def none(_error: BaseException) -> str | None:
-    """Return no error may happen."""
+    """Allow no error."""
     return None
 
 
 def lost(error: BaseException) -> str | None:
-    """Return the worker may have been killed."""
+    """Allow the error of a worker that was killed."""
     # Over gRPC it comes with the status of a lost connection.
     kinds = (PyTritonClientInferenceServerError, PyTritonClientConnectionError)
     return "worker lost" if isinstance(error, kinds) and _WORKER_LOST in str(error) else None
 
 
 def late(error: BaseException) -> str | None:
-    """Return the caller may have had no more patience."""
+    """Allow a timeout of the caller."""
     return "timed out" if isinstance(error, PyTritonClientTimeoutError) else None
 
 
 def overdue(error: BaseException) -> str | None:
-    """Return the request, or another one of its batch, may have hung, or its worker been killed."""
+    """Allow an execution timeout, which may be that of another request of the batch, and a killed worker."""
     kinds = (PyTritonClientInferenceServerError, PyTritonClientConnectionError)
     if isinstance(error, kinds) and "execution timeout" in str(error):
         return "execution timeout"
@@ -87,17 +87,17 @@ class Questions:
         self._makers = [self.bytes, self.text, self.killed, self.repeated, self.waits, self.hangs, self.refuses]
 
     def any(self) -> Question:
-        """Return one of any kind."""
+        """Return a request of a random kind."""
         weights = [8, 4, 4, 4, 3, 1, 2]
         (make,) = self.random.choices(self._makers, weights)
         return make()
 
     def _size(self, largest: int) -> int:
-        """Return small ones more often than large ones, and sometimes nothing."""
+        """Return a random size: small ones are more frequent, and some are zero."""
         return 0 if self.random.random() < 0.02 else int(largest ** self.random.random())
 
     def bytes(self) -> Question:
-        """Return plain bytes, up to megabytes, for a model that is bound anew."""
+        """Return a request with up to megabytes of bytes, for the model that is bound anew."""
         x = self._arrays.integers(0, 256, self._size(LARGEST), np.uint8)
         earliest = self._generations.done
 
@@ -109,7 +109,7 @@ class Questions:
         return Question("bytes", {"x": x}, is_right, none)
 
     def text(self) -> Question:
-        """Return strings of all lengths, with characters of several bytes."""
+        """Return a request with strings of all lengths and with characters of several bytes."""
         letters = "abc äß€\U0001f600"
         number = self.random.choice([1, 1, 3, 30])
         texts = ["".join(self.random.choices(letters, k=self._size(2000))) for _ in range(number)]
@@ -117,11 +117,11 @@ class Questions:
         return Question("text", {"text": texts}, lambda answer: answer["turned"].tolist() == turned, none)
 
     def killed(self) -> Question:
-        """Return numbers, for workers that are killed."""
+        """Return a request with numbers, for the workers that are killed."""
         return self._numbers("killed")
 
     def repeated(self) -> Question:
-        """Likewise, where another worker may carry the request out again."""
+        """Return the same for a model whose requests another worker may repeat."""
         return self._numbers("repeated")
 
     def _numbers(self, model: str) -> Question:
@@ -129,19 +129,19 @@ class Questions:
         return Question(model, {"x": x}, lambda answer: np.array_equal(answer["y"], x * 2 + 1), lost)
 
     def waits(self) -> Question:
-        """Return a slow one, with a caller who may not wait for the end."""
+        """Return a slow request, whose caller may time out before the answer."""
         ms = self.random.randrange(150)
         timeout_s = self.random.choice([None, None, 0.001, 0.02, 0.1])
         excuse = none if timeout_s is None else late
         return Question("waits", {"ms": [ms]}, lambda answer: int(answer["ms"][0]) == ms, excuse, timeout_s)
 
     def hangs(self) -> Question:
-        """Return one that may hang, and take with it what was batched with it."""
+        """Return a request that may hang, and with it all others of its batch."""
         ms = HANGS_MS if self.random.random() < 0.05 else self.random.randrange(20)
         return Question("hangs", {"ms": [ms]}, lambda answer: int(answer["ms"][0]) == ms, overdue)
 
     def refuses(self) -> Question:
-        """Return one that must fail with its own number."""
+        """Return a request that must fail with an error that has its own number."""
         number = self.random.getrandbits(40)
 
         def own(error: BaseException) -> str | None:

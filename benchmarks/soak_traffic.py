@@ -101,7 +101,7 @@ class Callers:
         self._stop.wait(dice.random() * 0.02)
 
     def _sync(self, name: str, scheme: str) -> None:
-        """One after the other, each with a timeout of its own where the question has one."""
+        """Send one request after the other."""
         questions = self._make_questions(name)
         clients = {model: ModelClient(self._urls[scheme], model, inference_timeout_s=PATIENCE_S) for model in _MODELS}
         while not self._stop.is_set():
@@ -126,7 +126,7 @@ class Callers:
             client.close()
 
     def _futures(self, name: str, scheme: str) -> None:
-        """Several at a time; some are cancelled before they begin."""
+        """Send several requests at a time; cancel some before they begin."""
         questions = self._make_questions(name)
         clients = {
             model: FuturesModelClient(self._urls[scheme], model, max_workers=3, inference_timeout_s=PATIENCE_S)
@@ -155,7 +155,7 @@ class Callers:
             client.close()
 
     def _asyncio(self, name: str, scheme: str) -> None:
-        """Several tasks in a loop, some of which are cancelled in the middle of a call."""
+        """Send requests from several tasks; cancel some in the middle of a call."""
         questions = self._make_questions(name)
 
         async def ask(clients: Mapping[str, AsyncioModelClient]) -> None:
@@ -196,7 +196,7 @@ class Callers:
         asyncio.run(main())
 
     def _stream(self, name: str, scheme: str) -> None:
-        """Stream that are read to the end, fail in the middle, or are left early."""
+        """Read streams to the end, to an error in the middle, or not to the end."""
         dice = self._make_questions(name).random
         with DecoupledModelClient(self._urls[scheme], "counts", inference_timeout_s=PATIENCE_S) as client:
             while not self._stop.is_set():
@@ -214,7 +214,7 @@ class Callers:
                 self._pause(dice)
 
     def _asyncio_streams(self, name: str, scheme: str) -> None:
-        """Likewise, several at a time."""
+        """Read several streams at a time, in tasks."""
         dice = self._make_questions(name).random
 
         async def repeat(client: AsyncioDecoupledModelClient) -> None:
@@ -240,7 +240,7 @@ class Callers:
         asyncio.run(main())
 
     def _raw(self, name: str, scheme: str) -> None:
-        """Callers who go away: with half a request sent, or without reading the answer; and nonsense."""
+        """Send half a request, leave without reading the answer, send random bytes, or send a valid request."""
         dice = self._make_questions(name).random
         address = self._urls[scheme].removeprefix("http://")
         head = '{"inputs":[{"name":"x","shape":[1,4],"datatype":"UINT8","parameters":{"binary_data_size":4}}]}'

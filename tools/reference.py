@@ -133,7 +133,7 @@ def nearness(entry: Entry) -> int:
 
 
 def rank(entry: Entry) -> int:
-    """Return classes and functions come before values."""
+    """Return the sort key by which classes come before functions, and functions before values."""
     return 0 if isinstance(entry.described, griffe.Class) else 1 if isinstance(entry.described, griffe.Function) else 2
 
 
@@ -310,12 +310,12 @@ def annotated(annotation: Any) -> list[Any]:
 
 
 def named_item(item: Any) -> str:
-    """Return one argument or attribute."""
+    """Return the list item of an argument or attribute."""
     return f"* `{item.name}`: {one_line(item.description)}"
 
 
 def raised_item(item: Any) -> str:
-    """Return one error."""
+    """Return the list item of an error."""
     return f"* `{item.annotation}`: {one_line(item.description)}"
 
 
@@ -331,7 +331,7 @@ def one_line(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Return a signature: it shows, there is nothing to run."""
+    """Return a signature as a code block that is not run as an example."""
     return f"```pyi\n{text}\n```"
 
 

@@ -1,4 +1,4 @@
-"""The asyncio clients: for one response to a request, and for any number of them."""
+"""The asyncio clients: ``AsyncioModelClient``, and ``AsyncioDecoupledModelClient`` for any number of responses."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._base import DEFAULT_INFERENCE_TIMEOUT_S, BaseModelClient
 from ._core.deadline import Deadline, check_timeout
-from ._core.requests import Call, build_request, check_call, decode_response, is_end_of_stream
-from ._core.results import ModelResult, ParameterValue
+from ._core.options import Headers, Parameters
+from ._core.requests import Call, check_call, decode_response, is_end_of_stream
+from ._core.results import ModelResult
 from ._core.spec import ModelSpec
-from ._core.startup import Pause, PlanStep, Question, prepare, wait_for_model, wait_for_server
+from ._core.startup import Pause, PlanStep, ask_server, prepare, wait_for_model, wait_for_server
 from ._core.telemetry import trace_call
-from ._core.tls import TlsSettings
 from ._core.translate import closed_error
 from ._core.url import TritonUrl
-from ._transport_aio import make_async_transport
+from ._transport import make_async_transport
 from .exceptions import PyTritonClientError
 
 if TYPE_CHECKING:
@@ -50,39 +50,12 @@ class AsyncioModelClient(BaseModelClient):
     _coupled_class = "AsyncioModelClient"
     _decoupled_class = "AsyncioDecoupledModelClient"
 
-    def __init__(
-        self,
-        url: str,
-        model_name: str,
-        model_version: str | None = None,
-        *,
-        lazy_init: bool = True,
-        init_timeout_s: float | None = None,
-        inference_timeout_s: float | None = None,
-        model_config: object | None = None,
-        ensure_model_is_ready: bool = True,
-        access_token: str | None = None,
-        tls: TlsSettings | None = None,
-        max_response_bytes: int | None = None,
-    ) -> None:
-        super().__init__(
-            url,
-            model_name,
-            model_version,
-            lazy_init=lazy_init,
-            init_timeout_s=init_timeout_s,
-            inference_timeout_s=inference_timeout_s,
-            model_config=model_config,
-            ensure_model_is_ready=ensure_model_is_ready,
-            access_token=access_token,
-            tls=tls,
-            max_response_bytes=max_response_bytes,
-        )
+    def _open(self) -> None:
         self._transport = make_async_transport(self._url, self._access_token, self._tls, self._max_response_bytes)
-        from ._asyncio_holder import Holder
+        from ._asyncio_waits import Waits
 
-        # One object in all views of a client.
-        self._holder = Holder(repr(self), self._transport)
+        # All views of a client share it.
+        self._waits = Waits(repr(self), self._transport)
 
     async def __aenter__(self) -> Self:
         if not self._lazy_init:
@@ -100,14 +73,14 @@ class AsyncioModelClient(BaseModelClient):
 
     async def close(self) -> None:
         """Close the connections. Calls that wait end with an error. A second call does nothing."""
-        self._holder.close()
+        self._waits.close()
         await self._transport.close()
 
     async def infer_sample(
         self,
         *inputs: object,
-        parameters: Mapping[str, ParameterValue] | None = None,
-        headers: Mapping[str, str | int | bool] | None = None,
+        parameters: Parameters = None,
+        headers: Headers = None,
         **named_inputs: object,
     ) -> ModelResult:
         """Infer one sample.
@@ -138,8 +111,8 @@ class AsyncioModelClient(BaseModelClient):
     async def infer_batch(
         self,
         *inputs: object,
-        parameters: Mapping[str, ParameterValue] | None = None,
-        headers: Mapping[str, str | int | bool] | None = None,
+        parameters: Parameters = None,
+        headers: Headers = None,
         **named_inputs: object,
     ) -> ModelResult:
         """Infer a batch of samples.
@@ -217,13 +190,13 @@ class AsyncioModelClient(BaseModelClient):
         """
         self._check_open()
         await self._transport.load_model(self._target.model_name, config, files, self._init_timeout_s)
-        self._forget()
+        self._forget_model()
 
     async def unload_model(self) -> None:
         """Ask the server to unload the model. Raises as ``load_model`` does."""
         self._check_open()
         await self._transport.unload_model(self._target.model_name, self._init_timeout_s)
-        self._forget()
+        self._forget_model()
 
     def create_client_from_url(self, url: str, network_timeout_s: float | None = None) -> Any:
         """Return an asyncio client of tritonclient itself, for what this class has no method for.
@@ -252,8 +225,8 @@ class AsyncioModelClient(BaseModelClient):
         self,
         inputs: tuple[object, ...],
         named_inputs: Mapping[str, object],
-        parameters: Mapping[str, ParameterValue] | None,
-        headers: Mapping[str, str | int | bool] | None,
+        parameters: Parameters,
+        headers: Headers,
         *,
         is_batch: bool,
     ) -> ModelResult:
@@ -262,14 +235,7 @@ class AsyncioModelClient(BaseModelClient):
             deadline = self._call_deadline()
             spec = await self._get_spec(deadline)
             self._check_is_coupled(spec)
-            request = build_request(
-                spec,
-                call,
-                model_name=self._target.model_name,
-                model_version=self._target.model_version,
-                request_id=self._next_request_id(),
-                is_batch=is_batch,
-            )
+            request = self._build_request(spec, call, is_batch=is_batch)
             timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
             response = await self._transport.infer(request, timeout_s)
             return decode_response(spec, response, is_batch=is_batch)
@@ -279,11 +245,9 @@ class AsyncioModelClient(BaseModelClient):
         info = self._model_info
         if info.is_prepared and info.spec is not None:
             return info.spec
-        deadline = Deadline(self._init_timeout_s)
-        if call_deadline is not None and call_deadline.remaining_s() < deadline.timeout_s:
-            deadline = call_deadline
-        # Of the tasks of one event loop, one asks.
-        return await self._holder.share(lambda: self._prepare(deadline), deadline, self._target)
+        deadline = self._prepare_deadline(call_deadline)
+        # One task of each event loop asks; the others wait for its answer.
+        return await self._waits.share(lambda: self._prepare(deadline), deadline, self._target)
 
     async def _prepare(self, deadline: Deadline) -> ModelSpec:
         info = self._model_info
@@ -295,14 +259,8 @@ class AsyncioModelClient(BaseModelClient):
         info.is_prepared = True
         return spec
 
-    def _forget(self) -> None:
-        """Forget the configuration: a model that was loaded anew may have another."""
-        self._model_info.is_prepared = False
-        self._model_info.was_ready = False
-        self._model_info.spec = self._given_spec
-
     async def _drive(self, plan: Generator[PlanStep, Any, Result]) -> Result:
-        """Answer what a plan asks until it ends."""
+        """Run a plan of ``_core.startup`` and return its result."""
         resume: Callable[[Any], PlanStep] = plan.send
         answer: Any = None
         try:
@@ -321,18 +279,11 @@ class AsyncioModelClient(BaseModelClient):
 
     async def _answer(self, step: PlanStep) -> Any:
         if isinstance(step, Pause):
-            return await self._holder.pause(step.seconds)
-        name, version = self._target.model_name, self._target.model_version
-        if step.question is Question.SERVER_READY:
-            return await self._transport.is_server_ready(step.timeout_s)
-        if step.question is Question.MODEL_READY:
-            return await self._transport.is_model_ready(name, version, step.timeout_s)
-        if step.question is Question.ANY_VERSION_READY:
-            return await self._transport.is_model_ready(name, None, step.timeout_s)
-        return await self._transport.get_model_config(name, version, step.timeout_s)
+            return await self._waits.pause(step.seconds)
+        return await ask_server(self._transport, self._target, step)
 
     def _check_open(self) -> None:
-        if self._holder.is_closed:
+        if self._waits.is_closed:
             raise closed_error(self._target.model_name, self._target.url)
 
 
@@ -358,8 +309,8 @@ class AsyncioDecoupledModelClient(AsyncioModelClient):
     def infer_sample(  # type: ignore[override] # many results in place of one, as PyTriton has it
         self,
         *inputs: object,
-        parameters: Mapping[str, ParameterValue] | None = None,
-        headers: Mapping[str, str | int | bool] | None = None,
+        parameters: Parameters = None,
+        headers: Headers = None,
         **named_inputs: object,
     ) -> AsyncGenerator[ModelResult, None]:
         """Infer one sample.
@@ -396,8 +347,8 @@ class AsyncioDecoupledModelClient(AsyncioModelClient):
     def infer_batch(  # type: ignore[override] # as above
         self,
         *inputs: object,
-        parameters: Mapping[str, ParameterValue] | None = None,
-        headers: Mapping[str, str | int | bool] | None = None,
+        parameters: Parameters = None,
+        headers: Headers = None,
         **named_inputs: object,
     ) -> AsyncGenerator[ModelResult, None]:
         """Infer a batch of samples. Else as ``infer_sample``.
@@ -423,14 +374,7 @@ class AsyncioDecoupledModelClient(AsyncioModelClient):
         with trace_call(checked, self._target) as call:
             spec = await self._get_spec(self._call_deadline())
             self._check_is_decoupled(spec)
-            request = build_request(
-                spec,
-                call,
-                model_name=self._target.model_name,
-                model_version=self._target.model_version,
-                request_id=self._next_request_id(),
-                is_batch=is_batch,
-            )
+            request = self._build_request(spec, call, is_batch=is_batch)
             timeout_s = self._options.timeout_s or self._inference_timeout_s
             stream = self._transport.stream(spec, request)
             try:

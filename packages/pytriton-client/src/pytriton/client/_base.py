@@ -1,4 +1,4 @@
-"""What all clients share: their settings, and a copy of them for another client."""
+"""The base class of all clients: their settings and options, and what they know about their model."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ._core.deadline import Deadline, check_timeout
 from ._core.options import NO_OPTIONS
+from ._core.requests import Call, InferRequest, build_request
 from ._core.results import ParameterValue
 from ._core.spec import ModelSpec, to_model_spec
 from ._core.startup import Target
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
 __all__ = ["DEFAULT_INFERENCE_TIMEOUT_S", "DEFAULT_INIT_TIMEOUT_S", "LATEST_MODEL_VERSION", "BaseModelClient"]
 
 DEFAULT_INIT_TIMEOUT_S = 300.0
-"""How long a client waits for the server and the model before its first inference, in seconds."""
+"""Default of ``init_timeout_s``: how long a client waits for its model before the first inference, in seconds."""
 DEFAULT_INFERENCE_TIMEOUT_S = 60.0
-"""How long an inference may take, in seconds."""
+"""Default of ``inference_timeout_s``: how long an inference may take, in seconds."""
 LATEST_MODEL_VERSION = "<latest>"
-"""As the version of a model: the highest one that is served, as None."""
-_MOST_DIGITS = 19  # of a signed number of 64 bits
+"""Version of a model that means the highest one that is served, like ``None``."""
+_MAX_DIGITS = 19  # of a signed number of 64 bits
 
 
 @dataclass
@@ -111,9 +112,13 @@ class BaseModelClient:
         self._ensure_model_is_ready = ensure_model_is_ready
         self._access_token = _check_token(access_token)
         self._options = NO_OPTIONS
-        # These two are one and the same object in all views of a client.
+        # All views of a client share these two objects.
         self._model_info = ModelInfo(self._given_spec)
         self._request_ids = itertools.count()
+        self._open()
+
+    def _open(self) -> None:
+        """Make what the client sends requests through: the last step of the constructor."""
 
     @classmethod
     def from_existing_client(cls, existing_client: BaseModelClient) -> Self:
@@ -209,22 +214,39 @@ class BaseModelClient:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} for {self._target.model} at {self._target.url}>"
 
-    def _next_request_id(self) -> str:
-        return str(next(self._request_ids))
-
     def _call_deadline(self) -> Deadline | None:
-        """Return the deadline of a call that has one of its own; else the steps of a call have theirs."""
+        """Return the deadline of a whole call, if the option ``timeout_s`` sets one; else each step has its own."""
         timeout_s = self._options.timeout_s
         return None if timeout_s is None else Deadline(timeout_s)
+
+    def _prepare_deadline(self, call_deadline: Deadline | None) -> Deadline:
+        """Return the deadline of the wait for the model: that of the call, if that comes first."""
+        if call_deadline is not None and call_deadline.remaining_s() < self._init_timeout_s:
+            return call_deadline
+        return Deadline(self._init_timeout_s)
+
+    def _forget_model(self) -> None:
+        """Forget what is known about the model: one that was loaded anew may have another configuration."""
+        self._model_info.is_prepared = False
+        self._model_info.was_ready = False
+        self._model_info.spec = self._given_spec
+
+    def _build_request(self, spec: ModelSpec, call: Call, *, is_batch: bool) -> InferRequest:
+        return build_request(
+            spec,
+            call,
+            model_name=self._target.model_name,
+            model_version=self._target.model_version,
+            request_id=str(next(self._request_ids)),
+            is_batch=is_batch,
+        )
 
     def _check_is_coupled(self, spec: ModelSpec) -> None:
         if spec.decoupled:
             raise PyTritonClientInferenceServerError(
                 f"Model config is decoupled. Use {self._decoupled_class} instead. Model {self._target.model} may send "
                 "any number of responses to a request, and this client reads exactly one.",
-                url=self._target.url,
-                model_name=self._target.model_name,
-                model_version=self._target.model_version,
+                **self._target.fields,
             )
 
     def _check_is_decoupled(self, spec: ModelSpec) -> None:
@@ -232,9 +254,7 @@ class BaseModelClient:
             raise PyTritonClientInferenceServerError(
                 f"Model config is coupled. Use {self._coupled_class} instead. Model {self._target.model} sends exactly "
                 "one response to a request, and this client reads streams of them.",
-                url=self._target.url,
-                model_name=self._target.model_name,
-                model_version=self._target.model_version,
+                **self._target.fields,
             )
 
 
@@ -253,7 +273,7 @@ def _check_version(model_version: str | int | None) -> str | None:
         return None
     text = str(model_version)
     is_number = text.isascii() and text.isdecimal() and not isinstance(model_version, bool)
-    if not is_number or len(text) > _MOST_DIGITS or not 0 < int(text) < 2**63:
+    if not is_number or len(text) > _MAX_DIGITS or not 0 < int(text) < 2**63:
         raise PyTritonClientValueError(
             "Expected model_version to be a whole number from 1 on as text, or None for the latest; received "
             f"{model_version!r}.",

@@ -1,4 +1,4 @@
-"""The futures client: the synchronous client, called in threads."""
+"""The futures client, which calls the synchronous client in threads."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class FuturesModelClient(BaseModelClient):
         tls: TlsSettings | None = None,
         max_response_bytes: int | None = None,
     ) -> None:
-        _check_size(max_workers, "max_workers")
-        _check_size(max_queue_size, "max_queue_size")
+        _check_limit(max_workers, "max_workers")
+        _check_limit(max_queue_size, "max_queue_size")
         self._non_blocking = non_blocking
         super().__init__(
             url,
@@ -104,17 +104,17 @@ class FuturesModelClient(BaseModelClient):
             tls=tls,
             max_response_bytes=max_response_bytes,
         )
-        self._room_timeout_s = self._inference_timeout_s
+        self._queue_timeout_s = self._inference_timeout_s
         if inference_timeout_s is None:
-            self._room_timeout_s += self._init_timeout_s
+            self._queue_timeout_s += self._init_timeout_s
         self._client = ModelClient.from_existing_client(self)
         self._model_info = self._client._model_info
         from ._futures_pool import CallPool
 
         self._pool = CallPool(max_workers, max_queue_size, self._client.close)
-        # One object in all views of a client: when the last of them is gone, the threads end with the calls they have.
-        self._holder = _Holder()
-        weakref.finalize(self._holder, self._pool.close, wait=False).atexit = False
+        # All views of a client share it. When the last view is garbage-collected, the threads end after their calls.
+        self._lifetime = _Lifetime()
+        weakref.finalize(self._lifetime, self._pool.close, wait=False).atexit = False
 
     @classmethod
     def from_existing_client(cls, existing_client: BaseModelClient) -> Self:
@@ -130,7 +130,7 @@ class FuturesModelClient(BaseModelClient):
             client._pool.max_workers = existing_client._pool.max_workers
             client._pool.max_queue_size = existing_client._pool.max_queue_size
             client._non_blocking = existing_client._non_blocking
-            client._room_timeout_s = existing_client._room_timeout_s
+            client._queue_timeout_s = existing_client._queue_timeout_s
         return client
 
     def __enter__(self) -> Self:
@@ -264,27 +264,25 @@ class FuturesModelClient(BaseModelClient):
         options = self._options
         client = self._client
         if options is NO_OPTIONS:
-            room_timeout_s = self._room_timeout_s
-            carry_out = functools.partial(call, client)
+            queue_timeout_s = self._queue_timeout_s
+            run_call = functools.partial(call, client)
         else:
-            # The whole call has its time limit, with the wait in the queue.
+            # The timeout is that of the whole call, including the wait in the queue.
             deadline = self._call_deadline()
-            room_timeout_s = self._room_timeout_s if deadline is None else deadline.timeout_s
-            carry_out = functools.partial(_call_with_options, call, client, options, deadline)
-        work = in_context_of_caller(carry_out)
+            queue_timeout_s = self._queue_timeout_s if deadline is None else deadline.timeout_s
+            run_call = functools.partial(_call_with_options, call, client, options, deadline)
+        work = in_context_of_caller(run_call)
         try:
-            return self._pool.submit(work, None if self._non_blocking else Deadline(room_timeout_s))
+            return self._pool.submit(work, None if self._non_blocking else Deadline(queue_timeout_s))
         except PoolClosedError as error:
             raise closed_error(self._target.model_name, self._target.url) from error
         except PoolFullError as error:
-            waited = "" if self._non_blocking else f" Waited {room_timeout_s:g} s for room in it."
+            waited = "" if self._non_blocking else f" Waited {queue_timeout_s:g} s for room in it."
             raise PyTritonClientQueueFullError(
                 f"Queue is full: max_workers={self._pool.max_workers} calls to the model {self._target.model} are "
                 f"under way and max_queue_size={self._pool.max_queue_size} wait.{waited} Raise one of the two, or call "
                 "less often.",
-                url=self._target.url,
-                model_name=self._target.model_name,
-                model_version=self._target.model_version,
+                **self._target.fields,
             ) from error
 
 
@@ -308,11 +306,11 @@ def _call_with_options(
     return call(view)
 
 
-class _Holder:
-    """Lives as long as one of the views of a client does."""
+class _Lifetime:
+    """Is referenced by all views of a client, so that its finalizer runs when the last of them is gone."""
 
 
-def _check_size(size: int | None, name: str) -> None:
+def _check_limit(size: int | None, name: str) -> None:
     # ValueError and no error of ours, as PyTriton raises it.
     if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size <= 0):
         raise ValueError(f"{name} must be greater than 0: expected a whole number or None, received {size!r}.")

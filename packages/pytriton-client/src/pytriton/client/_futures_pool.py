@@ -1,4 +1,4 @@
-"""Threads that carry out calls, as many as are needed, behind a queue that is not longer than it may be."""
+"""A thread pool with a bounded queue, for the futures client."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PoolFullError(Exception):
 
 
 class CallPool:
-    """Carries out calls in threads.
+    """A thread pool with a bounded queue.
 
     A thread is started when a call comes and no thread is idle, until there are ``max_workers``. After that, calls
     queue. The threads end when the pool is closed and the queue is empty. An interpreter that ends does not wait for
@@ -49,33 +49,33 @@ class CallPool:
         self._release = release
         self._lock = threading.Lock()
         self._has_work = threading.Condition(self._lock)
-        self._has_room = threading.Condition(self._lock)
-        self._queue: deque[_Item] = deque()
+        self._queue_has_room = threading.Condition(self._lock)
+        self._queue: deque[_WorkItem] = deque()
         self._threads: set[threading.Thread] = set()
         self._started = 0
-        # Those that wait for a call, or are about to.
+        # Threads that wait for a call, or are about to.
         self._idle = 0
         self._is_released = False
         self.is_closed = False
-        _remember(self)
+        _abandon_at_exit(self)
 
-    def submit(self, call: Callable[[], Result], room: Deadline | None) -> Future[Result]:
-        """Return queue a call.
+    def submit(self, call: Callable[[], Result], deadline: Deadline | None) -> Future[Result]:
+        """Queue a call and return its future.
 
         Args:
-            call: What is done in a thread.
-            room: How long to wait for room in the queue; ``None`` is not at all.
+            call: The function that a thread calls.
+            deadline: Until when to wait for room in the queue; ``None`` does not wait.
 
         Raises:
             PoolClosedError: The pool has been closed.
             PoolFullError: There was no room in time.
         """
-        item = _Item(call)
+        item = _WorkItem(call)
         with self._lock:
-            while not self._make_room():
-                if room is None or room.is_over:
+            while not self._try_reserve():
+                if deadline is None or deadline.is_over:
                     raise PoolFullError
-                self._has_room.wait(room.remaining_s())
+                self._queue_has_room.wait(deadline.remaining_s())
             self._queue.append(item)
             self._has_work.notify()
         return item.future
@@ -90,7 +90,7 @@ class CallPool:
             self.is_closed = True
             threads = self._threads - {threading.current_thread()}
             self._has_work.notify_all()
-            self._has_room.notify_all()
+            self._queue_has_room.notify_all()
         self._release_if_over()
         if wait:
             for thread in threads:
@@ -105,8 +105,8 @@ class CallPool:
             item.future.cancel()
         self.close(wait=False)
 
-    def _make_room(self) -> bool:
-        """Return whether a call can be queued now. Starts a thread for it if need be."""
+    def _try_reserve(self) -> bool:
+        """Return whether a call can be queued now. Starts a thread for it where that is allowed and needed."""
         if self.is_closed:
             raise PoolClosedError
         # A call that an idle thread is about to take does not wait.
@@ -130,15 +130,15 @@ class CallPool:
         self._idle += 1
 
     def _work(self) -> None:
-        while (item := self._take()) is not None:
+        while (item := self._get()) is not None:
             item.run()
-            # Else the last result would live as long as the thread waits for another call.
+            # So that the result does not live on while the thread waits for another call.
             del item
             with self._lock:
                 self._idle += 1
         self._release_if_over()
 
-    def _take(self) -> _Item | None:
+    def _get(self) -> _WorkItem | None:
         """Wait for the next call; ``None`` where there will be none."""
         with self._lock:
             while not self._queue:
@@ -148,7 +148,7 @@ class CallPool:
                     return None
                 self._has_work.wait()
             self._idle -= 1
-            self._has_room.notify()
+            self._queue_has_room.notify()
             return self._queue.popleft()
 
     def _release_if_over(self) -> None:
@@ -159,22 +159,22 @@ class CallPool:
             self._release()
 
 
-class _Item:
-    """A call and the future that tells of it."""
+class _WorkItem:
+    """A call and its future."""
 
     def __init__(self, call: Callable[[], Any]) -> None:
         self.future: Future[Any] = Future()
         self._call = call
 
     def run(self) -> None:
-        """Carry the call out, unless it has been cancelled."""
+        """Make the call, unless its future has been cancelled."""
         if not self.future.set_running_or_notify_cancel():
             return
         try:
             result = self._call()
         except BaseException as error:
             self.future.set_exception(error)
-            # The error holds this frame, and the frame would hold the future and with it the error.
+            # Breaks a reference cycle: the error refers to this frame, which refers to the future and so to the error.
             del self
         else:
             self.future.set_result(result)
@@ -183,9 +183,9 @@ class _Item:
 _pools: weakref.WeakSet[CallPool] = weakref.WeakSet()
 
 
-def _remember(pool: CallPool) -> None:
+def _abandon_at_exit(pool: CallPool) -> None:
     if not _pools:
-        # No harm where it is registered more than once.
+        # It may be registered more than once.
         atexit.register(_abandon_all)
     _pools.add(pool)
 

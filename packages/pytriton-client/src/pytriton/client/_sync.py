@@ -1,4 +1,4 @@
-"""The synchronous clients: for one response to a request, and for any number of them."""
+"""The synchronous clients: ``ModelClient``, and ``DecoupledModelClient`` for models with any number of responses."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ._base import BaseModelClient
 from ._core.deadline import Deadline, check_timeout
 from ._core.options import Headers, Parameters
-from ._core.requests import build_request, check_call, decode_response, is_end_of_stream
+from ._core.requests import check_call, decode_response, is_end_of_stream
 from ._core.results import ModelResult
 from ._core.spec import ModelSpec
-from ._core.startup import Pause, PlanStep, Question, prepare, wait_for_model, wait_for_server
+from ._core.startup import Pause, PlanStep, ask_server, prepare, wait_for_model, wait_for_server
 from ._core.telemetry import TracedCall, trace_call
-from ._core.tls import TlsSettings
 from ._core.translate import closed_error
 from ._transport import ResponseStream, make_transport
 from .exceptions import PyTritonClientError, PyTritonClientModelNotReadyError
@@ -45,38 +44,11 @@ class ModelClient(BaseModelClient):
         PyTritonClientModelNotReadyError: With ``lazy_init=False``: the model was not ready in time.
     """
 
-    def __init__(
-        self,
-        url: str,
-        model_name: str,
-        model_version: str | None = None,
-        *,
-        lazy_init: bool = True,
-        init_timeout_s: float | None = None,
-        inference_timeout_s: float | None = None,
-        model_config: object | None = None,
-        ensure_model_is_ready: bool = True,
-        access_token: str | None = None,
-        tls: TlsSettings | None = None,
-        max_response_bytes: int | None = None,
-    ) -> None:
-        super().__init__(
-            url,
-            model_name,
-            model_version,
-            lazy_init=lazy_init,
-            init_timeout_s=init_timeout_s,
-            inference_timeout_s=inference_timeout_s,
-            model_config=model_config,
-            ensure_model_is_ready=ensure_model_is_ready,
-            access_token=access_token,
-            tls=tls,
-            max_response_bytes=max_response_bytes,
-        )
+    def _open(self) -> None:
         self._closed = threading.Event()
         self._prepare_lock = threading.Lock()
         self._transport = make_transport(self._url, self._access_token, self._tls, self._max_response_bytes)
-        if not lazy_init:
+        if not self._lazy_init:
             try:
                 self._get_spec()
             except BaseException:
@@ -208,13 +180,13 @@ class ModelClient(BaseModelClient):
         """
         self._check_open()
         self._transport.load_model(self._target.model_name, config, files, self._init_timeout_s)
-        self._forget()
+        self._forget_model()
 
     def unload_model(self) -> None:
         """Ask the server to unload the model. Raises as ``load_model`` does."""
         self._check_open()
         self._transport.unload_model(self._target.model_name, self._init_timeout_s)
-        self._forget()
+        self._forget_model()
 
     def _infer(
         self,
@@ -230,14 +202,7 @@ class ModelClient(BaseModelClient):
             deadline = self._call_deadline()
             spec = self._get_spec(deadline)
             self._check_is_coupled(spec)
-            request = build_request(
-                spec,
-                call,
-                model_name=self._target.model_name,
-                model_version=self._target.model_version,
-                request_id=self._next_request_id(),
-                is_batch=is_batch,
-            )
+            request = self._build_request(spec, call, is_batch=is_batch)
             timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
             response = self._transport.infer(request, timeout_s)
             return decode_response(spec, response, is_batch=is_batch)
@@ -248,17 +213,13 @@ class ModelClient(BaseModelClient):
         spec = info.spec
         if info.is_prepared and spec is not None:
             return spec
-        deadline = Deadline(self._init_timeout_s)
-        if call_deadline is not None and call_deadline.remaining_s() < deadline.timeout_s:
-            deadline = call_deadline
+        deadline = self._prepare_deadline(call_deadline)
         # Threads that come while one asks wait for its answer, no longer than they would have asked themselves.
         if not self._prepare_lock.acquire(timeout=deadline.remaining_s()):
             raise PyTritonClientModelNotReadyError(
                 f"Waited {deadline.timeout_s:g} s at {self._target.url} for another thread that waits for the model "
                 f"{self._target.model}.",
-                url=self._target.url,
-                model_name=self._target.model_name,
-                model_version=self._target.model_version,
+                **self._target.fields,
                 timeout_s=deadline.timeout_s,
                 waited_for="model ready",
             )
@@ -273,14 +234,8 @@ class ModelClient(BaseModelClient):
         finally:
             self._prepare_lock.release()
 
-    def _forget(self) -> None:
-        """Forget the configuration: a model that was loaded anew may have another."""
-        self._model_info.is_prepared = False
-        self._model_info.was_ready = False
-        self._model_info.spec = self._given_spec
-
     def _drive(self, plan: Generator[PlanStep, Any, Result]) -> Result:
-        """Answer what a plan asks until it ends."""
+        """Run a plan of ``_core.startup`` and return its result."""
         resume: Callable[[Any], PlanStep] = plan.send
         answer: Any = None
         try:
@@ -301,14 +256,7 @@ class ModelClient(BaseModelClient):
         if isinstance(step, Pause):
             self._closed.wait(step.seconds)
             return None
-        name, version = self._target.model_name, self._target.model_version
-        if step.question is Question.SERVER_READY:
-            return self._transport.is_server_ready(step.timeout_s)
-        if step.question is Question.MODEL_READY:
-            return self._transport.is_model_ready(name, version, step.timeout_s)
-        if step.question is Question.ANY_VERSION_READY:
-            return self._transport.is_model_ready(name, None, step.timeout_s)
-        return self._transport.get_model_config(name, version, step.timeout_s)
+        return ask_server(self._transport, self._target, step)
 
     def _check_open(self) -> None:
         if self._closed.is_set():
@@ -412,14 +360,7 @@ class DecoupledModelClient(ModelClient):
         try:
             spec = self._get_spec(self._call_deadline())
             self._check_is_decoupled(spec)
-            request = build_request(
-                spec,
-                traced.call,
-                model_name=self._target.model_name,
-                model_version=self._target.model_version,
-                request_id=self._next_request_id(),
-                is_batch=is_batch,
-            )
+            request = self._build_request(spec, traced.call, is_batch=is_batch)
             stream = self._transport.stream(spec, request)
         except BaseException as error:
             traced.__exit__(type(error), error, None)

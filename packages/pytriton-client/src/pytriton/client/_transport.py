@@ -1,7 +1,6 @@
-"""What carries a request to the server and the answer back, and how one is chosen.
+"""The interfaces of transports, which carry requests to a server, and the choice of one by protocol.
 
-What gRPC needs is heavy (grpc, protobuf), so it is imported when the first client with such an address is made, and
-only then.
+The libraries of gRPC are heavy, so they are imported only when the first client with such an address is made.
 """
 
 from __future__ import annotations
@@ -16,7 +15,15 @@ from ._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from ._core.url import TritonUrl
 from .auth import create_auth_headers
 
-__all__ = ["ResponseStream", "Transport", "make_transport", "make_tritonclient"]
+__all__ = [
+    "AsyncResponseStream",
+    "AsyncTransport",
+    "ResponseStream",
+    "Transport",
+    "make_async_transport",
+    "make_transport",
+    "make_tritonclient",
+]
 
 
 class ResponseStream(Protocol):
@@ -25,7 +32,8 @@ class ResponseStream(Protocol):
     def receive(self, timeout_s: float) -> InferResponse | None:
         """Return the next response, or ``None`` after the last one. The first call sends the request.
 
-        Ends within ``timeout_s`` seconds, and raises only errors of ours, after which there is nothing left to receive.
+        Ends within ``timeout_s`` seconds, and raises only the errors that ``Transport`` names, after which there is
+        nothing left to receive.
         """
         ...
 
@@ -37,7 +45,7 @@ class ResponseStream(Protocol):
 class Transport(Protocol):
     """A connection, or a pool of them, to one server.
 
-    May be used from several threads. Every call ends within its ``timeout_s`` seconds and raises only errors of ours:
+    May be used from several threads. Every call ends within its ``timeout_s`` seconds and raises only these errors:
     ``PyTritonClientTimeoutError``, ``PyTritonClientConnectionError``, ``PyTritonClientInferenceServerError`` and, after
     ``close``, ``PyTritonClientClosedError``. Every request carries the access token.
     """
@@ -81,11 +89,80 @@ class Transport(Protocol):
         ...
 
 
+class AsyncResponseStream(Protocol):
+    """The responses to one request. Raises as ``AsyncTransport`` does."""
+
+    async def receive(self, timeout_s: float) -> InferResponse | None:
+        """Return the next response, or ``None`` after the last one."""
+        ...
+
+    def close(self) -> None:
+        """Cancel the request on the server if it is not over. A second call does nothing."""
+        ...
+
+
+class AsyncTransport(Protocol):
+    """Connections to one server, for the tasks of any number of event loops.
+
+    Every call ends within its ``timeout_s`` seconds and raises only ``PyTritonClientTimeoutError``,
+    ``PyTritonClientConnectionError``, ``PyTritonClientInferenceServerError`` and, after ``close``,
+    ``PyTritonClientClosedError``. Every request carries the access token. Cancelling a task that waits in a call tells
+    the server that nobody waits any more, and leaves nothing half read behind.
+    """
+
+    async def is_server_ready(self, timeout_s: float) -> bool:
+        """Ask whether the server is ready."""
+        ...
+
+    async def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
+        """Ask whether a model is ready; a model that is not known is not ready."""
+        ...
+
+    async def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
+        """Return the model configuration in the form of its JSON."""
+        ...
+
+    async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
+        """Carry one inference request."""
+        ...
+
+    def stream(self, spec: ModelSpec, request: InferRequest) -> AsyncResponseStream:
+        """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it.
+
+        Raises:
+            PyTritonClientValueError: The protocol has no way to send it.
+        """
+        ...
+
+    async def load_model(
+        self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
+    ) -> None:
+        """Load a model, or load it anew."""
+        ...
+
+    async def unload_model(self, model_name: str, timeout_s: float) -> None:
+        """Unload a model."""
+        ...
+
+    @property
+    def has_connections(self) -> bool:
+        """Whether a loop that is not closed holds connections."""
+        ...
+
+    def close_soon(self) -> None:
+        """Let every loop close what it holds, without waiting for that."""
+        ...
+
+    async def close(self) -> None:
+        """Give back what is held. A second call does nothing."""
+        ...
+
+
 def make_transport(
     url: TritonUrl,
     access_token: str | None,
     tls: TlsSettings | None = None,
-    most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+    max_response_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
 ) -> Transport:
     """Return the transport for an address. Nothing is sent yet.
 
@@ -93,7 +170,7 @@ def make_transport(
         url: The server.
         access_token: Sent with every request; ``None`` for a server that asks for none.
         tls: Certificates for an encrypted connection.
-        most_bytes: The largest response that is taken.
+        max_response_bytes: The largest response that is taken.
 
     Raises:
         PyTritonClientValueError: The certificates cannot be read.
@@ -102,10 +179,30 @@ def make_transport(
     if url.protocol == "grpc":
         from ._grpc.transport import GrpcTransport
 
-        return GrpcTransport(url, headers, tls, most_bytes)
+        return GrpcTransport(url, headers, tls, max_response_bytes)
     from ._http.transport import HttpTransport
 
-    return HttpTransport(url, headers, tls, most_bytes)
+    return HttpTransport(url, headers, tls, max_response_bytes)
+
+
+def make_async_transport(
+    url: TritonUrl,
+    access_token: str | None,
+    tls: TlsSettings | None,
+    max_response_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+) -> AsyncTransport:
+    """Return the transport of an asyncio client for an address. Nothing is sent yet.
+
+    Args and errors are those of ``make_transport``.
+    """
+    headers = create_auth_headers(access_token, url.protocol) if access_token else {}
+    if url.protocol == "grpc":
+        from ._grpc.asyncio_transport import AsyncGrpcTransport
+
+        return AsyncGrpcTransport(url, headers, tls, max_response_bytes)
+    from ._http.asyncio_transport import AsyncHttpTransport
+
+    return AsyncHttpTransport(url, headers, tls, max_response_bytes)
 
 
 def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings | None) -> Any:

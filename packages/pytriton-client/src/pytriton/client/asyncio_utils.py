@@ -10,11 +10,17 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, TypeVar
 
-from ._base import LATEST_MODEL_VERSION
 from ._core.deadline import Deadline, check_timeout
 from ._core.spec import ModelSpec, parse_model_config
-from .exceptions import PyTritonClientModelNotReadyError, PyTritonClientTimeoutError
-from .utils import ModelState, get_model_state
+from .exceptions import PyTritonClientModelNotReadyError
+from .utils import (
+    ModelState,
+    find_model_state,
+    is_not_ready_status,
+    model_not_ready_error,
+    server_not_ready_error,
+    to_version_text,
+)
 
 __all__ = [
     "asyncio_get_model_config",
@@ -42,7 +48,7 @@ async def asyncio_get_model_state(
         headers: Sent with the request.
     """
     index = await client.get_model_repository_index(headers=headers)
-    return get_model_state(_Index(index), model_name, model_version)
+    return find_model_state(index, model_name, model_version)
 
 
 async def asyncio_get_model_config(
@@ -66,14 +72,14 @@ async def asyncio_get_model_config(
     """
     deadline = Deadline(check_timeout(timeout_s, "timeout_s"))
     await _wait_for_model(client, model_name, model_version, deadline, _POLL_S, headers)
-    version = _version(model_version)
+    version = to_version_text(model_version)
     try:
         config = await _within(deadline, client.get_model_config(model_name, version, headers=headers))
         if not isinstance(config, dict):
             answer = client.get_model_config(model_name, version, headers=headers, as_json=True)
             config = (await _within(deadline, answer))["config"]
     except TimeoutError as error:
-        raise _not_ready(model_name, version, deadline) from error
+        raise _not_ready_error(model_name, version, deadline) from error
     return parse_model_config(config, version or None)
 
 
@@ -97,12 +103,7 @@ async def asyncio_wait_for_server_ready(
     deadline = Deadline(check_timeout(timeout_s, "timeout_s"))
     pause_s = check_timeout(sleep_time_s, "sleep_time_s")
     if not await _poll(lambda: asyncio_client.is_server_ready(headers=headers), deadline, pause_s):
-        raise PyTritonClientTimeoutError(
-            f"Waiting for server to be ready timed out. Waited {deadline.timeout_s:g} s.",
-            timeout_s=deadline.timeout_s,
-            waited_for="server ready",
-            missing="server",
-        )
+        raise server_not_ready_error(deadline)
 
 
 async def asyncio_wait_for_model_status_loaded(
@@ -133,7 +134,7 @@ async def asyncio_wait_for_model_status_loaded(
         return state is ModelState.READY
 
     if not await _poll(is_loaded, deadline, check_timeout(sleep_time_s, "sleep_time_s")):
-        raise _not_ready(model_name, _version(model_version), deadline)
+        raise _not_ready_error(model_name, to_version_text(model_version), deadline)
 
 
 async def asyncio_wait_for_model_ready(
@@ -159,16 +160,6 @@ async def asyncio_wait_for_model_ready(
     await _wait_for_model(asyncio_client, model_name, model_version, deadline, _POLL_S, headers)
 
 
-class _Index:
-    """A repository index that is there already, in the place of a client that would ask for it."""
-
-    def __init__(self, index: Any) -> None:
-        self._index = index
-
-    def get_model_repository_index(self, headers: Mapping[str, str] | None = None) -> Any:
-        return self._index
-
-
 async def _wait_for_model(
     client: Any,
     model_name: str,
@@ -177,24 +168,9 @@ async def _wait_for_model(
     pause_s: float,
     headers: Mapping[str, str] | None,
 ) -> None:
-    version = _version(model_version)
+    version = to_version_text(model_version)
     if not await _poll(lambda: client.is_model_ready(model_name, version, headers=headers), deadline, pause_s):
-        raise _not_ready(model_name, version, deadline)
-
-
-def _not_ready(model_name: str, version: str, deadline: Deadline) -> PyTritonClientModelNotReadyError:
-    return PyTritonClientModelNotReadyError(
-        f"Waiting for model {model_name}/{version or LATEST_MODEL_VERSION} to be ready timed out. Timeout "
-        f"while waiting for model {model_name} to be ready: {deadline.timeout_s:g} s.",
-        model_name=model_name,
-        model_version=version or None,
-        timeout_s=deadline.timeout_s,
-        waited_for="model ready",
-    )
-
-
-def _version(model_version: str | None) -> str:
-    return "" if model_version in (None, LATEST_MODEL_VERSION) else str(model_version)
+        raise _not_ready_error(model_name, version, deadline)
 
 
 async def _poll(is_ready: Callable[[], Awaitable[bool]], deadline: Deadline, pause_s: float) -> bool:
@@ -203,7 +179,7 @@ async def _poll(is_ready: Callable[[], Awaitable[bool]], deadline: Deadline, pau
             if await _within(deadline, is_ready()):
                 return True
         except Exception as error:
-            if not _is_no_answer(error):
+            if not _is_not_ready(error):
                 raise
         if deadline.is_over:
             return False
@@ -212,23 +188,26 @@ async def _poll(is_ready: Callable[[], Awaitable[bool]], deadline: Deadline, pau
 
 async def _within(deadline: Deadline, answer: Awaitable[Result]) -> Result:
     """Await an answer, but not for longer than there is time; then raise ``TimeoutError``."""
-    asking = asyncio.ensure_future(answer)
+    task = asyncio.ensure_future(answer)
     try:
-        await asyncio.wait({asking}, timeout=deadline.remaining_s())
+        await asyncio.wait({task}, timeout=deadline.remaining_s())
     finally:
-        if not asking.done():
-            asking.cancel()
-    if not asking.done():
-        await asyncio.wait({asking})
+        if not task.done():
+            task.cancel()
+    if not task.done():
+        await asyncio.wait({task})
         raise TimeoutError
-    return asking.result()
+    return task.result()
 
 
-def _is_no_answer(error: Exception) -> bool:
-    """Return whether an error of tritonclient means that the server is not there yet."""
+def _is_not_ready(error: Exception) -> bool:
+    """Return whether an error means that server or model are not ready yet."""
     # Before Python 3.11, a timeout of asyncio is not the builtin one. aiohttp has errors that derive from neither.
     if isinstance(error, (OSError, asyncio.TimeoutError)) or type(error).__module__.startswith("aiohttp."):
         return True
-    status = getattr(error, "status", None)
-    names = ("StatusCode.UNAVAILABLE", "StatusCode.NOT_FOUND", "StatusCode.DEADLINE_EXCEEDED")
-    return callable(status) and status() in names
+    return is_not_ready_status(error, "StatusCode.DEADLINE_EXCEEDED")
+
+
+def _not_ready_error(model_name: str, version: str, deadline: Deadline) -> PyTritonClientModelNotReadyError:
+    detail = f"Timeout while waiting for model {model_name} to be ready: {deadline.timeout_s:g} s."
+    return model_not_ready_error(model_name, version, deadline, detail)

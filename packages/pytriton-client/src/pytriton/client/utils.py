@@ -81,12 +81,7 @@ def wait_for_server_ready(
     """
     deadline = _deadline(timeout_s, _DEFAULT_WAIT_FOR_SERVER_READY_TIMEOUT_S)
     if not _poll(lambda: bool(client.is_server_ready(headers=headers)), deadline):
-        raise PyTritonClientTimeoutError(
-            f"Waiting for server to be ready timed out. Waited {deadline.timeout_s:g} s.",
-            timeout_s=deadline.timeout_s,
-            waited_for="server ready",
-            missing="server",
-        )
+        raise server_not_ready_error(deadline)
 
 
 def wait_for_model_ready(
@@ -109,16 +104,9 @@ def wait_for_model_ready(
         PyTritonClientModelNotReadyError: It was not ready in time.
     """
     deadline = _deadline(timeout_s, _DEFAULT_WAIT_FOR_MODEL_TIMEOUT_S)
-    version = _version(model_version)
+    version = to_version_text(model_version)
     if not _poll(lambda: bool(client.is_model_ready(model_name, version, headers=headers)), deadline):
-        raise PyTritonClientModelNotReadyError(
-            f"Waiting for model {model_name}/{version or LATEST_MODEL_VERSION} to be ready timed out. Waited "
-            f"{deadline.timeout_s:g} s.",
-            model_name=model_name,
-            model_version=version or None,
-            timeout_s=deadline.timeout_s,
-            waited_for="model ready",
-        )
+        raise model_not_ready_error(model_name, version, deadline, f"Waited {deadline.timeout_s:g} s.")
 
 
 def get_model_state(
@@ -132,12 +120,7 @@ def get_model_state(
         model_version: The version; ``None`` is the latest.
         headers: Sent with the request.
     """
-    index = client.get_model_repository_index(headers=headers)
-    states = parse_http_response(index) if isinstance(index, list) else parse_grpc_response(index.models)
-    versions = {int(version): state for (name, version), state in states.items() if name == model_name}
-    wanted = _version(model_version)
-    latest = max(versions, default=0)
-    return versions.get(int(wanted) if wanted else latest, ModelState.UNAVAILABLE)
+    return find_model_state(client.get_model_repository_index(headers=headers), model_name, model_version)
 
 
 def parse_http_response(models: Iterable[Mapping[str, str]]) -> dict[tuple[str, str], ModelState]:
@@ -186,7 +169,7 @@ def get_model_config(
         PyTritonClientModelNotReadyError: It was not ready in time.
     """
     wait_for_model_ready(client, model_name, model_version, timeout_s, headers)
-    version = _version(model_version)
+    version = to_version_text(model_version)
     config = client.get_model_config(model_name, version, headers=headers)
     if not isinstance(config, dict):
         config = client.get_model_config(model_name, version, headers=headers, as_json=True)["config"]
@@ -197,8 +180,61 @@ def _deadline(timeout_s: float | None, default_s: float) -> Deadline:
     return Deadline(check_timeout(default_s if timeout_s is None else timeout_s, "timeout_s"))
 
 
-def _version(model_version: str | None) -> str:
+# What asyncio_utils uses, too.
+
+
+def find_model_state(index: Any, model_name: str, model_version: str | None) -> ModelState:
+    """Return the state of a model in what ``get_model_repository_index`` returned, over either protocol."""
+    states = parse_http_response(index) if isinstance(index, list) else parse_grpc_response(index.models)
+    versions = {int(version): state for (name, version), state in states.items() if name == model_name}
+    requested = to_version_text(model_version)
+    return versions.get(int(requested) if requested else max(versions, default=0), ModelState.UNAVAILABLE)
+
+
+def to_version_text(model_version: str | None) -> str:
+    """Return a version as tritonclient takes it: ``""`` for the latest."""
     return "" if model_version in (None, LATEST_MODEL_VERSION) else str(model_version)
+
+
+def server_not_ready_error(deadline: Deadline) -> PyTritonClientTimeoutError:
+    """Make the error of a wait for a server that has timed out."""
+    return PyTritonClientTimeoutError(
+        f"Waiting for server to be ready timed out. Waited {deadline.timeout_s:g} s.",
+        timeout_s=deadline.timeout_s,
+        waited_for="server ready",
+        missing="server",
+    )
+
+
+def model_not_ready_error(
+    model_name: str, version: str, deadline: Deadline, detail: str
+) -> PyTritonClientModelNotReadyError:
+    """Make the error of a wait for a model that has timed out.
+
+    Args:
+        model_name: The model.
+        version: The version as ``to_version_text`` returns it.
+        deadline: The deadline that has passed.
+        detail: The end of the message.
+    """
+    return PyTritonClientModelNotReadyError(
+        f"Waiting for model {model_name}/{version or LATEST_MODEL_VERSION} to be ready timed out. {detail}",
+        model_name=model_name,
+        model_version=version or None,
+        timeout_s=deadline.timeout_s,
+        waited_for="model ready",
+    )
+
+
+def is_not_ready_status(error: Exception, *others: str) -> bool:
+    """Return whether the gRPC status in an error of tritonclient means that server or model are not ready yet.
+
+    Args:
+        error: What a call raised.
+        others: Names of status codes that mean this, too.
+    """
+    status = getattr(error, "status", None)
+    return callable(status) and status() in ("StatusCode.UNAVAILABLE", "StatusCode.NOT_FOUND", *others)
 
 
 def _poll(is_ready: Any, deadline: Deadline) -> bool:
@@ -207,16 +243,8 @@ def _poll(is_ready: Any, deadline: Deadline) -> bool:
             if is_ready():
                 return True
         except Exception as error:
-            if not _is_no_answer(error):
+            if not isinstance(error, OSError) and not is_not_ready_status(error):
                 raise
         if deadline.is_over:
             return False
         time.sleep(min(_POLL_S, deadline.remaining_s()))
-
-
-def _is_no_answer(error: Exception) -> bool:
-    """Return whether an error of tritonclient means that the server is not there yet."""
-    if isinstance(error, OSError):
-        return True
-    status = getattr(error, "status", None)
-    return callable(status) and status() in ("StatusCode.UNAVAILABLE", "StatusCode.NOT_FOUND")

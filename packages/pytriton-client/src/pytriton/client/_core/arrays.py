@@ -1,4 +1,4 @@
-"""One input of a call: from whatever the user gives to the array that goes on the wire, or an error that names it."""
+"""Conversion of the inputs that a user passes to arrays of the types that the model declares."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What belongs to an event loop, for a client that belongs to none.
+"""Objects that a client has once for each event loop, such as its connections.
 
 A client may be made where no loop runs, and serve one loop after the other, or several in different threads at the same
-time; its connections cannot.
+time. Its connections cannot: each belongs to the loop that made it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ State = TypeVar("State")
 
 
 class LoopsClosedError(Exception):
-    """What belonged to event loops has been closed."""
+    """``PerLoop.close`` has been called."""
 
 
 class PerLoop(Generic[State]):
-    """What is made once for each event loop, and closed by it.
+    """Makes an object for each event loop, and closes it in that loop.
 
     ``asyncio.run`` closes the asynchronous generators of its loop before it closes the loop. One that only waits for
     that is how the loop's connections are closed with it, where the client lives on to serve another loop.
 
     Args:
-        make: Makes it; called while the loop runs.
-        close: Closes it; awaited in its loop.
+        make: Makes the object of a loop; called while the loop runs.
+        close: Closes an object; awaited in its loop.
 
     Attributes:
         is_closed: Whether ``close`` has been called.
@@ -43,7 +43,7 @@ class PerLoop(Generic[State]):
         self.is_closed = False
 
     async def get(self) -> State:
-        """Return that of the running loop.
+        """Return the object of the running loop, made at the first call.
 
         Raises:
             LoopsClosedError: ``close`` has been called.
@@ -74,16 +74,16 @@ class PerLoop(Generic[State]):
 
     @property
     def is_any_open(self) -> bool:
-        """Whether there is one in a loop that is not closed."""
+        """Whether there is an object for a loop that is not closed."""
         return any(not loop.is_closed() for loop in tuple(self._entries))
 
     def close_soon(self) -> None:
-        """Let each loop close its own, without waiting for that."""
+        """Have each loop close its object, without waiting for that."""
         for loop, (_, ending) in self._take_all().items():
             _close_in(loop, ending)
 
     async def close(self) -> None:
-        """Close that of the running loop, and let the other loops close theirs. A second call does nothing."""
+        """Close the object of the running loop, and have other loops close theirs. A second call does nothing."""
         running = asyncio.get_running_loop()
         for loop, (_, ending) in self._take_all().items():
             if loop is running:
@@ -110,5 +110,5 @@ def _close_soon(ending: AsyncGenerator[None, None]) -> None:
     task.add_done_callback(_closing.discard)
 
 
-# The event loop itself keeps no hold of its tasks.
+# An event loop has only weak references to its tasks.
 _closing: set[asyncio.Future[None]] = set()

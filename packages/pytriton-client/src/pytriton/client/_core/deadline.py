@@ -1,4 +1,4 @@
-"""The one object that carries a time limit across the steps of a call."""
+"""A deadline for all steps of a call together, and the check of timeouts."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Deadline:
         self._end = time.monotonic() + timeout_s
 
     def remaining_s(self) -> float:
-        """Return seconds left, never below zero."""
+        """Return the seconds left, never below zero."""
         return max(0.0, self._end - time.monotonic())
 
     @property

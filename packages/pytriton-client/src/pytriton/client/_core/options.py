@@ -1,4 +1,4 @@
-"""What a call may say besides its inputs: parameters, headers, and the options of a view of a client."""
+"""Parameters, headers and options of calls, and their checks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["NO_OPTIONS", "CallOptions", "Headers", "Parameters", "check_headers"
 Parameters = Mapping[str, ParameterValue] | npt.NDArray[Any] | None
 Headers = Mapping[str, str | int | bool] | npt.NDArray[Any] | None
 
-# What Triton's clients pass as arguments of their own, under the names that the protocol gives them as parameters.
+# Parameters with a meaning in the protocol, which tritonclient takes as arguments.
 _OPTIONS: dict[str, tuple[type, ...]] = {
     "priority": (int,),
     "timeout": (int,),
@@ -32,7 +32,7 @@ _OPTIONS: dict[str, tuple[type, ...]] = {
 }
 _RESERVED = ("headers", "binary_data_output")
 _RESERVED_PREFIX = "triton_"
-# A second one of these would make the other side take the request for another one than it is.
+# Set by the transports. A second one could make the server read the request in another way.
 _RESERVED_HEADERS = (
     "connection",
     "content-encoding",

@@ -1,4 +1,4 @@
-"""What a client knows about its model: small frozen classes, read from the server's model configuration."""
+"""The specification of a model, read from the server's model configuration."""
 
 from __future__ import annotations
 

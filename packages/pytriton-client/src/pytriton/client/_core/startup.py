@@ -1,9 +1,9 @@
-"""How a client waits for its server and model, without the waiting: generators that ask and a driver that answers.
+"""How a client waits for its server and its model, as generators without I/O that both kinds of clients run.
 
-A plan yields an ``Ask``, which its driver answers with the transport (or throws the transport's error into it), and a
-``Pause``, for which the driver sleeps. The synchronous and the asyncio client drive the same plans.
+Such a generator, a plan, yields an ``Ask`` for each question to the server and a ``Pause`` before it asks again. The
+client that runs it sends back the server's answer, or throws in the error of the transport, and sleeps in the pauses.
 
-A client that finds its model ready needs two questions: is it ready, and what is its configuration.
+If the model is ready, two questions are enough: whether it is ready, and what its configuration is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from ..exceptions import (
     PyTritonClientConnectionError,
@@ -24,13 +24,23 @@ from .deadline import Deadline
 from .spec import ModelSpec, parse_model_config
 from .translate import is_hopeless
 
-__all__ = ["Ask", "Pause", "PlanStep", "Question", "Target", "prepare", "wait_for_model", "wait_for_server"]
+__all__ = [
+    "Ask",
+    "Pause",
+    "PlanStep",
+    "Question",
+    "Target",
+    "ask_server",
+    "prepare",
+    "wait_for_model",
+    "wait_for_server",
+]
 
 # One question may take this long; a server that takes longer is asked again on a fresh connection.
 _QUESTION_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S = 0.01
-_UNKNOWN = "is not found"
-_LONGEST_PAUSE_S = 0.5
+_NOT_FOUND_TEXT = "is not found"
+_MAX_PAUSE_S = 0.5
 
 
 class Question(enum.Enum):
@@ -57,9 +67,17 @@ class Pause:
     seconds: float
 
 
+class TargetFields(TypedDict):
+    """A ``Target`` as keyword arguments of errors."""
+
+    url: str
+    model_name: str
+    model_version: str | None
+
+
 @dataclass(frozen=True)
 class Target:
-    """Whom a client talks to, for the texts of errors.
+    """The model that a client talks to, for its requests and the texts of errors.
 
     Attributes:
         url: The server.
@@ -76,8 +94,23 @@ class Target:
         """The model and its version, in words."""
         return f"{self.model_name}/{self.model_version or '<latest>'}"
 
+    @property
+    def fields(self) -> TargetFields:
+        """The keyword arguments that every error about the target has."""
+        return {"url": self.url, "model_name": self.model_name, "model_version": self.model_version}
+
 
 PlanStep = Ask | Pause
+
+
+def ask_server(transport: Any, target: Target, step: Ask) -> Any:
+    """Ask the server through a ``Transport``, or an ``AsyncTransport``, whose answer is to be awaited."""
+    name, version, timeout_s = target.model_name, target.model_version, step.timeout_s
+    if step.question is Question.SERVER_READY:
+        return transport.is_server_ready(timeout_s)
+    if step.question is Question.MODEL_CONFIG:
+        return transport.get_model_config(name, version, timeout_s)
+    return transport.is_model_ready(name, version if step.question is Question.MODEL_READY else None, timeout_s)
 
 
 def prepare(
@@ -116,14 +149,14 @@ def wait_for_server(target: Target, deadline: Deadline) -> Generator[PlanStep, A
                 return
             reason = None
         except (PyTritonClientConnectionError, PyTritonClientTimeoutError) as error:
-            _refuse_hopeless(error)
+            _raise_if_permanent(error)
             reason = error
         yield Pause(min(pause_s, deadline.remaining_s()))
         if deadline.is_over:
             break
     raise PyTritonClientTimeoutError(
         f"Waiting for server to be ready timed out. Waited {deadline.timeout_s:g} s for {target.url}; "
-        + ("it answers that it is not ready." if reason is None else _why_no_answer(reason)),
+        + ("it answers that it is not ready." if reason is None else _describe_failure(reason)),
         url=target.url,
         timeout_s=deadline.timeout_s,
         waited_for="server ready",
@@ -152,7 +185,7 @@ def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, An
                 missing = "version"
                 unknown = yield from _find_unknown_version(deadline)
         except (PyTritonClientConnectionError, PyTritonClientTimeoutError) as error:
-            _refuse_hopeless(error)
+            _raise_if_permanent(error)
             # A question cut short by the deadline says nothing new about a server that has answered before.
             if isinstance(error, PyTritonClientConnectionError) or missing == "server" or not deadline.is_over:
                 missing, reason = "server", error
@@ -166,20 +199,18 @@ def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, An
         f"Waiting for model {target.model} to be ready timed out. Timeout while waiting for model "
         f"{target.model_name} to be ready: {deadline.timeout_s:g} s at {target.url}; "
         + {
-            "server": f"the server is missing: {_why_no_answer(reason)}",
+            "server": f"the server is missing: {_describe_failure(reason)}",
             "model": "the server answers, but the model is missing or not ready: check its name and the server's log.",
             "version": f"the model is ready, but its version {target.model_version} is missing.",
         }[missing],
-        url=target.url,
-        model_name=target.model_name,
-        model_version=target.model_version,
+        **target.fields,
         timeout_s=deadline.timeout_s,
         waited_for="model ready",
         missing=missing,
     ) from reason
 
 
-def _refuse_hopeless(error: PyTritonClientError) -> None:
+def _raise_if_permanent(error: PyTritonClientError) -> None:
     if isinstance(error, PyTritonClientConnectionError) and is_hopeless(error):
         raise error
 
@@ -190,7 +221,7 @@ def _find_unknown_version(deadline: Deadline) -> Generator[PlanStep, Any, PyTrit
         yield _ask(Question.MODEL_CONFIG, deadline)
     except PyTritonClientInferenceServerError as error:
         # Of a version that is being loaded, Triton says that it is not at ready state.
-        if _UNKNOWN in (error.server_message or ""):
+        if _NOT_FOUND_TEXT in (error.server_message or ""):
             return error
     return None
 
@@ -199,9 +230,7 @@ def _unknown_version_error(target: Target, deadline: Deadline) -> PyTritonClient
     return PyTritonClientModelNotReadyError(
         f"The model {target.model_name} at {target.url} is loaded, and has no version {target.model_version}. Waiting "
         "would not bring it: ask for another version, or for the latest with model_version=None.",
-        url=target.url,
-        model_name=target.model_name,
-        model_version=target.model_version,
+        **target.fields,
         timeout_s=deadline.timeout_s,
         waited_for="model ready",
         missing="version",
@@ -216,8 +245,8 @@ def _pauses() -> Iterator[float]:
     pause_s = _FIRST_PAUSE_S
     while True:
         yield pause_s
-        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
 
-def _why_no_answer(reason: PyTritonClientError | None) -> str:
+def _describe_failure(reason: PyTritonClientError | None) -> str:
     return "it does not answer." if reason is None else reason.message

@@ -1,4 +1,4 @@
-"""The span of a call, where the process has OpenTelemetry set up: it goes to the server in the headers of the request.
+"""OpenTelemetry spans of calls, whose context is sent to the server in the headers of requests.
 
 Without a tracer provider (``opentelemetry.trace.set_tracer_provider``) nothing is made and nothing is imported. This is
 the only module that uses OpenTelemetry.
@@ -29,7 +29,7 @@ _HEADER = "traceparent"
 
 Result = TypeVar("Result")
 
-# That of the tracer provider of the process, which is set once and for all.
+# From the tracer provider of the process, which is set only once.
 _tracer: Tracer | None = None
 
 
@@ -76,7 +76,7 @@ def trace_call(call: Call, target: Target) -> TracedCall:
 
 
 def in_context_of_caller(function: Callable[[], Result]) -> Callable[[], Result]:
-    """Let a function that another thread carries out make its spans inside those of who asks for it."""
+    """Return a function that can run in another thread and makes its spans children of the current span."""
     return function if _find_tracer() is None else functools.partial(contextvars.copy_context().run, function)
 
 

@@ -1,4 +1,4 @@
-"""Certificates for encrypted connections."""
+"""TLS settings: the certificates and keys of encrypted connections."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The address of a server: what users write, and what transports need."""
+"""The address of a server, parsed from what users write."""
 
 from __future__ import annotations
 

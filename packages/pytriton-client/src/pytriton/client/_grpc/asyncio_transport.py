@@ -1,4 +1,4 @@
-"""KServe v2 over gRPC for asyncio. The only module that uses ``grpc.aio``."""
+"""KServe v2 over gRPC for asyncio clients. The only module that uses ``grpc.aio``."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from .._core.url import TritonUrl
 from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 from . import calls
-from .calls import GrpcCall, check_message, is_not_there, read_infer_response, read_model_config
+from .calls import GrpcCall, check_message, is_unavailable, read_infer_response, read_model_config
 from .messages import STREAM_METHOD, channel_options, encode_infer_request, make_metadata, service_pb2, service_pb2_grpc
-from .transport import LEAVE_S, LONGEST_QUICK_WRITE_BYTES, STREAM_END_S, make_credentials
+from .transport import ABANDONED_CALL_S, MAX_BUFFERED_WRITE_BYTES, STREAM_END_TIMEOUT_S, make_credentials
 
 __all__ = ["AsyncGrpcTransport", "make_tritonclient"]
 
-_Leave = Callable[[Any, "asyncio.Future[Any] | None"], None]
+_Abandon = Callable[[Any, "asyncio.Future[Any] | None"], None]
 
 
 def make_tritonclient(url: TritonUrl, tls: TlsSettings | None) -> Any:
@@ -43,7 +43,7 @@ class AsyncGrpcTransport:
         url: The server.
         headers: Sent with every request as metadata.
         tls: Certificates for an encrypted connection.
-        most_bytes: The largest response that is taken.
+        max_response_bytes: The largest response that is taken.
 
     Raises:
         PyTritonClientValueError: The certificates cannot be read.
@@ -54,12 +54,12 @@ class AsyncGrpcTransport:
         url: TritonUrl,
         headers: Mapping[str, str],
         tls: TlsSettings | None,
-        most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+        max_response_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
     ) -> None:
         self._url = url.with_scheme
         self._headers = dict(headers)
         credentials = make_credentials(url, tls)
-        self._channels = PerLoop(lambda: _Channel(url.without_scheme, credentials, most_bytes), _Channel.close)
+        self._channels = PerLoop(lambda: _Channel(url.without_scheme, credentials, max_response_bytes), _Channel.close)
 
     @property
     def has_connections(self) -> bool:
@@ -90,9 +90,9 @@ class AsyncGrpcTransport:
         metadata = make_metadata(request.call.headers, self._headers)
         operation = calls.stream_operation(self._url, request)
 
-        async def send() -> tuple[Any, _Leave]:
+        async def send() -> tuple[Any, _Abandon]:
             channel = await self._channel(operation)
-            return channel.open_stream(message, metadata=metadata), channel.leave
+            return channel.open_stream(message, metadata=metadata), channel.abandon
 
         return AsyncGrpcStream(send, operation, self._translate)
 
@@ -118,7 +118,7 @@ class AsyncGrpcTransport:
         try:
             return bool((await self._call(call)).ready)
         except PyTritonClientInferenceServerError as error:
-            if is_not_there(error):
+            if is_unavailable(error):
                 return False
             raise
 
@@ -128,8 +128,8 @@ class AsyncGrpcTransport:
         metadata = make_metadata(headers or {}, self._headers)
         try:
             call = getattr(channel.stub, request.method)(message, metadata=metadata, timeout=operation.timeout_s)
-            if message.ByteSize() > LONGEST_QUICK_WRITE_BYTES:
-                # gRPC does not keep the time limit of a call that is in the midst of a write.
+            if message.ByteSize() > MAX_BUFFERED_WRITE_BYTES:
+                # gRPC does not end a call during a write, whatever its timeout.
                 return check_message(operation, await asyncio.wait_for(call, operation.timeout_s))
             return check_message(operation, await call)
         except asyncio.TimeoutError as error:
@@ -137,7 +137,7 @@ class AsyncGrpcTransport:
         except grpc.RpcError as error:
             raise self._translate(operation, error) from error
         except asyncio.CancelledError as error:
-            # A channel that is closed cancels its calls, which looks as if somebody had cancelled the task.
+            # Closing the channel cancels its calls, which looks as if the task had been cancelled.
             if self._channels.is_closed and not _is_being_cancelled():
                 raise closed_error(operation.model_name, self._url) from error
             raise
@@ -158,15 +158,15 @@ class AsyncGrpcStream:
     """The responses to one request, an ``AsyncResponseStream``.
 
     Args:
-        send: Sends the request and returns the call of gRPC, and what sees to a call whose responses nobody wants any
-            more.
+        send: Sends the request and returns the call of gRPC, and the function that takes over the call when its
+            responses are not wanted any more.
         operation: What is being done.
-        translate: Makes an error of ours of one of gRPC.
+        translate: Converts an error of gRPC.
     """
 
     def __init__(
         self,
-        send: Callable[[], Awaitable[tuple[Any, _Leave]]],
+        send: Callable[[], Awaitable[tuple[Any, _Abandon]]],
         operation: Operation,
         translate: Callable[[Operation, Any], PyTritonClientError],
     ) -> None:
@@ -174,26 +174,26 @@ class AsyncGrpcStream:
         self._operation = operation
         self._translate = translate
         self._call: Any = None
-        self._leave: _Leave
-        self._is_over = False
+        self._abandon: _Abandon
+        self._has_ended = False
 
     async def receive(self, timeout_s: float) -> InferResponse | None:
         """Return the next response, or ``None`` after the last one."""
-        if self._is_over:
+        if self._has_ended:
             return None
         operation = self._operation.with_timeout(timeout_s)
         if self._call is None:
-            self._call, self._leave = await self._send()
-        # A task of its own, since gRPC tells that a call was cancelled by cancelling whoever reads from it.
+            self._call, self._abandon = await self._send()
+        # A task of its own: when a call is cancelled, gRPC cancels the task that reads from it.
         reading = asyncio.ensure_future(self._call.read())
         try:
             await asyncio.wait({reading}, timeout=timeout_s)
         except asyncio.CancelledError:
-            self._is_over = True
-            self._leave(self._call, reading)
+            self._has_ended = True
+            self._abandon(self._call, reading)
             raise
         if not reading.done():
-            self._is_over = True
+            self._has_ended = True
             self._call.cancel()
             await asyncio.wait({reading})
             raise timeout_error(operation)
@@ -201,97 +201,97 @@ class AsyncGrpcStream:
             raise closed_error(operation.model_name, operation.url)
         error = reading.exception()
         if isinstance(error, grpc.RpcError):
-            self._is_over = True
+            self._has_ended = True
             raise self._translate(operation, error) from error
         message = reading.result()
         if message is grpc.aio.EOF:
-            self._is_over = True
+            self._has_ended = True
             return None
         if check_message(operation, message).error_message:
-            await self._see_off()
+            await self._await_end()
             # Without a status: Triton would tell it with triton_grpc_error, but 2.51 crashes when such a stream fails.
             raise server_error(operation, None, message.error_message)
         response = read_infer_response(operation, message.infer_response)
         if response.is_final:
-            await self._see_off()
+            await self._await_end()
         return response
 
-    async def _see_off(self) -> None:
+    async def _await_end(self) -> None:
         """Wait for the end of the call, as ``GrpcStream`` does, and for the same reason."""
-        self._is_over = True
+        self._has_ended = True
         reading = asyncio.ensure_future(self._call.read())
         try:
-            await asyncio.wait({reading}, timeout=STREAM_END_S)
+            await asyncio.wait({reading}, timeout=STREAM_END_TIMEOUT_S)
         finally:
             if not reading.done():
                 self._call.cancel()
         if not reading.done():
             await asyncio.wait({reading})
         if not reading.cancelled():
-            reading.exception()  # the caller has the last response: how the call ends is of no interest any more
+            reading.exception()  # retrieved, so that asyncio does not log it: the caller has the last response
 
     def close(self) -> None:
-        """Cancel the request if it is not over, and does not end by itself within `LEAVE_S`."""
-        if self._call is not None and not self._is_over:
-            self._is_over = True
-            self._leave(self._call, None)
+        """Cancel the request if it is not over, and does not end by itself within ``ABANDONED_CALL_S``."""
+        if self._call is not None and not self._has_ended:
+            self._has_ended = True
+            self._abandon(self._call, None)
 
 
 class _Channel:
     """A channel of one event loop."""
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None, most_bytes: int) -> None:
-        options = channel_options(most_bytes)
+    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None, max_response_bytes: int) -> None:
+        options = channel_options(max_response_bytes)
         if credentials is None:
             self._channel = grpc.aio.insecure_channel(address, options)
         else:
             self._channel = grpc.aio.secure_channel(address, credentials, options)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        # One request and the end of the stream of requests look the same on the wire, and need no task that sends them.
+        # The method takes a stream of requests. A unary call sends the same bytes for one request, without a task.
         self.open_stream = self._channel.unary_stream(
             STREAM_METHOD,
             request_serializer=service_pb2.ModelInferRequest.SerializeToString,
             response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
         )
 
-        self._leaving: set[asyncio.Task[None]] = set()
+        self._abandoned: set[asyncio.Task[None]] = set()
 
-    def leave(self, call: Any, reading: asyncio.Future[Any] | None) -> None:
-        """See to a call whose responses nobody wants any more, and to a ``read`` under way. Does not block."""
+    def abandon(self, call: Any, reading: asyncio.Future[Any] | None) -> None:
+        """Take over a call whose responses are not wanted any more, with a ``read`` under way. Does not block."""
         try:
             loop = asyncio.get_running_loop()
         except RuntimeError:  # closed by the garbage collector, when the loop has gone
             call.cancel()
             return
-        task = loop.create_task(_read_to_the_end(call, reading))
-        self._leaving.add(task)
-        task.add_done_callback(self._leaving.discard)
+        task = loop.create_task(_drain(call, reading))
+        self._abandoned.add(task)
+        task.add_done_callback(self._abandoned.discard)
 
     async def close(self) -> None:
-        if self._leaving:
-            await asyncio.wait(self._leaving, timeout=STREAM_END_S)
+        if self._abandoned:
+            await asyncio.wait(self._abandoned, timeout=STREAM_END_TIMEOUT_S)
         await self._channel.close()
 
 
-async def _read_to_the_end(call: Any, first: asyncio.Future[Any] | None) -> None:
+async def _drain(call: Any, first: asyncio.Future[Any] | None) -> None:
     async def read() -> None:
         message = await (call.read() if first is None else first)
         while message is not grpc.aio.EOF:
             message = await call.read()
 
-    # A task of its own, as gRPC cancels whoever reads from a call that it cancels.
+    # A task of its own: when a call is cancelled, gRPC cancels the task that reads from it.
     reading = asyncio.ensure_future(read())
     try:
-        await asyncio.wait({reading}, timeout=LEAVE_S)
+        await asyncio.wait({reading}, timeout=ABANDONED_CALL_S)
     finally:
         call.cancel()
         await asyncio.wait({reading})
         if not reading.cancelled():
-            reading.exception()  # how it ends is of no interest any more
+            reading.exception()  # retrieved, so that asyncio does not log it
 
 
 def _is_being_cancelled() -> bool:
-    """Return whether somebody has cancelled the running task; before Python 3.11 nobody can tell."""
+    """Return whether the running task is being cancelled; False before Python 3.11, which does not tell."""
     task = asyncio.current_task()
     cancelling: Callable[[], int] | None = getattr(task, "cancelling", None)
     return cancelling is not None and cancelling() > 0

@@ -1,4 +1,4 @@
-"""What gRPC is asked and how its answers are read, alike for waiting and for asyncio channels."""
+"""The calls of the gRPC service and the readers of their answers, shared by synchronous and asyncio transports."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = [
     "GrpcCall",
     "check_message",
     "infer",
-    "is_not_there",
+    "is_unavailable",
     "load_model",
     "model_config",
     "model_ready",
@@ -26,7 +26,7 @@ __all__ = [
     "unload_model",
 ]
 
-_NOT_THERE = ("NOT_FOUND", "UNAVAILABLE")
+_UNAVAILABLE_STATUSES = ("NOT_FOUND", "UNAVAILABLE")
 
 
 class GrpcCall(NamedTuple):
@@ -57,9 +57,9 @@ def model_ready(url: str, model_name: str, model_version: str | None, timeout_s:
     )
 
 
-def is_not_there(error: PyTritonClientInferenceServerError) -> bool:
-    """Return whether a question for readiness was answered so because there is no such model or server."""
-    return error.status in _NOT_THERE and not is_denial(error.status, error.server_message or "")
+def is_unavailable(error: PyTritonClientInferenceServerError) -> bool:
+    """Return whether the error of a readiness request means that there is no such model or server."""
+    return error.status in _UNAVAILABLE_STATUSES and not is_denial(error.status, error.server_message or "")
 
 
 def model_config(url: str, model_name: str, model_version: str | None, timeout_s: float) -> GrpcCall:
@@ -77,7 +77,7 @@ def infer(url: str, request: InferRequest, timeout_s: float) -> GrpcCall:
 
 
 def stream_operation(url: str, request: InferRequest) -> Operation:
-    """Name what a stream does."""
+    """Return the operation of a stream, for errors."""
     return Operation("streaming inference", url, 0, request.model_name, request.model_version)
 
 
@@ -97,7 +97,7 @@ def unload_model(url: str, model_name: str, timeout_s: float) -> GrpcCall:
 
 
 def read_infer_response(operation: Operation, message: Any) -> InferResponse:
-    """Return what a message says.
+    """Return the response in a message.
 
     Raises:
         PyTritonClientInferenceServerError: It cannot be read.
@@ -105,7 +105,7 @@ def read_infer_response(operation: Operation, message: Any) -> InferResponse:
     try:
         return decode_infer_response(message)
     except UNREADABLE as error:
-        raise _not_understood(operation, error) from error
+        raise _unreadable_error(operation, error) from error
 
 
 def read_model_config(operation: Operation, message: Any) -> Mapping[str, Any]:
@@ -117,7 +117,7 @@ def read_model_config(operation: Operation, message: Any) -> Mapping[str, Any]:
     try:
         return decode_model_config(message)
     except UNREADABLE as error:
-        raise _not_understood(operation, error) from error
+        raise _unreadable_error(operation, error) from error
 
 
 def check_message(operation: Operation, message: Any) -> Any:
@@ -131,5 +131,5 @@ def check_message(operation: Operation, message: Any) -> Any:
     return message
 
 
-def _not_understood(operation: Operation, error: Exception) -> PyTritonClientInferenceServerError:
+def _unreadable_error(operation: Operation, error: Exception) -> PyTritonClientInferenceServerError:
     return server_error(operation, "OK", f"the answer cannot be read ({type(error).__name__}: {error}).")

@@ -1,7 +1,7 @@
-"""Requests and responses as the protobuf messages of KServe v2, alike for waiting and for asyncio channels.
+"""Conversion of requests and responses to and from the protobuf messages of KServe v2.
 
-tritonclient brings the messages. They are filled and read here and not by its ``InferInput`` and ``InferResult``, which
-copy every tensor once more and have no form for one response of many.
+The message classes are those of tritonclient. Its ``InferInput`` and ``InferResult`` are not used: they copy every
+tensor once more, and cannot represent one response of many.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ __all__ = [
     "service_pb2_grpc",
 ]
 
-_MOST_BYTES = 2**31 - 1
+_MAX_MESSAGE_BYTES = 2**31 - 1
 _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
-    ("grpc.max_send_message_length", _MOST_BYTES),
+    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
     # A channel that could not connect refuses to try again for 1 s and up to 2 minutes by default: too long for a
     # client that waits for its server to start.
     ("grpc.initial_reconnect_backoff_ms", 100),
@@ -41,12 +41,12 @@ _CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
 
 STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 # What a message holds besides the tensors: names, shapes, parameters.
-_LONGEST_TENSORS_BYTES = _MOST_BYTES - (1 << 20)
+_MAX_TENSOR_BYTES = _MAX_MESSAGE_BYTES - (1 << 20)
 
 
-def channel_options(most_bytes: int) -> list[tuple[str, int]]:
+def channel_options(max_response_bytes: int) -> list[tuple[str, int]]:
     """Return the options of a channel that takes messages up to a size."""
-    return [*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", min(most_bytes, _MOST_BYTES))]
+    return [*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", min(max_response_bytes, _MAX_MESSAGE_BYTES))]
 
 
 def encode_infer_request(request: InferRequest) -> Any:
@@ -55,7 +55,7 @@ def encode_infer_request(request: InferRequest) -> Any:
     Raises:
         PyTritonClientValueError: The tensors are more than a message holds.
     """
-    # Here numbers, which need no copy to be counted; strings below.
+    # Numbers first, whose size is known before they are copied; strings below.
     _check_size(request, sum(array.nbytes for tensor, array in request.inputs if tensor.datatype != "BYTES"))
     message = service_pb2.ModelInferRequest(
         model_name=request.model_name, model_version=request.model_version or "", id=request.request_id
@@ -134,7 +134,7 @@ def make_metadata(*headers: Mapping[str, str]) -> list[tuple[str, str]]:
 
 def _check_size(request: InferRequest, size: int) -> None:
     """Refuse what protobuf would refuse later, after copies of gigabytes and without a word about the reason."""
-    if size > _LONGEST_TENSORS_BYTES:
+    if size > _MAX_TENSOR_BYTES:
         raise PyTritonClientValueError(
             f"Model {request.model_name}: expected inputs of less than 2 GiB together, all that a gRPC message "
             f"holds; received {size} bytes. Send smaller batches, or use HTTP.",

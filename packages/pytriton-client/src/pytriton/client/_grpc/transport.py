@@ -1,4 +1,4 @@
-"""KServe v2 over gRPC. The only module that imports ``grpc`` for clients that wait."""
+"""KServe v2 over gRPC for synchronous clients."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from .._core.url import TritonUrl
 from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 from . import calls
-from .calls import GrpcCall, is_not_there, read_infer_response, read_model_config
+from .calls import GrpcCall, is_unavailable, read_infer_response, read_model_config
 from .messages import STREAM_METHOD, channel_options, encode_infer_request, make_metadata, service_pb2, service_pb2_grpc
 from .watchdog import Watchdog
 
 __all__ = ["GrpcTransport", "make_credentials", "make_tritonclient"]
 
 # How long to wait for the end of a call whose last response has come, in seconds.
-STREAM_END_S = 5.0
-# How long a stream that nobody reads any more may go on to its own end, in seconds. Triton 2.51 takes a cancellation
-# badly that comes as the stream ends: it keeps the request for good, so that the model cannot be unloaded. Most
-# streams that are left early are at their end by then.
-LEAVE_S = 0.1
+STREAM_END_TIMEOUT_S = 5.0
+# How long an abandoned stream may run on before it is cancelled, in seconds; most end by themselves in this time. If a
+# cancellation reaches Triton 2.51 while the stream ends, Triton keeps the request for good, and the model cannot be
+# unloaded any more.
+ABANDONED_CALL_S = 0.1
 
 # A message up to this size fits into the buffers of a socket, even if the server reads nothing.
-LONGEST_QUICK_WRITE_BYTES = 1 << 16
-_CHANNEL_CLOSE_S = 0.5
+MAX_BUFFERED_WRITE_BYTES = 1 << 16
+_CHANNEL_CLOSE_TIMEOUT_S = 0.5
 
 
 def make_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
-    """Return what a channel to an address needs for its encryption; ``None`` where it has none.
+    """Return the credentials of a channel to an encrypted address; ``None`` for one without encryption.
 
     Raises:
         PyTritonClientValueError: The certificates cannot be read.
@@ -61,7 +61,7 @@ class GrpcTransport:
         url: The server.
         headers: Sent with every request as metadata.
         tls: Certificates for an encrypted connection.
-        most_bytes: The largest response that is taken.
+        max_response_bytes: The largest response that is taken.
     """
 
     def __init__(
@@ -69,28 +69,27 @@ class GrpcTransport:
         url: TritonUrl,
         headers: Mapping[str, str],
         tls: TlsSettings | None = None,
-        most_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+        max_response_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
     ) -> None:
         self._url = url.with_scheme
         self._headers = dict(headers)
         credentials = make_credentials(url, tls)
-        options = channel_options(most_bytes)
+        options = channel_options(max_response_bytes)
         if credentials is None:
             self._channel = grpc.insecure_channel(url.without_scheme, options)
         else:
             self._channel = grpc.secure_channel(url.without_scheme, credentials, options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
-        # The method takes a stream of requests. One request and the end of the stream look the same on the wire, and
-        # need no thread that sends them.
+        # The method takes a stream of requests. A unary call sends the same bytes for one request, without a thread.
         self._open_stream = self._channel.unary_stream(
             STREAM_METHOD,
             request_serializer=service_pb2.ModelInferRequest.SerializeToString,
             response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
         )
         self._watchdog = Watchdog()
-        self._in_background: set[Any] = set()
-        self._leaving: set[threading.Thread] = set()
-        self._has_written_in_background = False
+        self._background_calls: set[Any] = set()
+        self._abandoned: set[threading.Thread] = set()
+        self._has_background_writes = False
         self._is_closed = False
 
     def is_server_ready(self, timeout_s: float) -> bool:
@@ -119,7 +118,7 @@ class GrpcTransport:
         def send() -> Any:
             return self._invoke(operation, self._open_stream, message, request.call.headers)
 
-        return GrpcStream(send, operation, self._watchdog, self._translate, self._leave)
+        return GrpcStream(send, operation, self._watchdog, self._translate, self._abandon)
 
     def load_model(
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
@@ -134,24 +133,24 @@ class GrpcTransport:
     def close(self) -> None:
         """Close the channel; calls and streams in flight end with ``PyTritonClientClosedError``."""
         self._is_closed = True
-        for leaving in self._leaving.copy():
-            if leaving.is_alive():
-                leaving.join(STREAM_END_S)
-        for call in self._in_background.copy():
+        for abandoned in self._abandoned.copy():
+            if abandoned.is_alive():
+                abandoned.join(STREAM_END_TIMEOUT_S)
+        for call in self._background_calls.copy():
             call.cancel()
-        if self._has_written_in_background:
-            # The channel waits for the end of writes, which may never come.
+        if self._has_background_writes:
+            # close() waits for writes under way, which may never end.
             closing = threading.Thread(target=self._channel.close, name="pytriton-client-close", daemon=True)
             closing.start()
-            closing.join(_CHANNEL_CLOSE_S)
+            closing.join(_CHANNEL_CLOSE_TIMEOUT_S)
         else:
             self._channel.close()
         self._watchdog.join()
 
-    def _leave(self, call: Any) -> None:
-        leaving = _Leaving(call, self._watchdog, self._leaving)
+    def _abandon(self, call: Any) -> None:
+        abandoned = _AbandonedCall(call, self._watchdog, self._abandoned)
         try:
-            leaving.start()
+            abandoned.start()
         except RuntimeError:  # the interpreter is ending, or the machine has no thread left
             call.cancel()
 
@@ -159,28 +158,28 @@ class GrpcTransport:
         try:
             return bool(self._call(call).ready)
         except PyTritonClientInferenceServerError as error:
-            if is_not_there(error):
+            if is_unavailable(error):
                 return False
             raise
 
     def _call(self, call: GrpcCall, headers: Mapping[str, str] | None = None) -> Any:
         operation, method, message = call.operation, getattr(self._stub, call.method), call.message
         try:
-            if message.ByteSize() > LONGEST_QUICK_WRITE_BYTES:
+            if message.ByteSize() > MAX_BUFFERED_WRITE_BYTES:
                 return self._call_in_background(operation, method, message, headers or {})
             return self._invoke(operation, method, message, headers or {}, timeout=operation.timeout_s)
         except grpc.RpcError as error:
             raise self._translate(operation, error) from error
 
     def _call_in_background(self, operation: Operation, method: Any, message: Any, headers: Mapping[str, str]) -> Any:
-        """Carry out a call whose message may not fit into the socket.
+        """Make a call whose message may not fit into the buffers of the socket, and wait no longer than its timeout.
 
-        gRPC does not end a call that is in the midst of a write, whatever its time limit. So only the wait for the call
-        ends here; gRPC ends the call itself when the server reads again or the connection breaks.
+        gRPC does not end a call during a write, whatever its timeout. So only the wait for the call ends here; gRPC
+        ends the call itself when the server reads again or the connection breaks.
         """
-        self._has_written_in_background = True
+        self._has_background_writes = True
         call = self._invoke(operation, method.future, message, headers, timeout=operation.timeout_s)
-        self._in_background.add(call)
+        self._background_calls.add(call)
         try:
             if self._is_closed:  # since the call began, so that close() may not know of it
                 raise closed_error(operation.model_name, self._url)
@@ -190,7 +189,7 @@ class GrpcTransport:
         except grpc.FutureCancelledError as error:
             raise closed_error(operation.model_name, self._url) from error
         finally:
-            self._in_background.discard(call)
+            self._background_calls.discard(call)
             call.cancel()  # which does nothing to a call that is over
 
     def _invoke(
@@ -206,7 +205,7 @@ class GrpcTransport:
         try:
             return method(message, metadata=make_metadata(self._headers, headers), **options)
         except ValueError as error:
-            # What a channel says that another thread has closed meanwhile.
+            # Also raised by a channel that another thread has just closed.
             if self._is_closed:
                 raise closed_error(operation.model_name, self._url) from error
             raise
@@ -223,9 +222,9 @@ class GrpcStream:
     Args:
         send: Sends the request and returns the call of gRPC.
         operation: What is being done.
-        watchdog: Keeps the time, which gRPC does for a whole call and not for one response.
-        translate: Makes an error of ours of one of gRPC.
-        leave: Sees to a call whose responses nobody wants any more. Does not block.
+        watchdog: Ends waits for a response that take too long; gRPC has timeouts for whole calls only.
+        translate: Converts an error of gRPC.
+        abandon: Takes over a call whose responses are not wanted any more. Does not block.
     """
 
     def __init__(
@@ -234,20 +233,20 @@ class GrpcStream:
         operation: Operation,
         watchdog: Watchdog,
         translate: Callable[[Operation, Any], PyTritonClientError],
-        leave: Callable[[Any], None],
+        abandon: Callable[[Any], None],
     ) -> None:
         self._send = send
         self._operation = operation
         self._watchdog = watchdog
         self._translate = translate
-        self._leave = leave
+        self._abandon = abandon
         self._call: Any = None
-        self._took_too_long = False
-        self._is_over = False
+        self._has_timed_out = False
+        self._has_ended = False
 
     def receive(self, timeout_s: float) -> InferResponse | None:
         """Return the next response, or ``None`` after the last one."""
-        if self._is_over:
+        if self._has_ended:
             return None
         operation = self._operation.with_timeout(timeout_s)
         if self._call is None:
@@ -256,58 +255,58 @@ class GrpcStream:
         try:
             message = next(self._call, None)
         except grpc.RpcError as error:
-            self._is_over = True
-            if self._took_too_long:
+            self._has_ended = True
+            if self._has_timed_out:
                 raise timeout_error(operation) from error
             raise self._translate(operation, error) from error
         finally:
             self._watchdog.finish(self)
         if message is None:
-            self._is_over = True
+            self._has_ended = True
             return None
         if message.error_message:
-            self._see_off()
-            # Triton has a way to tell the status too (triton_grpc_error), but drops the results before the error then.
+            self._await_end()
+            # With triton_grpc_error Triton would send the status, too, but drop the results before the error.
             raise server_error(operation, None, message.error_message)
         response = read_infer_response(operation, message.infer_response)
         if response.is_final:
-            self._see_off()
+            self._await_end()
         return response
 
-    def _see_off(self) -> None:
+    def _await_end(self) -> None:
         """Wait for the end of the call, which follows the last response at once.
 
-        A call that is cancelled while Triton 2.51 ends it leaves a request in the server for good, and a model that
-        has one can never be unloaded.
+        If a call is cancelled while Triton 2.51 ends it, Triton keeps the request for good, and the model cannot be
+        unloaded any more.
         """
-        self._is_over = True
-        self._watchdog.begin(self, STREAM_END_S)
+        self._has_ended = True
+        self._watchdog.begin(self, STREAM_END_TIMEOUT_S)
         try:
             next(self._call, None)
         except grpc.RpcError:
-            self._call.cancel()  # the caller has the last response: how the call ends is of no interest any more
+            self._call.cancel()  # the caller has the last response, whatever the status of the call
         finally:
             self._watchdog.finish(self)
 
     def end_wait(self) -> None:
         """End a wait in another thread with a timeout."""
-        self._took_too_long = True
+        self._has_timed_out = True
         self._call.cancel()
 
     def close(self) -> None:
-        """Cancel the request if it is not over, and does not end by itself within `LEAVE_S`."""
+        """Cancel the request if it is not over, and does not end by itself within ``ABANDONED_CALL_S``."""
         self._watchdog.forget(self)
-        if self._call is not None and not self._is_over:
-            self._leave(self._call)
+        if self._call is not None and not self._has_ended:
+            self._abandon(self._call)
 
 
-class _Leaving(threading.Thread):
-    """Reads a stream to its end, or cancels it after a while.
+class _AbandonedCall(threading.Thread):
+    """A thread that reads an abandoned stream to its end, or cancels it after ``ABANDONED_CALL_S``.
 
     Args:
         call: The call of gRPC.
         watchdog: Ends the wait.
-        others: What is under way; this is in it while it runs.
+        others: All such threads that run; this one adds and removes itself.
     """
 
     def __init__(self, call: Any, watchdog: Watchdog, others: set[threading.Thread]) -> None:
@@ -319,7 +318,7 @@ class _Leaving(threading.Thread):
     def start(self) -> None:
         """Begin; the time runs from now."""
         self._others.add(self)
-        self._watchdog.begin(self, LEAVE_S)
+        self._watchdog.begin(self, ABANDONED_CALL_S)
         try:
             super().start()
         except RuntimeError:
@@ -329,7 +328,7 @@ class _Leaving(threading.Thread):
     def run(self) -> None:
         """Read until the end."""
         try:
-            with contextlib.suppress(grpc.RpcError):  # how it ends is of no interest any more
+            with contextlib.suppress(grpc.RpcError):  # its status is not needed
                 for _ in self._call:
                     pass
         finally:

@@ -1,4 +1,4 @@
-"""Time limits for waits that have none of their own: one thread ends them from outside."""
+"""Timeouts for blocking waits that have none of their own: a thread ends them from outside."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import Protocol
 __all__ = ["Watchdog", "Watched"]
 
 
-_LONGEST_JOIN_S = 5.0
+_JOIN_TIMEOUT_S = 5.0
 
 
 class Watched(Protocol):
-    """What may wait for too long."""
+    """An object with a blocking wait that can be ended from another thread."""
 
     def end_wait(self) -> None:
         """End the wait that goes on in another thread. Must not block."""
@@ -22,7 +22,7 @@ class Watched(Protocol):
 
 
 class Watchdog:
-    """Watches any number of waits. Its thread lives from the first ``begin`` on until all that began are forgotten."""
+    """Ends waits that take too long. Its thread runs from the first ``begin`` until everything is forgotten."""
 
     def __init__(self) -> None:
         # Reentrant: garbage collection, which may close what is watched, can run anywhere, also in here.
@@ -32,7 +32,7 @@ class Watchdog:
         self._thread: threading.Thread | None = None
 
     def begin(self, watched: Watched, timeout_s: float) -> None:
-        """End the wait of this one if ``finish`` is not called within so many seconds. ``forget`` it in the end."""
+        """Call ``end_wait`` unless ``finish`` is called within ``timeout_s`` seconds. Call ``forget`` in the end."""
         end = time.monotonic() + timeout_s
         with self._changed:
             self._ends[watched] = end
@@ -43,24 +43,24 @@ class Watchdog:
                 self._changed.notify()
 
     def finish(self, watched: Watched) -> None:
-        """End the wait."""
+        """Note that the wait has ended in time."""
         with self._changed:
             if watched in self._ends:
                 self._ends[watched] = math.inf
 
     def forget(self, watched: Watched) -> None:
-        """Expect no more waits of this one."""
+        """Stop watching an object, which has no more waits."""
         with self._changed:
             self._ends.pop(watched, None)
             if not self._ends:
                 self._changed.notify()
 
     def join(self) -> None:
-        """Wait for the end of the thread where nothing keeps it any more."""
+        """Wait for the end of the thread, if nothing is watched any more."""
         with self._changed:
             thread = None if self._ends else self._thread
         if thread is not None and thread is not threading.current_thread():
-            thread.join(_LONGEST_JOIN_S)
+            thread.join(_JOIN_TIMEOUT_S)
 
     def _run(self) -> None:
         while True:
