@@ -15,7 +15,7 @@ from pytriton.decorators._calls.inputs import get_all_arrays, get_arrays, make_b
 from pytriton.decorators._calls.outputs import convert_output
 from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
 from pytriton.decorators._calls.types import InferCallable, InferenceResults
-from pytriton.decorators._calls.wrapping import decorator, requests_signature
+from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, requests_signature
 from pytriton.decorators._rows import PartialOutputs, check_rows, split_by_request
 from pytriton.exceptions import PyTritonRuntimeError, PyTritonValidationError
 
@@ -166,14 +166,17 @@ def _plan_sample(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dic
 
 _batch = decorator(
     _plan_batch,
-    name="batch",
-    redecorate=batch,
-    convert_signature=requests_signature,
-    batch_call=_make_batch_call,
-    unpacks_requests=True,
+    DecoratorTraits(
+        "batch",
+        redecorate=batch,
+        convert_signature=requests_signature,
+        batch_call=_make_batch_call,
+        unpacks_requests=True,
+    ),
 )
 _sample = decorator(
-    _plan_sample, name="sample", redecorate=sample, convert_signature=requests_signature, unpacks_requests=True
+    _plan_sample,
+    DecoratorTraits("sample", redecorate=sample, convert_signature=requests_signature, unpacks_requests=True),
 )
 
 

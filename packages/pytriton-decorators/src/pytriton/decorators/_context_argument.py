@@ -10,7 +10,7 @@ from pytriton.decorators._calls.context import get_triton_context
 from pytriton.decorators._calls.execution import SingleCall
 from pytriton.decorators._calls.inputs import find_requests
 from pytriton.decorators._calls.requests import Scope
-from pytriton.decorators._calls.wrapping import decorator
+from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator
 
 __all__ = ["triton_context"]
 
@@ -77,9 +77,11 @@ def _without_context(inner: inspect.Signature) -> inspect.Signature:
 
 _with_context = decorator(
     _plan_context,
-    name="triton_context",
-    redecorate=triton_context,
-    convert_signature=_without_context,
-    relay=_relay_context,
-    added_arguments=(_ARGUMENT,),
+    DecoratorTraits(
+        "triton_context",
+        redecorate=triton_context,
+        convert_signature=_without_context,
+        relay=_relay_context,
+        added_arguments=(_ARGUMENT,),
+    ),
 )

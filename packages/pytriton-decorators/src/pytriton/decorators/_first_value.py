@@ -12,7 +12,7 @@ from pytriton.decorators._calls.context import find_model_config
 from pytriton.decorators._calls.execution import SingleCall
 from pytriton.decorators._calls.inputs import check_names, find_requests, get_arrays, replace_arrays, require_requests
 from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
-from pytriton.decorators._calls.wrapping import decorator, is_decorated, picklable
+from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, is_decorated, picklable
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonRuntimeError
 
 __all__ = ["first_value"]
@@ -95,7 +95,7 @@ def first_value(
         return (*args[:-1], changed), kwargs, Scope(requests), None
 
     redecorate = picklable(first_value, *keys, squeeze_single_values=squeeze_single_values, strict=strict)
-    return decorator(prepare, name="first_value", redecorate=redecorate)
+    return decorator(prepare, DecoratorTraits("first_value", redecorate=redecorate))
 
 
 def _check_batching(wrapped: Any, instance: Any) -> None:

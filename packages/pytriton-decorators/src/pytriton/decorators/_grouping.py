@@ -22,7 +22,7 @@ from pytriton.decorators._calls.inputs import (
 from pytriton.decorators._calls.outputs import convert_output
 from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
 from pytriton.decorators._calls.types import InferenceResult
-from pytriton.decorators._calls.wrapping import decorator, picklable
+from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, picklable
 from pytriton.decorators._rows import PartialOutputs, check_rows, merge
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 
@@ -112,7 +112,7 @@ def _relay_keys(
     return below(inputs, sizes, requests)
 
 
-_by_keys = decorator(_plan_keys, name="group_by_keys", redecorate=group_by_keys, relay=_relay_keys)
+_by_keys = decorator(_plan_keys, DecoratorTraits("group_by_keys", redecorate=group_by_keys, relay=_relay_keys))
 
 
 def _not_one_each(request: Any, count: int, result: Any) -> PyTritonValidationError:
@@ -237,7 +237,9 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
 
         return Plan(calls, finish)
 
-    return decorator(prepare, name="group_by_values", redecorate=picklable(group_by_values, *keys, pad_fn=pad_fn))
+    return decorator(
+        prepare, DecoratorTraits("group_by_values", redecorate=picklable(group_by_values, *keys, pad_fn=pad_fn))
+    )
 
 
 def _check_absent(key: str, inputs: Mapping[str, Any], wrapped: Any, instance: Any) -> None:

@@ -19,7 +19,7 @@ from pytriton.decorators._calls.inputs import (
     require_requests,
 )
 from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
-from pytriton.decorators._calls.wrapping import decorator, picklable
+from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, picklable
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 
@@ -101,7 +101,9 @@ def fill_optionals(**defaults: np.ndarray[Any, Any]) -> Callable[[CallableT], Ca
         return below(filled, sizes, lambda: _fill_requests(requests(), values, batching=True))
 
     redecorate = picklable(fill_optionals, **defaults)
-    return decorator(prepare, name="fill_optionals", redecorate=redecorate, relay=relay, filled_inputs=tuple(defaults))
+    return decorator(
+        prepare, DecoratorTraits("fill_optionals", redecorate=redecorate, relay=relay, filled_inputs=tuple(defaults))
+    )
 
 
 class _Filler:

@@ -15,7 +15,7 @@ from pytriton.decorators._calls.inputs import find_batched_arrays, forbid_reques
 from pytriton.decorators._calls.outputs import convert_output
 from pytriton.decorators._calls.requests import CURRENT_SCOPE
 from pytriton.decorators._calls.types import InferenceResult
-from pytriton.decorators._calls.wrapping import decorator, picklable
+from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, picklable
 from pytriton.decorators._rows import PartialOutputs
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonBatchSizeError, PyTritonRuntimeError
 from pytriton.model_config.triton_model_config import TritonModelConfig
@@ -63,7 +63,7 @@ def pad_batch(infer_func: Any = None, /, *, trim: bool = True) -> Any:
         PyTritonBatchSizeError: The batch has more rows than the model's maximum, or its inputs have different ones.
         PyTritonBadParameterError: At once: what is decorated is not callable.
     """
-    decorate = decorator(_plan_padding(trim), name="pad_batch", redecorate=picklable(pad_batch, trim=trim))
+    decorate = decorator(_plan_padding(trim), DecoratorTraits("pad_batch", redecorate=picklable(pad_batch, trim=trim)))
     return decorate if infer_func is None else decorate(infer_func)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from pytriton.decorators import batch, sample
 from pytriton.decorators._calls.execution import EXHAUSTED, Plan
-from pytriton.decorators._calls.wrapping import decorator, undecorated
+from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, undecorated
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 
 KINDS = ["sync", "coroutine", "generator", "async generator"]
@@ -283,7 +283,7 @@ def each_request_alone(wrapped: Any, instance: Any, args: Any, kwargs: Any) -> P
 
 
 def one_by_one(func: Any) -> Any:
-    return decorator(each_request_alone, name="one_by_one", redecorate=one_by_one)(func)
+    return decorator(each_request_alone, DecoratorTraits("one_by_one", redecorate=one_by_one))(func)
 
 
 class TestSeveralCalls:

@@ -10,6 +10,7 @@ generator.
 """
 
 import copy
+import dataclasses
 import functools
 import importlib
 import inspect
@@ -56,19 +57,32 @@ Relay = Callable[[Callable[..., Any], Any, Any, Mapping[str, Any], list[int], Ca
 
 @dataclass(frozen=True)
 class DecoratorTraits:
-    """How the arguments that a decorator passes on differ from those that it was called with.
+    """What a decorator does besides its plans, and what is known of the arguments that it passes on.
 
     Attributes:
-        name: Name of the decorator.
+        name: Name of the decorator, for errors.
+        redecorate: Decorates in the same way, for pickle: a function of a module, or `picklable` of one.
+        convert_signature: Makes the signature that `inspect.signature` shows; None shows that of the callable below.
+        batch_call: Makes calls for whole batches, without an object for each request. The decorated callable offers it
+            as `__pytriton_whole__(inputs, sizes, requests)`, unless it is a coroutine function.
+        relay: Passes such calls on to the callable below, if that offers them.
         unpacks_requests: Whether it takes requests and passes on their inputs by name.
         added_arguments: Names of keyword arguments that it adds.
         filled_inputs: Names of inputs that it adds where the caller has left them out.
     """
 
     name: str
+    redecorate: Callable[[Any], Any]
+    convert_signature: SignatureConverter | None = None
+    batch_call: BatchCall | None = None
+    relay: Relay | None = None
     unpacks_requests: bool = False
     added_arguments: tuple[str, ...] = ()
     filled_inputs: tuple[str, ...] = ()
+
+    def without_batch_calls(self) -> "DecoratorTraits":
+        """Return the same for a callable that does not offer calls for whole batches."""
+        return dataclasses.replace(self, batch_call=None, relay=None)
 
 
 @dataclass(frozen=True)
@@ -84,36 +98,16 @@ class Layer:
     below: Any
 
 
-def decorator(
-    prepare: Prepare,
-    *,
-    name: str,
-    redecorate: Callable[[Any], Any],
-    convert_signature: SignatureConverter | None = None,
-    batch_call: BatchCall | None = None,
-    relay: Relay | None = None,
-    unpacks_requests: bool = False,
-    added_arguments: tuple[str, ...] = (),
-    filled_inputs: tuple[str, ...] = (),
-) -> Callable[[Any], Any]:
+def decorator(prepare: Prepare, traits: DecoratorTraits) -> Callable[[Any], Any]:
     """Make a decorator.
 
     Args:
         prepare: Makes the plan of each call.
-        name: Name of the decorator, for errors.
-        redecorate: Decorates in the same way, for pickle: a function of a module, or `picklable` of one.
-        convert_signature: Makes the signature that `inspect.signature` shows; None shows that of the callable below.
-        batch_call: Makes calls for whole batches, with nothing made and taken apart for each request. The decorated
-            callable offers it as `__pytriton_whole__(inputs, sizes, requests)`, unless it is a coroutine function.
-        relay: Hands such calls on, where the callable below offers them.
-        unpacks_requests: See `DecoratorTraits`.
-        added_arguments: See `DecoratorTraits`.
-        filled_inputs: See `DecoratorTraits`.
+        traits: All else about the decorator.
 
     Returns:
         A function that takes a callable of any kind and returns it decorated.
     """
-    traits = DecoratorTraits(name, unpacks_requests, added_arguments, filled_inputs)
 
     def invoke(wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         plan = prepare(wrapped, instance, args, kwargs)
@@ -126,18 +120,17 @@ def decorator(
     def apply(func: Any) -> Any:
         if not callable(func) and not isinstance(func, (classmethod, staticmethod)):
             raise PyTritonBadParameterError(
-                f"@{name} decorates a callable, not {func!r}.", parameter=name, value=func, rule="a callable"
+                f"@{traits.name} decorates a callable, not {func!r}.",
+                parameter=traits.name,
+                value=func,
+                rule="a callable",
             )
         kind = _Decorated if _code_of_object(func) is None else _DecoratedObject
-        decorated = kind(
-            func, invoke, convert_signature, traits=traits, redecorate=redecorate, batch_call=batch_call, relay=relay
-        )
+        decorated = kind(func, invoke, traits)
         function = func.__func__ if isinstance(func, (classmethod, staticmethod)) else decorated
-        return (
-            kind(func, invoke_coroutine, convert_signature, traits=traits, redecorate=redecorate)
-            if inspect.iscoroutinefunction(function)
-            else decorated
-        )
+        if inspect.iscoroutinefunction(function):
+            return kind(func, invoke_coroutine, traits.without_batch_calls())
+        return decorated
 
     return apply
 
@@ -167,9 +160,7 @@ def is_decorated(func: Any) -> bool:
 def layer_of(func: Any) -> Layer | None:
     """Return the uppermost decorator of ours on a callable; `None` where what is uppermost is none of ours."""
     if isinstance(func, _Bound):
-        # Model.infer of an ordinary method: the object is still to be given.
-        misses_object = func._self_instance is None and func._self_binding in ("function", "instancemethod")
-        return Layer(func._self_parent._self_traits, None if misses_object else func.__wrapped__)
+        return Layer(func._self_parent._self_traits, None if _is_unbound(func) else func.__wrapped__)
     if isinstance(func, _Decorated):
         is_descriptor = isinstance(func.__wrapped__, (classmethod, staticmethod))
         return Layer(func._self_traits, None if is_descriptor else func.__wrapped__)
@@ -200,21 +191,14 @@ class _Bound(_BoundFunctionWrapper):  # type: ignore[misc]
 
     @property
     def __signature__(self) -> inspect.Signature:
-        # Model.infer of an ordinary method: the object is still to be given.
-        misses_object = self._self_instance is None and self._self_binding in ("function", "instancemethod")
-        return _signature(self.__wrapped__, self._self_parent._self_convert_signature, keeps_self=misses_object)
+        return _signature(
+            self.__wrapped__, self._self_parent._self_traits.convert_signature, keeps_self=_is_unbound(self)
+        )
 
     @property
     def __func__(self) -> "_Decorated":
         # inspect asks a bound method for its function, and takes the signature of that less its first parameter.
-        parent = self._self_parent
-        return _Decorated(
-            self.__wrapped__.__func__,
-            self._self_wrapper,
-            parent._self_convert_signature,
-            traits=parent._self_traits,
-            keeps_self=True,
-        )
+        return _decorated_function(self._self_parent, self.__wrapped__.__func__)
 
     def __copy__(self) -> "_Bound":
         return self
@@ -236,23 +220,10 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
     __bound_function_wrapper__ = _Bound
 
     def __init__(
-        self,
-        wrapped: Any,
-        invoke: Callable[..., Any],
-        convert_signature: SignatureConverter | None,
-        *,
-        traits: DecoratorTraits,
-        keeps_self: bool | None = None,
-        redecorate: Callable[[Any], Any] | None = None,
-        batch_call: BatchCall | None = None,
-        relay: Relay | None = None,
+        self, wrapped: Any, invoke: Callable[..., Any], traits: DecoratorTraits, *, keeps_self: bool | None = None
     ) -> None:
         super().__init__(wrapped, invoke)
         self._self_traits = traits
-        self._self_redecorate = redecorate
-        self._self_convert_signature = convert_signature
-        self._self_batch_call = batch_call
-        self._self_relay = relay
         self._self_keeps_self = keeps_self
 
     @property
@@ -263,28 +234,23 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
         return self._self_batch_call_of(self.__wrapped__, getattr(self.__wrapped__, "__self__", None))
 
     def _self_batch_call_of(self, wrapped: Any, instance: Any) -> Callable[..., Any] | None:
-        if self._self_batch_call is not None:
-            return functools.partial(self._self_batch_call, wrapped, instance)
+        traits = self._self_traits
+        if traits.batch_call is not None:
+            return functools.partial(traits.batch_call, wrapped, instance)
         # Only of our own: another proxy hands out the attribute of what it wraps, and would be passed over.
         below = wrapped.__pytriton_whole__ if isinstance(wrapped, (_Decorated, _Bound)) else None
-        if self._self_relay is None or below is None:
+        if traits.relay is None or below is None:
             return None
-        return functools.partial(self._self_relay, below, wrapped, instance)
+        return functools.partial(traits.relay, below, wrapped, instance)
 
     @property
     def __signature__(self) -> inspect.Signature:
-        return _signature(self.__wrapped__, self._self_convert_signature, keeps_self=self._self_keeps_self)
+        return _signature(self.__wrapped__, self._self_traits.convert_signature, keeps_self=self._self_keeps_self)
 
     @property
     def __func__(self) -> "_Decorated":
         # For a bound method that was decorated afterwards; anything else has none.
-        return _Decorated(
-            self.__wrapped__.__func__,
-            self._self_wrapper,
-            self._self_convert_signature,
-            traits=self._self_traits,
-            keeps_self=True,
-        )
+        return _decorated_function(self, self.__wrapped__.__func__)
 
     def __copy__(self) -> "_Decorated":
         return self
@@ -295,23 +261,14 @@ class _Decorated(_FunctionWrapper):  # type: ignore[misc]
         return self if below is self.__wrapped__ else self._self_around(below)
 
     def _self_around(self, below: Any) -> "_Decorated":
-        return type(self)(
-            below,
-            self._self_wrapper,
-            self._self_convert_signature,
-            traits=self._self_traits,
-            keeps_self=self._self_keeps_self,
-            redecorate=self._self_redecorate,
-            batch_call=self._self_batch_call,
-            relay=self._self_relay,
-        )
+        return type(self)(below, self._self_wrapper, self._self_traits, keeps_self=self._self_keeps_self)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         # By name, as functions are, where the name leads to the decorated callable; else what is below goes, and is
         # decorated again.
         if inspect.isfunction(undecorated(self)) and _has_name(self):
             return self.__qualname__
-        return self._self_redecorate, (self.__wrapped__,)
+        return self._self_traits.redecorate, (self.__wrapped__,)
 
 
 class _DecoratedObject(_Decorated):
@@ -340,6 +297,16 @@ class _DecoratedObject(_Decorated):
 
     def __copy__(self) -> "_Decorated":
         return self._self_around(copy.copy(self.__wrapped__))
+
+
+def _decorated_function(method: _Decorated, function: Any) -> _Decorated:
+    """Return the function of a bound method, decorated like the method."""
+    return _Decorated(function, method._self_wrapper, method._self_traits.without_batch_calls(), keeps_self=True)
+
+
+def _is_unbound(method: "_Bound") -> bool:
+    """Return whether a method was reached through its class, so that its object is its first argument."""
+    return method._self_instance is None and method._self_binding in ("function", "instancemethod")
 
 
 def _named(module: str, qualified_name: str) -> Any:
