@@ -1,4 +1,4 @@
-"""Checks of single values, and the one wording of their errors."""
+"""Checks of the values of fields, and the error that they raise."""
 
 from collections.abc import Iterable, Sequence
 from numbers import Integral
@@ -14,56 +14,56 @@ __all__ = [
     "MICROSECONDS_MAX",
     "UINT32_MAX",
     "UINT64_MAX",
-    "boolean",
-    "integer",
+    "check_bool",
+    "check_integer",
+    "check_seconds",
     "is_list",
-    "microseconds",
-    "rejected",
-    "seconds",
-    "sizes",
+    "parameter_error",
+    "to_microseconds",
+    "to_shape",
 ]
 
 INT32_MAX = 2**31 - 1
 UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1
 INT64_MAX = 2**63 - 1
-# Triton adds a time in nanoseconds to its clock, in 64 bits: 285 years are far from the end of them.
+# Triton adds the time in nanoseconds to its clock in 64 bits; 285 years do not overflow.
 MICROSECONDS_MAX = 9 * 10**15
 SECONDS_MAX = 9e9
 
 
-def rejected(parameter: str, value: object, rule: str, advice: str = "") -> PyTritonBadParameterError:
-    """Make the error for a value that breaks a rule; `rule` completes "... must be"."""
+def parameter_error(parameter: str, value: object, rule: str, advice: str = "") -> PyTritonBadParameterError:
+    """Make the error for a value that breaks a rule; `rule` completes the sentence "it must be ..."."""
     text = f"{parameter}={value!r} is not accepted: it must be {rule}."
     return PyTritonBadParameterError(
         f"{text} {advice}" if advice else text, parameter=parameter, value=value, rule=f"must be {rule}"
     )
 
 
-def integer(parameter: str, value: Any, minimum: int, maximum: int | None = None, *, why: str = "") -> None:
+def check_integer(parameter: str, value: Any, minimum: int, maximum: int | None = None, *, why: str = "") -> None:
     """Raise PyTritonBadParameterError unless `value` is an integer within the bounds; a bool is none."""
     fits = isinstance(value, Integral) and not isinstance(value, bool)
     if fits and value >= minimum and (maximum is None or value <= maximum):
         return
-    # A limit of the wire format is told only to those who passed it.
+    # A maximum that only comes from the number of bits is named only if it was exceeded.
     tell_maximum = maximum is not None and (maximum < INT32_MAX or (fits and value > maximum))
     rule = f"an integer from {minimum} to {maximum}" if tell_maximum else f"an integer of at least {minimum}"
-    raise rejected(parameter, value, rule, why)
+    raise parameter_error(parameter, value, rule, why)
 
 
-def microseconds(value: Any) -> Any:
-    """Return a time that came out of a calculation, such as `0.05 * 1e6`, as an integer; leaves anything else alone."""
+def to_microseconds(value: Any) -> Any:
+    """Convert a float, such as `0.05 * 1e6`, to an integer; return anything else as it is."""
     return int(value) if isinstance(value, (float, np.floating)) and np.isfinite(value) else value
 
 
-def boolean(parameter: str, value: Any) -> None:
+def check_bool(parameter: str, value: Any) -> None:
     """Raise PyTritonBadParameterError unless `value` is True or False, also as 1 or 0 or of numpy."""
     if isinstance(value, (bool, np.bool_)) or (isinstance(value, Integral) and value in (0, 1)):
         return
-    raise rejected(parameter, value, "True or False")
+    raise parameter_error(parameter, value, "True or False")
 
 
-def seconds(parameter: str, value: Any, minimum: float = 0, *, optional: bool = False) -> None:
+def check_seconds(parameter: str, value: Any, minimum: float = 0, *, optional: bool = False) -> None:
     """Raise PyTritonBadParameterError unless `value` is a number within the bounds, or None where that is no limit."""
     if value is None and optional:
         return
@@ -74,15 +74,15 @@ def seconds(parameter: str, value: Any, minimum: float = 0, *, optional: bool = 
     tell_maximum = minimum or (is_number and value > SECONDS_MAX)
     rule = f"from {minimum} to {SECONDS_MAX:g}" if tell_maximum else f"{minimum} or more"
     or_none = ", or None for no limit" if optional else ""
-    raise rejected(parameter, value, f"a number of seconds{', ' if not tell_maximum else ' '}{rule}{or_none}")
+    raise parameter_error(parameter, value, f"a number of seconds{', ' if not tell_maximum else ' '}{rule}{or_none}")
 
 
 def is_list(value: Any) -> bool:
-    """Tell whether `value` is a sequence of values, which a string is not meant to be."""
+    """Return whether `value` is a sequence, but no string."""
     return isinstance(value, Sequence) and not isinstance(value, (str, bytes))
 
 
-def sizes(parameter: str, shape: Any, rule: str, minimum: int, *, free: bool) -> tuple[int, ...]:
+def to_shape(parameter: str, shape: Any, rule: str, minimum: int, *, allow_variable: bool) -> tuple[int, ...]:
     """Return a shape as a tuple of integers.
 
     Args:
@@ -90,16 +90,16 @@ def sizes(parameter: str, shape: Any, rule: str, minimum: int, *, free: bool) ->
         shape: Any iterable of integers.
         rule: What is accepted, in words.
         minimum: The smallest size of an axis.
-        free: Whether -1 stands for a size that may vary.
+        allow_variable: Whether -1 stands for a size that may vary.
 
     Raises:
         PyTritonBadParameterError: It is no iterable, or one of its elements is no such size.
     """
     if not isinstance(shape, Iterable) or isinstance(shape, (str, bytes)):
-        raise rejected(parameter, shape, rule, "One axis is written as (size,), with the comma.")
+        raise parameter_error(parameter, shape, rule, "One axis is written as (size,), with the comma.")
     found = tuple(shape)
     for size in found:
         is_integer = isinstance(size, Integral) and not isinstance(size, bool)
-        if not is_integer or not (minimum <= size <= INT64_MAX or (free and size == -1)):
-            raise rejected(parameter, found, rule, f"{size!r} is none of them.")
+        if not is_integer or not (minimum <= size <= INT64_MAX or (allow_variable and size == -1)):
+            raise parameter_error(parameter, found, rule, f"{size!r} is none of them.")
     return tuple(int(size) for size in found)

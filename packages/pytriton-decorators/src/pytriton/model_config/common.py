@@ -1,4 +1,4 @@
-"""How requests of a model are queued and batched, where it runs, and how it is warmed up."""
+"""Parts of a model configuration: dynamic batching, queue policies, device kinds and warm-up."""
 
 import enum
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from pytriton.model_config._checks import (
     MICROSECONDS_MAX,
     UINT32_MAX,
     UINT64_MAX,
-    boolean,
-    integer,
+    check_bool,
+    check_integer,
     is_list,
-    microseconds,
-    rejected,
+    parameter_error,
+    to_microseconds,
 )
 from pytriton.model_config.warmup import ModelWarmup, WarmupInput, generate_warmup_data, generate_warmup_requests
 
@@ -68,7 +68,7 @@ class QueuePolicy:
     """How many requests may wait; further ones are rejected. 0 is without limit."""
 
     def __post_init__(self) -> None:
-        self.default_timeout_microseconds = microseconds(self.default_timeout_microseconds)
+        self.default_timeout_microseconds = to_microseconds(self.default_timeout_microseconds)
         self.validate()
 
     def validate(self, where: str = "QueuePolicy") -> None:
@@ -81,18 +81,18 @@ class QueuePolicy:
             PyTritonBadParameterError: A value is not of its kind or below its minimum.
         """
         if not isinstance(self.timeout_action, TimeoutAction):
-            raise rejected(
+            raise parameter_error(
                 f"{where}.timeout_action", self.timeout_action, "TimeoutAction.REJECT or TimeoutAction.DELAY"
             )
-        integer(
+        check_integer(
             f"{where}.default_timeout_microseconds",
             self.default_timeout_microseconds,
             0,
             MICROSECONDS_MAX,
             why=_NO_LIMIT,
         )
-        boolean(f"{where}.allow_timeout_override", self.allow_timeout_override)
-        integer(f"{where}.max_queue_size", self.max_queue_size, 0, UINT32_MAX, why=_NO_LIMIT)
+        check_bool(f"{where}.allow_timeout_override", self.allow_timeout_override)
+        check_integer(f"{where}.max_queue_size", self.max_queue_size, 0, UINT32_MAX, why=_NO_LIMIT)
 
     @property
     def _delays(self) -> bool:
@@ -128,32 +128,32 @@ class DynamicBatcher:
     """Policies by priority."""
 
     def __post_init__(self) -> None:
-        self.max_queue_delay_microseconds = microseconds(self.max_queue_delay_microseconds)
+        self.max_queue_delay_microseconds = to_microseconds(self.max_queue_delay_microseconds)
         self._validate_single()
 
     def _validate_single(self) -> None:
         name = "DynamicBatcher"
-        integer(f"{name}.max_queue_delay_microseconds", self.max_queue_delay_microseconds, 0, MICROSECONDS_MAX)
-        boolean(f"{name}.preserve_ordering", self.preserve_ordering)
-        integer(f"{name}.priority_levels", self.priority_levels, 0, UINT64_MAX)
-        integer(f"{name}.default_priority_level", self.default_priority_level, 0, UINT64_MAX)
+        check_integer(f"{name}.max_queue_delay_microseconds", self.max_queue_delay_microseconds, 0, MICROSECONDS_MAX)
+        check_bool(f"{name}.preserve_ordering", self.preserve_ordering)
+        check_integer(f"{name}.priority_levels", self.priority_levels, 0, UINT64_MAX)
+        check_integer(f"{name}.default_priority_level", self.default_priority_level, 0, UINT64_MAX)
         preferred = self.preferred_batch_size
         if preferred is not None and not is_list(preferred):
-            raise rejected(f"{name}.preferred_batch_size", preferred, "a list of integers, or None")
+            raise parameter_error(f"{name}.preferred_batch_size", preferred, "a list of integers, or None")
         for size in preferred or ():
-            integer(f"{name}.preferred_batch_size", size, 1, INT32_MAX)
+            check_integer(f"{name}.preferred_batch_size", size, 1, INT32_MAX)
         policy = self.default_queue_policy
         if policy is not None and not isinstance(policy, QueuePolicy):
-            raise rejected(f"{name}.default_queue_policy", policy, "a QueuePolicy, or None")
+            raise parameter_error(f"{name}.default_queue_policy", policy, "a QueuePolicy, or None")
         policies = self.priority_queue_policy
         if policies is not None and not isinstance(policies, Mapping):
-            raise rejected(
+            raise parameter_error(
                 f"{name}.priority_queue_policy", policies, "a dictionary of QueuePolicy by priority, or None"
             )
         for level, policy in (policies or {}).items():
-            integer(f"{name}.priority_queue_policy key", level, 1, UINT64_MAX, why="1 is the highest priority.")
+            check_integer(f"{name}.priority_queue_policy key", level, 1, UINT64_MAX, why="1 is the highest priority.")
             if not isinstance(policy, QueuePolicy):
-                raise rejected(f"{name}.priority_queue_policy[{level}]", policy, "a QueuePolicy")
+                raise parameter_error(f"{name}.priority_queue_policy[{level}]", policy, "a QueuePolicy")
 
     def validate(self, max_batch_size: int | None = None) -> None:
         """Check the present values, also against each other.
@@ -168,12 +168,12 @@ class DynamicBatcher:
         if max_batch_size is not None:
             why = "The model's max_batch_size is the limit."
             for size in self.preferred_batch_size or ():
-                integer("DynamicBatcher.preferred_batch_size", size, 1, max_batch_size, why=why)
+                check_integer("DynamicBatcher.preferred_batch_size", size, 1, max_batch_size, why=why)
         self._validate_priorities()
         for name, policy in self._policies():
             policy.validate(name)
             if self.preserve_ordering and policy._delays:
-                raise rejected(
+                raise parameter_error(
                     f"{name}.timeout_action",
                     policy.timeout_action,
                     "TimeoutAction.REJECT with preserve_ordering=True",
@@ -185,25 +185,27 @@ class DynamicBatcher:
         name = "DynamicBatcher.default_priority_level"
         if levels:
             why = f"There are priority_levels={levels}."
-            integer(name, self.default_priority_level, 1, levels, why=why)
+            check_integer(name, self.default_priority_level, 1, levels, why=why)
         elif self.default_priority_level:
-            raise rejected(name, self.default_priority_level, "0 without priorities", "Set priority_levels, too.")
+            raise parameter_error(
+                name, self.default_priority_level, "0 without priorities", "Set priority_levels, too."
+            )
         if levels > 1 and self.preserve_ordering:
-            raise rejected(
+            raise parameter_error(
                 "DynamicBatcher.preserve_ordering",
                 True,
                 f"False with priority_levels={levels}",
                 "One of the two has to go.",
             )
         if self.priority_queue_policy and not levels:
-            raise rejected(
+            raise parameter_error(
                 "DynamicBatcher.priority_queue_policy",
                 self.priority_queue_policy,
                 "None without priorities",
                 "Set priority_levels, too.",
             )
         for level in self.priority_queue_policy or ():
-            integer(
+            check_integer(
                 "DynamicBatcher.priority_queue_policy key", level, 1, levels, why=f"There are priority_levels={levels}."
             )
 

@@ -113,7 +113,7 @@ def canonical_type(declared: Any, *, parameter: str = "dtype") -> type[Any]:
 
 
 def is_string(declared: Any) -> bool:
-    """Tell whether a declared type means strings (`BYTES`)."""
+    """Return whether a declared type means strings (`BYTES`)."""
     return canonical_type(declared) in _STRINGS
 
 

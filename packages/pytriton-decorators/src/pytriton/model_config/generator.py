@@ -1,4 +1,4 @@
-"""The configuration of a model in the form that Triton reads."""
+"""Generator of model configurations in the forms that Triton reads: JSON and `config.pbtxt`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytriton.model_config._checks import integer, rejected
+from pytriton.model_config._checks import check_integer, parameter_error
 from pytriton.model_config._prototxt import render
 from pytriton.model_config.common import DynamicBatcher, ModelWarmup, QueuePolicy, WarmupInput
 from pytriton.model_config.dtypes import config_name
@@ -98,14 +98,16 @@ class ModelConfigGenerator:
 
 def _validate(config: TritonModelConfig) -> None:
     if config.batching:
-        integer("TritonModelConfig.max_batch_size", config.max_batch_size, 1)
+        check_integer("TritonModelConfig.max_batch_size", config.max_batch_size, 1)
         if config.batcher is not None:
             config.batcher.validate(config.max_batch_size)
     if config.decoupled and config.response_cache is not None and config.response_cache.enable:
-        raise rejected("TritonModelConfig.response_cache", config.response_cache, "off for a decoupled model")
+        raise parameter_error("TritonModelConfig.response_cache", config.response_cache, "off for a decoupled model")
     for spec in config.outputs or ():
         if spec.optional:
-            raise rejected(f"TritonModelConfig.outputs[{spec.name!r}].optional", True, "False: no output is optional")
+            raise parameter_error(
+                f"TritonModelConfig.outputs[{spec.name!r}].optional", True, "False: no output is optional"
+            )
     for index, warmup in enumerate(config.model_warmup or ()):
         warmup.validate(
             config.max_batch_size if config.batching else None, where=f"TritonModelConfig.model_warmup[{index}]"

@@ -3,9 +3,17 @@
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pytriton.model_config._checks import INT32_MAX, INT64_MAX, boolean, integer, is_list, rejected, seconds
+from pytriton.model_config._checks import (
+    INT32_MAX,
+    INT64_MAX,
+    check_bool,
+    check_integer,
+    check_seconds,
+    is_list,
+    parameter_error,
+)
 from pytriton.model_config.common import DynamicBatcher, ModelWarmup
-from pytriton.model_config.warmup import Described
+from pytriton.model_config.warmup import TensorLike
 
 __all__ = ["ModelConfig"]
 
@@ -51,7 +59,7 @@ class ModelConfig:
     """Whether a request may be carried out twice. Then the requests of a worker that died before it answered any of
     its batch go to another worker, once; otherwise they fail at once."""
 
-    def validate(self, inputs: "Iterable[Described] | None" = None) -> None:
+    def validate(self, inputs: "Iterable[TensorLike] | None" = None) -> None:
         """Check the present values, also against each other.
 
         Args:
@@ -63,38 +71,38 @@ class ModelConfig:
                 warm-up needs; the error names field, value and rule.
         """
         for name in ("batching", "response_cache", "decoupled", "send_tracebacks", "repeatable"):
-            boolean(f"ModelConfig.{name}", getattr(self, name))
+            check_bool(f"ModelConfig.{name}", getattr(self, name))
         if self.response_cache and self.decoupled:
-            raise rejected(
+            raise parameter_error(
                 "ModelConfig.response_cache",
                 True,
                 "False for a decoupled model",
                 "Triton cannot cache several responses.",
             )
-        integer("ModelConfig.arena_budget_bytes", self.arena_budget_bytes, 1, INT64_MAX)
-        seconds("ModelConfig.attach_timeout_s", self.attach_timeout_s)
-        seconds("ModelConfig.warmup_timeout_s", self.warmup_timeout_s)
+        check_integer("ModelConfig.arena_budget_bytes", self.arena_budget_bytes, 1, INT64_MAX)
+        check_seconds("ModelConfig.attach_timeout_s", self.attach_timeout_s)
+        check_seconds("ModelConfig.warmup_timeout_s", self.warmup_timeout_s)
         # The proxy counts in milliseconds.
-        seconds("ModelConfig.execution_timeout_s", self.execution_timeout_s, 0.001, optional=True)
+        check_seconds("ModelConfig.execution_timeout_s", self.execution_timeout_s, 0.001, optional=True)
         if self.batcher is not None and not isinstance(self.batcher, DynamicBatcher):
-            raise rejected("ModelConfig.batcher", self.batcher, "a DynamicBatcher, or None")
+            raise parameter_error("ModelConfig.batcher", self.batcher, "a DynamicBatcher, or None")
         if self.batching:
             why = "For a model without a batch axis set batching=False."
-            integer("ModelConfig.max_batch_size", self.max_batch_size, 1, INT32_MAX, why=why)
+            check_integer("ModelConfig.max_batch_size", self.max_batch_size, 1, INT32_MAX, why=why)
             if self.batcher is not None:
                 self.batcher.validate(self.max_batch_size)
         elif self.max_batch_size is not None:
-            integer("ModelConfig.max_batch_size", self.max_batch_size, 0, INT32_MAX)
+            check_integer("ModelConfig.max_batch_size", self.max_batch_size, 0, INT32_MAX)
         self._validate_warmup(inputs)
 
-    def _validate_warmup(self, inputs: "Iterable[Described] | None") -> None:
+    def _validate_warmup(self, inputs: "Iterable[TensorLike] | None") -> None:
         name = "ModelConfig.model_warmup"
         warmups = self.model_warmup
         if warmups is not None and not is_list(warmups):
-            raise rejected(name, warmups, "a list of ModelWarmup, or None")
+            raise parameter_error(name, warmups, "a list of ModelWarmup, or None")
         specs = None if inputs is None else list(inputs)
         for index, warmup in enumerate(warmups or ()):
             if not isinstance(warmup, ModelWarmup):
-                raise rejected(f"{name}[{index}]", warmup, "a ModelWarmup")
+                raise parameter_error(f"{name}[{index}]", warmup, "a ModelWarmup")
             limit = self.max_batch_size if self.batching else None
             warmup.validate(limit, specs, where=f"{name}[{index}]")

@@ -1,4 +1,4 @@
-"""Reads the configuration of a model from what Triton reads and reports."""
+"""Parser of model configurations: of a `config.pbtxt`, or of the JSON that Triton reports."""
 
 from __future__ import annotations
 

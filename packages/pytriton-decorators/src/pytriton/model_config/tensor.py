@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from pytriton.model_config._checks import boolean, rejected, sizes
+from pytriton.model_config._checks import check_bool, parameter_error, to_shape
 from pytriton.model_config.dtypes import canonical_type
 
 __all__ = ["Tensor"]
@@ -32,9 +32,9 @@ class Tensor:
     """Whether requests may leave this input out. Outputs are never optional."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", sizes("Tensor.shape", self.shape, _SHAPE_RULE, 1, free=True))
+        object.__setattr__(self, "shape", to_shape("Tensor.shape", self.shape, _SHAPE_RULE, 1, allow_variable=True))
         object.__setattr__(self, "dtype", canonical_type(self.dtype, parameter="Tensor.dtype"))
         if self.name is not None and (not isinstance(self.name, str) or not self.name):
-            raise rejected("Tensor.name", self.name, "a non-empty string, or None for a name by its place")
+            raise parameter_error("Tensor.name", self.name, "a non-empty string, or None for a name by its place")
         if self.optional is not None:
-            boolean("Tensor.optional", self.optional)
+            check_bool("Tensor.optional", self.optional)

@@ -10,12 +10,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from pytriton.exceptions import PyTritonBadParameterError
-from pytriton.model_config._checks import UINT32_MAX, boolean, integer, rejected, sizes
+from pytriton.model_config._checks import UINT32_MAX, check_bool, check_integer, parameter_error, to_shape
 from pytriton.model_config.dtypes import array_dtype, canonical_type, is_string, wire_name
 
 __all__ = [
-    "Described",
     "ModelWarmup",
+    "TensorLike",
     "WarmupInput",
     "generate_warmup_data",
     "generate_warmup_requests",
@@ -31,7 +31,7 @@ _RANDOM_INTEGER_MAX = 100
 _RANDOM_TEXT_MAX = 16
 
 
-class Described(Protocol):
+class TensorLike(Protocol):
     """What a `TensorSpec` offers; its module needs this one."""
 
     @property
@@ -74,16 +74,16 @@ class WarmupInput:
 
     def __post_init__(self) -> None:
         self.dtype = canonical_type(self.dtype, parameter="WarmupInput.dtype")
-        self.shape = sizes("WarmupInput.shape", self.shape, _SHAPE_RULE, 0, free=False)
+        self.shape = to_shape("WarmupInput.shape", self.shape, _SHAPE_RULE, 0, allow_variable=False)
         self._validate("WarmupInput")
 
     def _validate(self, where: str) -> None:
         for field in ("zero_data", "random_data"):
             if getattr(self, field) is not None:
-                boolean(f"{where}.{field}", getattr(self, field))
+                check_bool(f"{where}.{field}", getattr(self, field))
         file = self.input_data_file
         if file is not None and not isinstance(file, (str, os.PathLike)):
-            raise rejected(f"{where}.input_data_file", file, "the path of a .npy file, or None")
+            raise parameter_error(f"{where}.input_data_file", file, "the path of a .npy file, or None")
 
     def _validate_source(self, where: str) -> None:
         self._validate(where)
@@ -118,19 +118,19 @@ class ModelWarmup:
 
     def _validate_single(self, where: str = "ModelWarmup") -> None:
         if not isinstance(self.name, str):
-            raise rejected(f"{where}.name", self.name, "a string")
-        integer(f"{where}.batch_size", self.batch_size, 0, UINT32_MAX)
-        integer(f"{where}.count", self.count, 0, UINT32_MAX)
+            raise parameter_error(f"{where}.name", self.name, "a string")
+        check_integer(f"{where}.batch_size", self.batch_size, 0, UINT32_MAX)
+        check_integer(f"{where}.count", self.count, 0, UINT32_MAX)
         if not isinstance(self.inputs, Mapping):
-            raise rejected(f"{where}.inputs", self.inputs, "a dictionary of WarmupInput by name of the input")
+            raise parameter_error(f"{where}.inputs", self.inputs, "a dictionary of WarmupInput by name of the input")
         for name, given in self.inputs.items():
             if not isinstance(given, WarmupInput):
-                raise rejected(f"{where}.inputs[{name!r}]", given, "a WarmupInput")
+                raise parameter_error(f"{where}.inputs[{name!r}]", given, "a WarmupInput")
 
     def validate(
         self,
         max_batch_size: int | None = None,
-        inputs: Iterable[Described] | None = None,
+        inputs: Iterable[TensorLike] | None = None,
         *,
         where: str = "ModelWarmup",
     ) -> None:
@@ -147,26 +147,26 @@ class ModelWarmup:
         self._validate_single(where)
         if max_batch_size is not None:
             why = "The model's max_batch_size is the limit."
-            integer(f"{where}.batch_size", self.batch_size, 1, max_batch_size, why=why)
+            check_integer(f"{where}.batch_size", self.batch_size, 1, max_batch_size, why=why)
         for name, given in self.inputs.items():
             given._validate_source(f"{where}.inputs[{name!r}]")
         if inputs is not None:
             self._validate_against({spec.name: spec for spec in inputs}, where)
 
-    def _validate_against(self, declared: dict[str, Described], where: str) -> None:
+    def _validate_against(self, declared: dict[str, TensorLike], where: str) -> None:
         names = f"the model has the inputs {', '.join(map(repr, declared)) or '(none)'}"
         for name, given in self.inputs.items():
             field = f"{where}.inputs[{name!r}]"
             spec = declared.get(name)
             if spec is None:
-                raise rejected(f"{where}.inputs", sorted(self.inputs), f"inputs of the model; {names}")
+                raise parameter_error(f"{where}.inputs", sorted(self.inputs), f"inputs of the model; {names}")
             if wire_name(given.dtype) != wire_name(spec.dtype):
-                raise rejected(f"{field}.dtype", given.dtype, f"that of the model's input, {spec.dtype!r}")
+                raise parameter_error(f"{field}.dtype", given.dtype, f"that of the model's input, {spec.dtype!r}")
             fits = len(given.shape) == len(spec.shape) and all(
                 wanted in (-1, size) for size, wanted in zip(given.shape, spec.shape, strict=True)
             )
             if not fits:
-                raise rejected(
+                raise parameter_error(
                     f"{field}.shape",
                     given.shape,
                     f"a shape of the model's input, {spec.shape}",
@@ -195,7 +195,7 @@ def generate_warmup_data(
     """
     warmup_input._validate_source(where)
     if batch_size is not None:
-        integer("batch_size", batch_size, 1)
+        check_integer("batch_size", batch_size, 1)
     shape = warmup_input.shape if batch_size is None else (int(batch_size), *warmup_input.shape)
     if warmup_input.zero_data:
         fill: Any = b"" if is_string(warmup_input.dtype) else 0
@@ -273,15 +273,17 @@ def _from_file(warmup_input: WarmupInput, shape: tuple[int, ...], batch_size: in
         loaded: Any = np.load(str(path), allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         rule = "a .npy file that can be read, of numbers or fixed-width strings"
-        raise rejected(where, path, rule, str(error)) from error
+        raise parameter_error(where, path, rule, str(error)) from error
     if not isinstance(loaded, np.ndarray):
         loaded.close()
-        raise rejected(where, path, "a .npy file; this one is an archive of several (.npz)")
+        raise parameter_error(where, path, "a .npy file; this one is an archive of several (.npz)")
     rows = _rows(loaded, shape, batch_size)
     if rows is None:
         one = ", ".join(map(str, warmup_input.shape))
         accepted = f"({one})" if batch_size is None else f"({one}) for one row, or (rows, {one})"
-        raise rejected(where, path, f"a file with an array of shape {accepted}", f"Its array has shape {loaded.shape}.")
+        raise parameter_error(
+            where, path, f"a file with an array of shape {accepted}", f"Its array has shape {loaded.shape}."
+        )
     return _cast(rows, warmup_input.dtype, path, where)
 
 
@@ -300,14 +302,16 @@ def _cast(rows: Array, declared: Any, path: Any, where: str) -> Array:
     dtype = array_dtype(declared)
     if dtype.kind == "O":
         if rows.dtype.kind not in "SU":
-            raise rejected(where, path, "a file of strings (numpy's S or U)", f"Its array has dtype {rows.dtype}.")
+            raise parameter_error(
+                where, path, "a file of strings (numpy's S or U)", f"Its array has dtype {rows.dtype}."
+            )
         encoded = np.char.encode(rows, "utf-8") if rows.dtype.kind == "U" else rows
         return np.array(encoded, dtype=object)
     if rows.dtype.kind == "V" and rows.dtype.itemsize == dtype.itemsize and wire_name(declared) == "BF16":
         # What numpy has no name for is written as bytes without a type.
         return np.array(rows).view(dtype)
     if not np.can_cast(rows.dtype, dtype, "same_kind"):
-        raise rejected(
+        raise parameter_error(
             where, path, f"a file of {dtype} or what can be cast to it", f"Its array has dtype {rows.dtype}."
         )
     return np.array(rows, dtype=dtype, order="C")
