@@ -34,6 +34,19 @@ SHORT_TESTS = (
     "tests/inprocess/test_tensor.py",
     "tests/inprocess/test_bind_life.py",
 )
+# What `test --quick` runs: in a minute, with some real servers among it.
+QUICK_TESTS = (
+    "-m",
+    "not slow and not soak",
+    "packages/pytriton-decorators/tests",
+    "packages/pytriton-proxy-backend/tests",
+    "packages/pytriton-server/tests/server/models",
+    "packages/pytriton-server/tests/server/settings",
+    "packages/pytriton-client/tests/client/core",
+    "packages/pytriton-client/tests/client/http",
+    "tests/inprocess/test_tensor.py",
+    "tests/serving/test_inference.py",
+)
 LONE_DISTS = ("client", "decorators", "proxy-backend")
 # Folders laid out as /opt/tritonserver, as in PATH: the tests that start a server run once more for each.
 TEST_SERVERS_VARIABLE = "PYTRITON_TEST_TRITONSERVERS"
@@ -179,10 +192,21 @@ def prepare(runner: Runner) -> int:
 
 
 def test(runner: Runner, arguments: Sequence[str]) -> int:
-    """Run every check there is; with arguments, only pytest with these arguments."""
+    """Run every check there is; with --quick, those of a minute; with other arguments, only pytest with these."""
     servers = test_servers()
     code = prepare(runner)
     if code != 0:
+        return code
+    if arguments and arguments[0] == "--quick":
+        check_sources(runner)
+        runner.step("Quick tests", "run", "test", *QUICK_TESTS, *arguments[1:])
+        code = runner.finish()
+        say_skipped(
+            [
+                "most tests with a server, of the clients, of processes and of the project",
+                "the distributions without each other, other Pythons, other servers",
+            ]
+        )
         return code
     if arguments:
         codes = [runner.run("pytest", *arguments)]
@@ -193,11 +217,11 @@ def test(runner: Runner, arguments: Sequence[str]) -> int:
     check_sources(runner)
     for dist in LONE_DISTS:
         runner.step(f"pytriton-{dist} with no sibling", "run", f"+dist={dist}", "alone:test")
-    # The client's and the proxy backend's have run by now, and take a while; the matrix runs them with their siblings.
-    tests = ("packages/pytriton-decorators/tests", "packages/pytriton-server/tests", "tests")
+    # Those of the lone distributions have run by now; the matrix runs them with their siblings.
+    tests = ("packages/pytriton-server/tests", "tests")
     runner.step("All other tests", "run", "test", *tests)
     for server in servers:
-        runner.step(f"Tests with {server}", "run", "test", *tests[1:], extra={SERVER_VARIABLE: str(server)})
+        runner.step(f"Tests with {server}", "run", "test", *tests, extra={SERVER_VARIABLE: str(server)})
     skipped = short_matrix(runner)
     code = runner.finish()
     say_skipped(skipped)

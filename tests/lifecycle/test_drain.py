@@ -393,13 +393,23 @@ def test_a_model_that_no_worker_has_attached_to_yet_is_not_ready(tmp_path: Path)
 def test_changes_of_models_leave_the_server_ready() -> None:
     triton = Triton(config=local_config())
     triton.bind("m", identity, X, Y)
-    with running(triton):
-        url = str(triton.http_url)
-        for config in (ModelConfig(max_batch_size=8), None, ModelConfig(max_batch_size=2)):
-            triton.rebind("m", identity, config=config)
-            eventually(lambda: status(url) == 200)
-        triton.unbind("m")
-        eventually(lambda: status(url) == 200)
+    over = threading.Event()
+
+    def watch(url: str) -> list[int]:
+        seen = []
+        while not over.is_set():
+            seen.append(status(url))
+        return seen
+
+    with running(triton), ThreadPoolExecutor(1) as pool:
+        watching = pool.submit(watch, str(triton.http_url))
+        try:
+            for config in (ModelConfig(max_batch_size=8), None, ModelConfig(max_batch_size=2)):
+                triton.rebind("m", identity, config=config)
+            triton.unbind("m")
+        finally:
+            over.set()
+        assert set(watching.result(PATIENCE_S)) == {200}
 
 
 def test_a_model_that_is_being_bound_takes_no_readiness_away(caplog: pytest.LogCaptureFixture) -> None:

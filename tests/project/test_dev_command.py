@@ -73,6 +73,17 @@ def test_the_tests_run_with_each_server(dev: Any, servers: list[Path]) -> None:
     ] * 2
 
 
+def test_the_quick_ones_run_once_and_what_they_leave_out_is_told(
+    dev: Any, servers: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    runner = Recorder()
+    assert dev.test(runner, ["--quick", "-x"]) == 0
+    assert runner.ran == [(("run", "test", *dev.QUICK_TESTS, "-x"), "")]
+    assert "skipped" in capsys.readouterr().out
+    for name in (*dev.QUICK_TESTS[2:], *dev.SHORT_TESTS[2:]):
+        assert (ROOT / name).exists(), f"there is no {name}"
+
+
 @pytest.mark.usefixtures("servers")
 def test_a_failure_with_one_server_is_one_of_all(dev: Any) -> None:
     for failing in ("one", "two"):
