@@ -1,6 +1,6 @@
-"""The core without I/O: the arguments of a call become a request, and a response becomes named arrays.
+"""Inference requests and responses without I/O: arguments become a request, a response becomes arrays by name.
 
-Every client, whatever it waits with, calls the same three functions in this order::
+All clients call the same three functions, in this order::
 
     check_call(...)        before anything is sent, not even a question about the model
     build_request(...)     when the model is known

@@ -1,4 +1,4 @@
-"""What an inference returns."""
+"""The result of an inference."""
 
 from __future__ import annotations
 

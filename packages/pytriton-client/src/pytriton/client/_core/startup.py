@@ -22,7 +22,7 @@ from ..exceptions import (
 )
 from .deadline import Deadline
 from .spec import ModelSpec, parse_model_config
-from .translate import is_hopeless
+from .translate import is_permanent
 
 __all__ = [
     "Ask",
@@ -211,7 +211,7 @@ def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, An
 
 
 def _raise_if_permanent(error: PyTritonClientError) -> None:
-    if isinstance(error, PyTritonClientConnectionError) and is_hopeless(error):
+    if isinstance(error, PyTritonClientConnectionError) and is_permanent(error):
         raise error
 
 

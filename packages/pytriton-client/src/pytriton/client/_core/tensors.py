@@ -1,4 +1,4 @@
-"""Tensors in Triton's own form: numbers one after the other in row-major order, strings each behind its length."""
+"""Tensors in Triton's binary format: numbers in row-major order, strings each with its length in front."""
 
 from __future__ import annotations
 

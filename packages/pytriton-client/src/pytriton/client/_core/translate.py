@@ -1,4 +1,4 @@
-"""The one place where what goes wrong below becomes an error of ours."""
+"""Conversion of failures of connections, servers and gRPC to the errors of this package."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ __all__ = [
     "connection_error",
     "grpc_error",
     "is_denial",
-    "is_hopeless",
+    "is_permanent",
     "server_error",
     "timeout_error",
 ]
 
-# gRPC has one code for "the server says it is unavailable" and for "there is no server"; only the text tells.
+# gRPC has one status for "the server says it is unavailable" and for "there is no server"; only the text differs.
 _CONNECTION_TEXTS = (
     "failed to connect to all addresses",
     "connection refused",
@@ -46,13 +46,12 @@ _CONNECTION_TEXTS = (
     "handshake failed",
     "handshaker shutdown",
 )
-# How Triton, and models behind a proxy backend of ours, begin what they say; it may tell of a connection of their own.
+# How texts of Triton and of the proxy backend begin, which may be about other connections than the client's.
 _ANSWER_BEGINS = ("[request id:", "model '")
 # gRPC gives up an attempt to connect after 20 s, whatever time the call still has.
 _CONNECT_TIMEOUT_TEXTS = ("connection attempt timed out", "failed to connect before the deadline")
-# What does not change while one waits: an authority that is not trusted, a name that is not in the certificate, and a
-# server without encryption.
 _EXHAUSTED_TEXT = os.strerror(errno.EMFILE)
+# Permanent failures: an authority that is not trusted, a name that is not in the certificate, a server without TLS.
 _UNTRUSTED_TEXTS = ("certificate_verify_failed", "hostname verification check failed")
 _UNENCRYPTED_TEXT = "wrong_version_number"
 _RESTRICTED_TEXT = "restricted, expecting header"
@@ -62,7 +61,7 @@ _DENIED_STATUSES = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
 @dataclass(frozen=True)
 class Operation:
-    """What is being done, for the texts and attributes of errors.
+    """An operation that may fail, for the texts and attributes of errors.
 
     Attributes:
         doing: In words, to follow "during".
@@ -84,7 +83,7 @@ class Operation:
 
 
 def timeout_error(operation: Operation) -> PyTritonClientTimeoutError:
-    """Return the answer was not there in time."""
+    """Make the error of an operation that has timed out."""
     return PyTritonClientTimeoutError(
         f"Timeout occurred during {operation.doing}. Timeout: {operation.timeout_s:.3g} s at {operation.url}; the "
         "server may be stopped or busy. If the request is just slow, raise inference_timeout_s or init_timeout_s.",
@@ -97,7 +96,7 @@ def timeout_error(operation: Operation) -> PyTritonClientTimeoutError:
 
 
 def connection_error(operation: Operation, reason: str) -> PyTritonClientConnectionError:
-    """There is no connection, or it broke."""
+    """Make the error of a connection that could not be made, or that broke."""
     reason = cut_text(reason)
     advice = "Check that it runs and that the address, the protocol and the port are right."
     if _EXHAUSTED_TEXT in reason:
@@ -118,21 +117,21 @@ def connection_error(operation: Operation, reason: str) -> PyTritonClientConnect
     )
 
 
-def is_hopeless(error: PyTritonClientConnectionError) -> bool:
-    """Return whether the next attempt to connect would fail like this one, so that waiting is no remedy."""
+def is_permanent(error: PyTritonClientConnectionError) -> bool:
+    """Return whether the failure is permanent: the next attempt to connect would fail like this one."""
     text = error.message.lower()
     return _UNENCRYPTED_TEXT in text or any(known in text for known in _UNTRUSTED_TEXTS)
 
 
 def closed_error(model_name: str | None, url: str) -> PyTritonClientClosedError:
-    """Return the client has been closed."""
+    """Make the error of a client that has been closed."""
     return PyTritonClientClosedError(
         f"ModelClient is closed: make a new one for the model {model_name!r} at {url}.", url=url, model_name=model_name
     )
 
 
 def server_error(operation: Operation, status: str | None, text: str) -> PyTritonClientInferenceServerError:
-    """Return the server answered with an error.
+    """Make the error for one that the server answered with.
 
     Args:
         operation: What was asked.
@@ -157,12 +156,12 @@ def server_error(operation: Operation, status: str | None, text: str) -> PyTrito
 
 
 def is_denial(status: str, text: str) -> bool:
-    """Return whether a server refuses the caller, for which waiting is no remedy."""
+    """Return whether the server denies access, which is permanent."""
     return status in _DENIED_STATUSES or _RESTRICTED_TEXT in text
 
 
 def grpc_error(operation: Operation, status: str, text: str) -> PyTritonClientError:
-    """Choose the error for a gRPC status.
+    """Make the error for a gRPC status.
 
     Args:
         operation: What was asked.

@@ -1,7 +1,7 @@
-"""What comes from a server may be anything. Here it is checked before memory is taken for it or code relies on it.
+"""Validation of data from a server, before memory is allocated for it or code relies on it.
 
-Whatever is wrong is a ``ValueError`` that says what was expected and what came. ``UNREADABLE`` lists all else that
-reading an answer can come to, for the places that turn it into an error of ours.
+The checks raise ``ValueError`` with what was expected and what was received. ``UNREADABLE`` has all classes of errors
+that decoding an invalid answer can raise, for the code that converts them.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ DEFAULT_MAX_RESPONSE_BYTES = 4 << 30
 """The most bytes of one response that a client takes, unless it is told otherwise."""
 
 MOST_ERROR_BYTES = 1 << 20
-"""Longer bodies of errors are shown, but not understood: JSON takes many times its own size in memory."""
+"""Longer bodies of errors are shown without being parsed: parsed JSON takes many times its size in memory."""
 
-# What numpy, json and Python itself say of values that nobody has checked. ArithmeticError holds OverflowError.
+# What numpy, json and Python raise for invalid values. OverflowError is an ArithmeticError.
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, MemoryError, RecursionError, TypeError, ValueError)
 
 _LONGEST_TEXT = 8000
@@ -49,7 +49,7 @@ _repr.maxstring = _repr.maxother = 200
 
 
 def parse_json(data: bytes | bytearray | str) -> Any:
-    """Return what JSON says.
+    """Parse JSON.
 
     Raises:
         ValueError: It is no JSON, or nests too deep.
@@ -66,7 +66,7 @@ def describe(value: object) -> str:
 
 
 def cut_text(text: str) -> str:
-    """Return a text whose middle is left out where it is longer than somebody would read."""
+    """Return a text, without its middle if it is very long."""
     left_out = len(text) - _LONGEST_TEXT
     if left_out <= 0:
         return text
@@ -75,7 +75,7 @@ def cut_text(text: str) -> str:
 
 
 def find_error_text(body: bytes | memoryview) -> str:
-    """Return what the body of an error says, cut: the member ``error`` of a JSON object, else all of it."""
+    """Return the text in the body of an error, cut: the member ``error`` of a JSON object, else the whole body."""
     if len(body) > MOST_ERROR_BYTES:
         half = 4 * _LONGEST_TEXT
         return cut_text(str(bytes(body[:half]) + bytes(body[-half:]), "utf-8", errors="replace"))
@@ -91,7 +91,7 @@ def find_error_text(body: bytes | memoryview) -> str:
 
 
 def check_shape(shape: object) -> tuple[int, ...]:
-    """Return the shape of a tensor that has come.
+    """Return the shape of a received tensor.
 
     Raises:
         ValueError: It is no list of lengths, or numpy has no array with so many axes.
