@@ -27,7 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.soak_growth import Watch, children_of, compare
 from benchmarks.soak_models import bind_all, make_bytes
-from benchmarks.soak_questions import Generations, Questions
+from benchmarks.soak_requests import Generations, RequestFactory
 from benchmarks.soak_tally import Tally
 from benchmarks.soak_traffic import Callers
 from pytriton.triton import RestartPolicy, Triton, TritonConfig
@@ -85,7 +85,10 @@ def run(seconds: float, seed: int, kill_server_s: float = 0.0) -> dict[str, Any]
             print(f"served after {time.monotonic() - began:.1f} s, pid {server}", flush=True)
             watch = Watch({"server": server or 0, "program": os.getpid()})
             callers = Callers(
-                str(triton.http_url), str(triton.grpc_url), lambda name: Questions(f"{seed}/{name}", generations), tally
+                str(triton.http_url),
+                str(triton.grpc_url),
+                lambda name: RequestFactory(f"{seed}/{name}", generations),
+                tally,
             )
             chaos = Chaos(triton, generations, tally, random.Random(f"{seed}/chaos"))
             began = time.monotonic()
@@ -237,7 +240,7 @@ def _print(report: dict[str, Any]) -> None:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--seconds", type=float, default=60.0, help="how long to ask (default: 60)")
-    parser.add_argument("--seed", type=int, default=None, help="what the questions are made from (default: the time)")
+    parser.add_argument("--seed", type=int, default=None, help="what the requests are made from (default: the time)")
     parser.add_argument("--kill-server", type=float, default=0.0, help="kill tritonserver, too, every so many seconds")
     parser.add_argument("--json", type=Path, help="also write the report to this file")
     parser.add_argument("--verbose", action="store_true", help="show warnings of the server and the workers")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.soak_models import STREAM_FAILS
-from benchmarks.soak_questions import Question, Questions
+from benchmarks.soak_requests import RequestFactory, SoakRequest
 from benchmarks.soak_tally import Tally
 from pytriton.client import (
     AsyncioDecoupledModelClient,
@@ -34,15 +34,15 @@ _MODELS = ("bytes", "text", "killed", "repeated", "waits", "hangs", "refuses")
 _FOUR_LITTLE = np.array([1, 2, 3, 4], np.uint8)
 
 
-def settle(tally: Tally, kind: str, question: Question, answer: Mapping[str, Any] | BaseException) -> None:
+def settle(tally: Tally, kind: str, request: SoakRequest, answer: Mapping[str, Any] | BaseException) -> None:
     """Enter what became of a request."""
     if not isinstance(answer, BaseException):
-        right = question.is_right(answer)
-        tally.end(kind, "answered", None if right else f"a wrong answer of {question.model}: {dict(answer)!r:.300}")
+        right = request.is_right(answer)
+        tally.end(kind, "answered", None if right else f"a wrong answer of {request.model}: {dict(answer)!r:.300}")
         return
-    excuse = question.excuse(answer)
-    problem = None if excuse else f"{question.model}: {type(answer).__name__}: {answer}"
-    tally.end(kind, excuse or "", problem, by_error=True)
+    allowed_outcome = request.allowed_outcome(answer)
+    problem = None if allowed_outcome else f"{request.model}: {type(answer).__name__}: {answer}"
+    tally.end(kind, allowed_outcome or "", problem, by_error=True)
 
 
 class Callers:
@@ -51,13 +51,15 @@ class Callers:
     Args:
         http_url: Of the server.
         grpc_url: Likewise.
-        make_questions: Makes the questions of a caller with this name.
+        make_factory: Makes the request factory of a caller with this name.
         tally: Where everything is entered.
     """
 
-    def __init__(self, http_url: str, grpc_url: str, make_questions: Callable[[str], Questions], tally: Tally) -> None:
+    def __init__(
+        self, http_url: str, grpc_url: str, make_factory: Callable[[str], RequestFactory], tally: Tally
+    ) -> None:
         self._urls = {"http": http_url, "grpc": grpc_url}
-        self._make_questions = make_questions
+        self._make_factory = make_factory
         self._tally = tally
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -102,71 +104,69 @@ class Callers:
 
     def _sync(self, name: str, scheme: str) -> None:
         """Send one request after the other."""
-        questions = self._make_questions(name)
+        factory = self._make_factory(name)
         clients = {model: ModelClient(self._urls[scheme], model, inference_timeout_s=PATIENCE_S) for model in _MODELS}
         while not self._stop.is_set():
-            question = questions.any()
-            client = clients[question.model]
-            if question.timeout_s is not None:
-                client = client.with_options(timeout_s=question.timeout_s)
+            request = factory.any()
+            client = clients[request.model]
+            if request.timeout_s is not None:
+                client = client.with_options(timeout_s=request.timeout_s)
             self._tally.begin(name)
             try:
-                answer: Any = client.infer_sample(**question.inputs)
+                answer: Any = client.infer_sample(**request.inputs)
             except Exception as error:
                 answer = error
-            settle(self._tally, name, question, answer)
-            if questions.random.random() < 0.01:
+            settle(self._tally, name, request, answer)
+            if factory.random.random() < 0.01:
                 # A client that goes and comes; its connections must go with it.
-                clients.pop(question.model).close()
-                clients[question.model] = ModelClient(
-                    self._urls[scheme], question.model, inference_timeout_s=PATIENCE_S
-                )
-            self._pause(questions.random)
+                clients.pop(request.model).close()
+                clients[request.model] = ModelClient(self._urls[scheme], request.model, inference_timeout_s=PATIENCE_S)
+            self._pause(factory.random)
         for client in clients.values():
             client.close()
 
     def _futures(self, name: str, scheme: str) -> None:
         """Send several requests at a time; cancel some before they begin."""
-        questions = self._make_questions(name)
+        factory = self._make_factory(name)
         clients = {
             model: FuturesModelClient(self._urls[scheme], model, max_workers=3, inference_timeout_s=PATIENCE_S)
             for model in _MODELS
         }
         while not self._stop.is_set():
-            asked: list[tuple[Question, Future[Any]]] = []
+            asked: list[tuple[SoakRequest, Future[Any]]] = []
             for _ in range(_WINDOW):
-                question = questions.any()
-                client = clients[question.model]
-                if question.timeout_s is not None:
-                    client = client.with_options(timeout_s=question.timeout_s)
+                request = factory.any()
+                client = clients[request.model]
+                if request.timeout_s is not None:
+                    client = client.with_options(timeout_s=request.timeout_s)
                 self._tally.begin(name)
-                asked.append((question, client.infer_sample(**question.inputs)))
-            for question, future in asked:
-                if questions.random.random() < 0.1 and future.cancel():
+                asked.append((request, client.infer_sample(**request.inputs)))
+            for request, future in asked:
+                if factory.random.random() < 0.1 and future.cancel():
                     self._tally.end(name, "cancelled")
                     continue
                 try:
                     answer = future.result(2 * PATIENCE_S)
                 except Exception as error:
                     answer = error
-                settle(self._tally, name, question, answer)
-            self._pause(questions.random)
+                settle(self._tally, name, request, answer)
+            self._pause(factory.random)
         for client in clients.values():
             client.close()
 
     def _asyncio(self, name: str, scheme: str) -> None:
         """Send requests from several tasks; cancel some in the middle of a call."""
-        questions = self._make_questions(name)
+        factory = self._make_factory(name)
 
         async def ask(clients: Mapping[str, AsyncioModelClient]) -> None:
-            question = questions.any()
-            client = clients[question.model]
-            if question.timeout_s is not None:
-                client = client.with_options(timeout_s=question.timeout_s)
+            request = factory.any()
+            client = clients[request.model]
+            if request.timeout_s is not None:
+                client = client.with_options(timeout_s=request.timeout_s)
             self._tally.begin(name)
-            call = asyncio.ensure_future(client.infer_sample(**question.inputs))
-            if questions.random.random() < 0.1:
-                await asyncio.wait([call], timeout=questions.random.random() * 0.05)
+            call = asyncio.ensure_future(client.infer_sample(**request.inputs))
+            if factory.random.random() < 0.1:
+                await asyncio.wait([call], timeout=factory.random.random() * 0.05)
                 call.cancel()
             try:
                 answer: Any = await call
@@ -175,12 +175,12 @@ class Callers:
                 return
             except Exception as error:
                 answer = error
-            settle(self._tally, name, question, answer)
+            settle(self._tally, name, request, answer)
 
         async def repeat(clients: Mapping[str, AsyncioModelClient]) -> None:
             while not self._stop.is_set():
                 await ask(clients)
-                await asyncio.sleep(questions.random.random() * 0.05)
+                await asyncio.sleep(factory.random.random() * 0.05)
 
         async def main() -> None:
             clients = {
@@ -197,7 +197,7 @@ class Callers:
 
     def _stream(self, name: str, scheme: str) -> None:
         """Read streams to the end, to an error in the middle, or not to the end."""
-        dice = self._make_questions(name).random
+        dice = self._make_factory(name).random
         with DecoupledModelClient(self._urls[scheme], "counts", inference_timeout_s=PATIENCE_S) as client:
             while not self._stop.is_set():
                 stream = _Stream(dice)
@@ -215,7 +215,7 @@ class Callers:
 
     def _asyncio_streams(self, name: str, scheme: str) -> None:
         """Read several streams at a time, in tasks."""
-        dice = self._make_questions(name).random
+        dice = self._make_factory(name).random
 
         async def repeat(client: AsyncioDecoupledModelClient) -> None:
             while not self._stop.is_set():
@@ -241,7 +241,7 @@ class Callers:
 
     def _raw(self, name: str, scheme: str) -> None:
         """Send half a request, leave without reading the answer, send random bytes, or send a valid request."""
-        dice = self._make_questions(name).random
+        dice = self._make_factory(name).random
         address = self._urls[scheme].removeprefix("http://")
         head = '{"inputs":[{"name":"x","shape":[1,4],"datatype":"UINT8","parameters":{"binary_data_size":4}}]}'
         while not self._stop.is_set():

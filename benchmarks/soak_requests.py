@@ -1,4 +1,4 @@
-"""Random requests of the soak, with what may become of each."""
+"""Random requests of the soak, with the answers and errors that each may get."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _WORKER_LOST = "was lost while it worked on this request"
 
 
 @dataclass(frozen=True)
-class Question:
+class SoakRequest:
     """One request.
 
     Attributes:
-        model: Whom to ask.
+        model: The model that gets it.
         inputs: One sample.
-        is_right: Whether an answer belongs to it; called with the outputs.
-        excuse: Names the outcome for an error that may happen; `None` for others.
+        is_right: Returns whether outputs are the answer to it.
+        allowed_outcome: Returns the name of the outcome for an error that may happen; `None` for others.
         timeout_s: How long the call may take; `None` for the client's default.
     """
 
     model: str
     inputs: Mapping[str, Any]
     is_right: Callable[[Mapping[str, Any]], bool]
-    excuse: Callable[[BaseException], str | None]
+    allowed_outcome: Callable[[BaseException], str | None]
     timeout_s: float | None = None
 
 
@@ -47,32 +47,32 @@ class Generations:
         self.begun = 0
 
 
-def none(_error: BaseException) -> str | None:
+def allow_none(_error: BaseException) -> str | None:
     """Allow no error."""
     return None
 
 
-def lost(error: BaseException) -> str | None:
+def allow_worker_loss(error: BaseException) -> str | None:
     """Allow the error of a worker that was killed."""
     # Over gRPC it comes with the status of a lost connection.
     kinds = (PyTritonClientInferenceServerError, PyTritonClientConnectionError)
     return "worker lost" if isinstance(error, kinds) and _WORKER_LOST in str(error) else None
 
 
-def late(error: BaseException) -> str | None:
+def allow_timeout(error: BaseException) -> str | None:
     """Allow a timeout of the caller."""
     return "timed out" if isinstance(error, PyTritonClientTimeoutError) else None
 
 
-def overdue(error: BaseException) -> str | None:
+def allow_execution_timeout(error: BaseException) -> str | None:
     """Allow an execution timeout, which may be that of another request of the batch, and a killed worker."""
     kinds = (PyTritonClientInferenceServerError, PyTritonClientConnectionError)
     if isinstance(error, kinds) and "execution timeout" in str(error):
         return "execution timeout"
-    return lost(error)
+    return allow_worker_loss(error)
 
 
-class Questions:
+class RequestFactory:
     """Makes random requests; one for each caller, as it is not for several threads.
 
     Args:
@@ -86,7 +86,7 @@ class Questions:
         self._generations = generations
         self._makers = [self.bytes, self.text, self.killed, self.repeated, self.waits, self.hangs, self.refuses]
 
-    def any(self) -> Question:
+    def any(self) -> SoakRequest:
         """Return a request of a random kind."""
         weights = [8, 4, 4, 4, 3, 1, 2]
         (make,) = self.random.choices(self._makers, weights)
@@ -96,7 +96,7 @@ class Questions:
         """Return a random size: small ones are more frequent, and some are zero."""
         return 0 if self.random.random() < 0.02 else int(largest ** self.random.random())
 
-    def bytes(self) -> Question:
+    def bytes(self) -> SoakRequest:
         """Return a request with up to megabytes of bytes, for the model that is bound anew."""
         x = self._arrays.integers(0, 256, self._size(LARGEST), np.uint8)
         earliest = self._generations.done
@@ -106,46 +106,46 @@ class Questions:
             is_current = earliest <= generation <= self._generations.begun
             return is_current and np.array_equal(answer["y"], x + np.uint8(generation % 256))
 
-        return Question("bytes", {"x": x}, is_right, none)
+        return SoakRequest("bytes", {"x": x}, is_right, allow_none)
 
-    def text(self) -> Question:
+    def text(self) -> SoakRequest:
         """Return a request with strings of all lengths and with characters of several bytes."""
         letters = "abc äß€\U0001f600"
         number = self.random.choice([1, 1, 3, 30])
         texts = ["".join(self.random.choices(letters, k=self._size(2000))) for _ in range(number)]
         turned = [text[::-1].encode() for text in texts]
-        return Question("text", {"text": texts}, lambda answer: answer["turned"].tolist() == turned, none)
+        return SoakRequest("text", {"text": texts}, lambda answer: answer["turned"].tolist() == turned, allow_none)
 
-    def killed(self) -> Question:
+    def killed(self) -> SoakRequest:
         """Return a request with numbers, for the workers that are killed."""
         return self._numbers("killed")
 
-    def repeated(self) -> Question:
+    def repeated(self) -> SoakRequest:
         """Return the same for a model whose requests another worker may repeat."""
         return self._numbers("repeated")
 
-    def _numbers(self, model: str) -> Question:
+    def _numbers(self, model: str) -> SoakRequest:
         x = self._arrays.integers(-(1 << 40), 1 << 40, max(1, self._size(20_000))).astype(np.float64)
-        return Question(model, {"x": x}, lambda answer: np.array_equal(answer["y"], x * 2 + 1), lost)
+        return SoakRequest(model, {"x": x}, lambda answer: np.array_equal(answer["y"], x * 2 + 1), allow_worker_loss)
 
-    def waits(self) -> Question:
+    def waits(self) -> SoakRequest:
         """Return a slow request, whose caller may time out before the answer."""
         ms = self.random.randrange(150)
         timeout_s = self.random.choice([None, None, 0.001, 0.02, 0.1])
-        excuse = none if timeout_s is None else late
-        return Question("waits", {"ms": [ms]}, lambda answer: int(answer["ms"][0]) == ms, excuse, timeout_s)
+        allowed_outcome = allow_none if timeout_s is None else allow_timeout
+        return SoakRequest("waits", {"ms": [ms]}, lambda answer: int(answer["ms"][0]) == ms, allowed_outcome, timeout_s)
 
-    def hangs(self) -> Question:
+    def hangs(self) -> SoakRequest:
         """Return a request that may hang, and with it all others of its batch."""
         ms = HANGS_MS if self.random.random() < 0.05 else self.random.randrange(20)
-        return Question("hangs", {"ms": [ms]}, lambda answer: int(answer["ms"][0]) == ms, overdue)
+        return SoakRequest("hangs", {"ms": [ms]}, lambda answer: int(answer["ms"][0]) == ms, allow_execution_timeout)
 
-    def refuses(self) -> Question:
+    def refuses(self) -> SoakRequest:
         """Return a request that must fail with an error that has its own number."""
         number = self.random.getrandbits(40)
 
-        def own(error: BaseException) -> str | None:
-            is_own = isinstance(error, PyTritonClientInferenceServerError) and f"<{number}>" in str(error)
-            return "refused" if is_own else None
+        def allow_own_error(error: BaseException) -> str | None:
+            is_own_error = isinstance(error, PyTritonClientInferenceServerError) and f"<{number}>" in str(error)
+            return "refused" if is_own_error else None
 
-        return Question("refuses", {"x": [number]}, lambda answer: False, own)
+        return SoakRequest("refuses", {"x": [number]}, lambda answer: False, allow_own_error)
