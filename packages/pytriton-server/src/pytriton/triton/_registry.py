@@ -21,7 +21,7 @@ from typing import Generic, Protocol, TypeVar
 
 from pytriton.server.errors import PortInUseError
 from pytriton.server.settings.config import TritonConfig
-from pytriton.server.tritonserver.ports import ReservedPorts, fixed_places
+from pytriton.server.tritonserver.ports import ReservedPorts, fixed_addresses
 
 __all__ = ["Registry", "make_alias"]
 
@@ -85,7 +85,7 @@ class Registry(Generic[_Owner]):
         """
         if not _is_notebook():
             return
-        for alias, handle in self._on_ports(fixed_places(config)):
+        for alias, handle in self._on_ports(fixed_addresses(config)):
             if handle() is not None:
                 # Cycles are only found by looking for them.
                 gc.collect()

@@ -136,7 +136,7 @@ class ModelHost:
             model.workers.wait_warm(cancelled=stop_wanted)
         except ProxyBackendError as error:
             cause = error.__cause__ or error
-            raise self.refused(model, str(error), cause) from cause
+            raise self.load_error(model, str(error), cause) from cause
 
     def wait_attached(self, model: BoundModel, timeout_s: float) -> None:
         """Wait until the workers of a loaded model are attached.
@@ -177,13 +177,13 @@ class ModelHost:
             except ControlError as error:
                 # What it refused is not there; what it did not answer may come yet.
                 is_deployed = error.reason is None
-                raise self.refused(model, error.reason or str(error)) from error
+                raise self.load_error(model, error.reason or str(error)) from error
             self.wait_attached(model, timeout_s)
         except BaseException as error:
             if model in self._models:
                 self._models.remove(model)
             if is_deployed:
-                self._take_back(model)
+                self._roll_back(model)
             model.stop_workers(_grace_s(error))
             raise
 
@@ -284,7 +284,7 @@ class ModelHost:
             self._draining.append(old)
             self._wait_unloaded([old], drain_timeout_s, stop_wanted)
 
-    def move(self, model: BoundModel, endpoint: Path | None) -> None:
+    def move_workers(self, model: BoundModel, endpoint: Path | None) -> None:
         """Let the workers of a model serve it at another socket, when what was at the old one is gone.
 
         Args:
@@ -313,7 +313,7 @@ class ModelHost:
         for model in models:
             model.stop_workers(max(0.0, deadline - time.monotonic()))
 
-    def refused(self, model: BoundModel, reason: str, cause: BaseException | None = None) -> TritonModelLoadError:
+    def load_error(self, model: BoundModel, reason: str, cause: BaseException | None = None) -> TritonModelLoadError:
         """Make the error for a model that the server does not serve.
 
         Args:
@@ -344,9 +344,9 @@ class ModelHost:
         try:
             self._deployer.deploy(model.name, self._named(model.name), timeout_s)
         except ControlError as error:
-            raise self.refused(model, error.reason or str(error)) from error
+            raise self.load_error(model, error.reason or str(error)) from error
 
-    def _take_back(self, model: BoundModel) -> None:
+    def _roll_back(self, model: BoundModel) -> None:
         try:
             self._deployer.deploy(model.name, self._named(model.name), WORKER_DEADLINE_S)
         except (ControlError, WorkspaceError) as error:

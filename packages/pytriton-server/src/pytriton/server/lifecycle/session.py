@@ -471,7 +471,7 @@ class ServerSession:
         for model in self._host.models:
             state = states.get((model.name, model.version))
             if state is None or state.state != "READY":
-                raise self._host.refused(
+                raise self._host.load_error(
                     model, state.reason if state is not None else "it is not in the server's list of models"
                 )
         if self._config.exit_on_error is not False:

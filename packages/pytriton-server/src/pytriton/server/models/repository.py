@@ -67,11 +67,11 @@ class ModelRepository:
         Raises:
             WorkspaceError: A file cannot be written.
         """
-        change = _Change(self._aside)
+        transaction = _Transaction(self._aside)
         model = self._path / name
         try:
             try:
-                self._apply(change, model, config, {version: dict(files) for version, files in versions.items()})
+                self._apply(transaction, model, config, {version: dict(files) for version, files in versions.items()})
             except OSError as error:
                 raise WorkspaceError(
                     f"The files of model {name!r} cannot be written to {model}: "
@@ -80,32 +80,34 @@ class ModelRepository:
                 ) from error
             yield
         except BaseException:
-            change.undo()
+            transaction.rollback()
             raise
-        change.keep()
+        transaction.commit()
 
-    def _apply(self, change: "_Change", model: Path, config: str, versions: Mapping[int, Mapping[str, str]]) -> None:
+    def _apply(
+        self, transaction: "_Transaction", model: Path, config: str, versions: Mapping[int, Mapping[str, str]]
+    ) -> None:
         if not versions:
-            change.remove(model)
+            transaction.remove(model)
             return
         if not model.exists():
-            change.make(model)
+            transaction.make(model)
         written = [model]
         for folder in sorted(model.iterdir()):
             if folder.is_dir() and folder.name not in map(str, versions):
-                change.remove(folder)
+                transaction.remove(folder)
         for version, files in versions.items():
             folder = model / str(version)
             if _texts(folder) != files:
-                change.remove(folder)
-                change.make(folder)
+                transaction.remove(folder)
+                transaction.make(folder)
                 for file_name, text in files.items():
                     (folder / file_name).write_text(text, encoding="utf-8")
                 written.append(folder)
         if _texts(model) != {CONFIG_FILE: config}:
             file = model / CONFIG_FILE
-            change.remove(file)
-            change.added(file)
+            transaction.remove(file)
+            transaction.added(file)
             file.write_text(config, encoding="utf-8")
             written.append(file)
         self._stamp(written)
@@ -116,7 +118,7 @@ class ModelRepository:
             os.utime(path, ns=(self._newest_ns, self._newest_ns))
 
 
-class _Change:
+class _Transaction:
     """A transaction: files and folders that were made and moved aside, to be kept or undone.
 
     Args:
@@ -143,7 +145,7 @@ class _Change:
             path.rename(place)
             self._removed.append((path, place))
 
-    def undo(self) -> None:
+    def rollback(self) -> None:
         for path in reversed(self._made):
             _discard(path)
         for path, place in reversed(self._removed):
@@ -153,7 +155,7 @@ class _Change:
                 logger.error("%s cannot be put back: %s", path, error)
         _discard(self._aside)
 
-    def keep(self) -> None:
+    def commit(self) -> None:
         _discard(self._aside)
 
 

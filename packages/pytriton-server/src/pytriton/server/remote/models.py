@@ -148,7 +148,7 @@ class RemoteModels:
                     return True
                 if len(models) == 1 and there.digest == models_digest(models) and self._join(models[0], there):
                     # Both had the same idea, and the other one was later.
-                    self._host.move(models[0], there.endpoint)
+                    self._host.move_workers(models[0], there.endpoint)
                     return True
                 return False
             if there is not None or not is_acquired:

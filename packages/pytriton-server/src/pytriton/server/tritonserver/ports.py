@@ -25,7 +25,7 @@ __all__ = [
     "Endpoint",
     "ReservedPorts",
     "find_listener",
-    "fixed_places",
+    "fixed_addresses",
     "port_in_use",
     "port_setting_of_bind_failure",
     "process_with_sockets",
@@ -195,7 +195,7 @@ def reserve_ports(config: TritonConfig) -> ReservedPorts:
     return reserved
 
 
-def fixed_places(config: TritonConfig) -> list[tuple[str, int]]:
+def fixed_addresses(config: TritonConfig) -> list[tuple[str, int]]:
     """Return the addresses and ports that a server is to listen at, apart from those that are picked for it.
 
     Args:
