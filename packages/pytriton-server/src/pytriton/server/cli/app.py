@@ -40,7 +40,7 @@ app = typer.Typer(
 
 
 def run() -> None:
-    """Run the command line, and ends the interpreter."""
+    """Run the command line, and end the interpreter."""
     signal.signal(signal.SIGTERM, _end)
     # Under `python -m` the program would be called by the name of its file.
     app(prog_name="pytriton")

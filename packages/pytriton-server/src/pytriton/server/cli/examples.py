@@ -65,7 +65,7 @@ class _ExampleError(Exception):
 
 
 def example_add_sub(steps: Steps, _folder: Path) -> None:
-    """Serve the model in this process and calls it over HTTP and gRPC.
+    """Serve the model in this process and call it over HTTP and gRPC.
 
     Args:
         steps: Runs the steps, and keeps those that failed.
@@ -91,7 +91,7 @@ def example_add_sub(steps: Steps, _folder: Path) -> None:
 
 
 def example_add_sub_script(steps: Steps, folder: Path) -> None:
-    """Serve the model with a script in a process of its own, calls it, and ends it with SIGTERM.
+    """Serve the model with a script in a process of its own, call it, and end it with SIGTERM.
 
     Args:
         steps: Runs the steps, and keeps those that failed.

@@ -42,7 +42,7 @@ class Report:
         """What stays behind: the folder, the ZIP."""
 
     def __enter__(self) -> "Report":
-        """Make the folder and starts to collect the logs."""
+        """Make the folder and start to collect the logs."""
         try:
             if self._workspace is None:
                 self.folder = Path(tempfile.mkdtemp(prefix=f"pytriton-{self._command}-"))
@@ -68,7 +68,7 @@ class Report:
     def __exit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """End the log, makes the ZIP, and remove a temporary folder."""
+        """End the log, make the ZIP, and remove a temporary folder."""
         logger = logging.getLogger("pytriton")
         if self._handler is not None:
             logger.removeHandler(self._handler)

@@ -32,7 +32,7 @@ _MAX_VERSION = 2**63 - 1
 
 
 def checked_name(name: str) -> str:
-    """Return the name of a model; raises PyTritonValidationError unless Triton and a file system take it."""
+    """Return the name of a model; raise PyTritonValidationError unless Triton and a file system take it."""
     if not isinstance(name, str):
         raise PyTritonValidationError(f"Model name must be a string; got {name!r}.", expected="a string", received=name)
     if not name:
@@ -46,7 +46,7 @@ def checked_name(name: str) -> str:
 
 
 def checked_version(version: Any, name: str) -> int:
-    """Return the version of a model; raises PyTritonValidationError unless it is an integer from 1."""
+    """Return the version of a model; raise PyTritonValidationError unless it is an integer from 1."""
     # numpy's integers are integers, too.
     is_integer = isinstance(version, (int, np.integer)) and not isinstance(version, bool)
     if not is_integer or not 1 <= version <= _MAX_VERSION:
@@ -59,7 +59,7 @@ def checked_version(version: Any, name: str) -> int:
 
 
 def checked_callables(infer_func: Any, name: str) -> list[InferFunc | ProcessWorker]:
-    """Return the callables of a model; raises PyTritonValidationError unless there is one."""
+    """Return the callables of a model; raise PyTritonValidationError unless there is one."""
     if _can_serve(infer_func):
         return [infer_func]
     if isinstance(infer_func, Sequence) and len(infer_func) and all(map(_can_serve, infer_func)):
@@ -77,7 +77,7 @@ def _can_serve(infer_func: Any) -> bool:
 
 
 def checked_tensors(tensors: Any, argument: str, name: str) -> tuple[Any, ...]:
-    """Return tensors as a tuple; raises PyTritonValidationError unless they come as some kind of list."""
+    """Return tensors as a tuple; raise PyTritonValidationError unless they come as some kind of list."""
     if isinstance(tensors, Iterable) and not isinstance(tensors, (str, bytes, Mapping)):
         return tuple(tensors)
     raise PyTritonValidationError(
