@@ -1,16 +1,14 @@
 """Drain a server that is to end: go on for those who have not noticed, then wait for requests and their answers."""
 
-import contextlib
 import enum
 import logging
 import time
-from collections.abc import Callable, Collection, Iterator
-from pathlib import Path
+from collections.abc import Callable, Collection
 
 from pytriton.server.control.http import Control, ControlError
 from pytriton.server.lifecycle.hosting import ModelHost
 from pytriton.server.lifecycle.orphans import DEAD_STUBS, ORPHANED, DeadStubs, OrphanedRequests
-from pytriton.server.tritonserver.ports import ReservedPorts
+from pytriton.server.tritonserver.ports import ReservedPorts, tcp_sockets
 from pytriton.server.tritonserver.process import ServerProcess
 
 __all__ = [
@@ -38,7 +36,6 @@ _CALL_TIMEOUT_S = 2.0
 # A model that takes long for a request is heard of only so often.
 _REQUESTS_OF_QUIET = 2.0
 
-_TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 # As in the kernel's net/tcp_states.h: established, half closed by one side or the other.
 _OPEN_STATES = frozenset({"01", "04", "05", "08", "09", "0B"})
 
@@ -166,21 +163,9 @@ def _wait_sent(process: ServerProcess, ports: Collection[int], deadline: float, 
 
 def has_connections(ports: Collection[int]) -> bool:
     """Tell whether somebody is connected to one of these TCP ports of this machine."""
-    return any(True for _ in _unsent(ports))
+    return any(each.state in _OPEN_STATES for each in tcp_sockets(ports))
 
 
 def has_unsent(ports: Collection[int]) -> bool:
     """Tell whether a connection to one of these ports has bytes on it that the other side has not got."""
-    return any(_unsent(ports))
-
-
-def _unsent(ports: Collection[int]) -> Iterator[int]:
-    """Yield for each open connection how many bytes wait in the system to be sent, or for their acknowledgement."""
-    for table in _TCP_TABLES:
-        # Without it, as in some sandboxes, nothing is known.
-        with contextlib.suppress(OSError):
-            for row in table.read_text().splitlines()[1:]:
-                # Number local remote state unsent:unread ..., in hexadecimal.
-                _, local, _, state, queues, *_ = row.split(maxsplit=5)
-                if state in _OPEN_STATES and int(local.rpartition(":")[2], 16) in ports:
-                    yield int(queues.partition(":")[0], 16)
+    return any(each.unsent_bytes for each in tcp_sockets(ports) if each.state in _OPEN_STATES)

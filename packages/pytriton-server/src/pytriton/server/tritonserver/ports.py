@@ -13,6 +13,7 @@ import socket
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.proxy_backend.system.forks import let_go_in_child
@@ -24,16 +25,19 @@ from pytriton.server.settings.rules import parse_port_range
 __all__ = [
     "Endpoint",
     "ReservedPorts",
+    "TcpSocket",
     "find_listener",
     "fixed_addresses",
     "port_in_use",
     "port_setting_of_bind_failure",
     "process_with_sockets",
     "reserve_ports",
+    "tcp_sockets",
 ]
 
 _ANY_ADDRESS = "0.0.0.0"
 _LISTENING = "0A"
+_TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LOOPBACK_ADDRESS = "127.0.0.1"
 _METRICS = "metrics_port"
 _SAGEMAKER = "sagemaker_port"
@@ -67,6 +71,20 @@ class Endpoint:
     def authority(self) -> str:
         """`host:port` as in a URL."""
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class TcpSocket(NamedTuple):
+    """A TCP socket as the system shows it.
+
+    Attributes:
+        state: As in the kernel's net/tcp_states.h, two hexadecimal digits.
+        unsent_bytes: How many bytes wait to be sent, or for their acknowledgement.
+        inode: Its number.
+    """
+
+    state: str
+    unsent_bytes: int
+    inode: str
 
 
 class ReservedPorts:
@@ -226,12 +244,23 @@ def port_in_use(
 
 def find_listener(port: int) -> str | None:
     """Say which process listens on a TCP port, such as `process 123 (python)`; None where that cannot be seen."""
-    pid = process_with_sockets(_listening_inodes(port))
+    pid = process_with_sockets({each.inode for each in tcp_sockets([port]) if each.state == _LISTENING})
     if pid is None:
         return None
     with contextlib.suppress(OSError):
         return f"process {pid} ({Path(f'/proc/{pid}/comm').read_text().strip()})"
     return f"process {pid}"
+
+
+def tcp_sockets(ports: Collection[int]) -> Iterator[TcpSocket]:
+    """Go through the TCP sockets of this machine at these local ports; none where the system does not show them."""
+    for table in _TCP_TABLES:
+        with contextlib.suppress(OSError):
+            for row in table.read_text().splitlines()[1:]:
+                # Number local remote state unsent:unread ..., in hexadecimal.
+                columns = row.split()
+                if int(columns[1].rpartition(":")[2], 16) in ports:
+                    yield TcpSocket(columns[3], int(columns[4].partition(":")[0], 16), columns[9])
 
 
 def process_with_sockets(inodes: Collection[str]) -> int | None:
@@ -381,14 +410,3 @@ def _port_in_use(setting: str, address: str, port: int, exit_code: int | None, l
         exit_code=exit_code,
         log_lines=log_lines,
     )
-
-
-def _listening_inodes(port: int) -> set[str]:
-    inodes = set()
-    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-        with contextlib.suppress(OSError):
-            for row in Path(table).read_text().splitlines()[1:]:
-                columns = row.split()
-                if columns[3] == _LISTENING and int(columns[1].rpartition(":")[2], 16) == port:
-                    inodes.add(columns[9])
-    return inodes
