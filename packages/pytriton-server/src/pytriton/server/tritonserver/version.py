@@ -63,9 +63,10 @@ def read_server_version(binary: TritonServerBinary) -> str:
             ) from error
         deadline = threading.Timer(DEADLINE_S, process.kill)
         deadline.daemon = True
-        deadline.start()
         lines: list[str] = []
         try:
+            # Within the block: the start of a thread may take long enough for a signal to come.
+            deadline.start()
             assert process.stdout is not None
             for line in process.stdout:
                 found = _ROW.match(line)
