@@ -270,7 +270,7 @@ class Connection:
         self._send(MessageType.FAIL, flags, number, 0, code, 0, 0, raw.decode("utf-8", "ignore").encode())
 
     def _settle(self, number: int, done: bool) -> int:
-        """Return released blocks back; says whether the batch's own is among them."""
+        """Give released blocks back; return whether the batch's own is among them."""
         flags = 0
         own = self._held.pop(number, None) if done else self._held.get(number)
         released = self._inputs.released
