@@ -34,7 +34,7 @@ from pytriton.proxy_backend.cli.app import run as run_command
 from pytriton.proxy_backend.cli.tensors import load_signature, parse_tensor
 from pytriton.proxy_backend.dropin import repository as dropin
 from pytriton.proxy_backend.dropin.check import find_server
-from pytriton.proxy_backend.dropin.files import read_manifest, render_manifest
+from pytriton.proxy_backend.dropin.manifest import read_manifest, render_manifest
 from pytriton.proxy_backend.errors import DropInError
 from pytriton.server.tritonserver.binary import find_tritonserver
 from support.plain_server import PlainServer, plain_server

@@ -9,9 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..dropin.config import Batching, check_model, machine_of, native_files
-from ..dropin.files import Manifest
-from ..dropin.python_files import proxy_address, python_files
+from ..dropin.contents import Batching, check_model, machine_of, native_files, proxy_address, python_files
+from ..dropin.manifest import Manifest
 from ..dropin.repository import add_model, check_name, models_at
 from ..errors import DropInError
 from ..model import ModelSpec, endpoint_path
@@ -19,7 +18,7 @@ from ..settings import ProxySettings, PythonProxySettings
 from ..system.native import LIBRARY_NAME, library_path
 from ..wire import layout
 from ..wire.settings import ServingSettings, SettingField, setting_fields
-from .repository import add_repository
+from .app import add_repository
 from .tensors import load_signature, model_of, parse_tensor
 
 _DEFAULT_BATCH = 4

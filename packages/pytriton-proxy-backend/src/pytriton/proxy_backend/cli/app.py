@@ -6,6 +6,7 @@ import argparse
 import importlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from ..errors import ProxyBackendError
 
@@ -43,6 +44,13 @@ def make_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
     for name in _COMMANDS:
         importlib.import_module(f".{name}", __package__).register(commands)
     return parser
+
+
+def add_repository(parser: argparse.ArgumentParser) -> None:
+    """Add `--model-repository`, which the commands about drop-in models share."""
+    parser.add_argument(
+        "--model-repository", required=True, type=Path, metavar="REPO", help="the model repository of tritonserver"
+    )
 
 
 class _Version(argparse.Action):

@@ -10,7 +10,7 @@ from typing import Any
 from ..dropin.check import Level, check_model, find_server
 from ..dropin.repository import check_name, find_models, inspect_folder
 from ..errors import DropInError
-from .repository import add_repository
+from .app import add_repository
 
 
 def register(commands: Any) -> None:

@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 from ..dropin.repository import DropInModel, find_models
-from .repository import add_repository
+from .app import add_repository
 
 
 def register(commands: Any) -> None:

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from ..dropin.repository import remove_model
-from .repository import add_repository
+from .app import add_repository
 
 
 def register(commands: Any) -> None:

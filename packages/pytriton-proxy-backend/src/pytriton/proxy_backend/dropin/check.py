@@ -22,8 +22,8 @@ from ..errors import EndpointError, LibraryNotFoundError
 from ..model import check_endpoint
 from ..system.native import LIBRARY_NAME, library_path
 from ..wire import layout
-from .config import machine_of
-from .files import Manifest
+from .contents import machine_of
+from .manifest import Manifest
 from .repository import DropInModel, models_at
 
 __all__ = ["Finding", "Level", "check_model", "find_server"]

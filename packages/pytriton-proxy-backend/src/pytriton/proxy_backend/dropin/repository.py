@@ -24,8 +24,8 @@ from ..description import description_path, read_description, write_description
 from ..errors import DescriptionError, DropInError
 from ..model import ModelSpec
 from ..system.shortage import explain
-from .config import CONFIG_NAME
-from .files import MANIFEST_NAME, Manifest, difference, read_manifest, render_manifest
+from .contents import CONFIG_NAME
+from .manifest import MANIFEST_NAME, Manifest, difference, read_manifest, render_manifest
 
 __all__ = ["DropInModel", "add_model", "find_models", "models_at", "remove_model"]
 
