@@ -47,6 +47,13 @@ PAGES: dict[str, tuple[str, ...]] = {
 }
 """Which modules are on which page."""
 
+SIBLINGS_PAGE = "siblings"
+SIBLINGS_HEAD = """# For siblings
+
+What `pytriton-server` takes from the distributions that it is installed with, beside their public names. The versions
+are pinned to each other, so these names may change from one release to the next: nobody else should import them.
+"""
+
 HEAD = "<!-- Written by `python3 tools/dev.py reference` from the docstrings. Change those, not this file. -->\n\n"
 
 
@@ -139,7 +146,8 @@ def rank(entry: Entry) -> int:
 
 def pages() -> dict[str, str]:
     """Make the text of every page, by file name."""
-    every = list(entries(load()))
+    loader = load()
+    every = list(entries(loader))
     homes: dict[int, Entry] = {}
     for entry in sorted(every, key=lambda entry: -nearness(entry)):
         homes.setdefault(id(entry.described), entry)
@@ -150,7 +158,36 @@ def pages() -> dict[str, str]:
             mine = [entry for entry in every if entry.module == path]
             parts.append(module_text(path, mine, homes, is_first=number == 0))
         written[f"{page}.md"] = "\n\n".join(parts) + "\n"
+    written[f"{SIBLINGS_PAGE}.md"] = siblings_page(loader)
     return written
+
+
+def siblings_page(loader: griffe.GriffeLoader) -> str:
+    """Make the page of what one distribution takes from inside of the others.
+
+    Raises:
+        SystemExit: A name is not there, or says nothing of itself.
+    """
+    public = {path for paths in PAGES.values() for path in paths}
+    server = ROOT / "packages" / "pytriton-server" / "src"
+    own = tuple(f"pytriton.{path.name}" for path in (server / "pytriton").iterdir() if path.is_dir())
+    taken: dict[str, set[str]] = {}
+    for file in sorted(server.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            path = node.module or "" if isinstance(node, ast.ImportFrom) and not node.level else ""
+            if not path.startswith("pytriton.") or path.startswith(own) or path in public:
+                continue
+            for alias in node.names if isinstance(node, ast.ImportFrom) else ():
+                taken.setdefault(path, set()).add(alias.name)
+    parts, silent = [HEAD.rstrip(), SIBLINGS_HEAD.rstrip()], []
+    for path in sorted(taken):
+        names = sorted(taken[path], key=str.lower)
+        texts = {name: summary(resolved(loader.modules_collection[path], name)) for name in names}
+        silent += [f"{path}.{name}" for name, text in texts.items() if not text]
+        parts += [f"## {path}", "\n".join(f"* `{name}`: {text}" for name, text in texts.items())]
+    if silent:
+        raise SystemExit(f"pytriton-server uses names whose docstrings have to say what they are: {', '.join(silent)}")
+    return "\n\n".join(parts) + "\n"
 
 
 def index_page(every: list[Entry]) -> str:

@@ -13,6 +13,10 @@ from .execution import Execution
 from .service import BatchSource, Service
 
 OnFailure = Callable[[BaseException], None]
+ASYNC_MAX_IN_FLIGHT = 64
+"""Batches that one async callable works on at once: what comes while it has so many is joined to larger batches."""
+STREAMS_MAX_IN_FLIGHT = 1024
+"""Likewise of a decoupled model. A stream may last, and its place is that of no other: what the protocol allows."""
 
 
 class LazyLoop:

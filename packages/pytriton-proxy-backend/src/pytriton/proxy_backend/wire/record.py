@@ -18,6 +18,7 @@ from .errors import ProtocolError
 from .strings import decode_strings, encode_strings
 
 Array = np.ndarray[Any, Any]
+"""An array of any type and shape."""
 Memory = mmap.mmap | bytearray
 ParameterValue = str | int | bool | float
 
@@ -227,8 +228,8 @@ class Place(NamedTuple):
     length: int
 
 
-# What a tensor is made of: an array, arrays that are joined along axis 0, or the payload of strings.
 Payload = Array | list[Array] | bytes
+"""What a tensor is made of: an array, arrays that are joined along axis 0, or the payload of strings."""
 
 
 class RecordLayout(NamedTuple):

@@ -17,7 +17,7 @@ from pathlib import Path
 from ..errors import AttachError, ConnectionLostError, ProtocolError, ProxyBackendError
 from ..model import ModelSpec
 from ..runtime.service import InferenceCallable, Service, is_async
-from ..runtime.serving import LazyLoop, serve, serve_async
+from ..runtime.serving import ASYNC_MAX_IN_FLIGHT, STREAMS_MAX_IN_FLIGHT, LazyLoop, serve, serve_async
 from ..runtime.statistics import Counters, WorkerStatistics
 from ..runtime.texts import error_text
 from ..runtime.warmup import WarmupBatches, warm_up, warm_up_async
@@ -29,10 +29,6 @@ from .watch import ConnectionWatch, stack_of
 
 logger = logging.getLogger(__name__)
 
-# Batches that one async callable works on at once: what comes while it has so many is joined to larger batches.
-ASYNC_MAX_IN_FLIGHT = 64
-# A stream may last, and its place is that of no other: as many as the protocol allows.
-STREAMS_MAX_IN_FLIGHT = 1024
 _FIRST_RETRY_S = 0.005
 _LAST_RETRY_S = 0.25
 # What a system that is short of something says for a moment: no reason to give up.

@@ -22,12 +22,17 @@ from pytriton.inprocess.capi.native_calls import load_native_calls
 from pytriton.proxy.tracers import worker_tracer
 from pytriton.proxy_backend.runtime.execution import Execution
 from pytriton.proxy_backend.runtime.service import Service
-from pytriton.proxy_backend.runtime.serving import LazyLoop, load_tracing, make_execution
+from pytriton.proxy_backend.runtime.serving import (
+    ASYNC_MAX_IN_FLIGHT,
+    STREAMS_MAX_IN_FLIGHT,
+    LazyLoop,
+    load_tracing,
+    make_execution,
+)
 from pytriton.proxy_backend.runtime.texts import error_text
 from pytriton.proxy_backend.wire.batch import BatchReader
 from pytriton.proxy_backend.wire.errors import ProtocolError
 from pytriton.proxy_backend.wire.layout import ErrorCode
-from pytriton.proxy_backend.worker.worker import ASYNC_MAX_IN_FLIGHT, STREAMS_MAX_IN_FLIGHT
 
 __all__ = ["AsyncRunner", "Runner", "SyncRunner"]
 
