@@ -23,7 +23,7 @@ from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request
 from pytriton.triton import Triton, TritonSecurityConfig
-from support.relay import Relay
+from support.faults.relay import Relay
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S
 

@@ -22,7 +22,7 @@ from pytriton.client.exceptions import (
     PyTritonClientTimeoutError,
     PyTritonClientValueError,
 )
-from support.hostile_http import (
+from support.faults.hostile_http import (
     CLIENTS,
     COUPLED,
     DECOUPLED,

@@ -10,10 +10,10 @@ import pytest
 from tritonclient.grpc import service_pb2
 
 from pytriton.client.exceptions import PyTritonClientConnectionError, PyTritonClientError
-from support.front_end.bodies import scramble
-from support.front_end.values import anything, dumps
-from support.hostile_grpc import hostile_grpc_server, model_config, response
-from support.hostile_http import (
+from support.faults.front_end.bodies import scramble
+from support.faults.front_end.values import anything, dumps
+from support.faults.hostile_grpc import hostile_grpc_server, model_config, response
+from support.faults.hostile_http import (
     CLIENTS,
     DECOUPLED,
     GOOD_INFER,

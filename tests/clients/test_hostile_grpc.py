@@ -13,7 +13,7 @@ from tritonclient.grpc import service_pb2
 
 from pytriton.client import ModelSpec, TensorSpec
 from pytriton.client.exceptions import PyTritonClientError, PyTritonClientInferenceServerError
-from support.hostile_grpc import (
+from support.faults.hostile_grpc import (
     DATA,
     DATA_FRAME,
     GOAWAY,
@@ -29,7 +29,7 @@ from support.hostile_grpc import (
     model_config,
     response,
 )
-from support.hostile_http import CLIENTS, DECOUPLED, Caller, caller
+from support.faults.hostile_http import CLIENTS, DECOUPLED, Caller, caller
 
 GOOD = [[1.0, 2.0]]
 LONGEST_ERROR = 20_000

@@ -27,7 +27,7 @@ from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton, TritonSecurityConfig
-from support.relay import Relay
+from support.faults.relay import Relay
 from support.serving import local_config, open_sockets, running, short_home
 from support.waiting import PATIENCE_S, eventually
 

@@ -11,11 +11,11 @@ import os
 
 import pytest
 
-from support.front_end import grpc_messages, requests
-from support.front_end.driver import Report, attack, attack_grpc, exchange
-from support.front_end.poisons import POISONS
-from support.front_end.requests import Case
-from support.front_end.served import Served, served
+from support.faults.front_end import grpc_messages, requests
+from support.faults.front_end.driver import Report, attack, attack_grpc, exchange
+from support.faults.front_end.poisons import POISONS
+from support.faults.front_end.requests import Case
+from support.faults.front_end.served import Served, served
 
 SEED = int(os.environ.get("PYTRITON_TEST_FUZZ_SEED", "1"))
 MANY = int(os.environ.get("PYTRITON_TEST_FUZZ_REQUESTS", "100000"))

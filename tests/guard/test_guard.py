@@ -28,7 +28,7 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy_backend import guard_library_path
 from pytriton.server.tritonserver.guard import find_guard
 from pytriton.triton import GuardConfig, Triton, TritonConfig, TritonSecurityConfig
-from support.raw_http import ask, connect, read_answer
+from support.faults.raw_http import ask, connect, read_answer
 from support.servers import server_version
 from support.serving import local_config, running, server_pid, short_home
 from support.waiting import PATIENCE_S, eventually

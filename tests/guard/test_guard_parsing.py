@@ -14,7 +14,7 @@ import pytest
 
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import GuardConfig, Triton
-from support.raw_http import ask, connect, read_answer
+from support.faults.raw_http import ask, connect, read_answer
 from support.serving import local_config, running, short_home
 from support.waiting import eventually
 

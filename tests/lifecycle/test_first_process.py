@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from support.forks import is_there, read_word
+from support.faults.forks import is_there, read_word
 from support.waiting import PATIENCE_S, eventually
 
 UNSHARE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")

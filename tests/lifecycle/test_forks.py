@@ -22,7 +22,7 @@ from pytriton.proxy_backend import description_path, write_description
 from pytriton.server.tritonserver.ports import reserve_ports
 from pytriton.triton import ProcessWorker, RemoteTriton, Triton
 from support.bare_server import BareServer, serving
-from support.forks import (
+from support.faults.forks import (
     BUSY,
     DIES_BY_SIGTERM,
     DOUBLE,
@@ -34,7 +34,7 @@ from support.forks import (
     killed_in_the_end,
     read_word,
 )
-from support.forks import (
+from support.faults.forks import (
     infer as infer_func,
 )
 from support.http import call, infer
@@ -97,7 +97,7 @@ def test_a_child_has_nothing_of_ours_open(tmp_path: Path) -> None:
         triton = Triton(config=local_config(allow_metrics=True, metrics_port=0))
         # With a time limit, the connection is watched through a descriptor of its own.
         triton.bind("thread", infer_func, X, Y, config=ModelConfig(execution_timeout_s=PATIENCE_S))
-        triton.bind("process", ProcessWorker("support.forks:make", working_dir=TESTS), X, Y)
+        triton.bind("process", ProcessWorker("support.faults.forks:make", working_dir=TESTS), X, Y)
         with running(triton):
             for model in ("thread", "process"):
                 assert infer(triton.http_url, model, *[DOUBLE] * 300_000)[:2] == [2 * DOUBLE] * 2
@@ -125,7 +125,7 @@ SERVER = """
 import sys
 from pytriton.model_config import Tensor
 from pytriton.triton import Triton, TritonConfig
-from support.forks import announce, fork, infer
+from support.faults.forks import announce, fork, infer
 import numpy as np
 ports = dict(zip(("http_port", "grpc_port", "metrics_port"), map(int, sys.argv[2:])))
 addresses = dict.fromkeys(("http_address", "grpc_address", "metrics_address"), "127.0.0.1")
@@ -198,12 +198,12 @@ import os, sys
 import numpy as np
 from pytriton.model_config import Tensor
 from pytriton.triton import ProcessWorker, Triton, TritonConfig
-from support.forks import announce, infer
+from support.faults.forks import announce, infer
 addresses = dict(http_address="127.0.0.1", grpc_address="127.0.0.1", http_port=0, grpc_port=0, metrics_port=0)
 tensors = [Tensor((-1,), np.float32, "x")], [Tensor((-1,), np.float32, "y")]
 with Triton(config=TritonConfig(**addresses)) as triton:
     triton.bind("m", infer, *tensors)
-    triton.bind("process", ProcessWorker("support.forks:make"), *tensors)
+    triton.bind("process", ProcessWorker("support.faults.forks:make"), *tensors)
     triton.run()
     pid = os.fork()
     if pid == 0:
@@ -230,7 +230,7 @@ REMOTE = """
 import sys
 from pytriton.model_config import Tensor
 from pytriton.triton import RemoteTriton
-from support.forks import fork, infer
+from support.faults.forks import fork, infer
 import numpy as np
 with RemoteTriton(sys.argv[1], access_token=sys.argv[2]) as triton:
     triton.bind("m", infer, [Tensor((-1,), np.float32, "x")], [Tensor((-1,), np.float32, "y")])
@@ -273,7 +273,9 @@ def bare(tmp_path: Path) -> Iterator[BareServer]:
 
 
 def attached_worker(endpoint: str, *more: str) -> contextlib.AbstractContextManager[subprocess.Popen[str]]:
-    return program("-m", "pytriton.proxy_backend", "worker", "support.forks:infer", "--endpoint", endpoint, *more)
+    return program(
+        "-m", "pytriton.proxy_backend", "worker", "support.faults.forks:infer", "--endpoint", endpoint, *more
+    )
 
 
 @KINDS
@@ -335,7 +337,9 @@ def test_a_killed_worker_process_is_started_again_although_its_child_goes_on(kin
         triton = Triton(config=local_config())
         # Away from the log of the worker, which is this test's.
         report = tmp_path / "report"
-        worker = ProcessWorker("support.forks:make", working_dir=TESTS, env={"PYTRITON_TEST_REPORT": str(report)})
+        worker = ProcessWorker(
+            "support.faults.forks:make", working_dir=TESTS, env={"PYTRITON_TEST_REPORT": str(report)}
+        )
         triton.bind("m", worker, X, Y)
         stack.enter_context(running(triton))
         assert infer(triton.http_url, "m", DIES_BY_SIGTERM) == [signal.SIGTERM]

@@ -37,7 +37,7 @@ from pytriton.proxy_backend.dropin.check import find_server
 from pytriton.proxy_backend.dropin.manifest import read_manifest, render_manifest
 from pytriton.proxy_backend.errors import DropInError
 from pytriton.server.tritonserver.binary import find_tritonserver
-from support.plain_server import PlainServer, plain_server
+from support.faults.plain_server import PlainServer, plain_server
 from support.waiting import PATIENCE_S
 
 TENSORS = ("--input", "x:float32:-1", "--output", "y:float32:-1")

@@ -16,7 +16,7 @@ import pytest
 from pytriton.client import DecoupledModelClient, ModelClient
 from pytriton.proxy_backend import Worker, read_description
 from pytriton.proxy_backend.cli.app import run as run_command
-from support.plain_server import PlainServer, plain_server
+from support.faults.plain_server import PlainServer, plain_server
 from support.python_backend import why_no_python_backend
 from support.python_proxy import wait_line, worker_process
 from support.servers import since

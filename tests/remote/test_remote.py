@@ -52,8 +52,8 @@ from pytriton.triton import (
     TritonServerExitedError,
     TritonServerStartError,
 )
+from support.faults.relay import Relay
 from support.load import under_load
-from support.relay import Relay
 from support.servers import server_version
 from support.serving import arena_mappings, local_config, running, server_pid, short_home
 from support.waiting import PATIENCE_S, eventually

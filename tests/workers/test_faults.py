@@ -38,7 +38,7 @@ LIMIT_S = 3.0
 ONE = np.array([[1, 2]], F4)
 # How often the native proxy says that it cannot accept a worker.
 ACCEPT_LOG_S = 10.0
-SCRIPT = TESTS / "support" / "fault_worker.py"
+SCRIPT = TESTS / "support" / "faults" / "fault_worker.py"
 STREAMING = "model_transaction_policy { decoupled: true }"
 NO_BATCHER_DELAY = "dynamic_batching { }"
 SHORT_QUEUE = "dynamic_batching { default_queue_policy { max_queue_size: 4 } }"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from support.front_end.grpc_messages import Message
-from support.front_end.requests import Case
-from support.front_end.served import Recent, Served
+from support.faults.front_end.grpc_messages import Message
+from support.faults.front_end.requests import Case
+from support.faults.front_end.served import Recent, Served
 
 # How long a server may be silent before that counts as an answer that never comes, in seconds.
 PATIENCE_S = 120.0

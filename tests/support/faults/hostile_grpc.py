@@ -14,7 +14,7 @@ import grpc
 from google.protobuf import json_format  # type: ignore[import-untyped, unused-ignore]
 from tritonclient.grpc import service_pb2
 
-from support.hostile_http import config
+from support.faults.hostile_http import config
 from support.waiting import PATIENCE_S
 
 # What a method answers: the bytes of its messages, one for a call that has one answer; or it ends the call.

@@ -7,8 +7,8 @@ import random
 import zlib
 from dataclasses import dataclass
 
-from support.front_end import bodies
-from support.front_end.values import INTEGERS
+from support.faults.front_end import bodies
+from support.faults.front_end.values import INTEGERS
 
 TOKEN_HEADER = "triton-access-token"
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from tritonclient.grpc import service_pb2
 
-from support.front_end import bodies
-from support.front_end.values import DTYPES, INTEGERS
+from support.faults.front_end import bodies
+from support.faults.front_end.values import DTYPES, INTEGERS
 
 SERVICE = "/inference.GRPCInferenceService/"
 _INT64 = [value for value in INTEGERS if -(2**63) <= value < 2**63]

@@ -6,7 +6,19 @@ import random
 import struct
 from typing import Any
 
-from support.front_end.values import DTYPES, INTEGERS, Pairs, Raw, anything, deep, dumps, number, shape, text, wide
+from support.faults.front_end.values import (
+    DTYPES,
+    INTEGERS,
+    Pairs,
+    Raw,
+    anything,
+    deep,
+    dumps,
+    number,
+    shape,
+    text,
+    wide,
+)
 
 # The models that the server under test has, with their inputs.
 MODELS: dict[str, dict[str, str]] = {
