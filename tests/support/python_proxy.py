@@ -20,9 +20,10 @@ from typing import Any
 import numpy as np
 
 from pytriton.proxy_backend import ModelSpec, TensorSpec, Worker, write_description
+from pytriton.proxy_backend.protocol.proxy import EndpointSettings
 from pytriton.proxy_backend.python_proxy.endpoint import ProxyEndpoint
 from pytriton.proxy_backend.python_proxy.model import listen
-from pytriton.proxy_backend.python_proxy.workers import AttachedWorker, EndpointSettings
+from pytriton.proxy_backend.python_proxy.workers import AttachedWorker
 from pytriton.proxy_backend.settings import PythonProxySettings
 from pytriton.proxy_backend.wire.batch import RequestData
 from pytriton.proxy_backend.wire.response import ResponseData

@@ -25,6 +25,7 @@ import pytest
 
 from pytriton.proxy.types import make_requests
 from pytriton.proxy_backend import AttachError, ProtocolError, Worker, description_path, write_description
+from pytriton.proxy_backend.protocol.segments import PeerSegments
 from pytriton.proxy_backend.python_proxy.model import listen
 from pytriton.proxy_backend.python_proxy.workers import AttachedWorker, BatchInFlight
 from pytriton.proxy_backend.settings import PythonProxySettings
@@ -556,8 +557,10 @@ def test_what_is_repeatable_fails_where_no_other_worker_comes(address: str, tmp_
 def test_a_batch_that_never_reached_its_worker_goes_to_another_one(address: str) -> None:
     with proxy(address) as served, worker(double, address):
         # What the endpoint's thread finds when a worker ended between the claim and the sending.
-        gone = served.only_worker()
-        ghost = AttachedWorker(b"nobody", -1, gone.hello, load=1)
+        served.wait_workers(1)
+        ghost = AttachedWorker(b"nobody", -1, served.endpoint._settings)
+        ghost.protocol.greet(Hello(name="ghost").pack())
+        ghost.load = 1
         batch = BatchInFlight([RequestData({"x": np.array([[3]], np.float32)}, outputs=["y"])], [caller := Caller()])
         served.endpoint._outgoing.append((ghost, batch))
         served.endpoint._socket.wake()
@@ -618,7 +621,7 @@ def test_a_synchronous_callable_sees_that_its_caller_is_gone(address: str) -> No
 
     with proxy(address) as served, worker(patient, address):
         [caller], thread = served.start([1])
-        eventually(lambda: served.only_worker().in_flight)
+        eventually(lambda: served.only_worker().protocol.in_flight)
         caller.cancelled = True
         np.testing.assert_array_equal(caller.wait()["y"], [[1]])
         thread.join(PATIENCE_S)
@@ -639,8 +642,8 @@ def test_memory_goes_back_and_none_is_left(short: Path, address: str) -> None:
 
 
 def _nothing_lent(served: Proxy) -> bool:
-    memory = served.only_worker().memory
-    return memory is not None and not memory._lent
+    worker = served.only_worker()
+    return worker.memory is not None and not worker.protocol.lent
 
 
 def open_descriptors() -> int:
@@ -697,7 +700,7 @@ def test_a_worker_that_is_wrong_about_memory_loses_its_connection_alone(address:
         try:
             greeting = Hello(name="bad", memory_token=caller.token).pack()
             assert parse_answer(exchange(peer, greeting)).model_name == "model"
-            memory = caller.accepted(1 << 20)
+            memory = caller.accepted(PeerSegments(1 << 20))
             assert memory is not None
             [request], thread = served.start([1])
             eventually(lambda: peer.receive() is not None)

@@ -16,7 +16,11 @@ CONNECTION_SOURCES = ["connection.cc", "arena.cc", "record.cc"]
 LIBRARY_SOURCES = ["arena.cc", "record.cc", "settings.cc"]
 GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "limits", "shape_check")]
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native proxy is for Linux")
+# Compilers are slow on a busy machine.
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native proxy is for Linux"),
+    pytest.mark.timeout(900),
+]
 
 
 @pytest.mark.parametrize("name", ["arena", "segments", "strings", "settings", "sparse"])

@@ -86,7 +86,7 @@ class WorkerSide(Side):
         self.packets.extend([*before, packet])
 
     def do_unused(self, segment: int, offset: int) -> None:
-        self.state.released.append((segment, offset))
+        self.state.segments.released.append((segment, offset))
 
     def do_tick(self) -> None:
         self.packets.extend(self.state.release())
@@ -161,7 +161,7 @@ class ProxySide(Side):
         self.packets.extend(self.state.cancel(number, request))
 
     def do_unused(self, segment: int, offset: int) -> None:
-        self.state.released.append((segment, offset))
+        self.state.segments.released.append((segment, offset))
 
     def do_tick(self) -> None:
         self.packets.extend(self.state.acknowledge())

@@ -23,6 +23,7 @@ import pytest
 
 from pytriton.proxy.types import Request, Response
 from pytriton.proxy_backend import AttachError, ModelSpec, TensorSpec, VersionMismatchError, Worker
+from pytriton.proxy_backend.protocol import worker as worker_protocol
 from pytriton.proxy_backend.transport import connection
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -898,15 +899,21 @@ def test_memory_that_could_shrink_is_refused(serve: Serve, proxy: Any, golden: M
     proxy.accept().welcome()
 
 
-def test_a_descriptor_with_a_message_that_carries_none_is_closed(serve: Serve, golden: ModuleType) -> None:
+def test_descriptors_with_a_message_that_carries_none_end_the_connection_and_are_closed(
+    serve: Serve, proxy: Any, golden: ModuleType
+) -> None:
     _, peer = serve()
     before = len(os.listdir("/proc/self/fd"))
-    for _ in range(20):
+    for _ in range(5):
         peer.send(golden.message(golden.CANCEL, batch=77), [os.open(os.devnull, os.O_RDONLY) for _ in range(8)])
+        with pytest.raises((EOFError, ConnectionResetError)):
+            peer.receive()
+        peer = proxy.accept()
+        peer.welcome()
     peer.batch(1, record(golden, 1, [1.0]))
     assert values(peer.responses(peer.answer())) == [[[2]]]
-    # 160 came; a few of this process's own may come and go meanwhile.
-    assert len(os.listdir("/proc/self/fd")) < before + 10
+    # 40 came; a few of this process's own, as those of the peers, come and go meanwhile.
+    assert len(os.listdir("/proc/self/fd")) < before + 30
 
 
 # ---- async, decoupled, cancelled -----------------------------------------------------------------------------------
@@ -1216,7 +1223,7 @@ def test_a_fast_stream_reads_acknowledgements_before_it_takes_more_memory(serve:
 def test_a_stream_does_not_fill_its_budget_with_what_nobody_has_read(
     serve: Serve, golden: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "STREAM_WINDOW", 1 << 20)
+    monkeypatch.setattr(worker_protocol, "STREAM_WINDOW", 1 << 20)
     yielded = []
 
     def work(requests: list[Request]) -> Iterator[Any]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import collections
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from ..wire import messages
 from ..wire.errors import ProtocolError
@@ -52,7 +51,7 @@ class SentBatch:
 
     def __init__(self) -> None:
         self.number = 0
-        self.block: Block | None = None
+        self.block: Any = None
         self.active_at = 0.0
         self.is_expired = False
 
@@ -61,15 +60,15 @@ T = TypeVar("T", bound=SentBatch)
 
 
 class ProxyProtocol(Generic[T]):
-    """The state of one worker's connection. Not thread-safe, apart from what is said of `released`.
+    """The state of one worker's connection. Not thread-safe, apart from `segments.released`.
 
     Attributes:
         state: Of the connection.
         hello: What the worker said of itself; there once `greet` has returned.
         segments: Those of the worker.
         in_flight: The batches that it has, by number.
-        released: Where blocks of the worker are put that nobody uses any more, from any thread, if they are to be
-            named.
+        lent: The blocks that the worker reads, with their batches, by place.
+        refusal: Why the worker was refused; empty where it was not.
         silent_since: Since when nothing came from it, after a batch of its took too long; `None` where that is not so.
         acknowledgement_due: Whether the worker is to get blocks of its memory back at once.
     """
@@ -88,13 +87,13 @@ class ProxyProtocol(Generic[T]):
         self.hello: Hello
         self.segments = PeerSegments(settings.arena_budget_bytes)
         self.in_flight: dict[int, T] = {}
-        self.released: collections.deque[Place] = collections.deque()
+        self.lent: dict[Place, tuple[Block, T]] = {}
+        self.refusal = ""
         self.silent_since: float | None = None
         self.acknowledgement_due = False
         self._settings = settings
         self._free = free
         self._named_releases = named_releases
-        self._lent: dict[Place, tuple[Block, T]] = {}
         self._consumed = 0
         self._acknowledged = 0
 
@@ -191,7 +190,7 @@ class ProxyProtocol(Generic[T]):
             raise ProtocolError(f"its response announces a record of {length} bytes, which did not come with it")
 
     def _take_back(self, place: Place) -> None:
-        block, batch = self._lent.pop(place, (None, None))
+        block, batch = self.lent.pop(place, (None, None))
         if block is None or batch is None:
             raise ProtocolError(f"the block at {place[1]} of segment {place[0]} was given back, and was not in use")
         batch.block = None
@@ -219,18 +218,25 @@ class ProxyProtocol(Generic[T]):
         if block is None:
             raise RuntimeError(f"batch {batch.number} was not written")
         if block.segment:
-            self._lent[block.segment, block.offset] = (block, batch)
+            self.lent[block.segment, block.offset] = (block, batch)
         batch.active_at = now
         self.in_flight[batch.number] = batch
         self._acknowledged = self._consumed
         consumed = 0 if self._named_releases else self._consumed
         return messages.pack_batch(batch.number, block.segment, block.offset, length, consumed)
 
+    def withdraw(self, batch: T) -> None:
+        """Note that a batch could not be sent."""
+        del self.in_flight[batch.number]
+        if batch.block.segment:
+            del self.lent[batch.block.segment, batch.block.offset]
+
     def acknowledge(self) -> list[bytes]:
         """Return what gives blocks of the worker back that nobody needs here any more."""
         self.acknowledgement_due = False
         if self._named_releases:
-            return [messages.pack_release(*self.released.popleft()) for _ in range(len(self.released))]
+            released = self.segments.released
+            return [messages.pack_release(*released.popleft()) for _ in range(len(released))]
         if self._acknowledged == self._consumed:
             return []
         self._acknowledged = self._consumed
@@ -248,7 +254,7 @@ class ProxyProtocol(Generic[T]):
         late = [
             batch
             for batch in self.in_flight.values()
-            if limit_s and not batch.is_expired and now - batch.active_at >= limit_s
+            if limit_s is not None and not batch.is_expired and now - batch.active_at >= limit_s
         ]
         for batch in late:
             batch.is_expired = True
@@ -273,5 +279,5 @@ class ProxyProtocol(Generic[T]):
         self.state = State.CLOSED
         left = list(self.in_flight.values())
         self.in_flight.clear()
-        self._lent.clear()
+        self.lent.clear()
         return left

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 from typing import Protocol
 
@@ -42,11 +43,13 @@ class PeerSegments:
     Attributes:
         budget: Bytes that all segments may have together.
         sizes: The size of each segment by its number, in bytes.
+        released: Where blocks are put that nobody here uses any more, from any thread; the peer is to be told.
     """
 
     def __init__(self, budget: int) -> None:
         self.budget = budget
         self.sizes: dict[int, int] = {}
+        self.released: collections.deque[Place] = collections.deque()
 
     def announce(self, number: int, size: int, descriptors: int) -> None:
         """Note a segment that came with so many descriptors.

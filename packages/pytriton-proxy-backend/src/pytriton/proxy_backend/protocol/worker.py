@@ -21,7 +21,7 @@ B = TypeVar("B", bound=Block)
 
 
 class WorkerProtocol(Generic[B]):
-    """The state of a worker's connection. Not thread-safe, apart from what is said of `released`.
+    """The state of a worker's connection. Not thread-safe, apart from `detach` and `segments.released`.
 
     Attributes:
         state: Of the connection.
@@ -29,8 +29,6 @@ class WorkerProtocol(Generic[B]):
         segments: Those of the proxy backend.
         batches: The input block of each batch that is not done; `None` where that went back already, or where the
             record came with the message.
-        released: Where blocks of the proxy backend are put that nobody uses any more, from any thread; the next
-            message tells of them.
         unacknowledged: Blocks of responses that the proxy backend has not read yet, oldest first.
         consumed: How many responses it has read.
     """
@@ -47,7 +45,6 @@ class WorkerProtocol(Generic[B]):
         self.welcome: Welcome
         self.segments = PeerSegments(0)
         self.batches: dict[int, Place | None] = {}
-        self.released: collections.deque[Place] = collections.deque()
         self.unacknowledged: collections.deque[B] = collections.deque()
         self.consumed = 0
         self._hello = hello
@@ -165,7 +162,7 @@ class WorkerProtocol(Generic[B]):
 
     def release(self) -> list[bytes]:
         """Return what tells of the blocks that nobody uses any more."""
-        released = self.released
+        released = self.segments.released
         return [pack_release(*released.popleft()) for _ in range(len(released))] if released else []
 
     def detach(self) -> bytes:
@@ -186,7 +183,7 @@ class WorkerProtocol(Generic[B]):
             flags = 0
             own = self.batches.get(number)
         before = _NOTHING
-        released = self.released
+        released = self.segments.released
         while released:
             place = released.popleft()
             if place == own:

@@ -16,22 +16,20 @@ import time
 from collections.abc import Callable, Sequence
 
 from ..errors import ProtocolError
+from ..protocol.proxy import EndpointSettings
+from ..protocol.segments import State
 from ..transport.zmq_memory import MemoryListener
 from ..transport.zmq_sockets import Message, UnreachableError, WouldBlockError, ZmqSocket
-from ..wire import layout
+from ..wire import messages
 from ..wire.batch import RequestData
-from ..wire.greetings import GreetingError, Welcome, pack_refuse, parse_hello
-from ..wire.layout import Capability, ErrorCode, MessageFlag, MessageType
+from ..wire.greetings import pack_refuse
+from ..wire.layout import ErrorCode
 from ..wire.response import read_responses
-from .workers import AttachedWorker, BatchInFlight, Caller, EndpointSettings, logger
+from .workers import AttachedWorker, BatchInFlight, Caller, logger
 
 _TICK_S = 0.5
 _CANCEL_TICK_S = 0.05
 _STOP_TIMEOUT_S = 10.0
-# A worker that takes several batches is let go if nothing came from it so long after one of them took too long.
-_SILENCE_S = 1.0
-# A block of a worker up to this size may wait for the next batch before it goes back.
-_SMALL_BYTES = 64 << 10
 # Without a worker: how long a batch stays before it is set aside, while Triton collects the requests that come for the
 # next one, and for how long batches are set aside as they come then, which empties Triton's queue.
 _COLLECT_S = 0.02
@@ -102,7 +100,7 @@ class ProxyEndpoint:
         Every caller is answered, now or later, from this thread or another one.
         """
         batch = BatchInFlight(requests, callers)
-        worker = self._claim(batch)
+        worker = self._reserve_worker(batch)
         if worker is None:
             return
         if not self._write(worker, batch):
@@ -118,7 +116,7 @@ class ProxyEndpoint:
                 )
             )
 
-    def _claim(self, batch: BatchInFlight) -> AttachedWorker | None:
+    def _reserve_worker(self, batch: BatchInFlight) -> AttachedWorker | None:
         """Return a worker for a batch; sets the batch aside where none is attached.
 
         Each request may wait for a worker for a time of its own, which begins when it comes. Nobody tells when it came
@@ -156,7 +154,7 @@ class ProxyEndpoint:
         return None
 
     def _has_worker(self) -> bool:
-        return any(not worker.detaching for worker in self._workers.values())
+        return any(worker.protocol.state is State.ATTACHED for worker in self._workers.values())
 
     def _write(self, worker: AttachedWorker, batch: BatchInFlight) -> bool:
         """Write a batch for a worker; where that cannot be, it fails and the worker is free again."""
@@ -215,7 +213,7 @@ class ProxyEndpoint:
         self._started.set()
         try:
             while not self._stopping:
-                is_busy = self._waiting or any(worker.in_flight for worker in self._workers.values())
+                is_busy = self._waiting or any(worker.protocol.in_flight for worker in self._workers.values())
                 self._socket.wait(_CANCEL_TICK_S if is_busy else _TICK_S)
                 self._turn()
         except BaseException as error:
@@ -270,141 +268,86 @@ class ProxyEndpoint:
                 self._greet(message)
             return
         try:
-            worker.silent_since = None
             self._take(worker, message)
         except ProtocolError as error:
             self._tell(worker, pack_refuse(str(error)))
             self._drop(worker, str(error))
             self._dismissed[worker.peer] = worker.link
         else:
-            if worker.detaching and not worker.load:
+            if worker.protocol.state is State.DETACHING and not worker.load:
                 self._dismiss(worker, "it detached", expected=True)
 
     def _greet(self, message: Message) -> None:
-        settings = self._settings
-        try:
-            hello = parse_hello(message.packet, decoupled=settings.decoupled)
-            settings.check(hello)
-        except GreetingError as error:
-            logger.error("%s: a worker was refused: %s", self._where, error)
-            answer = pack_refuse(str(error))
-            worker = None
-        else:
-            memory = None
-            if self._memory is not None and hello.memory_token:
-                memory = self._memory.claim(hello.memory_token, settings.arena_budget_bytes)
-            worker = AttachedWorker(message.peer, message.link, hello, memory)
-            answer = Welcome(
-                model_name=settings.model_name,
-                model_version=settings.model_version,
-                batching=settings.batching,
-                decoupled=settings.decoupled,
-                capabilities=Capability(hello.capabilities),
-                arena_budget=settings.arena_budget_bytes,
-                arena_idle_s=settings.arena_idle_s,
-                execution_timeout_s=settings.execution_timeout_s,
-                max_in_flight=hello.max_in_flight,
-            ).pack()
+        worker = AttachedWorker(message.peer, message.link, self._settings)
+        protocol = worker.protocol
+        answer = protocol.greet(message.packet)
+        if protocol.refusal:
+            logger.error("%s: a worker was refused: %s", self._where, protocol.refusal)
+        elif self._memory is not None and protocol.hello.memory_token:
+            worker.memory = self._memory.accept(protocol.hello.memory_token, protocol.segments)
         try:
             self._socket.send(answer, peer=message.peer)
         except (UnreachableError, WouldBlockError):
-            if worker is not None and worker.memory is not None:
+            if worker.memory is not None:
                 worker.memory.close()
             return
-        if worker is not None:
-            how = "through messages" if worker.memory is None else "through shared memory"
-            logger.info("%s: %s attached, %s", self._where, worker.label, how)
-            with self._changed:
-                self._workers[worker.peer] = worker
-                self._hand_out()
-                self._changed.notify_all()
+        if protocol.refusal:
+            return
+        how = "through messages" if worker.memory is None else "through shared memory"
+        logger.info("%s: %s attached, %s", self._where, worker.label, how)
+        with self._changed:
+            self._workers[worker.peer] = worker
+            self._hand_out()
+            self._changed.notify_all()
 
     def _take(self, worker: AttachedWorker, message: Message) -> None:
         packet = message.packet
-        if len(packet) < layout.MESSAGE.size:
-            raise ProtocolError(f"it sent a packet of {len(packet)} bytes, a message has {layout.MESSAGE.size} or more")
-        kind, flags, size, number, _, segment, index, offset, length = layout.MESSAGE.unpack_from(packet)
-        if size != len(packet):
-            raise ProtocolError(f"its message says {size} bytes, {len(packet)} came")
-        if kind == MessageType.DETACH:
-            with self._changed:
-                worker.detaching = True
-            return
-        if kind in (MessageType.RELEASE, MessageType.SEGMENT_CLOSE):
-            if worker.memory is None:
-                raise ProtocolError(f"it sent message {kind}, and shares no memory")
-            if kind == MessageType.RELEASE:
-                worker.memory.take_back(segment, offset)
-            else:
+        protocol = worker.protocol
+        if worker.memory is not None:
+            worker.memory.read_segments_until(messages.named_segment(packet))
+        header, batch = protocol.receive(packet, len(packet), 0, [len(part) for part in message.parts])
+        kind, _, _, _, _, segment, code, offset, length = header
+        if batch is None:
+            if kind == messages.SEGMENT_CLOSE and worker.memory is not None:
                 worker.memory.forget(segment)
             return
-        if kind not in (MessageType.RESPONSE, MessageType.FAIL):
-            raise ProtocolError(f"it sent message {kind}, which a worker does not send")
-        batch = worker.in_flight.get(number)
-        if batch is None:
-            raise ProtocolError(f"it answered batch {number}, which it does not have")
-        if flags & MessageFlag.INPUT_RELEASED and batch.block is not None and worker.memory is not None:
-            worker.memory.take_back(batch.block.segment, batch.block.offset)
-            batch.block = None
-        if kind == MessageType.FAIL:
-            batch.fail(index, packet[layout.MESSAGE.size :].decode("utf-8", "replace"))
+        if kind == messages.FAIL:
+            batch.fail(code, messages.read_reason(packet))
         else:
-            self._take_responses(worker, batch, message.parts, segment, offset, length)
-        batch.active_at = time.monotonic()
-        if kind == MessageType.FAIL or flags & MessageFlag.BATCH_DONE:
+            if worker.memory is not None and segment:
+                # Its memory goes back to the worker when the last array on it is gone.
+                record = worker.memory.view(segment, offset, length)[0].data
+            else:
+                record = message.parts[0]
+            count = len(batch.callers)
+            for response in read_responses(record, batch.number, count, decoupled=self._settings.decoupled):
+                batch.respond(response)
+        if protocol.answered(header, batch, time.monotonic()):
             batch.fail(ErrorCode.INTERNAL, f"{worker.label} ended the batch without an answer to this request")
-            del worker.in_flight[number]
             self._free(worker)
-        if worker.owes_much:
-            worker.owes_much = False
+        if protocol.acknowledgement_due:
             self._give_back(worker)
 
-    def _take_responses(
-        self,
-        worker: AttachedWorker,
-        batch: BatchInFlight,
-        parts: Sequence[memoryview],
-        segment: int,
-        offset: int,
-        length: int,
-    ) -> None:
-        if segment and worker.memory is not None:
-            # Its memory goes back to the worker when the last array on it is gone.
-            record = worker.memory.view(segment, offset, length)[0].data
-        elif not segment and len(parts) == 1 and len(parts[0]) == length:
-            record = parts[0]
-        else:
-            raise ProtocolError(f"its response announces a record of {length} bytes, which did not come with it")
-        # A small block goes back with the next batch, which costs nothing.
-        worker.owes_much = bool(segment) and (length > _SMALL_BYTES or self._settings.decoupled)
-        for response in read_responses(record, batch.number, len(batch.callers), decoupled=self._settings.decoupled):
-            batch.respond(response)
-
     def _send(self, worker: AttachedWorker, batch: BatchInFlight) -> None:
-        if not worker.gone:
+        if worker.protocol.state is not State.CLOSED:
             if batch.block is None and not self._write(worker, batch):
                 return
             block = batch.block
             if block is None:
                 raise RuntimeError(f"batch {batch.number} was not written")
             self._give_back(worker)
-            packet = layout.MESSAGE.pack(
-                MessageType.BATCH, 0, layout.MESSAGE.size, batch.number, 0, block.segment, 0, block.offset, batch.length
-            )
+            packet = worker.protocol.send_batch(batch, batch.length, time.monotonic())
             parts = () if block.segment else (memoryview(block.memory)[: batch.length],)
-            if worker.memory is not None and block.segment:
-                worker.memory.lend(block, batch.number)
             try:
                 self._socket.send(packet, *parts, peer=worker.peer)
             except (UnreachableError, WouldBlockError):
+                worker.protocol.withdraw(batch)
                 self._drop(worker, "its connection ended")
             else:
                 if not block.segment:
                     batch.block = None  # the socket's now
                 if not self._settings.repeatable:
                     batch.requests = ()
-                batch.active_at = time.monotonic()
-                worker.in_flight[batch.number] = batch
                 return
         # Nobody has had it, so it may go to anybody.
         self._wait_for_another(batch)
@@ -447,10 +390,7 @@ class ProxyEndpoint:
         if limit_s is None:
             return
         for worker in list(self._workers.values()):
-            for batch in worker.in_flight.values():
-                if batch.is_expired or now - batch.active_at < limit_s:
-                    continue
-                batch.is_expired = True
+            for batch in worker.protocol.expire(now):
                 for index in batch.open - batch.cancelled:
                     self._cancel(worker, batch, index)
                 batch.fail(
@@ -459,29 +399,21 @@ class ProxyEndpoint:
                     f"{limit_s:g} s. It may still be at it; look into its log for what it does, or allow more time",
                 )
                 logger.error("%s: %s: batch %d took longer than %g s", self._where, worker.label, batch.number, limit_s)
-                worker.silent_since = worker.silent_since or now
-            if worker.silent_since is None:
-                continue
-            # Whoever works on one batch at a time reads nothing before it is done: it attaches again when it is.
-            if worker.hello.max_in_flight == 1 or now - worker.silent_since >= _SILENCE_S:
+            if worker.protocol.is_lost(now):
                 self._dismiss(worker, f"a batch took longer than the execution timeout of {limit_s:g} s")
 
     def _give_back(self, worker: AttachedWorker) -> None:
         """Tell a worker which blocks of its memory nobody uses here any more."""
-        for segment, offset in () if worker.memory is None else worker.memory.unused():
-            self._tell(
-                worker, layout.MESSAGE.pack(MessageType.RELEASE, 0, layout.MESSAGE.size, 0, 0, segment, 0, offset, 0)
-            )
+        for packet in worker.protocol.acknowledge():
+            self._tell(worker, packet)
 
     def _trim(self, worker: AttachedWorker) -> None:
         for segment in () if worker.memory is None else worker.memory.trim(self._settings.arena_idle_s):
-            self._tell(
-                worker, layout.MESSAGE.pack(MessageType.SEGMENT_CLOSE, 0, layout.MESSAGE.size, 0, 0, segment, 0, 0, 0)
-            )
+            self._tell(worker, messages.pack_segment_close(segment))
 
     def _poll_cancelled(self) -> None:
         for worker in self._workers.values():
-            for batch in worker.in_flight.values():
+            for batch in worker.protocol.in_flight.values():
                 for index in batch.open - batch.cancelled:
                     if batch.callers[index].is_cancelled():
                         self._cancel(worker, batch, index)
@@ -489,12 +421,9 @@ class ProxyEndpoint:
     def _cancel(self, worker: AttachedWorker, batch: BatchInFlight, index: int) -> None:
         batch.cancelled.add(index)
         if batch.block is not None and worker.memory is not None:
-            worker.memory.mark_cancelled(batch.block, batch.number, index)
-        if worker.hello.capabilities & layout.Capability.CANCEL:
-            self._tell(
-                worker,
-                layout.MESSAGE.pack(MessageType.CANCEL, 0, layout.MESSAGE.size, batch.number, 0, 0, index, 0, 0),
-            )
+            worker.memory.mark_cancelled(batch.block, index)
+        for packet in worker.protocol.cancel(batch.number, index):
+            self._tell(worker, packet)
 
     def _tell(self, worker: AttachedWorker, packet: bytes) -> None:
         """Send what may get lost: who is gone needs it no more."""
@@ -505,19 +434,17 @@ class ProxyEndpoint:
 
     def _dismiss(self, worker: AttachedWorker, reason: str, *, expected: bool = False) -> None:
         """Let a worker go that is still connected."""
-        self._tell(worker, layout.MESSAGE.pack(MessageType.DETACH, 0, layout.MESSAGE.size, 0, 0, 0, 0, 0, 0))
+        self._tell(worker, messages.pack_detach())
         self._drop(worker, reason, expected=expected)
         self._dismissed[worker.peer] = worker.link
 
     def _drop(self, worker: AttachedWorker, reason: str, *, expected: bool = False) -> None:
-        if worker.gone:
+        if worker.protocol.state is State.CLOSED:
             return
         logger.log(logging.INFO if expected else logging.ERROR, "%s: %s is gone: %s", self._where, worker.label, reason)
-        batches = list(worker.in_flight.values())
         with self._changed:
-            worker.gone = True
+            batches = worker.protocol.close()
             worker.load -= len(batches)
-            worker.in_flight.clear()
             self._workers.pop(worker.peer, None)
             self._last_end = time.monotonic()
             self._changed.notify_all()

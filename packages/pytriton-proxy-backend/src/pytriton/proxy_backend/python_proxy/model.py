@@ -16,6 +16,7 @@ import numpy as np
 from ..description import DESCRIPTION_NAME, description_path, read_description, write_description
 from ..errors import ProxyBackendError
 from ..model import ModelSpec
+from ..protocol.proxy import EndpointSettings
 from ..settings import PYTHON_SIDE_FILE_NAME, PythonProxySettings
 from ..transport.zmq_memory import AddressTakenError, MemoryListener, memory_path
 from ..transport.zmq_sockets import BindError, ZmqSocket, open_listener
@@ -26,7 +27,7 @@ from ..wire.settings import serving_settings
 from ..zmq_keys import check_keys_given
 from .dlpack import to_capsule
 from .endpoint import ProxyEndpoint
-from .workers import EndpointSettings, logger
+from .workers import logger
 
 _MESSAGE_OVERHEAD = 1 << 20
 

@@ -6,7 +6,7 @@ The life of a block of the arena that a side owns::
 
 and of a block that the peer owns::
 
-    mapped by the first view --the last view of it dies--> named in `PeerArena.released`, to be told to the peer
+    mapped by the first view --the last view of it dies--> named in `PeerSegments.released`, to be told to the peer
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import functools
 import mmap
 import os
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..errors import ArenaFullError, ProtocolError
-from ..wire.layout import ALIGNMENT, align
+from ..wire.layout import align
 
 _FIRST_SEGMENT = 1 << 20
 # Not named by Python's mmap, or not by that of every version; the same on all platforms that have a tritonserver.
@@ -262,28 +262,25 @@ class InputBlock(np.ndarray[Any, Any]):
 
 
 class PeerArena:
-    """The arena that the peer owns: segments mapped by number, blocks handed out as numpy views."""
+    """The arena that the peer owns: segments mapped by number, blocks handed out as numpy views.
 
-    def __init__(self) -> None:
-        self.budget: int | None = None  # that the peer has for all its segments, in bytes; known after the greeting
-        self.released: collections.deque[tuple[int, int]] = collections.deque()
+    What the peer says of it is checked before, by `protocol.segments.PeerSegments`.
+
+    Attributes:
+        released: Where blocks are put that nobody uses any more.
+    """
+
+    def __init__(self, released: collections.deque[tuple[int, int]] | None = None) -> None:
+        self.released: collections.deque[tuple[int, int]] = collections.deque() if released is None else released
         self._segments: dict[int, mmap.mmap] = {}
 
     def attach(self, number: int, fd: int, size: int) -> None:
         """Map a segment; takes `fd` over.
 
         Raises:
-            ProtocolError: If the number is taken, the budget does not allow it, or `fd` is no memfd of `size` bytes
-                sealed against shrinking.
+            ProtocolError: If `fd` is no memfd of `size` bytes sealed against shrinking.
         """
         try:
-            if number in self._segments:
-                raise ProtocolError(f"segment {number} was announced twice")
-            total = size + sum(map(len, self._segments.values()))
-            if self.budget is not None and total > align(self.budget):
-                raise ProtocolError(
-                    f"with segment {number} the arena would have {total} bytes, its budget is {self.budget}"
-                )
             try:
                 seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
             except OSError as error:
@@ -298,11 +295,6 @@ class PeerArena:
         finally:
             os.close(fd)
 
-    @property
-    def segments(self) -> Collection[int]:
-        """The numbers of the segments that are mapped."""
-        return self._segments.keys()
-
     def detach(self, number: int) -> None:
         """Forget a segment; its memory goes when the last view of it does."""
         self._segments.pop(number, None)
@@ -312,16 +304,8 @@ class PeerArena:
 
         Returns:
             The view, and the segment that it is a piece of.
-
-        Raises:
-            ProtocolError: If the place does not lie inside a known segment.
         """
-        memory = self._segments.get(number)
-        if memory is None or offset % ALIGNMENT or offset + length > len(memory):
-            size = "unknown" if memory is None else str(len(memory))
-            raise ProtocolError(
-                f"a block of {length} bytes at {offset} of segment {number} does not lie inside it (its size: {size})"
-            )
+        memory = self._segments[number]
         block = InputBlock.__new__(InputBlock, (length,), np.uint8, memory, offset)
         block.released = self.released
         block.place = (number, offset)

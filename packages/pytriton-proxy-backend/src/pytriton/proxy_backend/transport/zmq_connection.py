@@ -9,21 +9,22 @@ import collections
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from ..errors import ArenaFullError, AttachError, ConnectionLostError, ProtocolError
+from ..errors import ArenaFullError, AttachError, ConnectionLostError
 from ..model import ModelSpec
-from ..wire import layout
+from ..protocol.segments import State
+from ..protocol.worker import STREAM_WINDOW, WorkerProtocol
 from ..wire.batch import Batch, BatchMetadata, BatchReader
-from ..wire.greetings import parse_answer
-from ..wire.layout import MessageFlag, MessageType
+from ..wire.layout import ErrorCode
+from ..wire.messages import BATCH, CANCEL, SEGMENT_CLOSE, named_segment
 from ..wire.record import Record
 from ..zmq_keys import CurveKeys
 from .arena import InputBlock, OwnedBlock
-from .connection import STREAM_WINDOW, TICK_S, Connection, hello_for
+from .connection import TICK_S, Connection, hello_for
 from .zmq_memory import MemoryCaller, SharedMemory
 from .zmq_sockets import UnreachableError, WouldBlockError, ZmqSocket
 
@@ -62,13 +63,9 @@ class ZmqConnection(Connection):
             VersionMismatchError: If the proxy speaks another major version.
             AttachError: If it refuses for another reason.
         """
-        self._pending: collections.deque[Batch] = collections.deque()
-        # Of each batch that is being worked on: what came as a part of its message, or its place in shared memory.
+        # Of each batch whose record came as a part of its message: the record, where its requests can be cancelled.
         self._parts: dict[int, tuple[InputBlock, BatchMetadata]] = {}
-        self._held: dict[int, tuple[int, int]] = {}
-        self._since: dict[int, float] = {}  # when something was last done for it
-        self.on_cancel: Callable[[int, int], None] | None = None
-        self.on_unreadable: Callable[[], None] | None = None
+        self._active_at: dict[int, float] = {}  # when each batch came, or was last answered
         self._address = address
         self._max_in_flight = max_in_flight
         self._detach_wanted = False
@@ -77,17 +74,18 @@ class ZmqConnection(Connection):
         self._link = ZmqSocket(address, listen=False, client_keys=keys)
         caller = MemoryCaller(address)
         try:
-            self.welcome = self._greet_proxy(name, max_in_flight, model, caller.token)
-            self._memory = caller.accepted(self.welcome.arena_budget)
+            hello = hello_for(name, model, max_in_flight, caller.token)
+            self._prepare(WorkerProtocol(hello, self._free, named_releases=True))
+            self._greet()
+            self._memory = caller.accepted(self._protocol.segments)
         except BaseException:
             caller.close()
             self._link.close()
             raise
         self._reader = BatchReader(self.welcome.batching)
-        self._outputs = _Outputs(self.welcome.arena_budget, self._memory)  # type: ignore[assignment]
 
-    def _greet_proxy(self, name: str, max_in_flight: int, model: ModelSpec | None, token: bytes) -> Any:
-        hello = hello_for(name, model, max_in_flight, token).pack()
+    def _greet(self) -> None:
+        hello = self._protocol.greet()
         deadline = time.monotonic() + _GREETING_TIMEOUT_S
         sent = False
         while time.monotonic() < deadline:
@@ -107,7 +105,8 @@ class ZmqConnection(Connection):
                     raise ConnectionRefusedError(f"nobody accepts this worker at {self._address}")
             message = self._link.receive()
             if message is not None:
-                return parse_answer(message.packet)
+                self._protocol.receive(message.packet, len(message.packet))
+                return
             self._link.wait(_ROOM_POLL_S)
         raise ConnectionRefusedError(f"{self._address} did not answer a greeting within {_GREETING_TIMEOUT_S:g} s")
 
@@ -141,7 +140,7 @@ class ZmqConnection(Connection):
             return False
         if self._detach_wanted:
             self._detach_wanted = False
-            self._send(MessageType.DETACH, 0, 0, 0, 0, 0, 0)
+            self._send(self._protocol.detach())
         gone = any(event.kind == "gone" for event in self._link.events())
         while (message := self._link.receive()) is not None:
             if not self._take(message.packet, message.parts):
@@ -151,44 +150,23 @@ class ZmqConnection(Connection):
         return True
 
     def _take(self, packet: bytes, parts: list[memoryview]) -> bool:
-        if len(packet) < layout.MESSAGE.size:
-            raise ProtocolError(f"a packet of {len(packet)} bytes came, a message has {layout.MESSAGE.size} or more")
-        kind, _, size, number, _, segment, index, offset, length = layout.MESSAGE.unpack_from(packet)
-        if size != len(packet):
-            raise ProtocolError(f"a message says that it has {size} bytes, {len(packet)} came")
-        if kind == MessageType.BATCH:
-            if segment:
-                self._take_block(number, segment, offset, length)
-                return True
-            if len(parts) != 1 or len(parts[0]) != length:
-                sizes = ", ".join(str(len(part)) for part in parts) or "none"
-                raise ProtocolError(f"batch {number} announces a record of {length} bytes, its parts have: {sizes}")
-            self._take_record(number, parts[0])
-        elif kind == MessageType.CANCEL:
+        if self._memory is not None:
+            self._memory.read_segments_until(named_segment(packet))
+        header = self._protocol.receive(packet, len(packet), 0, [len(part) for part in parts])
+        kind, _, _, number, _, segment, index, offset, length = header
+        if kind == BATCH:
+            self._active_at[number] = time.monotonic()
+            if self._memory is not None and segment:
+                self._take_batch(*self._memory.view(segment, offset, length), offset, number)
+            else:
+                self._take_part(number, parts[0])
+        elif kind == CANCEL:
             self._cancel(number, index)
-        elif kind == MessageType.RELEASE:
-            self._shared().take_back(segment, offset)
-        elif kind == MessageType.SEGMENT_CLOSE:
-            self._shared().forget(segment)
-        elif kind == MessageType.DETACH:
-            return False
-        elif kind == MessageType.REFUSE:
-            parse_answer(packet)  # raises, with the reason
-        else:
-            raise ProtocolError(f"message {kind} came, which a proxy does not send to an attached worker")
-        return True
+        elif kind == SEGMENT_CLOSE and self._memory is not None:
+            self._memory.forget(segment)
+        return self._protocol.state is not State.CLOSED
 
-    def _shared(self) -> SharedMemory:
-        if self._memory is None:
-            raise ProtocolError("a message came about shared memory, of which there is none")
-        return self._memory
-
-    def _take_block(self, number: int, segment: int, offset: int, length: int) -> None:
-        block, memory = self._shared().view(segment, offset, length)
-        self._held[number] = block.place
-        self._take_batch_at(block, memory, number)
-
-    def _take_record(self, number: int, part: memoryview) -> None:
+    def _take_part(self, number: int, part: memoryview) -> None:
         memory: Any = (ctypes.c_char * len(part)).from_buffer(part)
         if ctypes.addressof(memory) % _ALIGNMENT:
             # Small parts lie anywhere in what came; large ones have memory of their own, which is aligned.
@@ -196,21 +174,9 @@ class ZmqConnection(Connection):
         block = InputBlock.__new__(InputBlock, (len(part),), np.uint8, memory, 0)
         block.released = _NOBODY
         block.place = (0, 0)
-        batch = self._take_batch_at(block, memory, number)
+        batch = self._take_batch(block, memory, 0, number)
         if batch is not None:
             self._parts[number] = (block, batch.metadata)
-
-    def _take_batch_at(self, block: InputBlock, memory: Any, number: int) -> Batch | None:
-        self._since[number] = time.monotonic()
-        try:
-            batch = self._reader.read(block, memory, block.place[1], number)
-        except (ProtocolError, TypeError) as error:
-            if self.on_unreadable is not None:
-                self.on_unreadable()
-            self.fail(number, f"the worker cannot read the batch: {error}", layout.ErrorCode.INVALID_ARG)
-            return None
-        self._pending.append(batch)
-        return batch
 
     def _cancel(self, number: int, index: int) -> None:
         part = self._parts.get(number)
@@ -227,51 +193,36 @@ class ZmqConnection(Connection):
     def respond(self, number: int, record: Record, *, done: bool) -> None:
         """Write a record and send it, see `ResponseSink`."""
         length = record.layout.length
-        segment, offset, memory = block = self._outputs.allocate(length) or self._make_room(length)
-        record.write(memory, offset, number)
-        flags = self._settle(number, done)
+        block = self._make_room(length)
+        record.write(block.memory, block.offset, number)
         if done:
-            flags |= MessageFlag.BATCH_DONE
-        parts = () if segment else (memoryview(memory)[:length],)
-        if segment:
-            self._shared().lend(block, number)
-        self._send_parts(
-            layout.MESSAGE.pack(
-                MessageType.RESPONSE, flags, layout.MESSAGE.size, number, 0, segment, 0, offset, length
-            ),
-            *parts,
-        )
-
-    def _settle(self, number: int, done: bool) -> int:
-        own = self._held.get(number)
-        if done:
-            self._parts.pop(number, None)
-            self._held.pop(number, None)
-            self._since.pop(number, None)
+            self._forget(number)
         else:
-            self._since[number] = time.monotonic()
-        flags = 0 if own is not None else int(MessageFlag.INPUT_RELEASED)
-        for place in () if self._memory is None else self._memory.unused():
-            if done and place == own:
-                flags = int(MessageFlag.INPUT_RELEASED)
-            else:
-                self._send(MessageType.RELEASE, 0, 0, place[0], 0, place[1], 0)
-        return flags
+            self._active_at[number] = time.monotonic()
+        packet, releases = self._protocol.respond(number, block, length, done=done)
+        self._send_all(releases)
+        self._send(packet, *(() if block.segment else (memoryview(block.memory)[:length],)))
 
-    def tick(self) -> None:
-        """Do what is due while nothing comes: release blocks, and memory that nobody uses.
+    def fail(self, number: int, text: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        """End a batch with an error for every request of it that has no answer yet; needs no arena."""
+        self._forget(number)
+        super().fail(number, text, code)
 
-        ZeroMQ itself sees to the link.
-        """
-        if self._memory is None:
-            return
-        for segment, offset in self._memory.unused():
-            self._send(MessageType.RELEASE, 0, 0, segment, 0, offset, 0)
-        for number in self._memory.trim(self.welcome.arena_idle_s):
-            self._send(MessageType.SEGMENT_CLOSE, 0, 0, number, 0, 0, 0)
+    def _forget(self, number: int) -> None:
+        self._parts.pop(number, None)
+        self._active_at.pop(number, None)
+
+    def _trim(self) -> list[int]:
+        return [] if self._memory is None else self._memory.trim(self.welcome.arena_idle_s)
+
+    def _free(self, block: OwnedBlock) -> None:
+        if self._memory is not None:
+            self._memory.give_back(block)
 
     def _make_room(self, length: int) -> OwnedBlock:
         if self._memory is not None:
+            if (block := self._memory.allocate(length, grow=False)) is not None:
+                return block
             # What is free again meanwhile may be enough.
             if not self._read_all():
                 raise ConnectionLostError(f"the proxy at {self._address} ended the connection")
@@ -282,7 +233,7 @@ class ZmqConnection(Connection):
                 return block
         budget = self.welcome.arena_budget
         if length <= budget:
-            return _part(length)
+            return OwnedBlock(0, 0, bytearray(length))  # type: ignore[arg-type] # written to as a mapping is
         raise ArenaFullError(
             f"{length} bytes of outputs do not fit: an answer may have {budget} bytes. Raise arena_budget_bytes of the "
             f"model, or return smaller outputs",
@@ -291,15 +242,11 @@ class ZmqConnection(Connection):
             in_use=0,
         )
 
-    def _send(
-        self, kind: int, flags: int, number: int, segment: int, index: int, offset: int, length: int, body: bytes = b""
-    ) -> None:
-        packet = layout.MESSAGE.pack(
-            kind, flags, layout.MESSAGE.size + len(body), number, 0, segment, index, offset, length
-        )
-        self._send_parts(packet + body)
+    def _send_all(self, packets: Iterable[bytes]) -> None:
+        for packet in packets:
+            self._send(packet)
 
-    def _send_parts(self, packet: bytes, *parts: memoryview) -> None:
+    def _send(self, packet: bytes, *parts: memoryview) -> None:
         waited = 0.0
         while True:
             try:
@@ -329,7 +276,7 @@ class ZmqConnection(Connection):
         self._shut_down.set()
         self._link.wake()
 
-    def let_go_waiter(self) -> Callable[[], None]:
+    def hangup_waiter(self) -> Callable[[], None]:
         """Return a function that returns when a batch has taken so long that the proxy has let this worker go.
 
         It returns as well when the connection is shut down.
@@ -339,7 +286,7 @@ class ZmqConnection(Connection):
 
         def wait() -> None:
             while not self._shut_down.wait(_ROOM_POLL_S):
-                since = min(tuple(self._since.values()), default=None)
+                since = min(tuple(self._active_at.values()), default=None)
                 if since is not None and time.monotonic() - since > limit_s:
                     return
 
@@ -354,21 +301,3 @@ class ZmqConnection(Connection):
 
 
 _NOBODY: collections.deque[tuple[int, int]] = collections.deque(maxlen=0)
-
-
-def _part(length: int) -> OwnedBlock:
-    """Return memory for an answer that goes out as a part of its message."""
-    return OwnedBlock(0, 0, bytearray(length))  # type: ignore[arg-type] # written to as a mapping is
-
-
-class _Outputs:
-    """Where answers are written, as far as there is room at once."""
-
-    def __init__(self, budget: int, memory: SharedMemory | None) -> None:
-        self._budget = budget
-        self._memory = memory
-
-    def allocate(self, length: int) -> OwnedBlock | None:
-        if self._memory is not None:
-            return self._memory.allocate(length, grow=False)
-        return _part(length) if length <= self._budget else None

@@ -21,9 +21,10 @@ from typing import Any
 
 from ..errors import ArenaFullError, ProtocolError
 from ..model import MAX_ENDPOINT_BYTES
+from ..protocol.segments import PeerSegments
 from ..system.forks import let_go_in_child
 from ..wire import layout
-from ..wire.layout import MessageType
+from ..wire.messages import HEADER_SIZE, SEGMENT, name_of, pack_segment, read_header
 from .arena import InputBlock, OwnArena, OwnedBlock, PeerArena
 
 logger = logging.getLogger(__name__)
@@ -34,8 +35,8 @@ TOKEN_BYTES = 16
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _BACKLOG = 128
 # How long a worker may take from its connection here to its greeting.
-_UNCLAIMED_S = 30.0
-_MAX_UNCLAIMED = 256
+_WAITING_S = 30.0
+_MAX_WAITING = 256
 
 
 def memory_path(address: str) -> Path | None:
@@ -92,7 +93,7 @@ class MemoryListener:
         """
         _check_free(path)
         self._path = path
-        self._unclaimed: dict[bytes, tuple[socket.socket, float]] = {}
+        self._waiting: dict[bytes, tuple[socket.socket, float]] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
         let_go_in_child(self._socket)
         self._inode = 0
@@ -112,16 +113,20 @@ class MemoryListener:
             self.close()
             raise
 
-    def claim(self, token: bytes, budget: int) -> SharedMemory | None:
+    def accept(self, token: bytes, segments: PeerSegments) -> SharedMemory | None:
         """Return the memory of the worker that greets with a token.
 
-        Told it by a first segment; `None` if it shares none.
+        It is told so by a first segment; `None` if it shares none.
+
+        Args:
+            token: What it greets with.
+            segments: What it announces.
         """
         self._collect()
-        channel, _ = self._unclaimed.pop(token, (None, 0.0))
+        channel, _ = self._waiting.pop(token, (None, 0.0))
         if channel is None:
             return None
-        memory = SharedMemory(channel, budget)
+        memory = SharedMemory(channel, segments)
         if not memory.offer():
             memory.close()
             return None
@@ -129,9 +134,9 @@ class MemoryListener:
 
     def _collect(self) -> None:
         now = time.monotonic()
-        for token in [token for token, (_, since) in self._unclaimed.items() if now - since > _UNCLAIMED_S]:
-            self._unclaimed.pop(token)[0].close()
-        while len(self._unclaimed) < _MAX_UNCLAIMED:
+        for token in [token for token, (_, since) in self._waiting.items() if now - since > _WAITING_S]:
+            self._waiting.pop(token)[0].close()
+        while len(self._waiting) < _MAX_WAITING:
             try:
                 channel, _ = self._socket.accept()
             except OSError:  # nobody is there, or there are no descriptors
@@ -143,16 +148,16 @@ class MemoryListener:
             with contextlib.suppress(OSError):
                 token = channel.recv(TOKEN_BYTES + 1)
             if len(token) == TOKEN_BYTES and _is_own_user(channel):
-                self._unclaimed[token] = (channel, now)
+                self._waiting[token] = (channel, now)
             else:
                 channel.close()
 
     def close(self) -> None:
         """End it; memory that is shared stays."""
         self._socket.close()
-        for channel, _ in self._unclaimed.values():
+        for channel, _ in self._waiting.values():
             channel.close()
-        self._unclaimed.clear()
+        self._waiting.clear()
         # The model that follows under this name may listen in its place already.
         with contextlib.suppress(OSError):
             if self._inode and self._path.lstat().st_ino == self._inode:
@@ -186,16 +191,13 @@ class MemoryCaller:
             return
         self.token, self._channel = token, channel
 
-    def accepted(self, budget: int) -> SharedMemory | None:
-        """Return the memory that is shared from now on.
-
-        Once the proxy has answered the greeting; `None` if it wants none.
-        """
+    def accepted(self, segments: PeerSegments) -> SharedMemory | None:
+        """Return the memory that is shared once the proxy has answered the greeting; `None` if it wants none."""
         if self._channel is None:
             return None
-        memory = SharedMemory(self._channel, budget)
+        memory = SharedMemory(self._channel, segments)
         self._channel = None
-        if memory.was_offered():
+        if memory.read_segment():
             return memory
         memory.close()
         return None
@@ -210,17 +212,15 @@ class MemoryCaller:
 class SharedMemory:
     """Both arenas of a worker and its proxy: blocks of our own to write, and blocks of the peer to read.
 
-    Blocks of our own may be taken, lent and taken back by different threads.
+    Blocks of our own may be taken and given back by different threads.
     """
 
-    def __init__(self, channel: socket.socket, budget: int) -> None:
+    def __init__(self, channel: socket.socket, segments: PeerSegments) -> None:
         self._channel = channel
+        self._segments = segments
         self._lock = threading.Lock()
-        self._own = OwnArena(budget)
-        self._theirs = PeerArena()
-        self._theirs.budget = budget
-        # By its place: which batch each block of our own was lent for.
-        self._lent: dict[tuple[int, int], tuple[OwnedBlock, int]] = {}
+        self._own = OwnArena(segments.budget)
+        self._theirs = PeerArena(segments.released)
         self._closed = False
 
     # ---- blocks of our own ------------------------------------------------------------------------------------------
@@ -253,9 +253,7 @@ class SharedMemory:
             segment = self._own.add_segment(length)
         except ArenaFullError:
             return False
-        packet = layout.MESSAGE.pack(
-            MessageType.SEGMENT, 0, layout.MESSAGE.size, 0, 0, segment.number, 0, 0, segment.size
-        )
+        packet = pack_segment(segment.number, segment.size)
         try:
             socket.send_fds(self._channel, [packet], [segment.fd], socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
         except OSError as error:
@@ -267,34 +265,15 @@ class SharedMemory:
             os.close(segment.fd)
         return True
 
-    def lend(self, block: OwnedBlock, number: int) -> None:
-        """Note that the peer is told of a block, for a batch."""
-        with self._lock:
-            self._lent[block.segment, block.offset] = (block, number)
-
     def give_back(self, block: OwnedBlock) -> None:
-        """Free a block that the peer was never told of."""
+        """Free a block that the peer needs no more, or was never told of."""
         with self._lock:
             self._own.release(block)
 
-    def take_back(self, segment: int, offset: int) -> None:
-        """Free a block that the peer needs no more.
-
-        Raises:
-            ProtocolError: If it does not have it.
-        """
-        with self._lock:
-            block, _ = self._lent.pop((segment, offset), (None, 0))
-            if block is None:
-                raise ProtocolError(f"the block at {offset} of segment {segment} was given back, and was not in use")
-            self._own.release(block)
-
-    def mark_cancelled(self, block: OwnedBlock, number: int, request: int) -> None:
-        """Set the byte `cancelled` of a request, if its batch is still in that block."""
-        with self._lock:
-            if self._lent.get((block.segment, block.offset), (None, 0))[1] == number:
-                entry = block.offset + layout.RECORD.size + request * layout.REQUEST.size
-                block.memory[entry + layout.REQUEST_CANCELLED_OFFSET] = 1
+    def mark_cancelled(self, block: OwnedBlock, request: int) -> None:
+        """Set the byte `cancelled` of a request of the batch in that block."""
+        entry = block.offset + layout.RECORD.size + request * layout.REQUEST.size
+        block.memory[entry + layout.REQUEST_CANCELLED_OFFSET] = 1
 
     def trim(self, idle_s: float) -> list[int]:
         """Drop segments that nobody used for so long; returns their numbers, which the peer is to be told."""
@@ -303,50 +282,39 @@ class SharedMemory:
 
     # ---- blocks of the peer ----------------------------------------------------------------------------------------
 
-    def was_offered(self) -> bool:
-        """Return whether the peer has announced a segment."""
-        return self._read_segment()
+    def read_segments_until(self, number: int) -> None:
+        """Read what the peer announces on the other socket, up to a segment that a message of its names."""
+        # What is announced there is there before the message that names it.
+        while number and number not in self._segments.sizes and self.read_segment():
+            pass
 
     def view(self, segment: int, offset: int, length: int) -> tuple[InputBlock, Any]:
-        """Return a block of the peer, see `PeerArena.block`.
-
-        Raises:
-            ProtocolError: If the place does not lie inside an announced segment, or what was announced is no memory.
-        """
-        # What is announced on the other socket is there before the message that names it.
-        while segment not in self._theirs.segments and self._read_segment():
-            pass
+        """Return a block of the peer, see `PeerArena.block`."""
         return self._theirs.block(segment, offset, length)
 
     def forget(self, segment: int) -> None:
         """Let go of a segment that the peer has closed."""
-        while segment not in self._theirs.segments and self._read_segment():
-            pass
         self._theirs.detach(segment)
 
-    def unused(self) -> list[tuple[int, int]]:
-        """Return the blocks of the peer that are not used any more since the last call, to be told to it."""
-        released = self._theirs.released
-        return [released.popleft() for _ in range(len(released))]
+    def read_segment(self) -> bool:
+        """Read an announcement; return whether there was one.
 
-    def _read_segment(self) -> bool:
+        Raises:
+            ProtocolError: If it is none, or not of memory.
+        """
         try:
             packet, fds, _, _ = socket.recv_fds(
-                self._channel, layout.MESSAGE.size + 1, 4, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
+                self._channel, HEADER_SIZE + 1, 4, socket.MSG_DONTWAIT | socket.MSG_CMSG_CLOEXEC
             )
         except OSError:
             return False
         try:
             if not packet:
                 return False
-            if len(packet) != layout.MESSAGE.size or len(fds) != 1:
-                raise ProtocolError(
-                    f"a packet of {len(packet)} bytes with {len(fds)} descriptors came instead of a segment; where "
-                    f"this process has too many files open none can be received (see ulimit -n)"
-                )
-            kind, _, _, _, _, number, _, _, size = layout.MESSAGE.unpack(packet)
-            if kind != MessageType.SEGMENT:
-                raise ProtocolError(f"message {kind} came instead of a segment")
+            kind, _, _, _, _, number, _, _, size = read_header(packet, len(packet))
+            if kind != SEGMENT:
+                raise ProtocolError(f"{name_of(kind)} came instead of a segment")
+            self._segments.announce(number, size, len(fds))
             self._theirs.attach(number, fds.pop(), size)
         finally:
             for fd in fds:

@@ -32,7 +32,7 @@ class ConnectionWatch:
         self._connection = connection
         self._on_stuck = on_stuck
         self._ended = threading.Event()
-        self._wait_until_let_go = connection.let_go_waiter()
+        self._wait_for_hangup = connection.hangup_waiter()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -44,7 +44,7 @@ class ConnectionWatch:
             self._thread.join()
 
     def _run(self) -> None:
-        self._wait_until_let_go()
+        self._wait_for_hangup()
         if not self._ended.wait(_GRACE_S):
             self._on_stuck()
 
