@@ -24,7 +24,7 @@ from typing import Any
 from .description import parse_description
 from .errors import ProxyBackendError, TargetError
 from .process.messages import FORMAT, LineReader, WorkerJob, encode_message, encode_statistics
-from .system.forks import call_in_child, let_go_in_child
+from .system.forks import call_in_child, close_in_child
 from .worker.context import Warmup, check_callable, make_context, open_tracer, unrecoverable_errors
 from .worker.loading import load_target
 from .worker.worker import Worker
@@ -43,7 +43,7 @@ _POLLRDHUP = 0x2000
 def main(arguments: list[str]) -> int:
     """Run the worker to its end; returns the exit code."""
     channel = socket.socket(fileno=int(arguments[0]))
-    let_go_in_child(channel)
+    close_in_child(channel)
     channel.settimeout(_SEND_TIMEOUT_S)
     _die_with_parent(channel)
     with open(int(arguments[1]), encoding="utf-8") as file:

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..system.forks import call_in_child, let_go_in_child, replace_descriptors
+from ..system.forks import call_in_child, close_in_child, replace_descriptors
 from ..system.processes import OutputLines, open_pidfd
 from .messages import LineReader, WorkerJob, encode_message
 
@@ -74,7 +74,7 @@ class ChildProcess:
         self._output = _Output(logger)
         self._reader = LineReader()
         self._channel, theirs = socket.socketpair()
-        let_go_in_child(self._channel)
+        close_in_child(self._channel)
         job_fd = -1
         try:
             job_fd = os.memfd_create("pytriton-job", os.MFD_CLOEXEC)

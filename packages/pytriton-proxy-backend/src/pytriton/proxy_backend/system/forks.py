@@ -1,4 +1,4 @@
-"""What a forked child lets go of.
+"""What a forked child closes of its parent's.
 
 A child that Python forks, by `os.fork` or `multiprocessing`, has copies of all descriptors of its parent, and what they
 stand for lasts as long as the child: a worker whose parent was killed would count as attached, a port as taken, a lock
@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeVar
 
-__all__ = ["call_in_child", "let_go_in_child", "replace_descriptors"]
+__all__ = ["call_in_child", "close_in_child", "replace_descriptors"]
 
 _Owner = TypeVar("_Owner")
 
@@ -32,7 +32,7 @@ class HasDescriptor(Protocol):
         """Return the descriptor; negative where it is closed."""
 
 
-def let_go_in_child(owner: HasDescriptor) -> None:
+def close_in_child(owner: HasDescriptor) -> None:
     """Take the descriptor of an object, as long as there is that object, away from forked children."""
     call_in_child(owner, _replace_descriptor)
 

@@ -20,7 +20,7 @@ from typing import Any
 from ..errors import AttachError, ConnectionLostError, ProtocolError
 from ..model import ModelSpec
 from ..protocol.worker import WorkerProtocol
-from ..system.forks import let_go_in_child
+from ..system.forks import close_in_child
 from ..wire.batch import Batch, BatchReader
 from ..wire.greetings import Hello, Welcome
 from ..wire.layout import MAX_PACKET, ErrorCode
@@ -94,7 +94,7 @@ class Connection:
             OSError: If the system is out of descriptors or memory.
         """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        let_go_in_child(self._socket)
+        close_in_child(self._socket)
         self._buffer = bytearray(MAX_PACKET)
         self._views = [memoryview(self._buffer)]
         self._outputs = OwnArena(0)
@@ -322,7 +322,7 @@ class Connection:
         """Return a function that returns when the proxy backend has detached this worker or the socket is shut down."""
         # A descriptor of its own: the number of one that is closed meanwhile may come to mean something else.
         watched = self._socket.dup()
-        let_go_in_child(watched)
+        close_in_child(watched)
 
         def wait() -> None:
             with watched:

@@ -22,7 +22,7 @@ from typing import Any
 from ..errors import ArenaFullError, ProtocolError
 from ..model import MAX_ENDPOINT_BYTES
 from ..protocol.segments import PeerSegments
-from ..system.forks import let_go_in_child
+from ..system.forks import close_in_child
 from ..wire import layout
 from ..wire.messages import HEADER_SIZE, SEGMENT, name_of, pack_segment, read_header
 from .arena import InputBlock, OwnArena, OwnedBlock, PeerArena
@@ -95,7 +95,7 @@ class MemoryListener:
         self._path = path
         self._waiting: dict[bytes, tuple[socket.socket, float]] = {}
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        let_go_in_child(self._socket)
+        close_in_child(self._socket)
         self._inode = 0
         try:
             with contextlib.suppress(FileNotFoundError):
@@ -141,7 +141,7 @@ class MemoryListener:
                 channel, _ = self._socket.accept()
             except OSError:  # nobody is there, or there are no descriptors
                 return
-            let_go_in_child(channel)
+            close_in_child(channel)
             channel.setblocking(False)
             # A worker sends its token before it greets.
             token = b""
@@ -178,7 +178,7 @@ class MemoryCaller:
         if path is None:
             return
         channel = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
-        let_go_in_child(channel)
+        close_in_child(channel)
         token = secrets.token_bytes(TOKEN_BYTES)
         try:
             channel.connect(os.fspath(path))

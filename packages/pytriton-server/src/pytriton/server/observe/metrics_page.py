@@ -10,7 +10,7 @@ from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
-from pytriton.proxy_backend.system.forks import let_go_in_child
+from pytriton.proxy_backend.system.forks import close_in_child
 
 __all__ = ["CONTENT_TYPE", "MetricsPage"]
 
@@ -88,7 +88,7 @@ class MetricsPage(http.server.HTTPServer):
                 logger.warning("A request for the metrics cannot be accepted: %s", error)
                 time.sleep(_REFUSAL_TIMEOUT_S)
             raise
-        let_go_in_child(connection)
+        close_in_child(connection)
         return connection, address
 
     def process_request(self, request: Any, client_address: Any) -> None:

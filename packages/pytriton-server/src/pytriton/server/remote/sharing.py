@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytriton.proxy_backend.system.forks import call_in_child, let_go_in_child, replace_descriptors
+from pytriton.proxy_backend.system.forks import call_in_child, close_in_child, replace_descriptors
 from pytriton.proxy_backend.system.processes import open_pidfd
 from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.worker_watch import sockets_at
@@ -170,7 +170,7 @@ def load_lock(folder: Path, name: str, timeout_s: float) -> Iterator[bool]:
     """
     fd = os.open(folder / f"{name}{_LOAD_SUFFIX}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "r+b", buffering=0) as file:
-        let_go_in_child(file)
+        close_in_child(file)
         deadline = time.monotonic() + timeout_s
         is_acquired = False
         while not is_acquired:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pytriton.exceptions import PyTritonValidationError
-from pytriton.proxy_backend.system.forks import let_go_in_child
+from pytriton.proxy_backend.system.forks import close_in_child
 from pytriton.proxy_backend.system.shortage import explain
 from pytriton.server.errors import PortInUseError
 from pytriton.server.settings.config import TritonConfig, vertex_ai_is_on
@@ -374,7 +374,7 @@ def _reserve(setting: str, address: str, port: int) -> socket.socket:
     try:
         family, _, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         reserving = socket.socket(family, socket.SOCK_STREAM)
-        let_go_in_child(reserving)
+        close_in_child(reserving)
         try:
             reserving.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             reserving.bind(target)

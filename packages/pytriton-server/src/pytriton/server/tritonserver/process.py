@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from pytriton.proxy_backend.system.forks import call_in_child, let_go_in_child, replace_descriptors
+from pytriton.proxy_backend.system.forks import call_in_child, close_in_child, replace_descriptors
 from pytriton.proxy_backend.system.processes import OutputLines, describe_exit, open_pidfd
 from pytriton.server.errors import TritonServerStartError
 from pytriton.server.tritonserver import exec_shim
@@ -269,7 +269,7 @@ class ServerProcess:
         self._spawned.set()
         try:
             assert popen.stdout is not None  # Popen was asked for a pipe
-            let_go_in_child(popen.stdout)
+            close_in_child(popen.stdout)
             with popen.stdout as output:
                 self._read_until_end(popen, output)
         finally:
