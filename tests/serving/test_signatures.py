@@ -26,6 +26,7 @@ from pytriton.decorators import batch, sample
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import ProcessWorker, RemoteTriton, Triton, TritonModelLoadError
+from support.paths import TESTS
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S
 
@@ -156,7 +157,7 @@ def test_a_worker_from_a_shell_refuses_it_when_it_knows_the_model(tmp_path: Path
     )
     done = subprocess.run(
         [*command, "worker", f"{HERE}:takes_x", f"--endpoint={tmp_path}", "--model=net"],
-        cwd=HERE.parent,
+        cwd=TESTS,
         capture_output=True,
         text=True,
         check=False,
