@@ -63,7 +63,7 @@ class TestRequests:
         try:
             from pytriton.proxy.types import Request
         except ModuleNotFoundError:
-            assert {type(request).__mro__[2].__name__ for request in seen} == {"StandIn"}
+            assert {type(request).__mro__[2].__name__ for request in seen} == {"FakeRequest"}
         else:
             assert all(isinstance(request, Request) for request in seen)
         assert all(list(request) == ["x"] and len(request) == 1 and "x" in request for request in seen)
