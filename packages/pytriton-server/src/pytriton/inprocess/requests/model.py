@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from pytriton.inprocess.capi.enums import ModelBatchFlag, ModelTxnPropertyFlag
 from pytriton.inprocess.capi.errors import (
     InvalidArgumentError,
     NotFoundError,
+    TritonError,
     checked_integer,
     encoded_text,
     wrong_argument,
@@ -181,31 +181,38 @@ class Model:
         return self._server._running()
 
     def _ask(self, function: str, *arguments: object) -> dict[str, Any]:
-        with self._not_found():
+        try:
             answer: dict[str, Any] = self._access().ask(function, self._c_name, self.version, *arguments)
+        except (InvalidArgumentError, NotFoundError) as error:
+            raise self._not_found(error)  # noqa: B904 - it says itself what caused it
         return answer
 
     def _properties(self, function: str) -> int:
         access = self._access()
         flags = ctypes.c_uint32()
-        with access.use() as handle, self._not_found():
-            getattr(access.api, function)(handle, self._c_name, self.version, ctypes.byref(flags), None)
+        try:
+            with access.use() as handle:
+                getattr(access.api, function)(handle, self._c_name, self.version, ctypes.byref(flags), None)
+        except (InvalidArgumentError, NotFoundError) as error:
+            raise self._not_found(error)  # noqa: B904 - it says itself what caused it
         return flags.value
 
-    @contextlib.contextmanager
-    def _not_found(self) -> Iterator[None]:
-        """Let all questions about a model that is not there end in the same error, as Triton has several."""
-        try:
-            yield
-        except (InvalidArgumentError, NotFoundError) as error:
-            if "is not available" not in error.message and "unknown model" not in error.message:
-                raise
-            raise NotFoundError(
-                f"Model {self.name!r}: expected a model that is loaded, received: {error.message}",
-                expected="a loaded model",
-                received=(self.name, self.version),
-                where=f"model {self.name!r}",
-            ) from error
+    def _not_found(self, error: TritonError) -> TritonError:
+        """Return one and the same error for all questions about a model that is not there, as Triton has several.
+
+        No context manager: the generator behind one keeps what a signal interrupts in a cycle (in Python 3.10), and
+        with it the note that a call is not over.
+        """
+        if "is not available" not in error.message and "unknown model" not in error.message:
+            return error
+        not_found = NotFoundError(
+            f"Model {self.name!r}: expected a model that is loaded, received: {error.message}",
+            expected="a loaded model",
+            received=(self.name, self.version),
+            where=f"model {self.name!r}",
+        )
+        not_found.__cause__ = error
+        return not_found
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Model):
