@@ -19,7 +19,8 @@ GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "l
 # Compilers are slow on a busy machine.
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the native proxy is for Linux"),
-    pytest.mark.timeout(900),
+    # They compile.
+    pytest.mark.slow,
 ]
 
 
@@ -48,8 +49,7 @@ def test_guard_scanners(name: str, compile_native: Callable[..., Path], run_prog
     run_program(compile_native("guard_scan.cc", GUARD_SOURCES, *SANITIZERS), name)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(FUZZ_S + 300)
+@pytest.mark.timeout(FUZZ_S + 1800)
 def test_fuzz_records_and_settings(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     program = compile_native("fuzz.cc", ["record.cc", "settings.cc"], *SANITIZERS)
     seed: Any = os.environ.get("PYTRITON_FUZZ_SEED", "1")
