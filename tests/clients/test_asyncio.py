@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -26,6 +24,7 @@ from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton
+from support.processes import stopped
 from support.serving import local_config, running, server_pid
 from support.waiting import PATIENCE_S, eventually, eventually_async
 
@@ -285,15 +284,12 @@ def test_server_that_is_stopped_for_a_while(triton: Triton) -> None:
             assert address is not None
             async with AsyncioModelClient(address, "add", inference_timeout_s=1) as client:
                 await client.with_options(timeout_s=PATIENCE_S).infer_sample(ROW, ROW)
-                os.kill(pid, signal.SIGSTOP)
-                try:
+                with stopped(pid):
                     for call in (client.infer_sample(ROW, ROW), client.wait_for_server(1)):
                         started = time.monotonic()
                         with pytest.raises(PyTritonClientTimeoutError):
                             await call
                         assert time.monotonic() - started > 0.9
-                finally:
-                    os.kill(pid, signal.SIGCONT)
                 result = await client.with_options(timeout_s=PATIENCE_S).infer_sample(ROW, ROW)
                 np.testing.assert_array_equal(result["sum"], 2 * ROW)
 

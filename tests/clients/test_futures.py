@@ -121,7 +121,7 @@ def test_time_is_up(url: str) -> None:
         begin = time.monotonic()
         with pytest.raises(PyTritonClientTimeoutError):
             client.infer_sample([1]).result(PATIENCE_S)
-        assert 0.45 < time.monotonic() - begin < 20
+        assert time.monotonic() - begin > 0.45
         go_on.set()
 
 

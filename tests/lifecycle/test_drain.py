@@ -29,7 +29,8 @@ from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.proxy_backend import Worker
 from pytriton.server.control.http import HttpControl, activity_of
 from pytriton.server.lifecycle import readiness
-from pytriton.server.models.worker_watch import WATCH_PERIOD_S, connected_workers
+from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.worker_watch import WATCH_PERIOD_S, WorkerWatch, connected_workers
 from pytriton.triton import Triton, TritonSecurityConfig
 from support.bare_server import BareServer, serving
 from support.servers import since
@@ -391,7 +392,7 @@ def test_a_model_that_no_worker_has_attached_to_yet_is_not_ready(tmp_path: Path)
         eventually(lambda: status(url, "/v2/models/m/ready") == 400)
 
 
-def test_changes_of_models_leave_the_server_ready() -> None:
+def test_replaced_models_leave_the_server_ready() -> None:
     triton = Triton(config=local_config())
     triton.bind("m", identity, X, Y)
     over = threading.Event()
@@ -407,10 +408,37 @@ def test_changes_of_models_leave_the_server_ready() -> None:
         try:
             for config in (ModelConfig(max_batch_size=8), None, ModelConfig(max_batch_size=2)):
                 triton.rebind("m", identity, config=config)
-            triton.unbind("m")
         finally:
             over.set()
         assert set(watching.result(PATIENCE_S)) == {200}
+
+
+def test_a_model_that_is_being_unbound_needs_no_worker(caplog: pytest.LogCaptureFixture) -> None:
+    triton = Triton(config=local_config())
+    for name in ("leaving", "staying"):
+        triton.bind(name, identity, X, Y)
+    unload, has_worker = HttpControl.unload, WorkerWatch._has_worker
+    looks = threading.Semaphore(0)
+
+    def counted(watch: WorkerWatch, model: BoundModel) -> bool:
+        if model.name == "staying":
+            looks.release()
+        return has_worker(watch, model)
+
+    def slow(control: HttpControl, *args: Any) -> None:
+        unload(control, *args)
+        assert triton._session is not None
+        eventually(lambda: not triton._models["leaving", 1].workers.has_attached)
+        while looks.acquire(blocking=False):
+            pass
+        for _ in range(4):
+            assert looks.acquire(timeout=PATIENCE_S)
+
+    with running(triton):
+        with mock.patch.object(HttpControl, "unload", slow), mock.patch.object(WorkerWatch, "_has_worker", counted):
+            triton.unbind("leaving")
+        eventually(lambda: status(str(triton.http_url)) == 200)
+    assert "No worker is attached" not in caplog.text
 
 
 def test_a_model_that_is_being_bound_takes_no_readiness_away(caplog: pytest.LogCaptureFixture) -> None:

@@ -27,6 +27,7 @@ from pytriton.proxy_backend.transport.activity import EndpointActivity, ask_acti
 from pytriton.server.lifecycle import orphans
 from pytriton.server.lifecycle.orphans import OrphanedRequests
 from pytriton.triton import Triton
+from support.processes import stopped
 from support.serving import local_config, queued, running, server_pid, short_home
 from support.streams import Stream
 from support.waiting import PATIENCE_S, eventually
@@ -264,9 +265,8 @@ def test_a_request_counts_wherever_it_is() -> None:
             assert foreign.stdin is not None
             assert foreign.stdout is not None
             assert {foreign.stdout.readline(), foreign.stdout.readline()} == {"attached\n", "has it\n"}
-            os.kill(foreign.pid, signal.SIGSTOP)
-            assert ask_activity(endpoint, PATIENCE_S) == EndpointActivity(in_flight=1, taken=2)
-            os.kill(foreign.pid, signal.SIGCONT)
+            with stopped(foreign.pid):
+                assert ask_activity(endpoint, PATIENCE_S) == EndpointActivity(in_flight=1, taken=2)
             foreign.stdin.write("\n")
             foreign.stdin.flush()
             assert second.result(PATIENCE_S) == 2.0

@@ -1,10 +1,16 @@
-"""Tests that need an interpreter of their own, because what they do to it cannot be undone."""
+"""Processes in tests: one of its own for what cannot be undone, and others that stand still for a while."""
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+
+from support.waiting import eventually
 
 _VARIABLE = "PYTRITON_TEST_ALONE"
 
@@ -32,3 +38,30 @@ def is_run_alone(node: pytest.Item, timeout_s: float) -> bool:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return True
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Let a process stand still, with all its threads: the signal alone returns before the last of them does."""
+    stop(pid)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def stop(pid: int) -> None:
+    """Let a process stand still, with all its threads, until it gets SIGCONT or is killed."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    # "pid (name) state ...", and a name may hold anything.
+    eventually(lambda: all(_stat(thread).rpartition(")")[2].split()[0] == "T" for thread in threads.iterdir()))
+
+
+def _stat(thread: Path) -> str:
+    try:
+        return (thread / "stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        # It has ended meanwhile.
+        return ") T"

@@ -30,6 +30,7 @@ from pytriton.proxy_backend import Worker
 from pytriton.proxy_backend.transport.activity import EndpointActivity, ask_activity
 from support.bare_server import F4, Array, BareServer, serving
 from support.paths import TESTS
+from support.processes import stop
 from support.waiting import PATIENCE_S, eventually
 
 MIB = 1 << 20
@@ -99,9 +100,7 @@ class WorkerProcess:
 
     def stop(self) -> None:
         """Stops every thread of it where it is."""
-        self.process.send_signal(signal.SIGSTOP)
-        threads = Path(f"/proc/{self.pid}/task")
-        eventually(lambda: all(_state(thread) == "T" for thread in threads.iterdir()))
+        stop(self.pid)
 
     def go_on(self) -> None:
         """Ends that."""
@@ -124,10 +123,6 @@ class WorkerProcess:
             assert pipe is not None
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
-
-
-def _state(process: Path) -> str:
-    return (process / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 class Calls:

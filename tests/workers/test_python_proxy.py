@@ -39,6 +39,7 @@ from pytriton.proxy_backend.wire.layout import ErrorCode
 from pytriton.proxy_backend.wire.record import Record
 from pytriton.proxy_backend.wire.response import ResponseData, ResponseWriter, read_responses
 from pytriton.proxy_backend.zmq_keys import CurveKeys, KeyFileError, KeysMissingError
+from support.processes import stopped
 from support.python_proxy import (
     Caller,
     Link,
@@ -421,11 +422,10 @@ def test_a_shell_attaches_a_worker(short: Path, address: str) -> None:
 def test_a_worker_that_is_stopped_counts_as_gone_and_comes_back(address: str, tmp_path: Path) -> None:
     with proxy(address, link_timeout_s=LINK_TIMEOUT_S) as served, worker_process(tmp_path, address) as process:
         served.send([1])[0].wait()
-        process.send_signal(signal.SIGSTOP)
-        [caller], thread = served.start([2])
-        assert caller.wait()[0] == UNAVAILABLE
-        thread.join(PATIENCE_S)
-        process.send_signal(signal.SIGCONT)
+        with stopped(process.pid):
+            [caller], thread = served.start([2])
+            assert caller.wait()[0] == UNAVAILABLE
+            thread.join(PATIENCE_S)
         np.testing.assert_array_equal(served.send([3])[0].wait()["y"], [[6]])
 
 

@@ -83,6 +83,8 @@ class ModelHost:
         self._log_tail = log_tail
         self._on_unrecoverable = on_unrecoverable
         self._models: list[BoundModel] = []
+        # In service as long as the server has not answered that they are not.
+        self._leaving: Sequence[BoundModel] = ()
         # Out of service, with requests that their workers are still to answer.
         self._draining: list[BoundModel] = []
         # The same after the wait for these requests has ended in vain.
@@ -93,6 +95,11 @@ class ModelHost:
     def models(self) -> Sequence[BoundModel]:
         """The models in service."""
         return tuple(self._models)
+
+    @property
+    def lasting(self) -> Sequence[BoundModel]:
+        """The models in service that are not about to leave it: they are to have workers."""
+        return tuple(model for model in self._models if model not in self._leaving)
 
     @property
     def endpoints(self) -> Path:
@@ -203,9 +210,13 @@ class ModelHost:
             WorkspaceError: The files cannot be changed. All of them stay in service.
         """
         name = models[0].name
-        is_gone = self._deployer.deploy(name, [model for model in self._named(name) if model not in models], timeout_s)
-        for model in models:
-            self._models.remove(model)
+        self._leaving = models
+        try:
+            staying = [model for model in self._named(name) if model not in models]
+            is_gone = self._deployer.deploy(name, staying, timeout_s)
+            self._models = [model for model in self._models if model not in models]
+        finally:
+            self._leaving = ()
         if not is_gone:
             self._detach(models, drain_timeout_s, stop_wanted)
             return

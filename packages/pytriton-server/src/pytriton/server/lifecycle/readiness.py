@@ -132,7 +132,7 @@ class Readiness:
 
     Args:
         workspace: The folder of the server's files.
-        models: Gives the models in service.
+        models: Gives the models that are to have workers.
     """
 
     def __init__(self, workspace: Workspace, models: Callable[[], Sequence[BoundModel]]) -> None:

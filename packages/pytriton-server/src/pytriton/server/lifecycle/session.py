@@ -149,7 +149,7 @@ class ServerSession:
         self._metrics_page: MetricsPage | None = None
         self._folders: ServerFolders | None = None
         self._environment: dict[str, str] = {}
-        self._readiness = Readiness(workspace, lambda: self._host.models)
+        self._readiness = Readiness(workspace, lambda: self._host.lasting)
         self._is_up = False
 
     @property

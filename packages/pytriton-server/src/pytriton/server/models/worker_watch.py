@@ -23,7 +23,7 @@ class WorkerWatch:
     """A thread that reports when some model has no worker, and when all have one again.
 
     Args:
-        models: Gives the models in service.
+        models: Gives the models that are to have workers.
         endpoints: Folder of their sockets.
         on_change: Called in the thread, when it has changed, with whether every model has a worker. Returns whether it
             could act on that; if not, it is called again.
