@@ -282,7 +282,7 @@ def test_a_silent_peer_is_tried_again_and_named(
 ) -> None:
     """A server that is stopped, or has no descriptor left, may go on later."""
     caplog.set_level(logging.WARNING, "pytriton.proxy_backend")
-    monkeypatch.setattr(connection, "_GREETING_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(connection, "GREETING_TIMEOUT_S", 0.1)
     proxy.listen()
     worker = make_worker()
     worker.start()
@@ -291,7 +291,7 @@ def test_a_silent_peer_is_tried_again_and_named(
         worker.wait_attached(1.0)
     assert worker.is_alive
     assert caplog.text.count(reason) == 1
-    monkeypatch.setattr(connection, "_GREETING_TIMEOUT_S", PATIENCE_S)
+    monkeypatch.setattr(connection, "GREETING_TIMEOUT_S", PATIENCE_S)
     while True:  # connections that the worker has left are there still
         peer = proxy.accept()
         try:

@@ -30,8 +30,8 @@ from .arena import InputBlock, NewSegment, OwnArena, OwnedBlock, PeerArena
 
 logger = logging.getLogger(__name__)
 
-_GREETING_TIMEOUT_S = 10.0
-_SEND_TIMEOUT_S = 30.0
+GREETING_TIMEOUT_S = 10.0
+SEND_TIMEOUT_S = 30.0
 # How long a full output arena may wait for the proxy backend to read what is in it.
 _ARENA_TIMEOUT_S = 30.0
 # How late a block that nobody uses any more is given back while no request comes.
@@ -101,7 +101,7 @@ class Connection:
         self._prepare(WorkerProtocol(hello_for(name, model, max_in_flight), self._outputs.release))
         self._inputs = PeerArena(self._protocol.segments.released)
         try:
-            self._socket.settimeout(_GREETING_TIMEOUT_S)
+            self._socket.settimeout(GREETING_TIMEOUT_S)
             self._socket.connect(os.fspath(endpoint))
             self._socket.send(self._protocol.greet())
             packet = self._socket.recv(MAX_PACKET)
@@ -112,11 +112,11 @@ class Connection:
             # The kernel's own timeouts: unlike Python's they cost no call of poll before each message.
             self._socket.settimeout(None)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(TICK_S))
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(_SEND_TIMEOUT_S))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_TIMEOUT_S))
         except TimeoutError as error:
             self._socket.close()
             raise GreetingTimeoutError(
-                f"the proxy backend at {endpoint} did not answer a greeting within {_GREETING_TIMEOUT_S:g} s"
+                f"the proxy backend at {endpoint} did not answer a greeting within {GREETING_TIMEOUT_S:g} s"
             ) from error
         except BaseException:
             self._socket.close()
@@ -302,7 +302,7 @@ class Connection:
     def _lost(self, error: OSError) -> None:
         if isinstance(error, BlockingIOError):
             raise ConnectionLostError(
-                f"the proxy backend read nothing from its socket for {_SEND_TIMEOUT_S:g} s"
+                f"the proxy backend read nothing from its socket for {SEND_TIMEOUT_S:g} s"
             ) from error
         raise ConnectionLostError(f"the connection to the proxy backend broke: {error}") from error
 

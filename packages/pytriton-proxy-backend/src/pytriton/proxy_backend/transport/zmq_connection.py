@@ -24,12 +24,10 @@ from ..wire.messages import BATCH, CANCEL, SEGMENT_CLOSE, named_segment
 from ..wire.record import Record
 from ..zmq_keys import CurveKeys
 from .arena import InputBlock, OwnedBlock
-from .connection import TICK_S, Connection, hello_for
+from .connection import GREETING_TIMEOUT_S, SEND_TIMEOUT_S, TICK_S, Connection, hello_for
 from .zmq_memory import MemoryCaller, SharedMemory
 from .zmq_sockets import UnreachableError, WouldBlockError, ZmqSocket
 
-_GREETING_TIMEOUT_S = 10.0
-_SEND_TIMEOUT_S = 30.0
 _ROOM_POLL_S = 0.1
 # How much later than its time limit a batch that is still being worked on means that the worker was let go.
 _GRACE_S = 1.0
@@ -86,7 +84,7 @@ class ZmqConnection(Connection):
 
     def _greet(self) -> None:
         hello = self._protocol.greet()
-        deadline = time.monotonic() + _GREETING_TIMEOUT_S
+        deadline = time.monotonic() + GREETING_TIMEOUT_S
         sent = False
         while time.monotonic() < deadline:
             if not sent:
@@ -108,7 +106,7 @@ class ZmqConnection(Connection):
                 self._protocol.receive(message.packet, len(message.packet))
                 return
             self._link.wait(_ROOM_POLL_S)
-        raise ConnectionRefusedError(f"{self._address} did not answer a greeting within {_GREETING_TIMEOUT_S:g} s")
+        raise ConnectionRefusedError(f"{self._address} did not answer a greeting within {GREETING_TIMEOUT_S:g} s")
 
     # ---- receiving ------------------------------------------------------------------------------------------------
 
@@ -257,9 +255,9 @@ class ZmqConnection(Connection):
             except WouldBlockError as error:
                 if any(event.kind == "gone" for event in self._link.events()):
                     raise ConnectionLostError(f"the connection to the proxy at {self._address} broke") from error
-                if waited >= _SEND_TIMEOUT_S:
+                if waited >= SEND_TIMEOUT_S:
                     raise ConnectionLostError(
-                        f"the proxy at {self._address} read nothing for {_SEND_TIMEOUT_S:g} s"
+                        f"the proxy at {self._address} read nothing for {SEND_TIMEOUT_S:g} s"
                     ) from error
             self._link.wait_writable(_ROOM_POLL_S)
             waited += _ROOM_POLL_S
