@@ -133,8 +133,9 @@ def hatch_environment(target: Path) -> dict[str, str]:
     if not config.exists():
         config.touch()
     return {
-        **os.environ,
+        **{name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"},
         **pip_settings(),
+        "PYTHONPYCACHEPREFIX": str(byte_code_folder()),
         "HATCH_CONFIG": str(config),
         "HATCH_DATA_DIR": str(TOOLS / "data"),
         "HATCH_CACHE_DIR": str(TOOLS / "cache"),
@@ -142,6 +143,17 @@ def hatch_environment(target: Path) -> dict[str, str]:
         # Under --target the executables of packages are in bin/, where hatch does not look for uv.
         "HATCH_ENV_TYPE_VIRTUAL_UV_PATH": str(target / "bin" / "uv"),
     }
+
+
+def byte_code_folder() -> Path:
+    """Make the folder for byte code, which hundreds of short programs of the tests would have to compile otherwise."""
+    folder = TOOLS / "pycache"
+    # None of temporary files: a module that is written twice within a second would be taken for the first one. A file
+    # where Python wants a folder has it pass over them.
+    temporary = folder / Path(tempfile.gettempdir()).relative_to("/")
+    temporary.parent.mkdir(parents=True, exist_ok=True)
+    temporary.touch()
+    return folder
 
 
 class Runner:

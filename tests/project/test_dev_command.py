@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
@@ -59,7 +61,8 @@ def servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     return folders
 
 
-def test_the_tests_run_with_each_server(dev: Any, servers: list[Path]) -> None:
+def test_the_tests_run_with_each_server(dev: Any, servers: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev, "MATRIX_PYTHONS", ())  # to find them, and what there is for them, takes a minute
     runner = Recorder()
     assert dev.test(runner, ["tests/test_x.py", "-k", "y"]) == 0
     command = ("run", "--", "pytest", "tests/test_x.py", "-k", "y")
@@ -95,6 +98,23 @@ def test_without_the_variable_they_run_once(dev: Any, monkeypatch: pytest.Monkey
     runner = Recorder()
     assert dev.test(runner, ["tests"]) == 0
     assert [server for _, server in runner.ran] == [""]
+
+
+def test_byte_code_is_kept_of_what_does_not_change(dev: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lasting, temporary = tmp_path / "checkout", tmp_path / "tmp"
+    for folder in (lasting, temporary):
+        folder.mkdir()
+        (folder / f"{folder.name}_module.py").touch()
+    monkeypatch.setattr(dev, "TOOLS", tmp_path / "tools")
+    monkeypatch.setattr(dev.tempfile, "tempdir", str(temporary))
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    dev.TOOLS.mkdir()
+    environment = dev.hatch_environment(tmp_path)
+    for folder in (lasting, temporary):
+        subprocess.run([sys.executable, "-c", f"import {folder.name}_module"], check=True, cwd=folder, env=environment)
+    assert not list(tmp_path.rglob("__pycache__"))
+    kept = [path.name.partition(".")[0] for path in dev.TOOLS.rglob("*_module.*.pyc")]
+    assert kept == ["checkout_module"]
 
 
 def test_a_folder_without_a_server_is_told(dev: Any, servers: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
