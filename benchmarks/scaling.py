@@ -23,9 +23,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.environments import PeerMissingError
+from benchmarks.harness.environments import PeerMissingError
+from benchmarks.harness.processes import Launch, free_ports, scratch_folder, serve
 from benchmarks.peers.nvidia_pytriton import NvidiaPyTritonEnvironment
-from benchmarks.processes import Launch, free_ports, scratch_folder, serve
 from benchmarks.servers.scaling_api import spin
 
 CALL_S = 0.002

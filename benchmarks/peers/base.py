@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.processes import Launch
-from benchmarks.workload import DELAY, DELAY_S, Model, Wire
+from benchmarks.harness.processes import Launch
+from benchmarks.harness.wires import KServeWire, Wire
+from benchmarks.servers.models import Model
 
 SERVERS = Path(__file__).resolve().parents[1] / "servers"
 
@@ -22,12 +24,19 @@ class Ports:
 
 
 class Peer(ABC):
-    """One way to serve the models of `benchmarks.workload`."""
+    """One way to serve models."""
 
     name: str
-    """What `--only` and the JSON file call it."""
+    """What `--peers` and the JSON file call it."""
     title: str
-    wire: Wire
+    is_triton = True
+    """Whether it speaks all of KServe v2: binary tensors, gRPC, streams, statistics."""
+    restless = False
+    """Whether it uses the processor while nobody asks, so that it must not run beside those that are timed."""
+
+    def wire(self, model: Model) -> Wire:
+        """Return the form in which it takes requests for a model over HTTP."""
+        return KServeWire()
 
     @abstractmethod
     def prepare(self) -> dict[str, str]:
@@ -38,10 +47,5 @@ class Peer(ABC):
         """
 
     @abstractmethod
-    def launch(self, model: Model, ports: Ports, scratch: Path) -> Launch:
-        """Return how to start a server of one model, which may put files into `scratch`."""
-
-
-def delay_s(model: Model) -> float:
-    """Return how long a batch of `model` sleeps, in seconds."""
-    return DELAY_S if model == DELAY else 0.0
+    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path) -> Launch:
+        """Return how to start a server of some models, which may put files into `scratch`."""

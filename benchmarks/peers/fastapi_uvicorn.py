@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.environments import base_interpreter, environment, installed_versions
-from benchmarks.peers.base import SERVERS, Peer, Ports, delay_s
-from benchmarks.processes import Launch
-from benchmarks.workload import MAX_BATCH_SIZE, WIDTH, Model, RawWire
+from benchmarks.harness.environments import base_interpreter, environment, installed_versions
+from benchmarks.harness.processes import Launch
+from benchmarks.harness.wires import RawWire, Wire
+from benchmarks.peers.base import SERVERS, Peer, Ports
+from benchmarks.servers.models import Model, dump
 
 _REQUIREMENTS = ["fastapi", "uvicorn", "uvloop", "httptools", "numpy"]
 
@@ -17,21 +19,18 @@ class FastApiUvicorn(Peer):
 
     name = "fastapi"
     title = "FastAPI + uvicorn, raw bytes"
-    wire = RawWire()
+    is_triton = False
 
     def prepare(self) -> dict[str, str]:
         """Install it."""
         self._python = environment("fastapi", base_interpreter(), _REQUIREMENTS)
         return installed_versions(self._python, _REQUIREMENTS)
 
-    def launch(self, model: Model, ports: Ports, scratch: Path) -> Launch:
+    def wire(self, model: Model) -> Wire:
+        """Return raw bytes."""
+        return RawWire()
+
+    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path) -> Launch:
         """Return how to start it."""
-        argv = [
-            str(self._python),
-            "-u",
-            str(SERVERS / "fastapi_app.py"),
-            str(WIDTH),
-            str(MAX_BATCH_SIZE),
-            str(delay_s(model)),
-        ]
-        return Launch(argv=[*argv, str(ports.http)], environment={})
+        argv = [str(self._python), "-u", str(SERVERS / "fastapi_app.py"), dump(models), str(ports.http)]
+        return Launch(argv=argv, environment={})

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.environments import (
+from benchmarks.harness.environments import (
     Interpreter,
     PeerMissingError,
     base_interpreter,
@@ -14,10 +15,10 @@ from benchmarks.environments import (
     inspect_interpreter,
     installed_versions,
 )
+from benchmarks.harness.processes import Launch
 from benchmarks.peers.base import Peer, Ports
 from benchmarks.peers.ours import pytriton_launch
-from benchmarks.processes import Launch
-from benchmarks.workload import KServeWire, Model
+from benchmarks.servers.models import Model
 
 REQUIREMENT = "nvidia-pytriton==0.7.0"
 _VERSIONS = ((3, 10), (3, 11), (3, 12))
@@ -49,7 +50,6 @@ class NvidiaPyTriton(Peer):
 
     name = "nvidia-pytriton"
     title = "NVIDIA PyTriton"
-    wire = KServeWire()
 
     def __init__(self, shared: NvidiaPyTritonEnvironment) -> None:
         """Take the environment that it runs in."""
@@ -59,9 +59,9 @@ class NvidiaPyTriton(Peer):
         """Install it."""
         return self._shared.prepare()
 
-    def launch(self, model: Model, ports: Ports, scratch: Path) -> Launch:
+    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path) -> Launch:
         """Return how to start it."""
-        launch = pytriton_launch(str(self._shared.python), model, ports, scratch)
+        launch = pytriton_launch(str(self._shared.python), models, ports, scratch)
         return replace(launch, environment={**launch.environment, **self._shared.stub_environment()})
 
 

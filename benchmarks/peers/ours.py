@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.environments import PeerMissingError, installed_versions
-from benchmarks.peers.base import SERVERS, Peer, Ports, delay_s
-from benchmarks.processes import Launch
-from benchmarks.workload import MAX_BATCH_SIZE, WIDTH, KServeWire, Model
+from benchmarks.harness.environments import PeerMissingError, installed_versions
+from benchmarks.harness.processes import Launch
+from benchmarks.peers.base import SERVERS, Peer, Ports
+from benchmarks.servers.models import Model, dump
 
 _IMPORT_TIMEOUT_S = 60
 
@@ -19,7 +20,6 @@ class Ours(Peer):
 
     name = "ours"
     title = "pytriton-server"
-    wire = KServeWire()
 
     def prepare(self) -> dict[str, str]:
         """Return the versions; raises `PeerMissingError` when this environment cannot import it."""
@@ -33,22 +33,25 @@ class Ours(Peer):
             raise PeerMissingError(f"the pytriton that {sys.executable} imports is not pytriton-server")
         return versions
 
-    def launch(self, model: Model, ports: Ports, scratch: Path) -> Launch:
+    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path) -> Launch:
         """Return how to start it."""
-        return pytriton_launch(sys.executable, model, ports, scratch)
+        return pytriton_launch(sys.executable, models, ports, scratch)
 
 
-def pytriton_launch(python: str, model: Model, ports: Ports, scratch: Path) -> Launch:
-    """Return how to start the script that serves a model through PyTriton's interface."""
-    argv = [
-        python,
-        "-u",
-        str(SERVERS / "pytriton_api.py"),
-        model.name,
-        str(WIDTH),
-        str(MAX_BATCH_SIZE),
-        str(delay_s(model)),
-    ]
+def pytriton_launch(
+    python: str, models: Sequence[Model], ports: Ports, scratch: Path, *, workers: str = "threads", copies: int = 1
+) -> Launch:
+    """Return how to start the script that serves models through PyTriton's interface.
+
+    Args:
+        python: The interpreter of the environment that it runs in.
+        models: What it serves.
+        ports: Where.
+        scratch: For its files.
+        workers: `threads` for a list of callables, `processes` for `ProcessWorker`, which ours alone has.
+        copies: How many of them each model has.
+    """
+    argv = [python, "-u", str(SERVERS / "pytriton_api.py"), dump(models), workers, str(copies)]
     return Launch(
         argv=[*argv, str(ports.http), str(ports.grpc), str(ports.metrics)],
         environment={"PYTRITON_HOME": str(scratch)},

@@ -1,66 +1,85 @@
 """The models behind PyTriton's interface: the same file serves ours and nvidia-pytriton.
 
-`model.add` and `model.delay` are plain functions under `@batch`; the controller has its default settings, on 127.0.0.1.
+Plain functions under `@batch`, or a coroutine generator for a stream; the controller has its default settings, on
+127.0.0.1.
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from models import Model, load  # type: ignore[import-not-found,unused-ignore]
 
 from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig
 
-Floats = npt.NDArray[np.float32]
+Array = npt.NDArray[Any]
 
 
-@batch
-def add(a: Floats, b: Floats) -> dict[str, Floats]:
-    return {"total": a + b}
+def make(model: Model) -> Callable[..., Any]:
+    """Make the callable of a model."""
+    if model.responses:
 
+        async def stream(requests: Any) -> Any:
+            for number in range(model.responses):
+                yield [{"y": request["a"] + np.float32(number)} for request in requests]
 
-def make_delay(delay_s: float) -> Callable[..., Any]:
+        return stream
+
+    if len(model.inputs) > 1:
+
+        @batch
+        def add(a: Array, b: Array) -> dict[str, Array]:
+            return {"y": model.compute([a, b])}
+
+        return add
+
     @batch
-    def delay(a: Floats, b: Floats) -> dict[str, Floats]:
-        time.sleep(delay_s)
-        return {"total": a + b}
+    def same(a: Array) -> dict[str, Array]:
+        return {"y": model.compute([a])}
 
-    return delay
+    return same
+
+
+def workers(model: Model, kind: str, copies: int) -> Any:
+    """Make what `bind` takes as `infer_func`."""
+    if kind == "processes":
+        from pytriton.triton import ProcessWorker
+
+        return ProcessWorker(make, (model,), copies=copies)
+    callables = [make(model) for _ in range(copies)]
+    return callables if copies > 1 else callables[0]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("model")
-    parser.add_argument("width", type=int)
-    parser.add_argument("max_batch_size", type=int)
-    parser.add_argument("delay_s", type=float)
-    parser.add_argument("http_port", type=int)
-    parser.add_argument("grpc_port", type=int)
-    parser.add_argument("metrics_port", type=int)
-    options = parser.parse_args()
+    """Serve what the command line says."""
+    models = load(sys.argv[1])
+    kind, copies = sys.argv[2], int(sys.argv[3])
+    http_port, grpc_port, metrics_port = map(int, sys.argv[4:7])
     config = TritonConfig(
         http_address="127.0.0.1",
         grpc_address="127.0.0.1",
         metrics_address="127.0.0.1",
-        http_port=options.http_port,
-        grpc_port=options.grpc_port,
-        metrics_port=options.metrics_port,
+        http_port=http_port,
+        grpc_port=grpc_port,
+        metrics_port=metrics_port,
         allow_gpu_metrics=False,
     )
     triton = Triton(config=config)
-    triton.bind(
-        model_name=options.model,
-        infer_func=add if options.model == "add" else make_delay(options.delay_s),
-        inputs=[Tensor(name=name, dtype=np.float32, shape=(options.width,)) for name in ("a", "b")],
-        outputs=[Tensor(name="total", dtype=np.float32, shape=(options.width,))],
-        config=ModelConfig(max_batch_size=options.max_batch_size),
-    )
+    for model in models:
+        triton.bind(
+            model_name=model.name,
+            infer_func=workers(model, kind, copies),
+            inputs=[Tensor(name=name, dtype=model.numpy_type, shape=(model.width,)) for name in model.inputs],
+            outputs=[Tensor(name="y", dtype=model.numpy_type, shape=(model.width,))],
+            config=ModelConfig(max_batch_size=model.max_batch_size, decoupled=model.responses > 0),
+        )
     # The runner reads this; CLOCK_MONOTONIC is one clock for all processes of a machine.
     print("run", time.monotonic(), flush=True)
     triton.run()

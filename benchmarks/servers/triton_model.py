@@ -5,20 +5,36 @@
 import json
 import time
 
+import numpy as np
 import triton_python_backend_utils as pb_utils
+
+from .models import load, spin
 
 
 class TritonPythonModel:
     def initialize(self, args):
-        parameters = json.loads(args["model_config"])["parameters"]
-        self.delay_s = float(parameters["delay_s"]["string_value"])
+        (self.model,) = load(json.loads(args["model_config"])["parameters"]["bench"]["string_value"])
 
     def execute(self, requests):
-        if self.delay_s:
-            time.sleep(self.delay_s)
-        responses = []
-        for request in requests:
-            a = pb_utils.get_input_tensor_by_name(request, "a").as_numpy()
-            b = pb_utils.get_input_tensor_by_name(request, "b").as_numpy()
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("total", a + b)]))
-        return responses
+        model = self.model
+        rows = [
+            [pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in model.inputs]
+            for request in requests
+        ]
+        if model.responses:
+            return self.stream(requests, rows)
+        if model.batch_us or model.row_us:
+            time.sleep((model.batch_us + model.row_us * sum(len(row[0]) for row in rows)) / 1e6)
+        if model.spin:
+            spin(model.spin)
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", sum(row[1:], row[0]))]) for row in rows]
+
+    def stream(self, requests, rows):
+        senders = [request.get_response_sender() for request in requests]
+        for number in range(self.model.responses):
+            for sender, row in zip(senders, rows, strict=True):
+                output = pb_utils.Tensor("y", row[0] + np.float32(number))
+                sender.send(pb_utils.InferenceResponse([output]))
+        for sender in senders:
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        return None

@@ -39,15 +39,19 @@ BENCH {"requests": 16737, "duration_us": 2100302, "p50_us": 948, "p90_us": 1410,
 def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The modules of the benchmark, which is a program and not installed."""
     monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks import inprocess, loadgen, run, workload
+    from benchmarks import inprocess, run
+    from benchmarks.harness import generators, results, wires
+    from benchmarks.servers import models
 
-    return SimpleNamespace(inprocess=inprocess, loadgen=loadgen, run=run, workload=workload)
+    return SimpleNamespace(
+        inprocess=inprocess, run=run, generators=generators, results=results, wires=wires, models=models
+    )
 
 
 def test_the_numbers_of_a_real_run_are_read(bench: SimpleNamespace) -> None:
-    sample = bench.loadgen.parse(WRK_OUTPUT)
-    assert sample.requests_per_s == pytest.approx(7968.85, abs=0.01)
-    assert (sample.p50_ms, sample.p99_ms, sample.max_ms) == (0.948, 2.121, 5.168)
+    found = bench.generators.parse_wrk(WRK_OUTPUT)
+    assert found.requests_per_s == pytest.approx(7968.85, abs=0.01)
+    assert (found.requests, found.p50_ms, found.p99_ms) == (16737, 0.948, 2.121)
 
 
 @pytest.mark.parametrize(
@@ -59,8 +63,8 @@ def test_the_numbers_of_a_real_run_are_read(bench: SimpleNamespace) -> None:
     ],
 )
 def test_a_run_with_errors_is_no_result(bench: SimpleNamespace, output: str, message: str) -> None:
-    with pytest.raises(bench.loadgen.LoadGeneratorError, match=message):
-        bench.loadgen.parse(output)
+    with pytest.raises(bench.generators.LoadGeneratorError, match=message):
+        bench.generators.parse_wrk(output)
 
 
 class _EchoesTheFirstRow(http.server.BaseHTTPRequestHandler):
@@ -88,13 +92,16 @@ def wrong_server() -> Iterator[int]:
 
 @pytest.mark.parametrize("wire", ["RawWire", "KServeWire"])
 def test_a_wrong_answer_is_found(bench: SimpleNamespace, wrong_server: int, wire: str) -> None:
-    with pytest.raises(bench.workload.WrongAnswerError, match="expected"):
-        bench.workload.check_answers(wrong_server, getattr(bench.workload, wire)(), "add", threads=4, requests=2)
+    def caller(timeout_s: float) -> Any:
+        return bench.wires.HttpCaller(wrong_server, getattr(bench.wires, wire)(), timeout_s)
+
+    with pytest.raises(bench.wires.WrongAnswerError, match="expected"):
+        bench.wires.check_answers(caller, bench.models.Model("add", 4), threads=4, requests=2)
 
 
 def test_an_unknown_peer_is_refused(bench: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        bench.run.main(["--only", "ours,theirs"])
+        bench.run.main(["--peers", "ours,theirs"])
     assert "received theirs" in capsys.readouterr().err
 
 
@@ -105,27 +112,85 @@ def folder() -> Iterator[Path]:
         yield Path(name)
 
 
+# What h2load 1.52 printed, without the lines of its progress, and the first lines of its log.
+H2LOAD_OUTPUT = """\
+finished in 1.00s, 3.00 req/s, 3.45MB/s
+requests: 3 total, 3 started, 3 done, 3 succeeded, 0 failed, 0 errored, 0 timeout
+status codes: 3 2xx, 0 3xx, 0 4xx, 0 5xx
+traffic: 1.45KB (1485) total, 300B (300) headers (space savings 90.00%), 237B (237) data
+"""
+H2LOAD_LOG = "1700000000000000\t200\t400\n1700000000000400\t200\t500\n1700000000000900\t200\t900\n"
+
+
+def test_the_numbers_of_a_run_over_grpc_are_read(bench: SimpleNamespace) -> None:
+    found = bench.generators.parse_h2load(H2LOAD_OUTPUT, H2LOAD_LOG, 79)
+    assert (found.requests, found.requests_per_s, found.p50_ms) == (3, 3.0, 0.5)
+    assert found.p99_ms >= 0.9
+
+
+@pytest.mark.parametrize(
+    ("output", "frame_bytes", "message"),
+    [
+        (H2LOAD_OUTPUT, 80, "expected 3 answers of 80 bytes"),
+        (H2LOAD_OUTPUT.replace("0 errored", "1 errored"), 79, "1 errored"),
+        ("the server is not there", 79, "the server is not there"),
+    ],
+)
+def test_a_run_over_grpc_with_errors_is_no_result(
+    bench: SimpleNamespace, output: str, frame_bytes: int, message: str
+) -> None:
+    with pytest.raises(bench.generators.LoadGeneratorError, match=message):
+        bench.generators.parse_h2load(output, H2LOAD_LOG, frame_bytes)
+
+
+def test_ratios_are_of_the_same_round_and_without_noise(bench: SimpleNamespace) -> None:
+    results = bench.results.Results(options={})
+    for number, ours, theirs, noise in [(1, 300.0, 100.0, 0.0), (2, 100.0, 50.0, 0.1), (3, 1.0, 100.0, 2.0)]:
+        for peer, rate in (("ours", ours), ("theirs", theirs)):
+            results.cells.append(bench.results.Cell("tiny", "http/1", peer, number, {"requests/s": rate}, noise))
+    assert results.ratio("tiny", "http/1", "ours", "theirs", "requests/s") == bench.results.Ratio(2.5, 2.0, 3.0)
+    assert results.median("tiny", "http/1", "ours", "requests/s") == 200.0
+    assert results.median("tiny", "http/1", "nobody", "requests/s") is None
+    again = bench.results.Results.from_json(json.loads(json.dumps(results.to_json())))
+    assert again.cells == results.cells
+
+
+def test_a_machine_without_load_generators_is_told(
+    bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert bench.run.main(["tiny", "--peers", "ours"]) == 1
+    assert "missing: tiny: it needs wrk or h2load" in capsys.readouterr().out
+
+
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="the load generator wrk is not installed")
-def test_ours_is_measured(tmp_path: Path, folder: Path) -> None:
+def test_ours_and_the_limit_are_measured(tmp_path: Path, folder: Path) -> None:
     file = tmp_path / "raw.json"
-    command = [sys.executable, str(ROOT / "benchmarks" / "run.py"), "--only", "ours", "--rounds", "1", "--seconds", "1"]
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "run.py"),
+        "tiny",
+        "--peers",
+        "ours,limit",
+        "--cases",
+        "http/1",
+    ]
     finished = subprocess.run(
-        [*command, "--connections", "2", "--json", str(file)],
-        env={**os.environ, "TMPDIR": str(folder)},
+        [*command, "--rounds", "1", "--seconds", "1", "--json", str(file)],
+        env={**os.environ, "TMPDIR": str(folder), "XDG_CACHE_HOME": str(tmp_path)},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
         check=False,
     )
     assert finished.returncode == 0, finished.stdout + finished.stderr
-    raw = json.loads(file.read_text())
-    assert {(timing["case"]["model"]["name"], timing["case"]["connections"]) for timing in raw["timings"]} == {
-        ("add", 2),
-        ("delay", 32),
-    }
-    assert all(timing["sample"]["requests"] > 0 for timing in raw["timings"])
-    assert {start["start_up"]["processes"] for start in raw["starts"]} == {2}
-    assert "float32[1,4] x 2 -> sum, 2 connections" in finished.stdout
+    cells = {cell["peer"]: cell["numbers"] for cell in json.loads(file.read_text())["cells"]}
+    assert set(cells) == {"ours", "limit"}
+    assert all(numbers["requests/s"] > 0 and numbers["rows/batch"] >= 1 for numbers in cells.values())
+    assert "worker us/batch" in cells["ours"]
+    assert "worker us/batch" not in cells["limit"]
+    assert "**tiny: http/1**" in finished.stdout
     assert list(folder.iterdir()) == []
 
 

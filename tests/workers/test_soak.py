@@ -20,7 +20,7 @@ MARGIN_S = 900.0
 
 def soak(tmp_path: Path, seconds: float) -> dict[str, Any]:
     report = tmp_path / "report.json"
-    command = [sys.executable, "benchmarks/soak.py", "--seconds", str(seconds), "--json", str(report)]
+    command = [sys.executable, "benchmarks/soak/run.py", "--seconds", str(seconds), "--json", str(report)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
     try:
         output, _ = process.communicate(timeout=seconds + MARGIN_S)
@@ -59,9 +59,9 @@ def test_ten_minutes_of_everything(tmp_path: Path) -> None:
 def growth(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module of the benchmark, which is a program and not installed."""
     monkeypatch.syspath_prepend(str(ROOT))
-    from benchmarks import soak_growth
+    from benchmarks.soak import growth
 
-    return soak_growth
+    return growth
 
 
 @pytest.mark.parametrize(

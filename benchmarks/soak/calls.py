@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.soak_models import HANGS_MS
+from benchmarks.soak.models import HANGS_MS
 from pytriton.client.exceptions import (
     PyTritonClientConnectionError,
     PyTritonClientInferenceServerError,

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
-START_TIMEOUT_S = 60
+START_TIMEOUT_S = 300
 STOP_TIMEOUT_S = 40
 _ORPHAN_TIMEOUT_S = 2
 _PR_SET_CHILD_SUBREAPER = 36
@@ -51,10 +52,13 @@ class StartUp:
 class Server:
     """A running server process and everything it started."""
 
+    _running: ClassVar[set[Server]] = set()
+
     def __init__(self, process: subprocess.Popen[bytes], log: Path, started_s: float) -> None:
         self._process = process
         self._log = log
         self._started_s = started_s
+        self._running.add(self)
 
     def wait_for_answer(self, ask: Callable[[], None]) -> StartUp:
         """Call `ask` until it does not raise `OSError` any more.
@@ -90,6 +94,14 @@ class Server:
         """Return the processor time, in seconds, that the process and its living descendants used so far."""
         return sum(_cpu_s(pid) for pid in self.pids())
 
+    def worker_cpu_s(self) -> float:
+        """Return the same without tritonserver itself: what the processes that run callables used."""
+        return sum(_cpu_s(pid) for pid in self.pids() if _name(pid) != "tritonserver")
+
+    def pss_mib(self) -> float:
+        """Return the memory of all its processes, shared pages in parts, in MiB."""
+        return sum(_pss_kib(pid) for pid in self.pids()) / 1024
+
     def log_tail(self) -> str:
         """Return the last lines that the server printed."""
         lines = self._log.read_text(errors="replace").splitlines()
@@ -106,24 +118,31 @@ class Server:
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(STOP_TIMEOUT_S)
             deadline = time.monotonic() + _ORPHAN_TIMEOUT_S
-            while _our_descendants() and time.monotonic() < deadline:
+            while self._leftovers() and time.monotonic() < deadline:
                 time.sleep(_POLL_S)
         finally:  # also on a second Ctrl-C
-            while left := _our_descendants():  # again, since one may start another while it is killed
+            while left := self._leftovers():  # again, since one may start another while it is killed
                 for pid in left:
                     leavings |= _leavings(pid)
                     with suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 time.sleep(_POLL_S)
             self._process.wait(STOP_TIMEOUT_S)
-            with suppress(ChildProcessError):
-                while os.waitpid(-1, os.WNOHANG)[0]:
-                    pass
+            self._running.discard(self)
+            if not self._running:  # else it might be the process of another one, which waits for it itself
+                with suppress(ChildProcessError):
+                    while os.waitpid(-1, os.WNOHANG)[0]:
+                        pass
             for path in leavings:
                 if path.is_dir():
                     shutil.rmtree(path, ignore_errors=True)
                 else:
                     path.unlink(missing_ok=True)
+
+    def _leftovers(self) -> list[int]:
+        """Return our descendants that belong to no other running server: this one's, and what it left behind."""
+        others = {pid for server in self._running if server is not self for pid in server.pids()}
+        return [pid for pid in descendants(os.getpid())[1:] if pid not in others]
 
     def _run_moment(self) -> float | None:
         for line in self._log.read_text(errors="replace").splitlines():
@@ -194,8 +213,10 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def _our_descendants() -> list[int]:
-    return descendants(os.getpid())[1:]
+def available_mib() -> float:
+    """Return how much memory programs may still take, in MiB."""
+    found = re.search(r"^MemAvailable:\s+(\d+) kB", Path("/proc/meminfo").read_text(), re.M)
+    return int(found.group(1)) / 1024 if found else float("inf")
 
 
 def machine_busy_s() -> float:
@@ -224,6 +245,21 @@ def _leavings(pid: int) -> set[Path]:
     return {
         Path(name) for name in re.findall(r"/dev/shm/\S+$", maps, re.M) + re.findall(r"/tmp/folder\w{6}\b", command)
     }
+
+
+def _name(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _pss_kib(pid: int) -> int:
+    try:
+        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
+    except OSError:
+        return 0
+    return int(found.group(1)) if found else 0
 
 
 def _cpu_s(pid: int) -> float:

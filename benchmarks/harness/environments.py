@@ -55,6 +55,13 @@ def base_interpreter() -> str:
     return str(getattr(sys, "_base_executable", None) or sys.executable)
 
 
+def cache_folder() -> Path:
+    """Return the folder that keeps what a run made for the next one."""
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytriton-bench"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
 def environment(name: str, interpreter: str, requirements: Sequence[str]) -> Path:
     """Return the `python` of a virtual environment with `requirements`, made now unless an earlier run made it.
 
@@ -62,10 +69,9 @@ def environment(name: str, interpreter: str, requirements: Sequence[str]) -> Pat
         PeerMissingError: it cannot be made; with the last lines of the installer.
     """
     key = hashlib.sha256("\n".join([os.path.realpath(interpreter), *requirements]).encode()).hexdigest()[:12]
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytriton-bench"
+    cache = cache_folder()
     folder = cache / f"{name}-{key}"
     python, done = folder / "bin" / "python", folder / "complete"
-    cache.mkdir(parents=True, exist_ok=True)
     with (cache / f"{name}-{key}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two runs at once make it once
         if not (done.exists() and python.exists()):  # its link dangles when the interpreter was removed

@@ -90,7 +90,7 @@ async def count_async(requests: Any) -> Any:
 
 def processes(name: str, copies: int) -> ProcessWorker:
     """Describe workers in processes of their own, with a factory of this module."""
-    return ProcessWorker(f"benchmarks.soak_models:{name}", copies=copies, max_crashes=_NEVER)
+    return ProcessWorker(f"benchmarks.soak.models:{name}", copies=copies, max_crashes=_NEVER)
 
 
 def bind_all(triton: Triton) -> None:

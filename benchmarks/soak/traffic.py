@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.soak_models import STREAM_FAILS
-from benchmarks.soak_requests import RequestFactory, SoakRequest
-from benchmarks.soak_tally import Tally
+from benchmarks.soak.calls import RequestFactory, SoakRequest
+from benchmarks.soak.models import STREAM_FAILS
+from benchmarks.soak.tally import Tally
 from pytriton.client import (
     AsyncioDecoupledModelClient,
     AsyncioModelClient,

@@ -1,4 +1,4 @@
-"""Mixed traffic for a given time: is anything lost, wrong or growing? `python benchmarks/soak.py --seconds 60`.
+"""Mixed traffic for a given time: is anything lost, wrong or growing? `python benchmarks/soak/run.py --seconds 60`.
 
 Linux only. One program has the server, the callables in threads and all callers; other callables are in processes of
 their own, which are killed every few seconds, while a further model gets a new callable.
@@ -23,13 +23,13 @@ from pathlib import Path
 from typing import Any
 
 # Also for the worker processes, which import the factories.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.soak_growth import Watch, children_of, compare
-from benchmarks.soak_models import bind_all, make_bytes
-from benchmarks.soak_requests import Generations, RequestFactory
-from benchmarks.soak_tally import Tally
-from benchmarks.soak_traffic import Callers
+from benchmarks.soak.calls import Generations, RequestFactory
+from benchmarks.soak.growth import Watch, children_of, compare
+from benchmarks.soak.models import bind_all, make_bytes
+from benchmarks.soak.tally import Tally
+from benchmarks.soak.traffic import Callers
 from pytriton.triton import RestartPolicy, Triton, TritonConfig
 
 _END_S = 20.0

@@ -1,0 +1,1 @@
+"""What measures, and what shows it: processes, environments, load generators, results, tables, charts."""

@@ -1,0 +1,52 @@
+"""Small requests, where the way to the callable and back is all that counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from benchmarks.servers.models import Model
+from benchmarks.workloads.base import Bench, ServedWorkload
+from benchmarks.workloads.serving import Served
+
+CONNECTIONS = (1, 8, 32, 128, 512)
+WEB = ("fastapi", "litserve", "mlserver", "bentoml", "ray")
+
+
+class Tiny(ServedWorkload):
+    """Two rows of four floats in, their sum back."""
+
+    name = "tiny"
+    title = "float32[1,4] x 2 -> sum, over HTTP and gRPC, 1 to 512 connections"
+    generators = ("wrk", "h2load")
+    models = (Model("add", 4),)
+    peers = ("ours", "limit", "python-backend", "nvidia-pytriton", *WEB)
+
+    def cases(self) -> Sequence[str]:
+        """Return a case for each protocol and number of connections."""
+        return [f"{protocol}/{count}" for protocol in ("http", "grpc") for count in CONNECTIONS]
+
+    def measure(self, bench: Bench, server: Served, case: str) -> tuple[dict[str, float], float] | None:
+        """Put the server under load."""
+        protocol, _, connections = case.partition("/")
+        if protocol not in server.protocols:
+            return None
+        return server.load(bench.generators, self.models[0], protocol, int(connections), bench.seconds)
+
+
+class Batching(ServedWorkload):
+    """Callables that take time, so that requests wait for each other: how well are batches formed?"""
+
+    name = "batching"
+    title = "5 ms per batch whatever its size, and 1 ms + 0.25 ms per row; at most 16 rows, 32 connections"
+    generators = ("wrk",)
+    models = (Model("delay", 4, batch_us=5000), Model("growing", 4, batch_us=1000, row_us=250))
+    peers = Tiny.peers
+
+    def cases(self) -> Sequence[str]:
+        """Return a case for each model."""
+        return [model.name for model in self.models]
+
+    def measure(self, bench: Bench, server: Served, case: str) -> tuple[dict[str, float], float] | None:
+        """Put the server under load."""
+        model = next(model for model in self.models if model.name == case)
+        return server.load(bench.generators, model, "http", 32, bench.seconds)
