@@ -175,10 +175,11 @@ def bind_floats(server: inprocess.Server, name: str, infer_func: Any, **config: 
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[inprocess.Server]:
     """A server with a model of Triton's Python backend from a folder, and a bound callable."""
     repository = tmp_path_factory.mktemp("models")
-    (repository / "double" / "1").mkdir(parents=True)
-    (repository / "double" / "1" / "model.py").write_text(DOUBLE)
+    source = repository / "double" / "1" / "model.py"
+    source.parent.mkdir(parents=True)
+    source.write_text(DOUBLE)
     # If the stub did that, Triton would take it for a change, and load the model again with the first ensemble.
-    py_compile.compile(str(repository / "double" / "1" / "model.py"))
+    py_compile.compile(str(source), str(source.parent / f"__pycache__/model.{sys.implementation.cache_tag}.pyc"))
     (repository / "double" / "config.pbtxt").write_text(
         'backend: "python" max_batch_size: 8 dynamic_batching {} '
         'input { name: "x" data_type: TYPE_FP32 dims: -1 } output { name: "y" data_type: TYPE_FP32 dims: -1 }'
