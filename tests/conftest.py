@@ -29,6 +29,16 @@ def pytest_configure() -> None:
         )
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Have the longest tests begin first: the processes would wait for one that began last."""
+
+    def seconds(item: pytest.Item) -> float:
+        slow = item.get_closest_marker("slow")
+        return 0.0 if slow is None else slow.kwargs.get("seconds", 10.0)
+
+    items.sort(key=seconds, reverse=True)
+
+
 @pytest.fixture(autouse=True)
 def _no_steering_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in os.environ if name.startswith(STEERING_VARIABLES)]:

@@ -16,7 +16,7 @@ import pytest
 
 from support.paths import ROOT
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+pytestmark = [pytest.mark.slow(seconds=100), pytest.mark.timeout(3600)]
 
 
 SERVE = """\

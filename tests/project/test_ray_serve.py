@@ -134,7 +134,7 @@ def test_the_deployment_answers_http_requests(folder: Path, mark: str) -> None:
 
 
 @needs_ray
-@pytest.mark.slow
+@pytest.mark.slow(seconds=70)
 @pytest.mark.timeout((ATTEMPTS + 1) * RUN_TIMEOUT_S)
 @pytest.mark.skipif(
     not has_wheel(), reason="ray has no wheel for this Python or system, says its marker in pyproject.toml"
