@@ -28,7 +28,7 @@ import pytest
 TESTS = Path(__file__).parents[1]
 NATIVE = TESTS.parent / "native"
 # Longest that anything here may take to answer; reaching it is a failure.
-PATIENCE_S = 300.0
+PATIENCE_S = 600.0
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MESSAGE = struct.Struct("<HHIQQIIQQ")
 
@@ -320,9 +320,6 @@ def descriptors() -> set[str]:
 
 # ---- C++ test programs ---------------------------------------------------------------------------------------------
 
-SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-COMPILE_TIMEOUT_S = 300
-
 
 def machine_compiler() -> list[str]:
     """The command of this machine's C++ compiler; skips the test where there is none."""
@@ -336,27 +333,32 @@ def machine_compiler() -> list[str]:
 
 
 def compile_program(folder: Path, main: str, sources: Sequence[str], *flags: str) -> Path:
-    """Compiles one program, or takes the one that another test process has made from the same sources."""
-    compiler = machine_compiler()
+    """Compile one program, each file once for all programs and all test processes."""
     files = [NATIVE / "tests" / main, *(NATIVE / "src" / name for name in sources)]
-    command = [*compiler, "-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", *flags]
+    command = [*machine_compiler(), "-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", *flags]
+    headers = sorted(NATIVE.rglob("*.h"))
+    return make_once(folder, command, [make_once(folder, [*command, "-c"], [file], headers) for file in files])
+
+
+def make_once(folder: Path, command: Sequence[str], files: Sequence[Path], read: Sequence[Path] = ()) -> Path:
+    """Run a compiler on some files, unless another test process has; `read` is what these include."""
     digest = hashlib.sha256(" ".join(command).encode())
-    for path in sorted([*files, *NATIVE.rglob("*.h")]):
+    for path in (*files, *read):
         digest.update(path.read_bytes())
-    program = folder / f"{Path(main).stem}-{digest.hexdigest()[:16]}"
-    with open(f"{program}.lock", "w") as lock:
+    made = folder / f"{files[0].stem}-{digest.hexdigest()[:16]}"
+    with open(f"{made}.lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not program.exists():
-            fresh = program.with_suffix(".new")
+        if not made.exists():
+            fresh = made.with_suffix(".new")
+            # Without a limit: several compilers at once on a busy machine may take minutes.
             done = subprocess.run(
-                [*command, *map(str, files), "-o", str(fresh)],
-                capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False,
-            )  # fmt: skip
+                [*command, *map(str, files), "-o", str(fresh)], capture_output=True, text=True, check=False
+            )
             if done.returncode != 0 and "sanitize" in done.stderr:
                 pytest.skip(f"this compiler has no sanitizers: {done.stderr.strip()[:200]}")
             assert done.returncode == 0, done.stderr
-            fresh.rename(program)
-    return program
+            fresh.rename(made)
+    return made
 
 
 @pytest.fixture(scope="session")
@@ -370,7 +372,7 @@ def compile_native(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pa
 def run_program() -> Callable[..., str]:
     """Runs a program and returns what it printed; fails with what it said where it does not end well."""
 
-    def run(program: Path, *arguments: object, timeout_s: float = 60.0) -> str:
+    def run(program: Path, *arguments: object, timeout_s: float = PATIENCE_S) -> str:
         done = subprocess.run(
             [str(program), *map(str, arguments)], capture_output=True, text=True, timeout=timeout_s, check=False
         )

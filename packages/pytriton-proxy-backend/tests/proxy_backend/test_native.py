@@ -53,4 +53,4 @@ def test_guard_scanners(name: str, compile_native: Callable[..., Path], run_prog
 def test_fuzz_records_and_settings(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     program = compile_native("fuzz.cc", ["record.cc", "settings.cc"], *SANITIZERS)
     seed: Any = os.environ.get("PYTRITON_FUZZ_SEED", "1")
-    run_program(program, FUZZ_S / 2, seed, GOLDEN, timeout_s=FUZZ_S + 60)
+    run_program(program, FUZZ_S / 2, seed, GOLDEN, timeout_s=FUZZ_S + 600)
