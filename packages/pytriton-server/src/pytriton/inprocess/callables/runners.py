@@ -18,7 +18,7 @@ from typing import Any
 
 from pytriton.inprocess.callables.backend import Backend, Instance
 from pytriton.inprocess.callables.batches import IN_PLACE_BYTES, BatchHandle, DirectBatch, DirectSink, Slab, SlabPool
-from pytriton.inprocess.capi.native_calls import load_native_calls
+from pytriton.inprocess.requests.native_calls import load_native_calls
 from pytriton.proxy.tracers import worker_tracer
 from pytriton.proxy_backend.runtime.execution import Execution
 from pytriton.proxy_backend.runtime.service import Service

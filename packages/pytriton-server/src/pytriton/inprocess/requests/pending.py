@@ -13,14 +13,13 @@ import threading
 import time
 from _thread import start_new_thread
 from collections.abc import Callable, Mapping
-from ctypes import addressof, c_uint64, string_at
 from typing import Any, Final
 
 from pytriton.inprocess.capi.errors import CancelledError, InternalError, InvalidArgumentError, TritonError
-from pytriton.inprocess.capi.native_calls import Event, NativeCalls, RecordSlot, load_native_calls
 from pytriton.inprocess.requests.access import ServerAccess
 from pytriton.inprocess.requests.model_spec import describe, explain, fetch_spec, forget_spec, known_spec
-from pytriton.inprocess.requests.request import InferenceRequest, fill, output_gpu
+from pytriton.inprocess.requests.native_calls import Event, NativeCalls, ResponseContent, load_native_calls
+from pytriton.inprocess.requests.request import InferenceRequest, create, output_gpu
 from pytriton.inprocess.requests.response import InferenceResponse, read_response
 from pytriton.inprocess.requests.tracing import StartedTrace, start_trace
 from pytriton.inprocess.requests.values import is_untyped, to_tensor
@@ -31,16 +30,14 @@ __all__ = ["Pending", "submit"]
 
 logger = logging.getLogger(__name__)
 
-# Flags of a record, as in `native/inprocess/calls.cc`.
+# Flags of a `ResponseContent`.
 _FINAL: Final = 1
-_CANCELLED: Final = 4
-_OVER: Final = 8
-_FLAGS_AT: Final = 8
-_Handles: Any = c_uint64 * 2
+_CANCELLED: Final = 2
+_COMPLETE: Final = 4
 # Numbers, as to combine members of an enum takes longer than most of what is done here.
 _RELEASED: Final = int(Event.RELEASED)
-_ARRIVED: Final = int(Event.ARRIVED)
-_ENDED: Final = int(Event.ENDED)
+_RESPONDED: Final = int(Event.RESPONDED)
+_COMPLETED: Final = int(Event.COMPLETED)
 # A thread that waits handles signals so often.
 _SLICE_NS: Final = 50_000_000
 
@@ -53,22 +50,30 @@ class Pending:
         request: What was asked for.
         deliver: Gets the responses, in a thread of Triton's, or in the one that cancels. It must not block. `None`
             where they are taken.
-        native: The functions.
+        calls: The functions.
+
+    Attributes:
+        handle: The request of the C API; 0 before there is one.
+        native: The native side of the request.
+        number: Its number.
+        keep: What the inputs lie in.
+        gpu: The GPU that outputs are wanted on.
+        gpu_buffers: Memory for outputs there, by its address.
+        trace: Its trace, if it has one.
     """
 
     __slots__ = (
         "__weakref__",
-        "_cancelled",
+        "_calls",
         "_collecting",
         "_deliver",
         "_lock",
-        "_native",
         "access",
-        "call",
         "gpu",
         "gpu_buffers",
         "handle",
         "keep",
+        "native",
         "number",
         "request",
         "trace",
@@ -79,37 +84,28 @@ class Pending:
         access: ServerAccess,
         request: InferenceRequest,
         deliver: Callable[[InferenceResponse], None] | None,
-        native: NativeCalls,
+        calls: NativeCalls,
     ) -> None:
-        self._native = native
+        self._calls = calls
         self.access = access
         self.request = request
-        # The request of the native library and that of Triton.
-        self.call = 0
         self.handle = 0
-        self.number = next(native.numbers)
-        # What the inputs lie in.
+        self.number = next(calls.numbers)
+        self.native = calls.new(self.number)
         self.keep: list[Any] = []
         self.gpu: int | None = None
-        # Memory for outputs there, by its address.
         self.gpu_buffers: dict[int, MemoryBuffer] = {}
         self.trace: StartedTrace | None = None
         self._deliver = deliver
-        self._cancelled = False
         # For the delivery, which is in order. Reentrant, as the garbage collector may drop an iterator, and so cancel a
         # request, in the middle of anything.
         self._lock = None if deliver is None else threading.RLock()
         self._collecting = False
 
-    def __del__(self) -> None:
-        if self.call:
-            self._native.drop_call(self.call)
-
     def cancel(self) -> None:
         """Ask Triton to cancel the request, and end the wait for its responses with an error. Does not raise."""
-        self._cancelled = True
-        # Without a call it is not submitted yet. Whoever submits it looks again afterwards.
-        if self.call and not self.access.is_foreign and self._native.cancel_call(self.call):
+        # In a forked child the request is the parent's.
+        if not self.access.is_foreign and self._calls.cancel(self.native):
             self.finish()
 
     def take(self, timeout_s: float | None) -> InferenceResponse | None:
@@ -119,28 +115,23 @@ class Pending:
             StopIteration: If none will come.
             InvalidArgumentError: If this process was forked from that of the server.
         """
-        taken = RecordSlot()
         deadline = None if timeout_s is None else time.monotonic_ns() + int(timeout_s * 1e9)
         wait_ns = _SLICE_NS
         while True:
             if deadline is not None:
                 wait_ns = max(0, min(_SLICE_NS, deadline - time.monotonic_ns()))
-            found = self._native.take_record(self.call, wait_ns, addressof(taken))
-            if found:
-                break
+            content = self._calls.take(self.native, wait_ns)
+            if content:
+                return self._read(content)
+            if content is False:
+                raise StopIteration
             if deadline is not None and time.monotonic_ns() >= deadline:
                 return None
             if self.access.is_foreign:
                 raise self.access.refusal()
-        if found < 0:
-            raise StopIteration
-        return self._read(taken)
 
-    def _read(self, taken: Any) -> InferenceResponse:
-        record, address, length = taken
-        content = string_at(address, length)
-        self._native.free_record(record)
-        flags = content[_FLAGS_AT]
+    def _read(self, content: ResponseContent) -> InferenceResponse:
+        flags = content[0]
         request = self.request
         response = InferenceResponse(request.model, request.request_id, final=bool(flags & _FINAL))
         if flags & _CANCELLED:
@@ -148,23 +139,23 @@ class Pending:
             response.error = CancelledError(f"The request to {place} was cancelled.", where=place)
         else:
             try:
-                read_response(content, response, self.gpu_buffers, self._native.free_memory)
+                read_response(content, response, self.gpu_buffers)
             except BaseException as failure:
                 logger.exception("a response of %s could not be read", describe(request.model))
                 response.error = _unread(failure, request)
-        if flags & _OVER:
+        if flags & _COMPLETE:
             self.finish()
         return response
 
     def on_events(self, events: int) -> None:
         """See `SubmittedRequest`."""
         if events & _RELEASED:
-            self._native.input_owners.pop(self.handle, None)
+            self._calls.input_owners.pop(self.handle, None)
             self.keep = []
         # The end of a request may be reported by another thread than that of its last response, and before it.
-        if events & (_ARRIVED | _ENDED):
+        if events & (_RESPONDED | _COMPLETED):
             self._collect()
-        if events & _ENDED:
+        if events & _COMPLETED:
             self.finish()
 
     def _collect(self) -> None:
@@ -177,35 +168,31 @@ class Pending:
                 return
             self._collecting = True
             try:
-                taken = RecordSlot()
-                while self._native.take_record(self.call, 0, addressof(taken)) > 0:
+                while content := self._calls.take(self.native, 0):
                     try:
-                        deliver(self._read(taken))
+                        deliver(self._read(content))
                     except BaseException:
                         logger.exception("a response of %s could not be handed over", describe(self.request.model))
             finally:
                 self._collecting = False
 
-    def withdraw(self, handles: Any) -> None:
-        """Undo all for a request that Triton did not take. If a signal interrupts that, it can be done again.
-
-        Args:
-            handles: The request of the native library and that of Triton, each 0 if there is none.
-        """
+    def abandon(self) -> None:
+        """Undo all for a request that could not be submitted. If a signal interrupts that, it can be done again."""
+        if not self._calls.withdraw(self.native):
+            # Interrupted by a signal just when Triton had taken it: it ends as all do.
+            self.cancel()
+            return
         try:
-            self.call, self.handle = handles
-            self._native.input_owners.pop(self.handle, None)
+            self._calls.input_owners.pop(self.handle, None)
             if self.trace is not None:
                 self.trace.withdraw()
-            if self.call:
-                self._native.withdraw_call(self.call)
         finally:
             # Whatever happens: it would hold up the stop of the server.
             self.finish()
 
     def finish(self) -> None:
         """Note that Triton has done with the request. Does nothing if that is known."""
-        self._native.pending.pop(self.number, None)
+        self._calls.pending.pop(self.number, None)
         self.keep = []
         self.access.finish(self)
 
@@ -245,51 +232,34 @@ def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], Non
 def _submit(
     access: ServerAccess, request: InferenceRequest, deliver: Callable[[InferenceResponse], None] | None
 ) -> Pending:
-    native = load_native_calls()
-    model = request.model
-    pending = Pending(access, request, deliver, native)
+    calls = load_native_calls()
+    pending = Pending(access, request, deliver, calls)
     allocator = None
     if request.output_memory_type is not None:
         pending.gpu = output_gpu(request)
         if pending.gpu is not None:
             allocator = gpu_allocator(_find_gpu)
-    handles = _Handles()
-    submitted = False
     try:
-        server = access.admit(pending)
-        error = native.new_call(server, model._c_name, model.version, pending.number, addressof(handles))
-        if error:
-            native.check(error)
-        call, handle = pending.call, pending.handle = handles
-        large = fill(access.api, native, handle, request, pending.keep)
+        server = access.admit(pending).value or 0
+        handle = pending.handle = create(access.api, calls, pending.native, server, request, pending.keep)
         trace = None
         if request.trace is not None:
             pending.trace = start_trace(access.api, request.trace)
             trace = pending.trace.handle
-        events = 0 if deliver is None else _ARRIVED
-        if large:
-            native.input_owners[handle] = pending.keep
+        events = 0 if deliver is None else _RESPONDED
+        if pending.keep:
+            calls.input_owners[handle] = pending.keep
             events |= _RELEASED
-        native.pending[pending.number] = pending
-        submitted = True
-        error = native.submit_call(call, server, trace, allocator, events)
-        if error:
-            submitted = False
-            native.check(error)
+        calls.pending[pending.number] = pending
+        calls.submit(pending.native, server, trace, allocator, events)
     except BaseException:
-        if submitted:
-            # Interrupted by a signal just when Triton had taken it: it ends as all do.
-            pending.cancel()
-            raise
         try:
-            pending.withdraw(handles)
+            pending.abandon()
         except BaseException:
             # Another signal. Again, in a thread, where none comes: Python handles them in the main thread.
-            start_new_thread(pending.withdraw, (handles,))
+            start_new_thread(pending.abandon, ())
             raise
         raise
-    if pending._cancelled:
-        pending.cancel()
     return pending
 
 

@@ -2,49 +2,28 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
-from ctypes import addressof, c_int64
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from pytriton.inprocess.capi.api import Api
-from pytriton.inprocess.capi.enums import DataType, MemoryType
+from pytriton.inprocess.capi.enums import MemoryType
 from pytriton.inprocess.capi.errors import InvalidArgumentError, checked_integer, encoded_text, wrong_argument
-from pytriton.inprocess.capi.native_calls import NativeCalls
 from pytriton.inprocess.requests.model_spec import describe
+from pytriton.inprocess.requests.native_calls import NativeCalls
 from pytriton.inprocess.requests.response import Parameter
 from pytriton.inprocess.requests.tracing import Trace
 from pytriton.inprocess.requests.values import to_tensor
 from pytriton.inprocess.tensors import gpu
-from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES
-from pytriton.inprocess.tensors.tensor import Tensor
 
 if TYPE_CHECKING:
     from pytriton.inprocess.requests.model import Model
 
-__all__ = ["InferenceRequest", "fill", "output_gpu"]
+__all__ = ["InferenceRequest", "create", "output_gpu"]
 
-_SMALL: Final = 2048
-"""Inputs up to this size, in bytes, are copied: that costs less than to find out where they are."""
-
-_Byte: Any = ctypes.c_char
 _INT64: Final = range(-(2**63), 2**63)
 _UINT64: Final = range(2**64)
 _UINT32: Final = range(2**32)
-_LONGEST_CACHE: Final = 4096
-
-_TYPE_NUMBERS: Final = {
-    dtype: int(data_type)
-    for data_type, dtype in NUMPY_TYPES.items()
-    if data_type not in (DataType.BF16, DataType.BYTES)
-}
-# What Triton wants to know of an array, by its dtype and shape: number of the data type, address of the dimensions,
-# their count, size of the array; and what owns the dimensions.
-_layouts: dict[tuple[np.dtype[Any], tuple[int, ...]], tuple[int, int, int, int, Any]] = {}
-_names: dict[str, bytes] = {}
 
 
 @dataclass(slots=True)
@@ -102,54 +81,36 @@ def output_gpu(request: InferenceRequest) -> int | None:
     return number
 
 
-def fill(api: Api, calls: NativeCalls, handle: int, request: InferenceRequest, keep: list[Any]) -> bool:
-    """Put everything into a request of the C API but its callbacks.
+def create(api: Api, calls: NativeCalls, native: Any, server: int, request: InferenceRequest, keep: list[Any]) -> int:
+    """Make a request of the C API with everything in it but its callbacks.
 
     Args:
         api: The functions.
         calls: Those of them that every request needs.
-        handle: The request of the C API.
+        native: The native side of the request.
+        server: Address of the server.
         request: What to put into it.
         keep: Gets all that must live until Triton releases the request.
 
     Returns:
-        Whether an input is large, so that those that want to keep views on it need to find its owner.
+        Its address.
 
     Raises:
         InvalidArgumentError: If a field of the request has a value that cannot be sent.
         UnsupportedError: If Triton has no such element type.
+        TritonError: What Triton says if it does not know the model.
     """
     inputs = request.inputs
-    if not isinstance(inputs, Mapping):
+    model = request.model
+    handle = None
+    if inputs.__class__ is dict:
+        handle = calls.create(native, server, model._c_name, model.version, inputs, keep)
+    elif not isinstance(inputs, Mapping):
         raise _wrong(request, "inputs", "a mapping of names to values", inputs)
-    large = False
-    for name, value in inputs.items():
-        encoded = _names.get(name)
-        if encoded is None:
-            encoded = _encoded_name(request, name)
-        if type(value) is np.ndarray and value.flags.c_contiguous:
-            layout = _layouts.get((value.dtype, value.shape)) or _layout_of(value)
-            if layout is not None:
-                number, dims, count, size, _ = layout
-                data: Any
-                if size <= _SMALL:
-                    data = value.tobytes()
-                    keep.append(data)
-                else:
-                    large = True
-                    keep.append(value)
-                    if value.flags.writeable:
-                        data = addressof(_Byte.from_buffer(value))
-                    else:
-                        data = value.__array_interface__["data"][0]
-                error = calls.add_input(handle, encoded, number, dims, count)
-                if error:
-                    calls.check(error)
-                error = calls.append_input_data(handle, encoded, data, size, 0, 0)
-                if error:
-                    calls.check(error)
-                continue
-        large = _add_tensor(api, handle, encoded, to_tensor(request.model, name, value), keep) or large
+    if handle is None:
+        described = {_checked_name(request, name): _described(request, name, value) for name, value in inputs.items()}
+        handle = calls.create(native, server, model._c_name, model.version, described, keep)
+        assert handle is not None
     if request.request_id is not None:
         api.TRITONSERVER_InferenceRequestSetId(handle, _encoded_text(request, "request_id", request.request_id))
     if request.flags:
@@ -169,34 +130,20 @@ def fill(api: Api, calls: NativeCalls, handle: int, request: InferenceRequest, k
         _set_outputs(api, handle, request)
     if request.trace is not None and not isinstance(request.trace, Trace):
         raise _wrong(request, "trace", "a Trace", request.trace)
-    return large
+    return handle
 
 
-def _layout_of(array: np.ndarray[Any, Any]) -> tuple[int, int, int, int, Any] | None:
-    """Describe arrays like this one, and remember it; `None` for one that is no array of numbers."""
-    number = _TYPE_NUMBERS.get(array.dtype)
-    if number is None or not array.dtype.isnative:
-        return None
-    dims = (c_int64 * array.ndim)(*array.shape)
-    layout = (number, addressof(dims), array.ndim, array.nbytes, dims)
-    if len(_layouts) >= _LONGEST_CACHE:
-        # Shapes that vary without end: those in use come back.
-        _layouts.clear()
-    _layouts[array.dtype, array.shape] = layout
-    return layout
+def _checked_name(request: InferenceRequest, name: Any) -> str:
+    _encoded_text(request, "the name of an input", name)
+    return str(name)
 
 
-def _add_tensor(api: Api, handle: Any, encoded: bytes, tensor: Tensor, keep: list[Any]) -> bool:
-    shape = tensor.shape
-    api.TRITONSERVER_InferenceRequestAddInput(
-        handle, encoded, int(tensor.data_type), (c_int64 * len(shape))(*shape), len(shape)
-    )
+def _described(request: InferenceRequest, name: str, value: Any) -> tuple[Any, ...]:
+    """Describe an input as the native library wants it; what owns its memory comes last."""
+    tensor = to_tensor(request.model, name, value)
     buffer = tensor.memory_buffer
-    keep.append(buffer)
-    api.TRITONSERVER_InferenceRequestAppendInputData(
-        handle, encoded, buffer.data_ptr, buffer.size, int(buffer.memory_type), buffer.memory_type_id
-    )
-    return buffer.size > _SMALL
+    place = buffer.data_ptr, buffer.size, int(buffer.memory_type), buffer.memory_type_id
+    return int(tensor.data_type), tensor.shape, *place, buffer
 
 
 def _set_correlation_id(api: Api, handle: Any, request: InferenceRequest) -> None:
@@ -236,13 +183,6 @@ def _set_outputs(api: Api, handle: Any, request: InferenceRequest) -> None:
     for name in names:
         encoded = _encoded_text(request, "an item of requested_outputs", name)
         api.TRITONSERVER_InferenceRequestAddRequestedOutput(handle, encoded)
-
-
-def _encoded_name(request: InferenceRequest, name: Any) -> bytes:
-    encoded = _encoded_text(request, "the name of an input", name)
-    if len(_names) < _LONGEST_CACHE:
-        _names[name] = encoded
-    return encoded
 
 
 def _encoded_text(request: InferenceRequest, what: str, text: Any) -> bytes:

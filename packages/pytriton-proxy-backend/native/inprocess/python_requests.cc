@@ -1,0 +1,427 @@
+// Requests for Python: functions that the interpreter calls without anything in between, and what they make of arrays
+// and responses. A foreign function interface in their place would cost more than all of the rest of a call.
+#include <algorithm>
+#include <climits>
+#include <cstring>
+#include <iterator>
+#include <string>
+#include <vector>
+
+#include "python_abi.h"
+#include "requests.h"
+
+#define PYTRITON_EXPORT extern "C" __attribute__((visibility("default")))
+
+namespace pytriton {
+namespace {
+
+using Error = TRITONSERVER_Error;
+
+// What is known of Python and numpy. Set once, before anything else is called.
+struct Environment {
+  PyObject* raise_error;  // raises the exception for an error of Triton's, given its address
+  PyObject* on_event;     // gets the number of a request, and what happened to it
+  PyObject* array_type;
+  PyObject* dtypes[16];   // of the arrays that hold tensors, by Triton's number of their type; null where there is none
+  PyObject* (*new_array)(PyObject*, PyObject*, int, const int64_t*, const int64_t*, void*, int, PyObject*);
+  int (*set_base)(PyObject*, PyObject*);
+} environment;
+
+constexpr int kTypeCount = static_cast<int>(std::size(Environment{}.dtypes));
+
+// Inputs up to this size are copied, so that nobody has to be told when Triton has done with them.
+constexpr size_t kCopiedInput = 2048;
+// Outputs up to this size are copied into memory of numpy's, which is cheaper than an owner of the one that they are in.
+constexpr size_t kCopiedOutput = 4096;
+
+constexpr const char* kRequest = "pytriton.inprocess.request";
+constexpr const char* kOutput = "pytriton.inprocess.output";
+
+// A reference of our own, let go of at the end of the block.
+class Ref {
+ public:
+  explicit Ref(PyObject* object = nullptr) : object_(object) {}
+  ~Ref() {
+    if (object_ != nullptr) Py_DecRef(object_);
+  }
+  Ref(Ref&& other) noexcept : object_(other.release()) {}
+  Ref& operator=(Ref&&) = delete;
+  PyObject* get() const { return object_; }
+  PyObject* release() {
+    PyObject* object = object_;
+    object_ = nullptr;
+    return object;
+  }
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  PyObject* object_;
+};
+
+PyObject* Raise(Error* error) {
+  const Ref address(PyLong_FromUnsignedLongLong(reinterpret_cast<uint64_t>(error)));
+  if (!address) return nullptr;
+  const Ref nothing(PyObject_CallFunctionObjArgs(environment.raise_error, address.get(), nullptr));
+  return nullptr;
+}
+
+PendingRequest* RequestOf(PyObject* capsule) {
+  return static_cast<PendingRequest*>(PyCapsule_GetPointer(capsule, kRequest));
+}
+
+// The address that a number is; null for None.
+template <typename T>
+T* AddressOf(PyObject* number) {
+  return number == &_Py_NoneStruct ? nullptr : reinterpret_cast<T*>(PyLong_AsUnsignedLongLong(number));
+}
+
+void OnEvent(uint64_t number, uint32_t events) {
+  const int state = PyGILState_Ensure();
+  {
+    const Ref which(PyLong_FromUnsignedLongLong(number));
+    const Ref what(PyLong_FromUnsignedLongLong(events));
+    if (which && what) {
+      const Ref result(PyObject_CallFunctionObjArgs(environment.on_event, which.get(), what.get(), nullptr));
+      if (!result) PyErr_WriteUnraisable(environment.on_event);
+    }
+  }
+  PyGILState_Release(state);
+}
+
+// ---- inputs ------------------------------------------------------------------------------------------------------
+
+int TypeOf(const PyObject* dtype) {
+  // The dtypes of the bits of BF16 and BYTES stand for numbers, which come earlier.
+  PyObject* const* begin = environment.dtypes;
+  PyObject* const* found = std::find(begin, begin + kTypeCount, dtype);
+  return found == begin + kTypeCount ? TRITONSERVER_TYPE_INVALID : static_cast<int>(found - begin);
+}
+
+size_t ElementSize(int type) {
+  static constexpr size_t kSizes[kTypeCount] = {0, 1, 1, 2, 4, 8, 1, 2, 4, 8, 2, 4, 8};
+  return kSizes[type];
+}
+
+// Describes an array, without a copy; false where it has to be converted.
+bool DescribeArray(const PyObject* value, InputTensor* input) {
+  if (value->type != environment.array_type) return false;
+  const auto* array = reinterpret_cast<const NumpyArray*>(value);
+  constexpr int kPlain = kArrayContiguous | kArrayAligned;
+  if ((array->flags & kPlain) != kPlain) return false;
+  input->type = TypeOf(array->descr);
+  if (input->type == TRITONSERVER_TYPE_INVALID) return false;
+  input->dims = array->dims;
+  input->dims_count = static_cast<uint64_t>(array->dims_count);
+  input->data = array->data;
+  input->size = ElementSize(input->type);
+  for (int i = 0; i < array->dims_count; ++i) input->size *= static_cast<size_t>(array->dims[i]);
+  input->memory_type = TRITONSERVER_MEMORY_CPU;
+  input->device = 0;
+  return true;
+}
+
+// Reads what Python says of a tensor: type, shape, address, size, kind of memory, device. The dimensions go to `dims`.
+bool ReadDescription(PyObject* value, std::vector<int64_t>* dims, InputTensor* input) {
+  PyObject* shape = PyTuple_GetItem(value, 1);
+  if (shape == nullptr) return false;
+  const Py_ssize_t count = PyTuple_Size(shape);
+  dims->resize(static_cast<size_t>(std::max<Py_ssize_t>(count, 0)));
+  for (Py_ssize_t i = 0; i < count; ++i) (*dims)[static_cast<size_t>(i)] = PyLong_AsLongLong(PyTuple_GetItem(shape, i));
+  input->dims = dims->data();
+  input->dims_count = dims->size();
+  input->type = static_cast<int>(PyLong_AsLongLong(PyTuple_GetItem(value, 0)));
+  input->data = AddressOf<void>(PyTuple_GetItem(value, 2));
+  input->size = PyLong_AsUnsignedLongLong(PyTuple_GetItem(value, 3));
+  input->memory_type = static_cast<int>(PyLong_AsLongLong(PyTuple_GetItem(value, 4)));
+  input->device = PyLong_AsLongLong(PyTuple_GetItem(value, 5));
+  return PyErr_Occurred() == nullptr;
+}
+
+// ---- responses ---------------------------------------------------------------------------------------------------
+
+void FreeOutput(PyObject* capsule) { free(PyCapsule_GetPointer(capsule, kOutput)); }
+
+// Makes the array over an output, which is taken over.
+PyObject* NewArray(OutputTensor* output) {
+  PyObject* dtype = output->type > 0 && output->type < kTypeCount ? environment.dtypes[output->type] : nullptr;
+  if (dtype == nullptr) {
+    PyErr_SetString(PyExc_ValueError, ("an output has the unknown type " + std::to_string(output->type)).c_str());
+    return nullptr;
+  }
+  const bool is_bytes = output->type == TRITONSERVER_TYPE_BYTES;
+  const auto length = static_cast<int64_t>(output->size);
+  const int dims_count = is_bytes ? 1 : static_cast<int>(output->dims.size());
+  const int64_t* dims = is_bytes ? &length : output->dims.data();
+  const bool is_copied = output->size <= kCopiedOutput;
+  Py_IncRef(dtype);  // which the array takes
+  Ref array(environment.new_array(
+      environment.array_type, dtype, dims_count, dims, nullptr, is_copied ? nullptr : output->data,
+      is_copied ? 0 : kArrayContiguous | kArrayAligned | kArrayWriteable, nullptr));
+  if (!array) return nullptr;
+  if (is_copied) {
+    if (length != 0) std::memcpy(reinterpret_cast<NumpyArray*>(array.get())->data, output->data, output->size);
+    return array.release();
+  }
+  PyObject* owner = PyCapsule_New(output->memory.get(), kOutput, FreeOutput);
+  if (owner == nullptr) return nullptr;
+  output->memory.release();
+  // Takes the owner, whatever comes of it.
+  if (environment.set_base(array.get(), owner) != 0) return nullptr;
+  return array.release();
+}
+
+// Makes a tuple of new references, which it takes; null where one of them is.
+template <typename... Objects>
+PyObject* NewTuple(Objects... objects) {
+  PyObject* items[] = {objects...};
+  constexpr auto kCount = static_cast<Py_ssize_t>(sizeof...(objects));
+  Ref tuple(PyTuple_New(kCount));
+  bool complete = static_cast<bool>(tuple);
+  for (Py_ssize_t i = 0; i < kCount; ++i) {
+    if (items[i] == nullptr) complete = false;
+    if (tuple && items[i] != nullptr) {
+      PyTuple_SetItem(tuple.get(), i, items[i]);
+    } else if (items[i] != nullptr) {
+      Py_DecRef(items[i]);
+    }
+  }
+  return complete ? tuple.release() : nullptr;
+}
+
+PyObject* NewShape(const std::vector<int64_t>& dims) {
+  Ref shape(PyTuple_New(static_cast<Py_ssize_t>(dims.size())));
+  for (size_t i = 0; shape && i < dims.size(); ++i) {
+    PyObject* dim = PyLong_FromLongLong(dims[i]);
+    if (dim == nullptr) return nullptr;
+    PyTuple_SetItem(shape.get(), static_cast<Py_ssize_t>(i), dim);
+  }
+  return shape.release();
+}
+
+// Name, number of the type, shape, and an array; in place of that the address of elements that are on a device.
+PyObject* NewOutput(OutputTensor* output) {
+  const bool on_device = output->data != nullptr && output->memory == nullptr;
+  return NewTuple(
+      NewText(output->name), PyLong_FromLongLong(output->type), NewShape(output->dims),
+      on_device ? PyLong_FromUnsignedLongLong(reinterpret_cast<uint64_t>(output->data)) : NewArray(output));
+}
+
+PyObject* NewOutputs(std::vector<OutputTensor>* outputs) {
+  Ref all(PyTuple_New(static_cast<Py_ssize_t>(outputs->size())));
+  for (size_t i = 0; all && i < outputs->size(); ++i) {
+    PyObject* output = NewOutput(&(*outputs)[i]);
+    if (output == nullptr) return nullptr;
+    PyTuple_SetItem(all.get(), static_cast<Py_ssize_t>(i), output);
+  }
+  return all.release();
+}
+
+PyObject* NewValue(const ReceivedParameter& parameter) {
+  switch (parameter.type) {
+    case TRITONSERVER_PARAMETER_STRING: return NewText(parameter.text);
+    case TRITONSERVER_PARAMETER_BOOL: return PyBool_FromLong(parameter.number != 0);
+    case TRITONSERVER_PARAMETER_DOUBLE: return PyFloat_FromDouble(parameter.real);
+    default: return PyLong_FromLongLong(parameter.number);
+  }
+}
+
+PyObject* NewParameters(const std::vector<ReceivedParameter>& parameters) {
+  if (parameters.empty()) return NewNone();
+  Ref all(PyDict_New());
+  for (const ReceivedParameter& parameter : parameters) {
+    const Ref key(NewText(parameter.key));
+    const Ref value(NewValue(parameter));
+    if (!all || !key || !value || PyDict_SetItem(all.get(), key.get(), value.get()) != 0) return nullptr;
+  }
+  return all.release();
+}
+
+enum ResponseFlag { kFinal = 1, kCancelled = 2, kComplete = 4 };
+
+PyObject* NewResponse(ReceivedResponse* response) {
+  const int flags = (response->final ? kFinal : 0) | (response->cancelled ? kCancelled : 0) |
+                    (response->completed ? kComplete : 0);
+  const bool failed = response->failed;
+  return NewTuple(
+      PyLong_FromLongLong(flags), NewText(response->model), PyLong_FromLongLong(response->version),
+      NewParameters(response->parameters), failed ? PyLong_FromLongLong(response->error_code) : NewNone(),
+      failed ? NewText(response->error) : NewNone(), NewOutputs(&response->outputs),
+      response->label.empty() ? NewNone() : NewText(response->label));
+}
+
+// ---- what Python calls -------------------------------------------------------------------------------------------
+
+void DropRequest(PyObject* capsule) { RequestOf(capsule)->Unref(); }
+
+// (number) -> the request, which is dropped with the last reference
+PyObject* New(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  auto* request = new PendingRequest(PyLong_AsUnsignedLongLong(arguments[0]));
+  PyObject* capsule = PyCapsule_New(request, kRequest, DropRequest);
+  if (capsule == nullptr) request->Unref();
+  return capsule;
+}
+
+// (request, server, model, version, inputs, keep) -> address of Triton's request, None where an input has to be
+// converted. Of `inputs`, arrays are taken as they are, and tuples for what `ReadDescription` reads; those that are not
+// copied are added to `keep`.
+PyObject* Create(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  PendingRequest* request = RequestOf(arguments[0]);
+  auto* server = AddressOf<TRITONSERVER_Server>(arguments[1]);
+  const char* model = PyBytes_AsString(arguments[2]);
+  const int64_t version = PyLong_AsLongLong(arguments[3]);
+  if (request == nullptr || PyErr_Occurred() != nullptr) return nullptr;
+  std::vector<InputTensor> inputs;
+  std::vector<std::vector<int64_t>> shapes;
+  size_t copied = 0;
+  // Others may take them out of the dictionary while the lock is released.
+  std::vector<Ref> held;
+  PyObject *name = nullptr, *value = nullptr;
+  for (Py_ssize_t place = 0; PyDict_Next(arguments[4], &place, &name, &value) != 0;) {
+    Py_IncRef(name);
+    held.emplace_back(name);
+    Py_IncRef(value);
+    held.emplace_back(value);
+    InputTensor input;
+    Py_ssize_t length = 0;
+    if (name->type != &PyUnicode_Type) return NewNone();
+    input.name = PyUnicode_AsUTF8AndSize(name, &length);
+    if (input.name == nullptr) {
+      PyErr_Clear();  // who converts the inputs says what is wrong
+      return NewNone();
+    }
+    if (std::strlen(input.name) != static_cast<size_t>(length)) return NewNone();
+    if (value->type == &PyTuple_Type) {
+      shapes.emplace_back();
+      if (!ReadDescription(value, &shapes.back(), &input)) return nullptr;
+    } else if (!DescribeArray(value, &input)) {
+      return NewNone();
+    }
+    if (input.memory_type == TRITONSERVER_MEMORY_CPU && input.size <= kCopiedInput) {
+      copied += (input.size + kOutputOffset - 1) / kOutputOffset * kOutputOffset;
+    } else if (PyList_Append(arguments[5], value) != 0) {
+      return nullptr;
+    }
+    inputs.push_back(input);
+  }
+  uint8_t* copies = copied == 0 ? nullptr : request->Reserve(copied);
+  if (copied != 0 && copies == nullptr) return PyErr_NoMemory();
+  for (InputTensor& input : inputs) {
+    if (input.memory_type != TRITONSERVER_MEMORY_CPU || input.size > kCopiedInput) continue;
+    if (input.size != 0) std::memcpy(copies, input.data, input.size);
+    input.data = copies;
+    copies += (input.size + kOutputOffset - 1) / kOutputOffset * kOutputOffset;
+  }
+  Error* error = nullptr;
+  {
+    const WithoutGil without;
+    error = request->Create(server, model, version, inputs);
+  }
+  if (error != nullptr) return Raise(error);
+  return PyLong_FromUnsignedLongLong(reinterpret_cast<uint64_t>(request->request()));
+}
+
+// (request, server, trace, allocator, events)
+PyObject* Submit(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  PendingRequest* request = RequestOf(arguments[0]);
+  auto* server = AddressOf<TRITONSERVER_Server>(arguments[1]);
+  auto* trace = AddressOf<TRITONSERVER_InferenceTrace>(arguments[2]);
+  auto* allocator = AddressOf<TRITONSERVER_ResponseAllocator>(arguments[3]);
+  const auto events = static_cast<uint32_t>(PyLong_AsUnsignedLongLong(arguments[4]));
+  if (request == nullptr || PyErr_Occurred() != nullptr) return nullptr;
+  Error* error = nullptr;
+  {
+    const WithoutGil without;
+    error = request->Submit(server, trace, allocator, events);
+  }
+  return error == nullptr ? NewNone() : Raise(error);
+}
+
+// (request) -> whether Triton has not got it, nor will
+PyObject* Withdraw(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  PendingRequest* request = RequestOf(arguments[0]);
+  if (request == nullptr) return nullptr;
+  bool withdrawn = false;
+  {
+    const WithoutGil without;
+    withdrawn = request->Withdraw();
+  }
+  return PyBool_FromLong(withdrawn);
+}
+
+// (request, timeout in ns) -> a response, None after that time without one, and False where none will come
+PyObject* Take(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  PendingRequest* request = RequestOf(arguments[0]);
+  const int64_t timeout_ns = PyLong_AsLongLong(arguments[1]);
+  if (request == nullptr || PyErr_Occurred() != nullptr) return nullptr;
+  std::unique_ptr<ReceivedResponse> response;
+  PendingRequest::Taken taken;
+  if (request->HasArrived() || timeout_ns <= 0) {
+    taken = request->Take(0, &response);
+  } else {
+    const WithoutGil without;
+    taken = request->Take(timeout_ns, &response);
+  }
+  switch (taken) {
+    case PendingRequest::Taken::kNothingYet: return NewNone();
+    case PendingRequest::Taken::kNothingMore: return PyBool_FromLong(0);
+    default: return NewResponse(response.get());
+  }
+}
+
+// (request) -> whether it has ended
+PyObject* Cancel(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  PendingRequest* request = RequestOf(arguments[0]);
+  if (request == nullptr) return nullptr;
+  bool ended = false;
+  {
+    const WithoutGil without;
+    ended = request->Cancel();
+  }
+  return PyBool_FromLong(ended);
+}
+
+PyMethodDef functions[] = {
+    {"new_request", New, METH_FASTCALL, nullptr},      {"create_request", Create, METH_FASTCALL, nullptr},
+    {"submit_request", Submit, METH_FASTCALL, nullptr}, {"withdraw_request", Withdraw, METH_FASTCALL, nullptr},
+    {"take_response", Take, METH_FASTCALL, nullptr},    {"cancel_request", Cancel, METH_FASTCALL, nullptr},
+};
+
+}  // namespace
+}  // namespace pytriton
+
+using namespace pytriton;
+
+// Finds Triton's functions in the library behind `library`, a handle of dlopen. Returns the name of one that is missing.
+PYTRITON_EXPORT const char* pytriton_inprocess_find_requests(void* library) { return FindServerFunctions(library); }
+
+// Gives Python its functions, in a dictionary. `dtypes` has those of arrays by Triton's numbers, `numpy` the functions
+// that numpy offers.
+PYTRITON_EXPORT PyObject* pytriton_inprocess_open_requests(
+    PyObject* numpy, PyObject* dtypes, PyObject* raise_error, PyObject* on_event) {
+  auto** table = static_cast<void**>(PyCapsule_GetPointer(numpy, nullptr));
+  if (table == nullptr) return nullptr;
+  environment.array_type = static_cast<PyObject*>(table[kNumpyArrayType]);
+  environment.new_array = reinterpret_cast<decltype(environment.new_array)>(table[kNumpyNewFromDescr]);
+  environment.set_base = reinterpret_cast<decltype(environment.set_base)>(table[kNumpySetBaseObject]);
+  PyObject *number = nullptr, *dtype = nullptr;
+  for (Py_ssize_t place = 0; PyDict_Next(dtypes, &place, &number, &dtype) != 0;) {
+    const auto type = PyLong_AsLongLong(number);
+    if (type <= 0 || type >= kTypeCount) continue;
+    Py_IncRef(dtype);
+    environment.dtypes[type] = dtype;
+  }
+  Py_IncRef(raise_error);
+  environment.raise_error = raise_error;
+  Py_IncRef(on_event);
+  environment.on_event = on_event;
+  Ref made(PyDict_New());
+  for (PyMethodDef& function : functions) {
+    const Ref object(PyCFunction_NewEx(&function, nullptr, nullptr));
+    if (!made || !object || PyDict_SetItemString(made.get(), function.name, object.get()) != 0) return nullptr;
+  }
+  SetEventCallback(OnEvent);
+  return made.release();
+}
+
+// The interpreter is about to end: from now on nothing of Python is called.
+PYTRITON_EXPORT void pytriton_inprocess_close_requests() { SetEventCallback(nullptr); }

@@ -1,0 +1,142 @@
+"""The functions that every inference calls: those of the native library, which are functions of Python's.
+
+Triton's callbacks are in the native library (`native/inprocess/requests.cc`), so that a response reaches the thread
+that waits for it without any Python, and the interpreter's lock, in between. The interpreter calls the library as it
+calls any extension module (`native/inprocess/python_requests.cc`): ctypes would cost more than all the rest of a call.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import itertools
+import logging
+from collections.abc import Callable
+from enum import IntFlag
+from typing import Any, Protocol
+
+from pytriton.inprocess.capi import process
+from pytriton.inprocess.capi.api import load_api
+from pytriton.inprocess.capi.errors import UnsupportedError
+from pytriton.inprocess.capi.library import NativeLibrary
+from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES
+
+__all__ = ["Event", "NativeCalls", "ResponseContent", "SubmittedRequest", "load_native_calls"]
+
+logger = logging.getLogger(__name__)
+
+# Of an object in an interpreter with the usual lock: its count of references and its type.
+_OBJECT_BYTES = 16
+
+ResponseContent = tuple[int, str, int, Any, Any, Any, Any, Any]
+"""A response: flags (1: the last one, 2: it was cancelled, 4: the request has ended); name and version of the model;
+parameters, or `None`; code and text of the error, or `None` twice; the outputs, each its name, the number of its data
+type, its shape, and an array or the address of elements that are not in host memory; its label, or `None`."""
+
+
+class Event(IntFlag):
+    """What happens to a request. `submit` takes those that are to be reported as they happen.
+
+    The end is reported anyway if the last response was taken before it.
+    """
+
+    RELEASED = 1
+    RESPONDED = 2
+    COMPLETED = 4
+
+
+class SubmittedRequest(Protocol):
+    """A request whose events the native library reports."""
+
+    gpu: int | None
+    gpu_buffers: dict[int, Any]
+
+    def on_events(self, events: int) -> None:
+        """Take an `Event`, in threads of Triton's."""
+
+
+class NativeCalls:
+    """The functions, and the requests whose events they report. There is one for the process.
+
+    Attributes:
+        pending: The requests that Triton has, by their numbers.
+        numbers: Gives each request its number.
+        input_owners: What keeps all input buffers of a request alive, by the address of the request of the C API. Set
+            before Triton gets the request, and removed when it releases it.
+        new: Makes the native side of a request, given its number. It lives as long as the object, and until Triton has
+            done with the request.
+        create: Makes the request of the C API: given the native side, the server, the name and the version of the
+            model, a dictionary of inputs, and a list that gets those that must live until it is released. Gives its
+            address, or `None` where an input is neither a plain array nor a tuple of data type, shape, address, size,
+            kind of memory and device.
+        submit: Gives a request to Triton: native side, server, address of a trace, address of an allocator, events.
+        withdraw: Deletes a request that Triton has not got; whether it was so.
+        take: Waits for the next `ResponseContent` so many nanoseconds; `None` where it did not come, `False` where none
+            will come.
+        cancel: Ends the wait and asks Triton to stop the work; whether the request has ended.
+
+    Raises:
+        LibraryNotFoundError: If this installation has no native library.
+        UnsupportedError: If Triton's library lacks a function, or this is an interpreter without the usual lock.
+    """
+
+    def __init__(self) -> None:
+        if object.__basicsize__ != _OBJECT_BYTES:
+            raise UnsupportedError(
+                "Expected an interpreter with a global lock, received one whose objects have another form, such as "
+                "free-threaded Python. Use the ordinary build of Python.",
+                expected=_OBJECT_BYTES,
+                received=object.__basicsize__,
+            )
+        api = load_api()
+        self.pending: dict[int, SubmittedRequest] = {}
+        self.numbers = itertools.count(1)
+        self.input_owners: dict[int, object] = {}
+        library = NativeLibrary()
+        library.connect("find_requests")
+        objects = [ctypes.py_object] * 4
+        # Whatever it is given it keeps for the life of the process, which is as long as it may use it.
+        functions: dict[str, Any] = library.function("open_requests", ctypes.py_object, *objects, keep_gil=True)(
+            _numpy_functions(),
+            {int(number): dtype for number, dtype in NUMPY_TYPES.items()},
+            api.check,
+            self._on_events,
+        )
+        self.new: Callable[[int], Any] = functions["new_request"]
+        self.create: Callable[..., int | None] = functions["create_request"]
+        self.submit: Callable[..., None] = functions["submit_request"]
+        self.withdraw: Callable[[Any], bool] = functions["withdraw_request"]
+        self.take: Callable[[Any, int], Any] = functions["take_response"]
+        self.cancel: Callable[[Any], bool] = functions["cancel_request"]
+        # Then no thread of Triton may enter the interpreter any more.
+        process.call_at_exit(library.function("close_requests", None, keep_gil=True))
+
+    def _on_events(self, number: int, events: int) -> None:
+        try:
+            request = self.pending.get(number)
+            if request is not None:
+                request.on_events(events)
+        except BaseException:
+            logger.exception("what happened to a request could not be noted")
+
+
+def _numpy_functions() -> Any:
+    """Return what numpy offers to extension modules, which is the same in all its versions from 1.26 on."""
+    try:
+        module = importlib.import_module("numpy._core._multiarray_umath")
+    except ImportError:
+        module = importlib.import_module("numpy.core._multiarray_umath")
+    return module._ARRAY_API
+
+
+@functools.cache
+def load_native_calls() -> NativeCalls:
+    """Load the library and its functions, or give those that are loaded.
+
+    Raises:
+        LibraryNotFoundError: If this installation has no native library.
+        UnsupportedError: If Triton's library lacks a function.
+    """
+    # The native library reports to one only.
+    return process.shared("native calls", NativeCalls)
