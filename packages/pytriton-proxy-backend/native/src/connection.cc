@@ -73,6 +73,14 @@ Connection::~Connection() {
   if (process_fd_ >= 0) close(process_fd_);
 }
 
+bool Connection::Claim() {
+  uint32_t load = load_.load(std::memory_order_acquire);
+  while (load < max_in_flight_) {
+    if (load_.compare_exchange_weak(load, load + 1, std::memory_order_acq_rel)) return true;
+  }
+  return false;
+}
+
 // ---- greeting -------------------------------------------------------------------------------------------------------
 
 bool Connection::SendGreetingLocked(MessageType type, const std::string& text) {

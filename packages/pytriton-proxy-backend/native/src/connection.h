@@ -66,9 +66,8 @@ class Connection {
   // Batches claimed for this worker and not finished.
   uint32_t load() const { return load_.load(std::memory_order_acquire); }
   bool idle() const { return state() == ConnectionState::kAttached && load() < max_in_flight_ && !silent_; }
-  // Whether the background thread reads this socket; guarded by the endpoint's mutex.
-  bool armed = true;
-  void Claim() { load_.fetch_add(1, std::memory_order_acq_rel); }
+  // Makes place for one more batch. False where it has as many as it takes.
+  bool Claim();
   const std::string& label() const { return label_; }
 
   // Reads and handles the messages that are there, as far as its turn goes: what is left makes the socket readable

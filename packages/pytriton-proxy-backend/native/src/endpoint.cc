@@ -64,6 +64,39 @@ constexpr uint64_t kNoRoomNs = 5 * kMillisecond;
 constexpr uint64_t kCollectNs = 20 * kMillisecond;
 constexpr uint64_t kDrainNs = 5 * kMillisecond;
 
+// Of Linux 4.5; the headers that this is built with may be older, and a system without it wakes both who wait.
+#ifndef EPOLLEXCLUSIVE
+constexpr uint32_t EPOLLEXCLUSIVE = 1u << 28;
+#endif
+
+bool AnyAttached(const std::vector<std::shared_ptr<Connection>>& connections) {
+  return std::any_of(connections.begin(), connections.end(), [](const auto& connection) {
+    return connection->state() == ConnectionState::kAttached;
+  });
+}
+
+bool AnyIdle(const std::vector<std::shared_ptr<Connection>>& connections) {
+  return std::any_of(connections.begin(), connections.end(), [](const auto& connection) { return connection->idle(); });
+}
+
+bool AnyGreeting(const std::vector<std::shared_ptr<Connection>>& connections) {
+  return std::any_of(connections.begin(), connections.end(), [](const auto& connection) {
+    return connection->state() == ConnectionState::kGreeting;
+  });
+}
+
+bool AnyBusy(const std::vector<std::shared_ptr<Connection>>& connections) {
+  return std::any_of(
+      connections.begin(), connections.end(), [](const auto& connection) { return connection->load() != 0; });
+}
+
+bool Watch(int epoll_fd, int fd, uint32_t events) {
+  epoll_event event{};
+  event.events = events;
+  event.data.fd = fd;
+  return epoll_ctl(epoll_fd, EPOLL_CTL_ADD, fd, &event) == 0;
+}
+
 }  // namespace
 
 Endpoint::Endpoint(ModelIdentity model, Settings settings) : model_(std::move(model)), settings_(std::move(settings)) {}
@@ -74,8 +107,7 @@ Endpoint::~Endpoint() {
     Signal(kick_fd_);
     thread_.join();
   }
-  for (auto& connection : connections_) connection->Close("the model is unloaded", true);
-  connections_.clear();
+  for (const auto& connection : *connections_) connection->Close("the model is unloaded", true);
   for (auto* left : {&orphans_, &waiting_}) {
     for (auto& orphan : *left) Refuse(orphan.batch.get(), TRITONSERVER_ERROR_UNAVAILABLE, "the model is unloaded");
   }
@@ -84,7 +116,7 @@ Endpoint::~Endpoint() {
   if (inode_ != 0 && lstat(settings_.endpoint.c_str(), &status) == 0 && status.st_ino == inode_) {
     unlink(settings_.endpoint.c_str());
   }
-  for (int fd : {listen_fd_, epoll_fd_, kick_fd_, wake_fd_}) {
+  for (int fd : {listen_fd_, epoll_fd_, execute_epoll_fd_, kick_fd_, wake_fd_}) {
     if (fd >= 0) close(fd);
   }
 }
@@ -93,6 +125,13 @@ void Endpoint::Signal(int event_fd) {
   const uint64_t one = 1;
   if (write(event_fd, &one, sizeof(one)) < 0 && errno != EAGAIN) {
     PYTRITON_LOG(ERROR, Errno("waking a thread"));
+  }
+}
+
+void Endpoint::Drain(int event_fd) {
+  uint64_t ignored;
+  if (read(event_fd, &ignored, sizeof(ignored)) < 0 && errno != EAGAIN) {
+    PYTRITON_LOG(ERROR, Errno("reading an event"));
   }
 }
 
@@ -139,17 +178,12 @@ bool Endpoint::Bind(std::string* error) {
 bool Endpoint::Listen(std::string* error) {
   if (!Bind(error)) return false;
   epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
+  execute_epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
   kick_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  epoll_event listen_event{};
-  listen_event.events = EPOLLIN;
-  listen_event.data.fd = listen_fd_;
-  epoll_event kick_event{};
-  kick_event.events = EPOLLIN;
-  kick_event.data.fd = kick_fd_;
-  if (epoll_fd_ < 0 || kick_fd_ < 0 || wake_fd_ < 0 ||
-      epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, listen_fd_, &listen_event) != 0 ||
-      epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, kick_fd_, &kick_event) != 0) {
+  if (epoll_fd_ < 0 || execute_epoll_fd_ < 0 || kick_fd_ < 0 || wake_fd_ < 0 ||
+      !Watch(epoll_fd_, listen_fd_, EPOLLIN) || !Watch(epoll_fd_, kick_fd_, EPOLLIN) ||
+      !Watch(execute_epoll_fd_, wake_fd_, EPOLLIN)) {
     *error = Errno("epoll");
     return false;
   }
@@ -160,18 +194,26 @@ bool Endpoint::Listen(std::string* error) {
 
 bool Endpoint::IsReady() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return AnyAttachedLocked() || NowNs() - last_end_ns_ < kReadyGraceNs;
+  return AnyAttached(*connections_) || NowNs() - last_end_ns_ < kReadyGraceNs;
 }
 
-void Endpoint::ArmLocked(Connection* connection, bool armed) {
-  if (connection->armed == armed || connection->state() == ConnectionState::kClosed) return;
-  connection->armed = armed;
-  epoll_event event{};
-  event.events = EPOLLRDHUP | (armed ? uint32_t{EPOLLIN} : 0u);
-  event.data.fd = connection->fd();
-  if (epoll_ctl(epoll_fd_, EPOLL_CTL_MOD, connection->fd(), &event) != 0) {
-    PYTRITON_LOG(ERROR, Errno("watching a worker"));
-  }
+std::shared_ptr<const Endpoint::Connections> Endpoint::connections() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return connections_;
+}
+
+// A message wakes the Execute that polls, or the background thread where none does: of those who wait exclusively the
+// kernel wakes the first, in the order in which they were added here, and passes over an epoll that nobody waits for.
+// So nothing needs to be told who reads at the moment. The end of a socket wakes both.
+bool Endpoint::WatchWorker(int fd) {
+  return Watch(execute_epoll_fd_, fd, EPOLLIN | EPOLLEXCLUSIVE) && Watch(epoll_fd_, fd, EPOLLIN | EPOLLEXCLUSIVE);
+}
+
+void Endpoint::UnwatchWorker(const Connection& connection) {
+  // Whoever polls has forgotten a closed one already.
+  epoll_ctl(execute_epoll_fd_, EPOLL_CTL_DEL, connection.fd(), nullptr);
+  epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, connection.fd(), nullptr);
+  if (connection.process_fd() >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, connection.process_fd(), nullptr);
 }
 
 void Endpoint::WatchListener(bool watched) {
@@ -202,36 +244,30 @@ void Endpoint::Accept() {
       return;
     }
     std::lock_guard<std::mutex> lock(mutex_);
-    if (connections_.size() >= kMaxConnections) {
+    if (connections_->size() >= kMaxConnections) {
       PYTRITON_LOG(ERROR, "model '" + model_.name + "': more than " + std::to_string(kMaxConnections) +
                               " workers; one more is turned away");
       close(fd);
       continue;
     }
-    epoll_event event{};
-    event.events = EPOLLIN | EPOLLRDHUP;
-    event.data.fd = fd;
-    if (epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, fd, &event) != 0) {
+    if (!WatchWorker(fd)) {
       PYTRITON_LOG(ERROR, "model '" + model_.name + "': " + Errno("watching a worker"));
       close(fd);
       continue;
     }
-    connections_.push_back(std::make_shared<Connection>(fd, model_, settings_, static_cast<ConnectionOwner*>(this)));
-    event.events = EPOLLIN;
-    event.data.fd = connections_.back()->process_fd();
-    if (event.data.fd >= 0 && epoll_ctl(epoll_fd_, EPOLL_CTL_ADD, event.data.fd, &event) != 0) {
+    auto connections = std::make_shared<Connections>(*connections_);
+    connections->push_back(std::make_shared<Connection>(fd, model_, settings_, static_cast<ConnectionOwner*>(this)));
+    const int process_fd = connections->back()->process_fd();
+    if (process_fd >= 0 && !Watch(epoll_fd_, process_fd, EPOLLIN)) {
       PYTRITON_LOG(ERROR, "model '" + model_.name + "': " + Errno("watching the process of a worker"));
     }
+    connections_ = std::move(connections);
   }
 }
 
 void Endpoint::Sweep(uint64_t now_ns) {
-  Connections all;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    all = connections_;
-  }
-  for (auto& connection : all) {
+  const auto all = connections();
+  for (const auto& connection : *all) {
     if (connection->state() == ConnectionState::kGreeting) {
       if (now_ns - connection->accepted_ns() > kGreetingTimeoutNs) {
         connection->Close("it did not greet within " + std::to_string(kGreetingTimeoutNs / kMillisecond) + " ms", false);
@@ -261,10 +297,7 @@ void Endpoint::Run() {
     for (int i = 0; i < count; ++i) {
       const int fd = events[i].data.fd;
       if (fd == kick_fd_) {
-        uint64_t ignored;
-        if (read(kick_fd_, &ignored, sizeof(ignored)) < 0 && errno != EAGAIN) {
-          PYTRITON_LOG(ERROR, Errno("reading an event"));
-        }
+        Drain(kick_fd_);
         if (stopping_) return;
         next_sweep_ns = 0;
         continue;
@@ -273,18 +306,10 @@ void Endpoint::Run() {
         Accept();
         continue;
       }
-      std::shared_ptr<Connection> connection;
-      {
-        std::lock_guard<std::mutex> lock(mutex_);
-        for (auto& candidate : connections_) {
-          if (candidate->fd() == fd || candidate->process_fd() == fd) connection = candidate;
-        }
-      }
-      if (!connection) continue;
-      if (connection->fd() == fd) {
-        connection->Process();
-      } else {
-        connection->ProcessEnded();
+      const auto all = connections();
+      for (const auto& connection : *all) {
+        if (connection->fd() == fd) connection->Process();
+        if (connection->process_fd() == fd) connection->ProcessEnded();
       }
     }
     const uint64_t now_ns = NowNs();
@@ -295,69 +320,93 @@ void Endpoint::Run() {
     const bool sweep = count <= 0 || next_sweep_ns <= now_ns;
     if (sweep) Sweep(now_ns);
     if (has_orphans_) Redeliver();
-    bool waiting;
+    bool polling;
     {
       std::lock_guard<std::mutex> lock(mutex_);
-      bool busy = has_orphans_;
-      for (auto it = connections_.begin(); it != connections_.end();) {
-        if ((*it)->state() == ConnectionState::kClosed) {
-          epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, (*it)->fd(), nullptr);
-          if ((*it)->process_fd() >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, (*it)->process_fd(), nullptr);
-          it = connections_.erase(it);
-          last_end_ns_ = now_ns;
-          continue;
-        }
-        busy = busy || ((*it)->load() != 0 && (*it)->armed) || (*it)->state() == ConnectionState::kGreeting;
-        ++it;
-      }
+      RemoveClosedLocked(now_ns);
+      // Whoever polls looks after what is in flight.
+      polling = polling_;
+      const bool busy = has_orphans_ || (!polling && AnyBusy(*connections_)) || AnyGreeting(*connections_);
       // A sweep that is due stays due, however many messages come meanwhile: a stream may never let up.
-      const bool nothing = connections_.empty() && !busy;
+      const bool nothing = connections_->empty() && !busy;
       const uint64_t next_ns = nothing ? kNever : now_ns + (busy ? kBusyTickNs : kIdleTickNs);
       next_sweep_ns = sweep || nothing ? next_ns : std::min(next_sweep_ns, next_ns);
       sweeping_ = busy;
-      waiting = polling_;
       changed_.notify_all();
     }
-    if (waiting && count > 0) Signal(wake_fd_);
+    if (polling && count > 0) Signal(wake_fd_);
   }
+}
+
+void Endpoint::RemoveClosedLocked(uint64_t now_ns) {
+  const auto is_closed = [](const auto& connection) { return connection->state() == ConnectionState::kClosed; };
+  if (std::none_of(connections_->begin(), connections_->end(), is_closed)) return;
+  auto left = std::make_shared<Connections>();
+  for (const auto& connection : *connections_) {
+    if (is_closed(connection)) {
+      UnwatchWorker(*connection);
+    } else {
+      left->push_back(connection);
+    }
+  }
+  connections_ = std::move(left);
+  last_end_ns_ = now_ns;
 }
 
 // ---- who gets which batch, and who waits for what -------------------------------------------------------------------
 
-std::shared_ptr<Connection> Endpoint::ClaimIdleLocked() {
-  // The one with the least to do, in turns: one that is slow, or stopped, collects no more than the others have.
-  size_t best = connections_.size();
-  uint32_t least = UINT32_MAX;
-  for (size_t i = 0; i < connections_.size() && least != 0; ++i) {
-    const size_t place = (next_ + i) % connections_.size();
-    const uint32_t load = connections_[place]->load();
-    if (load >= least || !connections_[place]->idle()) continue;
-    best = place;
-    least = load;
+std::shared_ptr<Connection> Endpoint::ClaimIdle(const Connections& connections) {
+  const size_t count = connections.size();
+  for (;;) {
+    // The one with the least to do, in turns: one that is slow, or stopped, collects no more than the others have.
+    const size_t begin = next_.load(std::memory_order_relaxed);
+    size_t best = count;
+    uint32_t least = UINT32_MAX;
+    for (size_t i = 0; i < count && least != 0; ++i) {
+      const size_t place = (begin + i) % count;
+      const uint32_t load = connections[place]->load();
+      if (load >= least || !connections[place]->idle()) continue;
+      best = place;
+      least = load;
+    }
+    if (best == count) return nullptr;
+    if (!connections[best]->Claim()) continue;  // another Execute was faster
+    next_.store(best + 1, std::memory_order_relaxed);
+    return connections[best];
   }
-  if (best == connections_.size()) return nullptr;
-  next_ = best + 1;
-  connections_[best]->Claim();
-  return connections_[best];
 }
 
-bool Endpoint::AnyAttachedLocked() const {
-  return std::any_of(connections_.begin(), connections_.end(), [](const auto& connection) {
-    return connection->state() == ConnectionState::kAttached;
-  });
+void Endpoint::Poll(const Connections& connections, uint64_t timeout_ns, uint64_t* tick_ns) {
+  epoll_event events[16];
+  const int count = epoll_wait(execute_epoll_fd_, events, 16, static_cast<int>(timeout_ns / kMillisecond) + 1);
+  for (int i = 0; i < count; ++i) {
+    const int fd = events[i].data.fd;
+    if (fd == wake_fd_) {
+      Drain(wake_fd_);
+      continue;
+    }
+    // One that is not among them has come since, and stays readable until it is.
+    for (const auto& connection : connections) {
+      if (connection->fd() != fd) continue;
+      connection->Process();
+      // It stays readable until the background thread has removed it.
+      if (connection->state() == ConnectionState::kClosed) epoll_ctl(execute_epoll_fd_, EPOLL_CTL_DEL, fd, nullptr);
+      break;
+    }
+  }
+  const uint64_t now_ns = NowNs();
+  if (count > 0 && now_ns < *tick_ns) return;
+  for (const auto& connection : connections) {
+    if (connection->load() != 0) connection->Tick(now_ns);
+  }
+  *tick_ns = now_ns + kBusyTickNs;
 }
 
-bool Endpoint::AnyIdleLocked() const {
-  return std::any_of(
-      connections_.begin(), connections_.end(), [](const auto& connection) { return connection->idle(); });
-}
-
-bool Endpoint::WaitFor(const std::function<bool()>& done, uint64_t deadline_ns) {
+template <typename Done>
+bool Endpoint::WaitFor(uint64_t deadline_ns, const Done& done) {
   std::unique_lock<std::mutex> lock(mutex_);
-  std::vector<pollfd> fds;
-  Connections busy;
-  uint64_t tick_ns = NowNs() + kBusyTickNs;
-  while (!done()) {
+  uint64_t tick_ns = 0;
+  while (!done(*connections_)) {
     const uint64_t now_ns = NowNs();
     if (now_ns >= deadline_ns) return false;
     const uint64_t wait_ns = std::min(deadline_ns - now_ns, kBusyTickNs);
@@ -365,32 +414,11 @@ bool Endpoint::WaitFor(const std::function<bool()>& done, uint64_t deadline_ns) 
       changed_.wait_for(lock, std::chrono::nanoseconds(wait_ns));
       continue;
     }
+    if (tick_ns == 0) tick_ns = now_ns + kBusyTickNs;
     polling_ = true;
-    fds.assign(1, {wake_fd_, POLLIN, 0});
-    busy.clear();
-    for (const auto& connection : connections_) {
-      if (connection->load() == 0 || connection->state() == ConnectionState::kClosed) continue;
-      busy.push_back(connection);
-      fds.push_back({connection->fd(), POLLIN | POLLRDHUP, 0});
-    }
+    const auto connections = connections_;
     lock.unlock();
-    const int ready = poll(fds.data(), fds.size(), static_cast<int>(wait_ns / kMillisecond) + 1);
-    if (ready > 0) {
-      if (fds[0].revents != 0) {
-        uint64_t ignored;
-        if (read(wake_fd_, &ignored, sizeof(ignored)) < 0 && errno != EAGAIN) {
-          PYTRITON_LOG(ERROR, std::string("reading an event: ") + std::strerror(errno));
-        }
-      }
-      for (size_t i = 0; i < busy.size(); ++i) {
-        if (fds[i + 1].revents != 0) busy[i]->Process();
-      }
-    }
-    const uint64_t polled_ns = NowNs();
-    if (ready == 0 || polled_ns >= tick_ns) {
-      for (auto& connection : busy) connection->Tick(polled_ns);
-      tick_ns = polled_ns + kBusyTickNs;
-    }
+    Poll(*connections, wait_ns, &tick_ns);
     lock.lock();
     polling_ = false;
     changed_.notify_all();
@@ -501,16 +529,11 @@ bool Endpoint::Redeliver() {
   for (;;) {
     Orphan orphan;
     if (!TakeOrphan(&orphan)) return true;
-    std::shared_ptr<Connection> worker;
-    bool any_attached = false;
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      any_attached = AnyAttachedLocked();
-      worker = ClaimIdleLocked();
-    }
+    const auto all = connections();
+    const auto worker = ClaimIdle(*all);
     if (!worker) {
       PutBack(std::move(orphan));
-      if (!any_attached) GiveUpOrphans();
+      if (!AnyAttached(*all)) GiveUpOrphans();
       return true;
     }
     std::string error;
@@ -545,18 +568,18 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
   while (batch) {
     std::shared_ptr<Connection> worker;
     bool any_attached = false;
-    const auto claim = [&] {
-      any_attached = AnyAttachedLocked();
+    const auto claim = [&](const Connections& all) {
+      any_attached = AnyAttached(all);
       // What was set aside waits longer already.
-      if (has_orphans_) return AnyIdleLocked();
-      worker = ClaimIdleLocked();
+      if (has_orphans_) return AnyIdle(all);
+      worker = ClaimIdle(all);
       return worker != nullptr;
     };
     // As long as a worker is attached it answers sooner or later, or dies: only its absence has a limit here.
     while (!worker) {
-      const bool found = WaitFor(claim, any_attached ? NowNs() + 100 * kMillisecond : deadline_ns);
+      const bool found = WaitFor(any_attached ? NowNs() + 100 * kMillisecond : deadline_ns, claim);
       if (worker) break;
-      if (has_orphans_ && !Redeliver()) WaitFor([] { return false; }, NowNs() + kNoRoomNs);
+      if (has_orphans_ && !Redeliver()) WaitFor(NowNs() + kNoRoomNs, [](const Connections&) { return false; });
       if (found || any_attached || NowNs() < deadline_ns) continue;
       if (NowNs() >= limit_ns) {
         NoWorker(batch.get());
@@ -580,8 +603,9 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
         break;
       case Connection::SendResult::kBusy: {
         const uint32_t load = worker->load();
-        WaitFor([&] { return worker->load() < load || worker->state() == ConnectionState::kClosed; },
-                NowNs() + 100 * kMillisecond);
+        WaitFor(NowNs() + 100 * kMillisecond, [&](const Connections&) {
+          return worker->load() < load || worker->state() == ConnectionState::kClosed;
+        });
         continue;
       }
       case Connection::SendResult::kClosed:
@@ -593,32 +617,17 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
 
   // Wait at the end, not at the beginning: Triton forms the next batch before it calls again, and it shall do so when
   // a worker is there to take it, not before.
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    if (!AnyIdleLocked()) {
-      for (const auto& connection : connections_) {
-        if (connection->state() != ConnectionState::kGreeting) ArmLocked(connection.get(), false);
-      }
-    }
-  }
-  WaitFor(
-      [this] {
-        return AnyIdleLocked() || std::none_of(connections_.begin(), connections_.end(), [](const auto& connection) {
-                 return connection->load() != 0;
-               });
-      },
-      kNever);
-  if (has_orphans_) Redeliver();
-  // Nobody waits any more: what is still in flight, and what idle workers say, is the background thread's.
   bool busy = false;
-  {
-    std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto& connection : connections_) {
-      ArmLocked(connection.get(), true);
-      busy = busy || connection->load() != 0;
-    }
+  WaitFor(kNever, [&busy](const Connections& all) {
+    busy = AnyBusy(all);
+    return !busy || AnyIdle(all);
+  });
+  if (has_orphans_) {
+    Redeliver();
+    busy = true;
   }
-  // A lost worker's batch that was put back: the background thread may have looked while it was in our hands.
+  // What is still in flight is the background thread's from here on, which may be asleep. So is a lost worker's batch
+  // that was put back: that thread may have looked while it was in our hands.
   if (has_orphans_ || (busy && !sweeping_)) Signal(kick_fd_);
 }
 

@@ -5,7 +5,6 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -46,6 +45,7 @@ class Endpoint : private ConnectionOwner {
   uint64_t NextBatchId() { return next_batch_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
+  // A list never changes: who has one may look at its connections without a lock, and keeps them alive.
   using Connections = std::vector<std::shared_ptr<Connection>>;
   // A batch without a worker: its worker was lost, or none has been there since it came.
   struct Orphan {
@@ -71,25 +71,34 @@ class Endpoint : private ConnectionOwner {
   bool Bind(std::string* error);
   void Run();  // the background thread: accepts, and reads whatever no Execute reads
   void Accept();
+  bool WatchWorker(int fd);
+  void UnwatchWorker(const Connection& connection);
+  void RemoveClosedLocked(uint64_t now_ns);
   void WatchListener(bool watched);
   void Sweep(uint64_t now_ns);
-  void ArmLocked(Connection* connection, bool armed);
   void Signal(int event_fd);
-  std::shared_ptr<Connection> ClaimIdleLocked();
-  bool AnyIdleLocked() const;
-  bool AnyAttachedLocked() const;
-  // Reads the sockets of busy workers until `done` (called with mutex_ held) or the deadline. One thread at a time
-  // polls, the others wait for what it finds.
-  bool WaitFor(const std::function<bool()>& done, uint64_t deadline_ns);
+  void Drain(int event_fd);
+  std::shared_ptr<const Connections> connections();
+  // The idle worker with the least to do, claimed; null where none is idle.
+  std::shared_ptr<Connection> ClaimIdle(const Connections& connections);
+  // Reads the sockets of workers until `done(connections)`, which is called with mutex_ held, or the deadline. One
+  // thread at a time polls, the others wait for what it finds.
+  template <typename Done>
+  bool WaitFor(uint64_t deadline_ns, const Done& done);
+  // One round of that: waits until a socket is readable, for `timeout_ns` at most.
+  void Poll(const Connections& connections, uint64_t timeout_ns, uint64_t* tick_ns);
 
   const ModelIdentity model_;
   const Settings settings_;
   std::atomic<uint64_t> next_batch_{1};
   std::atomic<uint64_t> in_flight_{0};
   int listen_fd_ = -1;
+  // Of the background thread: the workers' sockets and processes, the listener and kick_fd_.
   int epoll_fd_ = -1;
+  // Of the Execute that polls: the workers' sockets and wake_fd_. A message wakes one of the two (see WatchWorker).
+  int execute_epoll_fd_ = -1;
   int kick_fd_ = -1;  // wakes the background thread
-  int wake_fd_ = -1;  // ends the poll of the Execute that waits
+  int wake_fd_ = -1;  // wakes the Execute that polls
   uint64_t inode_ = 0;  // of the socket's file, once it is bound
   std::atomic<bool> stopping_{false};
   // The background thread comes round every few milliseconds by itself.
@@ -114,9 +123,9 @@ class Endpoint : private ConnectionOwner {
   std::mutex mutex_;
   std::condition_variable changed_;
   bool polling_ = false;
-  Connections connections_;
+  std::shared_ptr<const Connections> connections_ = std::make_shared<Connections>();
   uint64_t last_end_ns_ = 0;  // when the last connection ended, or the first could be made
-  size_t next_ = 0;  // where the search for an idle worker begins
+  std::atomic<size_t> next_{0};  // where the search for an idle worker begins
 };
 
 }  // namespace pytriton

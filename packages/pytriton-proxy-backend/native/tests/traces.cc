@@ -204,8 +204,7 @@ class Replay {
   }
 
   void SendBatch(uint64_t number) {
-    CHECK(connection_->idle());
-    connection_->Claim();
+    CHECK(connection_->idle() && connection_->Claim());
     auto batch = std::make_unique<Batch>(number, nullptr, nullptr, 1, true, settings_.decoupled, nullptr, nullptr);
     BatchSource scratch;
     std::string error;

@@ -1,4 +1,4 @@
-"""The C++ side without a server: unit tests, golden vectors, mutated records, all under the sanitizers."""
+"""The C++ side without a server: units, golden vectors, mutated records, endpoints under load; with sanitizers."""
 
 import os
 import sys
@@ -13,6 +13,7 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 FUZZ_S = float(os.environ.get("PYTRITON_FUZZ_S", "12"))
 GOLDEN = Path(__file__).parents[1] / "golden"
 CONNECTION_SOURCES = ["connection.cc", "arena.cc", "record.cc"]
+ENDPOINT_SOURCES = [*CONNECTION_SOURCES, "endpoint.cc", "late_ends.cc"]
 LIBRARY_SOURCES = ["arena.cc", "record.cc", "settings.cc"]
 GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "limits", "shape_check")]
 
@@ -38,6 +39,15 @@ def test_traces(compile_native: Callable[..., Path], run_program: Callable[..., 
     paths = sorted((GOLDEN / "traces").glob("*.trace"))
     played = [path for path in paths if {"link unix", "proxy"} <= {*path.read_text().split("\n"), *_sides(path)}]
     assert int(run_program(program, *paths)) == len(played)
+
+
+@pytest.mark.parametrize("executes", [1, 4])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_an_endpoint_with_workers_that_come_and_go(
+    executes: int, workers: int, compile_native: Callable[..., Path], run_program: Callable[..., str]
+) -> None:
+    program = compile_native("endpoint.cc", ENDPOINT_SOURCES, "-fsanitize=thread")
+    run_program(program, executes, workers, 1000, timeout_s=600)
 
 
 def _sides(path: Path) -> list[str]:

@@ -1,0 +1,215 @@
+// Endpoints under load, for the thread sanitizer: many threads execute batches while workers answer, leave and break
+// off. `endpoint EXECUTES WORKERS BATCHES`. Triton is not there: the double of `Batch` below counts how it ends.
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../src/endpoint.h"
+#include "../src/triton_util.h"
+#include "check.h"
+
+namespace {
+
+std::atomic<uint64_t> answered{0};
+std::atomic<uint64_t> lost{0};
+std::atomic<uint64_t> destroyed{0};
+
+}  // namespace
+
+extern "C" {
+
+bool TRITONSERVER_LogIsEnabled(TRITONSERVER_LogLevel) { return false; }
+TRITONSERVER_Error* TRITONSERVER_LogMessage(TRITONSERVER_LogLevel, const char*, int, const char*) { return nullptr; }
+const char* TRITONSERVER_ErrorMessage(TRITONSERVER_Error*) { return ""; }
+void TRITONSERVER_ErrorDelete(TRITONSERVER_Error*) {}
+TRITONSERVER_Error* TRITONBACKEND_ResponseFactorySendFlags(TRITONBACKEND_ResponseFactory*, const uint32_t) {
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_ResponseFactoryDelete(TRITONBACKEND_ResponseFactory*) { return nullptr; }
+
+}  // extern "C"
+
+namespace pytriton {
+
+Batch::Batch(
+    uint64_t id, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request**, uint32_t count, bool batching,
+    bool decoupled, std::atomic<uint64_t>* in_flight, LateEnds* late_ends)
+    : id_(id),
+      instance_(instance),
+      batching_(batching),
+      decoupled_(decoupled),
+      late_ends_(late_ends),
+      in_flight_(in_flight),
+      items_(count),
+      open_(count),
+      started_ns_(NowNs()) {}
+
+Batch::~Batch() {
+  CHECK(open_ == 0);
+  ++destroyed;
+}
+
+bool Batch::Collect(BatchSource* source, std::string*) {
+  source->Clear();
+  source->requests.resize(1);
+  return true;
+}
+
+uint64_t Batch::MarkSent() { return active_ns_ = NowNs(); }
+
+void Batch::Respond(const ResponseRecord&) { CHECK(!"a response"); }
+
+void Batch::Fail(TRITONSERVER_Error_Code, const std::string& text) {
+  CHECK(open_ == 1);
+  open_ = 0;
+  ++(text == "answer" ? answered : lost);
+}
+
+void Batch::StartAgain(uint64_t id) { id_ = id; }
+void Batch::PollCancelled(const std::function<void(uint32_t)>&) {}
+void Batch::CancelOpen(const std::function<void(uint32_t)>&) {}
+
+}  // namespace pytriton
+
+using namespace pytriton;
+
+namespace {
+
+constexpr char kAnswer[] = "answer";
+
+// A worker at the wire, which answers batches with an error whose text is the answer.
+class Worker {
+ public:
+  explicit Worker(const std::string& path) : fd_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    std::memcpy(address.sun_path, path.c_str(), path.size());
+    // Where nobody listens any more, the next message is the end.
+    if (connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) return;
+    Greeting greeting{};
+    std::memcpy(greeting.magic, kMagic, sizeof(kMagic));
+    greeting.major = kMajor;
+    greeting.max_in_flight = 2;
+    Send(MessageType::kHello, 0, {}, &greeting, sizeof(greeting));
+  }
+  ~Worker() { close(fd_); }
+
+  // The next message, kRefuse at the end of the connection.
+  MessageType Receive(Message* message) {
+    alignas(8) char packet[kMaxPacket];
+    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
+    iovec part{packet, sizeof(packet)};
+    msghdr header{};
+    header.msg_iov = &part;
+    header.msg_iovlen = 1;
+    header.msg_control = control;
+    header.msg_controllen = sizeof(control);
+    const ssize_t size = recvmsg(fd_, &header, MSG_CMSG_CLOEXEC);
+    if (size < static_cast<ssize_t>(sizeof(Message))) return MessageType::kRefuse;
+    if (const cmsghdr* cmsg = CMSG_FIRSTHDR(&header)) {
+      int descriptor;
+      std::memcpy(&descriptor, CMSG_DATA(cmsg), sizeof(int));
+      close(descriptor);
+    }
+    std::memcpy(message, packet, sizeof(Message));
+    return static_cast<MessageType>(message->type);
+  }
+
+  void Send(MessageType type, uint16_t flags, Message message, const void* body, size_t length) {
+    message.type = static_cast<uint16_t>(type);
+    message.flags = flags;
+    message.size = static_cast<uint32_t>(sizeof(Message) + length);
+    std::string packet(reinterpret_cast<const char*>(&message), sizeof(message));
+    packet.append(static_cast<const char*>(body), length);
+    // Here, too.
+    send(fd_, packet.data(), packet.size(), MSG_NOSIGNAL);
+  }
+
+  // Answers `count` batches, every other one before its input is given back.
+  bool Serve(int count) {
+    Message message{};
+    for (int i = 0; i < count;) {
+      const MessageType type = Receive(&message);
+      if (type == MessageType::kRefuse) return false;
+      if (type != MessageType::kBatch) continue;
+      const uint16_t released = i % 2 == 0 ? kFlagInputReleased : 0;
+      Message answer{};
+      answer.batch = message.batch;
+      Send(MessageType::kFail, kFlagBatchDone | released, answer, kAnswer, std::strlen(kAnswer));
+      if (released == 0) {
+        Message release{};
+        release.segment = message.segment;
+        release.offset = message.offset;
+        Send(MessageType::kRelease, 0, release, nullptr, 0);
+      }
+      ++i;
+    }
+    return true;
+  }
+
+  // Answers what has crossed the message that asks to leave.
+  void Detach() {
+    Send(MessageType::kDetach, 0, {}, nullptr, 0);
+    Serve(INT32_MAX);
+  }
+
+ private:
+  const int fd_;
+};
+
+void ServeUntil(const std::string& path, const std::atomic<bool>& finished, int number) {
+  for (int life = number; !finished; ++life) {
+    Worker worker(path);
+    if (!worker.Serve(200)) return;
+    // Each third one breaks off, with the batches that it has.
+    if (life % 3 != 0) worker.Detach();
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CHECK(argc == 4);
+  const int executes = std::stoi(argv[1]);
+  const int workers = std::stoi(argv[2]);
+  const int batches = std::stoi(argv[3]);
+  char folder[] = "/tmp/pytriton-endpoint-XXXXXX";
+  CHECK(mkdtemp(folder) != nullptr);
+  Settings settings;
+  settings.endpoint = std::string(folder) + "/sock";
+  settings.attach_timeout_ms = 600000;
+  settings.repeatable = true;
+  std::atomic<bool> finished{false};
+  std::vector<std::thread> serving, executing;
+  {
+    Endpoint endpoint({"model", 1}, settings);
+    std::string error;
+    CHECK(endpoint.Listen(&error));
+    for (int i = 0; i < workers; ++i) serving.emplace_back([&, i] { ServeUntil(settings.endpoint, finished, i); });
+    for (int i = 0; i < executes; ++i) {
+      executing.emplace_back([&] {
+        for (int n = 0; n < batches; ++n) {
+          endpoint.Execute(std::make_unique<Batch>(
+              endpoint.NextBatchId(), nullptr, nullptr, 1, true, false, endpoint.in_flight(), endpoint.late_ends()));
+        }
+      });
+    }
+    for (auto& thread : executing) thread.join();
+    // What is still in flight, or was put back, is the background thread's.
+    while (destroyed < static_cast<uint64_t>(executes) * batches) usleep(1000);
+    finished = true;
+  }
+  for (auto& thread : serving) thread.join();
+  CHECK(answered + lost == static_cast<uint64_t>(executes) * batches && answered > lost);
+  CHECK(rmdir(folder) == 0);
+  std::printf("%lu answered, %lu lost\n", answered.load(), lost.load());
+  return 0;
+}
