@@ -25,7 +25,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ import numpy.typing as npt
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.scaling import connect, receive
+from benchmarks.harness.wires import BareSocket, HttpRequest
 from pytriton import inprocess
 from pytriton.client import ModelClient
 from pytriton.decorators import batch
@@ -56,10 +56,7 @@ ALLOWED_GROWTH_MIB = 16.0
 _START_TIMEOUT_S = 60.0
 _MIB = 1 << 20
 _BODY = b'{"inputs":[{"name":"x","shape":[1,4],"datatype":"FP32","data":[1.5,1.5,1.5,1.5]}]}'
-_REQUEST = b"POST /v2/models/same/infer HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%b" % (
-    len(_BODY),
-    _BODY,
-)
+_REQUEST = HttpRequest("/v2/models/same/infer", {}, _BODY)
 
 
 @dataclass
@@ -184,11 +181,12 @@ def measure_latency(server: inprocess.Server, url: str, report: Report, rounds: 
     with ExitStack() as stack:
         stack.callback(loop.close)
         client = stack.enter_context(ModelClient(url, "same"))
-        connection = stack.enter_context(connect(int(url.rpartition(":")[2])))
+        connection = stack.enter_context(closing(BareSocket(int(url.rpartition(":")[2]), _START_TIMEOUT_S)))
 
         def over_socket() -> None:
-            connection.sendall(_REQUEST)
-            receive(connection, b'"data":[1.5,1.5,1.5,1.5]')
+            connection.post(_REQUEST)
+            if b'"data":[1.5,1.5,1.5,1.5]' not in bytes(connection.body):
+                raise ValueError(f"expected the values that were sent, received {bytes(connection.body)!r}")
 
         ways: dict[str, Callable[[], float]] = {
             IN_PROCESS: lambda: time_calls(lambda: infer(model, x), calls),

@@ -44,9 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = Results(options={"rounds": options.rounds, "seconds": options.seconds, "workloads": options.workloads})
     workloads = [WORKLOADS[name] for name in options.workloads]
     generators = _generators(workloads, results)
-    takes_part = {name for workload in workloads for name in getattr(workload, "peers", ["ours"])}
+    takes_part = {name for workload in workloads for name in workload.peers}
     wanted = [peer for peer in all_peers(options.peer_python) if peer.name in options.peers and peer.name in takes_part]
-    results.titles = {peer.name: peer.title for peer in wanted}
+    results.titles = {peer.name: peer.title for peer in all_peers()}
     interrupted = False
     try:
         peers = [peer for peer in wanted if _prepare(peer, results)]

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.harness.wires import HttpRequest
+from benchmarks.harness.wires import GRPC_INFER, HttpRequest
 
 _SCRIPT = Path(__file__).with_name("infer.lua")
 _MARK = "BENCH "
@@ -24,7 +24,6 @@ _ERRORS = ("connect", "read", "write", "status", "timeout")
 _PACKAGES = {"wrk": "wrk", "h2load": "nghttp2-client"}
 _INSTALL_TIMEOUT_S = 300
 _GRPC_TIMEOUT_S = 300
-_GRPC_INFER = "/inference.GRPCInferenceService/ModelInfer"
 
 
 class LoadGeneratorError(Exception):
@@ -111,13 +110,21 @@ def parse_wrk(output: str, cpu_s: float = 0, wall_s: float = 0) -> Run:
 
 
 def load_grpc(
-    h2load: str, port: int, message: bytes, answer_bytes: int, *, connections: int, requests: int, scratch: Path
+    h2load: str,
+    port: int,
+    message: bytes,
+    answer_bytes: int,
+    *,
+    connections: int,
+    requests: int,
+    scratch: Path,
+    path: str = GRPC_INFER,
 ) -> Run:
     """Send one message so many times, on `connections` connections that each wait for an answer before the next.
 
     h2load knows nothing of gRPC: it sends the frame that a gRPC client would. An answer of another size than
-    `answer_bytes` is an error, since an error of gRPC has no data. The number of requests is given rather than a time,
-    at whose end calls in flight would be cancelled, which tritonserver 2.51 does not always survive.
+    `answer_bytes`, frames included, is an error, since an error of gRPC has no data. The number of requests is given
+    rather than a time, at whose end calls in flight would be cancelled, which tritonserver 2.51 may not survive.
 
     Raises:
         LoadGeneratorError: h2load failed, or a request did not get the answer that it should.
@@ -126,16 +133,16 @@ def load_grpc(
     log.unlink(missing_ok=True)
     body = _write(scratch / "body.bin", b"\0" + len(message).to_bytes(4, "big") + message)
     command = [h2load, "-t1", f"-c{connections}", "-m1", f"-n{requests}", f"--log-file={log}", "-d", str(body)]
-    command += ["-Hcontent-type: application/grpc", "-Hte: trailers", f"http://127.0.0.1:{port}{_GRPC_INFER}"]
+    command += ["-Hcontent-type: application/grpc", "-Hte: trailers", f"http://127.0.0.1:{port}{path}"]
     output, cpu_s, wall_s = _run(command, {}, _GRPC_TIMEOUT_S)
-    return parse_h2load(output, log.read_text(), answer_bytes + 5, cpu_s, wall_s)
+    return parse_h2load(output, log.read_text(), answer_bytes, cpu_s, wall_s)
 
 
-def parse_h2load(output: str, log: str, frame_bytes: int, cpu_s: float = 0, wall_s: float = 0) -> Run:
+def parse_h2load(output: str, log: str, answer_bytes: int, cpu_s: float = 0, wall_s: float = 0) -> Run:
     """Read what h2load printed, and its log of start, status and microseconds of each request.
 
     Raises:
-        LoadGeneratorError: requests failed, nothing was answered, or the answers were not all of `frame_bytes`.
+        LoadGeneratorError: requests failed, nothing was answered, or the answers were not all of `answer_bytes`.
     """
     counts = re.search(r"(\d+) done, (\d+) succeeded, (\d+) failed, (\d+) errored, (\d+) timeout", output)
     data = re.search(r"\((\d+)\) data$", output, re.M)
@@ -145,8 +152,8 @@ def parse_h2load(output: str, log: str, frame_bytes: int, cpu_s: float = 0, wall
     done, succeeded, *bad = map(int, counts.groups())
     if any(bad) or not done or done != succeeded:
         raise LoadGeneratorError(f"expected only answers with status 200 from h2load, received: {counts.group()}")
-    if int(data.group(1)) != done * frame_bytes:
-        raise LoadGeneratorError(f"expected {done} answers of {frame_bytes} bytes, received {data.group(1)} bytes")
+    if int(data.group(1)) != done * answer_bytes:
+        raise LoadGeneratorError(f"expected {done} answers of {answer_bytes} bytes, received {data.group(1)} bytes")
     times_ms = [int(line.split()[2]) / 1e3 for line in log.splitlines()]
     p99_ms = statistics.quantiles(times_ms, n=100)[98] if len(times_ms) > 1 else times_ms[0]
     return Run(done, float(rate.group(1)), statistics.median(times_ms), p99_ms, cpu_s, wall_s)

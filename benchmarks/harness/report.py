@@ -97,7 +97,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def _number(value: float | None) -> str:
     if value is None:
         return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return f"{value:,.0f}" if value >= 100 or value == int(value) else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
 def _part(value: float | None) -> str:

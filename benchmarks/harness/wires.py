@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.client
 import json
+import socket
 import struct
 import threading
 from abc import ABC, abstractmethod
@@ -17,7 +18,8 @@ import numpy.typing as npt
 from benchmarks.servers.models import Model
 
 _LENGTH_HEADER = "Inference-Header-Content-Length"
-_GRPC_INFER = "/inference.GRPCInferenceService/ModelInfer"
+GRPC_INFER = "/inference.GRPCInferenceService/ModelInfer"
+GRPC_STREAM = "/inference.GRPCInferenceService/ModelStreamInfer"
 _GRPC_LIMIT_BYTES = 1 << 30
 
 Array = npt.NDArray[Any]
@@ -170,15 +172,37 @@ def decode_grpc(model: Model, data: bytes) -> Array:
     return load_tensor(model, response.raw_output_contents[0])
 
 
+def decode_grpc_stream(model: Model, data: bytes) -> Array:
+    """Return the row `y` of a `ModelStreamInferResponse`."""
+    from tritonclient.grpc import service_pb2
+
+    response = service_pb2.ModelStreamInferResponse.FromString(data)
+    if response.error_message:
+        raise WrongAnswerError(f"expected a response, received the error {response.error_message!r}")
+    return decode_grpc(model, response.infer_response.SerializeToString())
+
+
+def stream_request(model: Model, inputs: Sequence[Array]) -> HttpRequest:
+    """Return the request for a stream over HTTP: server-sent events of JSON."""
+    body = json.dumps({name: value.tolist() for name, value in zip(model.inputs, inputs, strict=True)}).encode()
+    return HttpRequest(f"/v2/models/{model.name}/generate_stream", {"Content-Type": "application/json"}, body)
+
+
 # --- checks --------------------------------------------------------------------------------------------------------
 
 
 def example(model: Model, number: int = 0) -> list[Array]:
     """Return one row of each input, which differs from number to number."""
     if model.datatype == "BYTES":
-        return [np.array([b"%08d" % (number + column) for column in range(model.width)], object)]
+        return [np.array([b"%0*d" % (model.item_bytes, number + column) for column in range(model.width)], object)]
     row = np.arange(model.width, dtype=np.float32) % 4096 + np.float32(number)
     return [row, row * np.float32(0.5)][: len(model.inputs)]
+
+
+def answer_to(inputs: Sequence[Array]) -> Array:
+    """Return the row that every model gives for a row of each input."""
+    result: Array = inputs[0] + inputs[1] if len(inputs) > 1 else inputs[0]
+    return result
 
 
 class HttpCaller:
@@ -201,6 +225,48 @@ class HttpCaller:
         return self._wire.decode(model, {name.lower(): value for name, value in response.getheaders()}, answer)
 
 
+class BareSocket:
+    """HTTP with the least that a client can do; the body of a response lies in `body`."""
+
+    def __init__(self, port: int, timeout_s: float) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout_s)
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._memory = bytearray(1 << 16)
+        self.body = memoryview(b"")
+        self.headers: dict[str, str] = {}
+        self.close = self._socket.close
+
+    def post(self, request: HttpRequest) -> None:
+        """Send a request, wait for its response."""
+        fields = {"Host": "localhost", "Content-Length": str(len(request.body)), **request.headers}
+        head = f"POST {request.path} HTTP/1.1\r\n" + "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+        self._socket.sendall(head.encode() + b"\r\n")
+        self._socket.sendall(request.body)
+        size, end = 0, -1
+        while end < 0:
+            size += self._receive(size)
+            end = self._memory.find(b"\r\n\r\n", 0, size)
+        status, *lines = bytes(self._memory[:end]).decode().split("\r\n")
+        self.headers = {
+            name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)
+        }
+        total = end + 4 + int(self.headers["content-length"])
+        if total > len(self._memory):
+            self._memory = self._memory + bytearray(total - len(self._memory))
+        while size < total:
+            size += self._receive(size)
+        self.body = memoryview(self._memory)[end + 4 : total]
+        if " 200 " not in f"{status} ":
+            raise WrongAnswerError(f"expected status 200, received {status} {bytes(self.body[:200])!r}")
+
+    def _receive(self, at: int) -> int:
+        with memoryview(self._memory) as memory:
+            count = self._socket.recv_into(memory[at:])
+        if not count:
+            raise ConnectionError("the server closed the connection")
+        return count
+
+
 class GrpcCaller:
     """Asks a server over one gRPC channel; close it."""
 
@@ -212,7 +278,7 @@ class GrpcCaller:
         self._channel = grpc.insecure_channel(
             f"127.0.0.1:{port}", options=[*limits, ("grpc.use_local_subchannel_pool", 1)]
         )
-        self._ask = self._channel.unary_unary(_GRPC_INFER)
+        self._ask = self._channel.unary_unary(GRPC_INFER)
         self._timeout_s = timeout_s
         self.close = self._channel.close
 
@@ -223,6 +289,13 @@ class GrpcCaller:
         """Return the bytes of the answer to the bytes of a request."""
         try:
             return bytes(self._ask(message, timeout=self._timeout_s))
+        except self._error as error:
+            raise ConnectionError(f"gRPC: {error}") from None
+
+    def stream(self, message: bytes) -> list[bytes]:
+        """Return the bytes of all answers to the bytes of a request that is answered by a stream."""
+        try:
+            return list(self._channel.stream_stream(GRPC_STREAM)(iter([message]), timeout=self._timeout_s))
         except self._error as error:
             raise ConnectionError(f"gRPC: {error}") from None
 
@@ -250,7 +323,7 @@ def check_answers(caller: Any, model: Model, *, threads: int = 1, requests: int 
         try:
             for request in range(requests):
                 inputs = example(model, thread * 1000 + request)
-                expected = inputs[0] + inputs[1] if len(inputs) > 1 else inputs[0]
+                expected = answer_to(inputs)
                 received = call(model, inputs)
                 if not np.array_equal(received, expected):
                     raise WrongAnswerError(f"expected {expected[:8]} from {model.name}, received {received[:8]}")

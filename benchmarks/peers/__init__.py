@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.peers.base import Peer
 from benchmarks.peers.fastapi_uvicorn import FastApiUvicorn
 from benchmarks.peers.nvidia_pytriton import NvidiaPyTriton, NvidiaPyTritonEnvironment
-from benchmarks.peers.ours import Ours
+from benchmarks.peers.ours import Ours, OursInProcesses
 from benchmarks.peers.tritonserver import Limit, TritonPythonBackend
 
 __all__ = ["Peer", "all_peers"]
@@ -14,4 +14,11 @@ __all__ = ["Peer", "all_peers"]
 def all_peers(peer_python: str | None = None) -> list[Peer]:
     """Return every peer, ours first; `peer_python` is the interpreter for those that need an old one."""
     shared = NvidiaPyTritonEnvironment(peer_python)
-    return [Ours(), Limit(), TritonPythonBackend(shared), NvidiaPyTriton(shared), FastApiUvicorn()]
+    return [
+        Ours(),
+        OursInProcesses(),
+        Limit(),
+        TritonPythonBackend(shared),
+        NvidiaPyTriton(shared),
+        FastApiUvicorn(),
+    ]

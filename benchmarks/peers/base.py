@@ -47,5 +47,12 @@ class Peer(ABC):
         """
 
     @abstractmethod
-    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path) -> Launch:
-        """Return how to start a server of some models, which may put files into `scratch`."""
+    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path, copies: int = 1) -> Launch:
+        """Return how to start a server of some models.
+
+        Args:
+            models: What it serves.
+            ports: Where.
+            scratch: An empty folder for its files.
+            copies: How many workers each model has; for peers that know workers.
+        """

@@ -30,7 +30,7 @@ class FastApiUvicorn(Peer):
         """Return raw bytes."""
         return RawWire()
 
-    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path) -> Launch:
+    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path, copies: int = 1) -> Launch:
         """Return how to start it."""
         argv = [str(self._python), "-u", str(SERVERS / "fastapi_app.py"), dump(models), str(ports.http)]
         return Launch(argv=argv, environment={})

@@ -59,9 +59,9 @@ class NvidiaPyTriton(Peer):
         """Install it."""
         return self._shared.prepare()
 
-    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path) -> Launch:
+    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path, copies: int = 1) -> Launch:
         """Return how to start it."""
-        launch = pytriton_launch(str(self._shared.python), models, ports, scratch)
+        launch = pytriton_launch(str(self._shared.python), models, ports, scratch, copies)
         return replace(launch, environment={**launch.environment, **self._shared.stub_environment()})
 
 

@@ -20,6 +20,7 @@ class Ours(Peer):
 
     name = "ours"
     title = "pytriton-server"
+    workers = "threads"
 
     def prepare(self) -> dict[str, str]:
         """Return the versions; raises `PeerMissingError` when this environment cannot import it."""
@@ -33,13 +34,21 @@ class Ours(Peer):
             raise PeerMissingError(f"the pytriton that {sys.executable} imports is not pytriton-server")
         return versions
 
-    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path) -> Launch:
+    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path, copies: int = 1) -> Launch:
         """Return how to start it."""
-        return pytriton_launch(sys.executable, models, ports, scratch)
+        return pytriton_launch(sys.executable, models, ports, scratch, copies, self.workers)
+
+
+class OursInProcesses(Ours):
+    """The same with callables in processes of their own."""
+
+    name = "ours-processes"
+    title = "pytriton-server, ProcessWorker"
+    workers = "processes"
 
 
 def pytriton_launch(
-    python: str, models: Sequence[Model], ports: Ports, scratch: Path, *, workers: str = "threads", copies: int = 1
+    python: str, models: Sequence[Model], ports: Ports, scratch: Path, copies: int, workers: str = "threads"
 ) -> Launch:
     """Return how to start the script that serves models through PyTriton's interface.
 
@@ -48,8 +57,8 @@ def pytriton_launch(
         models: What it serves.
         ports: Where.
         scratch: For its files.
+        copies: How many workers each model has.
         workers: `threads` for a list of callables, `processes` for `ProcessWorker`, which ours alone has.
-        copies: How many of them each model has.
     """
     argv = [python, "-u", str(SERVERS / "pytriton_api.py"), dump(models), workers, str(copies)]
     return Launch(

@@ -44,12 +44,12 @@ class Limit(Peer):
         self._library, compiler = _compile_limit()
         return {"compiler": compiler}
 
-    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path) -> Launch:
+    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path, copies: int = 1) -> Launch:
         """Write the model repository and return how to start the server on it."""
         backend = scratch / "backends" / "limit"
         backend.mkdir(parents=True)
         shutil.copy(self._library, backend / "libtriton_limit.so")
-        _write_models(models, "limit", scratch, {})
+        _write_models(models, "limit", copies, scratch, {})
         # As ours starts it where there is no GPU.
         options = ["--metrics-interval-ms=60000", "--pinned-memory-pool-byte-size=0"]
         return Launch(argv=[*_command(self._executable, ports, scratch), *options], environment={})
@@ -72,10 +72,9 @@ class TritonPythonBackend(Peer):
             raise PeerMissingError(f"expected the Python backend's stub at {self._stub()}, there is none")
         return versions
 
-    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path) -> Launch:
+    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path, copies: int = 1) -> Launch:
         """Write the model repository and return how to start the server on it."""
-        files = {"model.py": SERVERS / "triton_model.py", "models.py": SERVERS / "models.py"}
-        _write_models(models, "python", scratch, files)
+        python_model_repository(models, scratch, copies)
         # The stub has to lie beside the backend's library; the wheel keeps one per Python version elsewhere.
         backend = scratch / "backends" / "python"
         shutil.copytree(self._tritonserver() / "backends" / "python", backend)
@@ -108,6 +107,12 @@ class TritonPythonBackend(Peer):
         return self._tritonserver() / "python_backend_stubs" / f"{major}.{minor}" / _STUB
 
 
+def python_model_repository(models: Sequence[Model], scratch: Path, copies: int = 1) -> None:
+    """Write models for Triton's Python backend into the folder `models` of `scratch`."""
+    files = {"model.py": SERVERS / "triton_model.py", "models.py": SERVERS / "models.py"}
+    _write_models(models, "python", copies, scratch, files)
+
+
 def _command(executable: Path, ports: Ports, scratch: Path) -> list[str]:
     return [
         str(executable),
@@ -123,16 +128,16 @@ def _command(executable: Path, ports: Ports, scratch: Path) -> list[str]:
     ]
 
 
-def _write_models(models: Sequence[Model], backend: str, scratch: Path, files: Mapping[str, Path]) -> None:
+def _write_models(models: Sequence[Model], backend: str, copies: int, scratch: Path, files: Mapping[str, Path]) -> None:
     for model in models:
         folder = scratch / "models" / model.name
         (folder / "1").mkdir(parents=True)
         for name, source in files.items():
             shutil.copy(source, folder / "1" / name)
-        (folder / "config.pbtxt").write_text(_configuration(model, backend))
+        (folder / "config.pbtxt").write_text(_configuration(model, backend, copies))
 
 
-def _configuration(model: Model, backend: str) -> str:
+def _configuration(model: Model, backend: str, copies: int) -> str:
     kind = "TYPE_STRING" if model.datatype == "BYTES" else f"TYPE_{model.datatype}"
     tensor = f"data_type: {kind}, dims: [ {model.width} ]"
     inputs = ", ".join(f'{{ name: "{name}", {tensor} }}' for name in model.inputs)
@@ -144,7 +149,7 @@ def _configuration(model: Model, backend: str) -> str:
         dynamic_batching {{ }}
         input [ {inputs} ]
         output [ {{ name: "y", {tensor} }} ]
-        instance_group [ {{ count: 1, kind: KIND_CPU }} ]
+        instance_group [ {{ count: {copies}, kind: KIND_CPU }} ]
         parameters {{ key: "bench", value: {{ string_value: {json.dumps(dump([model]))} }} }}
         """)
 

@@ -13,6 +13,9 @@ from typing import Any
 
 import numpy as np
 
+ACCESS_TOKEN = "bench"
+"""Lets the runner register shared memory."""
+
 
 @dataclass(frozen=True)
 class Model:
@@ -24,6 +27,8 @@ class Model:
     inputs: tuple[str, ...] = ("a", "b")
     datatype: str = "FP32"
     """`FP32`, or `BYTES` for strings."""
+    item_bytes: int = 4
+    """Size of an element."""
     max_batch_size: int = 16
     batch_us: int = 0
     """How long a batch sleeps in microseconds, whatever its size: a device computes 16 rows as fast as one."""

@@ -11,13 +11,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
-from models import Model, load  # type: ignore[import-not-found,unused-ignore]
+from models import ACCESS_TOKEN, Model, load  # type: ignore[import-not-found,unused-ignore]
 
 from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
-from pytriton.triton import Triton, TritonConfig
+from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig
 
 Array = npt.NDArray[Any]
 
@@ -27,8 +26,8 @@ def make(model: Model) -> Callable[..., Any]:
     if model.responses:
 
         async def stream(requests: Any) -> Any:
-            for number in range(model.responses):
-                yield [{"y": request["a"] + np.float32(number)} for request in requests]
+            for _ in range(model.responses):
+                yield [{"y": request["a"]} for request in requests]
 
         return stream
 
@@ -71,7 +70,7 @@ def main() -> None:
         metrics_port=metrics_port,
         allow_gpu_metrics=False,
     )
-    triton = Triton(config=config)
+    triton = Triton(config=config, security_config=TritonSecurityConfig(access_token=ACCESS_TOKEN))
     for model in models:
         triton.bind(
             model_name=model.name,

@@ -5,7 +5,6 @@
 import json
 import time
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from .models import load, spin
@@ -31,10 +30,9 @@ class TritonPythonModel:
 
     def stream(self, requests, rows):
         senders = [request.get_response_sender() for request in requests]
-        for number in range(self.model.responses):
+        for _ in range(self.model.responses):
             for sender, row in zip(senders, rows, strict=True):
-                output = pb_utils.Tensor("y", row[0] + np.float32(number))
-                sender.send(pb_utils.InferenceResponse([output]))
+                sender.send(pb_utils.InferenceResponse([pb_utils.Tensor("y", row[0])]))
         for sender in senders:
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         return None

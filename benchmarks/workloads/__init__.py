@@ -3,8 +3,24 @@
 from __future__ import annotations
 
 from benchmarks.workloads.base import Bench, Workload
+from benchmarks.workloads.growth import Growth, Instances
+from benchmarks.workloads.large import Large
+from benchmarks.workloads.payloads import Stream, Strings
+from benchmarks.workloads.programs import Client, InProcess, Start
 from benchmarks.workloads.tiny import Batching, Tiny
 
 __all__ = ["WORKLOADS", "Bench", "Workload"]
 
-WORKLOADS: dict[str, Workload] = {workload.name: workload for workload in (Tiny(), Batching())}
+_ALL: tuple[Workload, ...] = (
+    Tiny(),
+    Batching(),
+    Large(),
+    Strings(),
+    Stream(),
+    Instances(),
+    InProcess(),
+    Client(),
+    Start(),
+    Growth(),
+)
+WORKLOADS = {workload.name: workload for workload in _ALL}

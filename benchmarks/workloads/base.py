@@ -7,7 +7,7 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from benchmarks.harness.generators import LoadGeneratorError
 from benchmarks.harness.processes import ServerError
@@ -31,8 +31,6 @@ class Bench:
     generators: dict[str, str]
     results: Results
     round: int = 0
-    all_cases: bool = False
-    unable: set[tuple[str, str]] = field(default_factory=set)
 
     def wants(self, case: str) -> bool:
         """Tell whether a case was asked for."""
@@ -55,6 +53,15 @@ class Bench:
             say(f"    {peer} failed: {error}")
 
 
+@dataclass(frozen=True)
+class Setup:
+    """What the servers of some cases have to be started with."""
+
+    cases: Sequence[str]
+    models: Sequence[Model]
+    copies: int = 1
+
+
 class Workload(ABC):
     """A kind of work."""
 
@@ -64,6 +71,8 @@ class Workload(ABC):
     memory_mib = 1000
     """What client and servers of one round may take; the workload is left out where there is less."""
     generators: Sequence[str] = ()
+    peers: Sequence[str] = ()
+    """The servers that it needs."""
 
     @abstractmethod
     def cases(self) -> Sequence[str]:
@@ -83,8 +92,10 @@ class ServedWorkload(Workload):
     """
 
     models: Sequence[Model] = ()
-    peers: Sequence[str] = ()
-    """Who takes part."""
+
+    def setups(self, cases: Sequence[str]) -> Sequence[Setup]:
+        """Return which servers are needed for some cases; those of one setup run at the same time."""
+        return [Setup(cases, self.models)]
 
     @abstractmethod
     def measure(self, bench: Bench, server: Served, case: str) -> tuple[dict[str, float], float] | None:
@@ -98,23 +109,24 @@ class ServedWorkload(Workload):
         """Measure the calm servers side by side, then each of the restless ones."""
         peers = [peer for peer in bench.peers if peer.name in self.peers]
         groups = [[peer for peer in peers if not peer.restless], *([peer] for peer in peers if peer.restless)]
-        for group in groups:
-            self._run_group(bench, cases, group)
+        for setup in self.setups(cases):
+            for group in groups:
+                self._run_group(bench, setup, group)
 
-    def _run_group(self, bench: Bench, cases: Sequence[str], peers: Sequence[Peer]) -> None:
+    def _run_group(self, bench: Bench, setup: Setup, peers: Sequence[Peer]) -> None:
         with ExitStack() as stack:
             servers = []
             for peer in peers:
-                protocols = [name for name in self.protocols(cases) if peer.is_triton or name == "http"]
+                protocols = [name for name in self.protocols(setup.cases) if peer.is_triton or name == "http"]
                 with bench.failing(peer.name, self.name):
-                    servers.append(stack.enter_context(start(peer, self.models, protocols)))
+                    servers.append(stack.enter_context(start(peer, setup.models, protocols, setup.copies)))
             ready = []
             for server in servers:
                 with bench.failing(server.peer.name, self.name):
                     server.wait()
                     server.check()
                     ready.append(server)
-            for number, case in enumerate(cases):
+            for number, case in enumerate(setup.cases):
                 shift = (bench.round + number) % max(1, len(ready))
                 for server in [*ready[shift:], *ready[:shift]]:
                     with bench.failing(server.peer.name, f"{self.name}, {case}"):

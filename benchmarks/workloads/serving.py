@@ -5,16 +5,29 @@ from __future__ import annotations
 import re
 import urllib.request
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+
+import numpy as np
 
 from benchmarks.harness.generators import Run, load_grpc, load_http
-from benchmarks.harness.processes import Launch, Server, StartUp, free_ports, machine_busy_s, scratch_folder, serve
+from benchmarks.harness.processes import Server, StartUp, free_ports, machine_busy_s, scratch_folder, serve
 from benchmarks.harness.results import RATE
-from benchmarks.harness.wires import GrpcCaller, HttpCaller, WrongAnswerError, check_answers, encode_grpc, example
+from benchmarks.harness.wires import (
+    GRPC_INFER,
+    GRPC_STREAM,
+    GrpcCaller,
+    HttpCaller,
+    WrongAnswerError,
+    answer_to,
+    check_answers,
+    decode_grpc_stream,
+    encode_grpc,
+    example,
+    stream_request,
+)
 from benchmarks.peers.base import Peer, Ports
 from benchmarks.servers.models import Model
 
@@ -23,6 +36,8 @@ _CHECK_REQUESTS = 10
 _WARM_UP_S = 1
 _WARM_UP_REQUESTS = 100
 _ANSWER_TIMEOUT_S = 120
+_LARGE_BYTES = 1 << 20
+"""From here on a model is checked with one request only."""
 
 
 @dataclass
@@ -44,13 +59,28 @@ class Served:
     def check(self, threads: int = _CHECK_THREADS, requests: int = _CHECK_REQUESTS) -> None:
         """Compare the answers of every model with what they have to be, and see that the process lives."""
         try:
-            for model in (model for model in self.models if not model.responses):
-                for protocol in self.protocols:
-                    check_answers(partial(self.caller, model, protocol), model, threads=threads, requests=requests)
+            for model in self.models:
+                if model.responses:
+                    self.measure_stream(model)
+                elif model.width * model.item_bytes > _LARGE_BYTES:
+                    check_answers(partial(self.caller, model, self.protocols[0]), model)
+                else:
+                    for protocol in self.protocols:
+                        check_answers(partial(self.caller, model, protocol), model, threads=threads, requests=requests)
         except OSError:
             self.process.check_alive()  # its end, with its last words, says more
             raise
         self.process.check_alive()
+
+    def measure_stream(self, model: Model) -> int:
+        """Return how many bytes of gRPC frames a stream of a model has, after its responses were checked."""
+        inputs = example(model)
+        with closing(GrpcCaller(self.ports.grpc, _ANSWER_TIMEOUT_S)) as caller:
+            messages = caller.stream(encode_grpc(model, inputs))
+        found, expected = [decode_grpc_stream(model, message) for message in messages], answer_to(inputs)
+        if len(found) != model.responses or not all(np.array_equal(each, expected) for each in found):
+            raise WrongAnswerError(f"expected {model.responses} times {expected}, received {len(found)}: {found[:2]}")
+        return sum(5 + len(message) for message in messages)
 
     def caller(self, model: Model, protocol: str, timeout_s: float) -> HttpCaller | GrpcCaller:
         """Return what asks it."""
@@ -71,6 +101,8 @@ class Served:
             rate = load(_WARM_UP_REQUESTS + 4 * connections).requests_per_s
             return self.count(lambda: load(max(connections, round(rate * seconds))), model)
         request = self.peer.wire(model).encode(model, example(model))
+        if model.responses:
+            request = stream_request(model, example(model))
 
         def load_for(duration_s: float) -> Run:
             return load_http(
@@ -107,16 +139,22 @@ class Served:
 
     def _grpc_load(self, h2load: str, model: Model, connections: int) -> Callable[[int], Run]:
         message = encode_grpc(model, example(model))
-        caller = GrpcCaller(self.ports.grpc, _ANSWER_TIMEOUT_S)
-        try:
-            size = len(caller.send(message))
-        finally:
-            caller.close()
+        if model.responses:
+            size, path = self.measure_stream(model), GRPC_STREAM
+        else:
+            with closing(GrpcCaller(self.ports.grpc, _ANSWER_TIMEOUT_S)) as caller:
+                size, path = 5 + len(caller.send(message)), GRPC_INFER
 
         def load(requests: int) -> Run:
-            ports, scratch = self.ports, self.scratch
             return load_grpc(
-                h2load, ports.grpc, message, size, connections=connections, requests=requests, scratch=scratch
+                h2load,
+                self.ports.grpc,
+                message,
+                size,
+                connections=connections,
+                requests=requests,
+                scratch=self.scratch,
+                path=path,
             )
 
         return load
@@ -146,10 +184,7 @@ class Served:
 
 @contextmanager
 def start(
-    peer: Peer,
-    models: Sequence[Model],
-    protocols: Sequence[str] = ("http",),
-    launch: Callable[..., Launch] | None = None,
+    peer: Peer, models: Sequence[Model], protocols: Sequence[str] = ("http",), copies: int = 1
 ) -> Iterator[Served]:
     """Start a server for the length of a `with` block, without waiting for it.
 
@@ -157,10 +192,8 @@ def start(
         peer: Whose.
         models: What it serves.
         protocols: Over which it is going to be asked.
-        launch: Says how to start it in place of `peer.launch`.
+        copies: How many workers each model has.
     """
     ports = Ports(*free_ports(3))
-    with scratch_folder() as scratch:
-        how: Any = launch or peer.launch
-        with serve(how(models, ports, scratch), scratch) as process:
-            yield Served(peer, models, ports, scratch, process, protocols)
+    with scratch_folder() as scratch, serve(peer.launch(models, ports, scratch, copies), scratch) as process:
+        yield Served(peer, models, ports, scratch, process, protocols)

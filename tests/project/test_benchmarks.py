@@ -129,7 +129,7 @@ def test_the_numbers_of_a_run_over_grpc_are_read(bench: SimpleNamespace) -> None
 
 
 @pytest.mark.parametrize(
-    ("output", "frame_bytes", "message"),
+    ("output", "answer_bytes", "message"),
     [
         (H2LOAD_OUTPUT, 80, "expected 3 answers of 80 bytes"),
         (H2LOAD_OUTPUT.replace("0 errored", "1 errored"), 79, "1 errored"),
@@ -137,10 +137,10 @@ def test_the_numbers_of_a_run_over_grpc_are_read(bench: SimpleNamespace) -> None
     ],
 )
 def test_a_run_over_grpc_with_errors_is_no_result(
-    bench: SimpleNamespace, output: str, frame_bytes: int, message: str
+    bench: SimpleNamespace, output: str, answer_bytes: int, message: str
 ) -> None:
     with pytest.raises(bench.generators.LoadGeneratorError, match=message):
-        bench.generators.parse_h2load(output, H2LOAD_LOG, frame_bytes)
+        bench.generators.parse_h2load(output, H2LOAD_LOG, answer_bytes)
 
 
 def test_ratios_are_of_the_same_round_and_without_noise(bench: SimpleNamespace) -> None:
