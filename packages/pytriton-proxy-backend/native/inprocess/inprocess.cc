@@ -1,6 +1,6 @@
 // A backend for Triton inside a Python process: its entry points call functions that the process has set, and what the
 // process answers goes straight into Triton's response buffers. Batches and answers have the form of the records of
-// the proxy's protocol, in memory of the process. Knows nothing of Python but three functions for its thread states.
+// the proxy's protocol, in memory of the process.
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cstring>
 #include <exception>
+#include <iterator>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -18,6 +19,7 @@
 #include "../src/batch.h"
 #include "../src/record.h"
 #include "../src/triton_util.h"
+#include "python_abi.h"
 
 #define PYTRITON_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -43,31 +45,23 @@ struct InPlace {
   const void* data;
 };
 
-// Called in threads of Triton, without the GIL; each takes it by itself, and none lets an exception out.
+// Functions of Python's. None of them raises.
 struct Hooks {
-  // Give 0 where the process refuses, with the reason in `pytriton_inprocess_refuse`.
-  uint64_t (*load_model)(const char* folder, uint64_t version);
-  void (*unload_model)(uint64_t model);
-  uint64_t (*load_instance)(uint64_t model, Instance* instance);
-  void (*unload_instance)(uint64_t token);
-  // Makes the slab of an instance so large.
-  void (*make_room)(uint64_t token, uint64_t length);
-  // Gives 1 where it has taken the batch over: from then on it belongs to the process.
-  uint32_t (*execute)(
-      uint64_t token, void* batch, void* request, const InPlace* in_place, uint32_t in_place_count);
-};
-
-struct ThreadStates {
-  int (*ensure)();
-  void (*release)(int);
-  void* (*save)();
-};
+  // (folder, version) -> the model, and (model, address of the instance) -> its token. 0 where the process refuses, with
+  // the reason in `refuse`.
+  PyObject* load_model;
+  PyObject* load_instance;
+  PyObject* unload_model;     // (model)
+  PyObject* unload_instance;  // (token)
+  PyObject* make_room;        // (token, length): makes the slab of an instance so large
+  // (token, batch, request, list of places of tensors that are not in the record and their addresses): takes the batch
+  // over, which belongs to the process from then on.
+  PyObject* execute;
+} hooks;
 
 constexpr int kGilLocked = 0;
 constexpr int kGilUnlocked = 1;
 
-Hooks hooks;
-ThreadStates python;
 // False before `connect`, and again when the interpreter is about to end: nothing of Python may be called then.
 std::atomic<bool> connected{false};
 thread_local std::string refusal;
@@ -79,55 +73,67 @@ struct PythonThread {
 
   void Enter() {
     if (made) return;
-    python.ensure();
-    python.save();
+    PyGILState_Ensure();
+    PyEval_SaveThread();
     made = true;
   }
 
   ~PythonThread() {
     if (!made || !connected) return;
-    python.ensure();
-    python.release(kGilLocked);
-    python.release(kGilUnlocked);
+    PyGILState_Ensure();
+    PyGILState_Release(kGilLocked);
+    PyGILState_Release(kGilUnlocked);
   }
 };
 
 thread_local PythonThread python_thread;
 
-// Threads of Triton that are in Python with a batch.
-std::mutex busy_mutex;
-std::set<pthread_t> busy;
+// Calls a hook with new references, which it takes. Returns what it gives, 0 where that is None or it raised.
+template <typename... Objects>
+uint64_t CallHook(PyObject* hook, Objects... arguments) {
+  const Ref result(Call(hook, arguments...));
+  const uint64_t number = result && result.get() != &_Py_NoneStruct ? PyLong_AsUnsignedLongLong(result.get()) : 0;
+  if (PyErr_Occurred() == nullptr) return number;
+  PyErr_WriteUnraisable(hook);
+  return 0;
+}
 
-class Busy {
+// The threads of Triton that are in Python with a batch.
+std::mutex executing_mutex;
+std::set<pthread_t> executing;
+
+class ExecutingThread {
  public:
-  Busy() {
-    const std::lock_guard<std::mutex> lock(busy_mutex);
-    busy.insert(pthread_self());
+  ExecutingThread() {
+    const std::lock_guard<std::mutex> lock(executing_mutex);
+    executing.insert(pthread_self());
   }
-  ~Busy() {
-    const std::lock_guard<std::mutex> lock(busy_mutex);
-    busy.erase(pthread_self());
+  ~ExecutingThread() {
+    const std::lock_guard<std::mutex> lock(executing_mutex);
+    executing.erase(pthread_self());
   }
+  ExecutingThread(const ExecutingThread&) = delete;
+  ExecutingThread& operator=(const ExecutingThread&) = delete;
 };
 
 // The last responses of the batch that this thread has in Python. They are sent when it is back: otherwise whoever waits
 // for them would be woken into a race for the GIL, and wait for what is left to do there.
-struct Outbox {
+struct DeferredResponses {
   LastResponses responses;
   bool open = false;
 };
 
-thread_local Outbox outbox;
+thread_local DeferredResponses deferred;
 
-void Freeze(int) {
+void ParkThread(int) {
   for (;;) pause();
 }
 
 std::atomic<uint64_t> in_flight{0};  // batches of all models, which nobody asks for here
 
 // A batch in the hands of the process, which may ask about it from any thread.
-struct Handle {
-  Handle(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, uint32_t count, bool batching,
+struct OwnedBatch {
+  OwnedBatch(TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, uint32_t count, bool batching,
          bool decoupled)
       : decoupled(decoupled), batch(Id(), instance, requests, count, batching, decoupled, &in_flight, nullptr) {}
 
@@ -152,9 +158,9 @@ TRITONSERVER_Error* Refused(const char* what) {
 void Execute(
     Instance* instance, TRITONBACKEND_ModelInstance* triton_instance, TRITONBACKEND_Request** requests,
     uint32_t count) {
-  auto handle = std::make_unique<Handle>(
+  auto owned = std::make_unique<OwnedBatch>(
       triton_instance, requests, count, instance->batching != 0, instance->decoupled != 0);
-  Batch& batch = handle->batch;
+  Batch& batch = owned->batch;
   static thread_local BatchSource source;
   static thread_local std::vector<InPlace> in_place;
   std::string error;
@@ -172,7 +178,10 @@ void Execute(
   collected = collected && LayoutBatch(source, &layout, &error);
   python_thread.Enter();
   if (collected && layout.written_length > instance->capacity) {
-    hooks.make_room(instance->token, layout.written_length);
+    {
+      const WithGil gil;
+      CallHook(hooks.make_room, NewNumber(instance->token), NewNumber(layout.written_length));
+    }
     if (layout.written_length > instance->capacity) {
       error = "there is no memory for a batch of " + std::to_string(layout.written_length) + " bytes";
       collected = false;
@@ -183,34 +192,140 @@ void Execute(
     return;
   }
   auto* record = static_cast<uint8_t*>(instance->slab);
-  WriteBatch(source, layout, handle->Id(), batch.started_ns(), record);
+  WriteBatch(source, layout, owned->Id(), batch.started_ns(), record);
   StampSent(record, batch.MarkSent());
-  uint32_t taken = 0;
+  uint64_t taken = 0;
   {
-    const Busy in_python;
-    outbox.open = instance->decoupled == 0;
-    taken = hooks.execute(
-        instance->token, handle.get(), requests[0], in_place.data(), static_cast<uint32_t>(in_place.size()));
-    outbox.open = false;
+    const ExecutingThread in_python;
+    deferred.open = instance->decoupled == 0;
+    {
+      const WithGil gil;
+      PyObject* places = PyList_New(0);
+      for (const InPlace& tensor : in_place) {
+        const Ref place(NewTuple(NewNumber(tensor.tensor), NewNumber(tensor.data)));
+        if (places != nullptr && place) PyList_Append(places, place.get());
+      }
+      taken = CallHook(
+          hooks.execute, NewNumber(instance->token), NewNumber(owned.get()), NewNumber(requests[0]), places);
+    }
+    deferred.open = false;
   }
   LastResponses responses;
-  responses.swap(outbox.responses);
+  responses.swap(deferred.responses);
   SendLast(&responses);
   if (taken == 1) {
-    handle.release();
+    owned.release();
     return;
   }
   batch.Fail(TRITONSERVER_ERROR_INTERNAL, "the batch could not be handed to Python; the log of the process says why");
 }
 
+// ---- what Python calls -------------------------------------------------------------------------------------------
+
+// (batch, address of a response record, its length, list of the addresses of the payloads that do not lie in it, else 0,
+// or None where all do): sends the responses in the record.
+PyObject* Respond(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  auto* owned = AddressOf<OwnedBatch>(arguments[0]);
+  const auto* record = AddressOf<const uint8_t>(arguments[1]);
+  const uint64_t length = PyLong_AsUnsignedLongLong(arguments[2]);
+  std::vector<const uint8_t*> payloads;
+  if (arguments[3] != &_Py_NoneStruct) {
+    const Py_ssize_t count = PyList_Size(arguments[3]);
+    for (Py_ssize_t i = 0; i < count; ++i) payloads.push_back(AddressOf<const uint8_t>(PyList_GetItem(arguments[3], i)));
+  }
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  {
+    // Triton calls back into Python while it sends, partly with its own locks held.
+    const WithoutGil without;
+    const std::lock_guard<std::mutex> lock(owned->mutex);
+    static thread_local ResponseRecord response;
+    std::string error;
+    owned->batch.held_back = deferred.open ? &deferred.responses : nullptr;
+    try {
+      const uint8_t* const* elsewhere = payloads.empty() ? nullptr : payloads.data();
+      if (response.Parse(record, length, owned->Id(), owned->batch.size(), owned->decoupled, &error, elsewhere)) {
+        owned->batch.Respond(response);
+      }
+    } catch (const std::exception& exception) {
+      error = exception.what();
+    }
+    if (!error.empty()) owned->batch.Fail(TRITONSERVER_ERROR_INTERNAL, "the response cannot be sent: " + error);
+    owned->batch.held_back = nullptr;
+  }
+  return NewNone();
+}
+
+// (batch, code, text): answers every request that is still open with an error.
+PyObject* Fail(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  auto* owned = AddressOf<OwnedBatch>(arguments[0]);
+  const auto code = static_cast<TRITONSERVER_Error_Code>(PyLong_AsLongLong(arguments[1]));
+  const char* text = PyBytes_AsString(arguments[2]);
+  if (text == nullptr || PyErr_Occurred() != nullptr) return nullptr;
+  {
+    const WithoutGil without;
+    const std::lock_guard<std::mutex> lock(owned->mutex);
+    // What the callable may still answer comes too late, and nobody needs to be told.
+    owned->batch.expired = true;
+    owned->batch.Fail(code, text);
+  }
+  return NewNone();
+}
+
+bool IsCancelled(OwnedBatch* owned, uint32_t request) {
+  // Called with the GIL, which a response that is being sent may wait for.
+  const std::unique_lock<std::mutex> lock(owned->mutex, std::try_to_lock);
+  if (!lock.owns_lock()) return false;
+  const Batch& batch = owned->batch;
+  if (batch.finished()) return batch.expired;
+  if (request != kWholeBatch) return request < batch.size() && batch.IsCancelled(request);
+  for (uint32_t i = 0; i < batch.size(); ++i) {
+    if (batch.IsOpen(i) && !batch.IsCancelled(i)) return false;
+  }
+  return true;
+}
+
+// (batch, request) -> whether the caller of the request has given it up; of the request 0xFFFFFFFF, those of all that
+// are open. So has nobody left to answer to who has got an error from `Fail`.
+PyObject* IsCancelled(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  auto* owned = AddressOf<OwnedBatch>(arguments[0]);
+  const auto request = static_cast<uint32_t>(PyLong_AsUnsignedLongLong(arguments[1]));
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  return PyBool_FromLong(IsCancelled(owned, request));
+}
+
+// (batch) -> whether it is deleted, which it is not where a request of it is open
+PyObject* Delete(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  auto* owned = AddressOf<OwnedBatch>(arguments[0]);
+  if (PyErr_Occurred() != nullptr) return nullptr;
+  const bool finished = owned->batch.finished();
+  if (finished) delete owned;
+  return PyBool_FromLong(finished);
+}
+
+// (reason): notes why a hook refuses; for the hook that runs in this thread.
+PyObject* Refuse(PyObject*, PyObject* const* arguments, Py_ssize_t) {
+  const char* reason = PyBytes_AsString(arguments[0]);
+  if (reason == nullptr) return nullptr;
+  refusal = reason;
+  return NewNone();
+}
+
+PyMethodDef functions[] = {
+    {"respond", Respond, METH_FASTCALL, nullptr},          {"fail", Fail, METH_FASTCALL, nullptr},
+    {"is_cancelled", IsCancelled, METH_FASTCALL, nullptr}, {"delete", Delete, METH_FASTCALL, nullptr},
+    {"refuse", Refuse, METH_FASTCALL, nullptr},
+};
+
 }  // namespace
 }  // namespace pytriton
 
+using pytriton::CallHook;
 using pytriton::connected;
-using pytriton::Handle;
 using pytriton::hooks;
 using pytriton::Instance;
 using pytriton::MakeError;
+using pytriton::NewNumber;
+using pytriton::WithGil;
 
 #define PYTRITON_RETURN_IF_ERROR(call)                    \
   do {                                                    \
@@ -221,8 +336,7 @@ using pytriton::MakeError;
 // ---- for the process ---------------------------------------------------------------------------------------------
 
 // Finds Triton's functions in the library behind `triton`, a handle of dlopen. Returns the name of one that is missing.
-PYTRITON_EXPORT const char* pytriton_inprocess_connect(
-    void* triton, const pytriton::Hooks* process, const pytriton::ThreadStates* thread_states) {
+PYTRITON_EXPORT const char* pytriton_inprocess_connect(void* triton) {
 #define PYTRITON_FIND(name)                        \
   pytriton::triton_table.TRITON##name##_ =         \
       reinterpret_cast<decltype(pytriton::triton_table.TRITON##name##_)>(dlsym(triton, "TRITON" #name));
@@ -231,10 +345,22 @@ PYTRITON_EXPORT const char* pytriton_inprocess_connect(
   if (pytriton::triton_table.TRITON##name##_ == nullptr) return "TRITON" #name;
   PYTRITON_TRITON_FUNCTIONS(PYTRITON_FIND_OR_FAIL)
   PYTRITON_OPTIONAL_TRITON_FUNCTIONS(PYTRITON_FIND)
-  hooks = *process;
-  pytriton::python = *thread_states;
-  connected = true;
   return nullptr;
+}
+
+// Takes the functions of Python's that serve models, in the order of `Hooks`, and gives Python those that answer.
+PYTRITON_EXPORT PyObject* pytriton_inprocess_open(PyObject* process) {
+  PyObject** places[] = {&hooks.load_model,      &hooks.load_instance, &hooks.unload_model,
+                         &hooks.unload_instance, &hooks.make_room,     &hooks.execute};
+  Py_ssize_t index = 0;
+  for (PyObject** place : places) {
+    *place = PyTuple_GetItem(process, index++);
+    if (*place == nullptr) return nullptr;
+    Py_IncRef(*place);
+  }
+  PyObject* made = pytriton::NewFunctions(std::begin(pytriton::functions), std::end(pytriton::functions));
+  if (made != nullptr) connected = true;
+  return made;
 }
 
 // The interpreter is about to end: from now on nothing of Python is called. Threads of Triton that are in Python all the
@@ -243,66 +369,14 @@ PYTRITON_EXPORT const char* pytriton_inprocess_connect(
 // have it.
 PYTRITON_EXPORT void pytriton_inprocess_close() {
   connected = false;
-  const std::lock_guard<std::mutex> lock(pytriton::busy_mutex);
-  if (pytriton::busy.empty()) return;
+  const std::lock_guard<std::mutex> lock(pytriton::executing_mutex);
+  if (pytriton::executing.empty()) return;
   struct sigaction action {};
-  action.sa_handler = pytriton::Freeze;
+  action.sa_handler = pytriton::ParkThread;
   sigfillset(&action.sa_mask);
   const int signal = SIGRTMAX - 1;
   if (sigaction(signal, &action, nullptr) != 0) return;
-  for (const pthread_t thread : pytriton::busy) pthread_kill(thread, signal);
-}
-
-// Notes why a hook refuses; for the hook that runs in this thread.
-PYTRITON_EXPORT void pytriton_inprocess_refuse(const char* reason) { pytriton::refusal = reason; }
-
-// Sends the answers in a response record. `payloads` is null, or has the address of each tensor's payload that does not
-// lie in the record, else 0. Returns 1 when every request of the batch has its last answer.
-PYTRITON_EXPORT int pytriton_inprocess_respond(
-    Handle* handle, const uint8_t* record, uint64_t length, const uint8_t* const* payloads) {
-  const std::lock_guard<std::mutex> lock(handle->mutex);
-  static thread_local pytriton::ResponseRecord response;
-  std::string error;
-  handle->batch.held_back = pytriton::outbox.open ? &pytriton::outbox.responses : nullptr;
-  try {
-    if (response.Parse(record, length, handle->Id(), handle->batch.size(), handle->decoupled, &error, payloads)) {
-      handle->batch.Respond(response);
-    }
-  } catch (const std::exception& exception) {
-    error = exception.what();
-  }
-  if (!error.empty()) handle->batch.Fail(TRITONSERVER_ERROR_INTERNAL, "the response cannot be sent: " + error);
-  handle->batch.held_back = nullptr;
-  return handle->batch.finished() ? 1 : 0;
-}
-
-// Answers every request that is still open with an error.
-PYTRITON_EXPORT void pytriton_inprocess_fail(Handle* handle, int code, const char* text) {
-  const std::lock_guard<std::mutex> lock(handle->mutex);
-  // What the callable may still answer comes too late, and nobody needs to be told.
-  handle->batch.expired = true;
-  handle->batch.Fail(static_cast<TRITONSERVER_Error_Code>(code), text);
-}
-
-// Whether the caller of a request has given it up; of the request 0xFFFFFFFF, those of all that are open. So has nobody
-// left to answer to who has got an error from `fail`.
-PYTRITON_EXPORT int pytriton_inprocess_is_cancelled(Handle* handle, uint32_t request) {
-  // Called with the GIL, which a response that is being sent may wait for.
-  const std::unique_lock<std::mutex> lock(handle->mutex, std::try_to_lock);
-  if (!lock.owns_lock()) return 0;
-  if (handle->batch.finished()) return handle->batch.expired ? 1 : 0;
-  if (request != pytriton::kWholeBatch) return request < handle->batch.size() && handle->batch.IsCancelled(request);
-  for (uint32_t i = 0; i < handle->batch.size(); ++i) {
-    if (handle->batch.IsOpen(i) && !handle->batch.IsCancelled(i)) return 0;
-  }
-  return 1;
-}
-
-// Deletes a batch. Returns 0, and does nothing, where a request of it is open.
-PYTRITON_EXPORT int pytriton_inprocess_delete(Handle* handle) {
-  if (!handle->batch.finished()) return 0;
-  delete handle;
-  return 1;
+  for (const pthread_t thread : pytriton::executing) pthread_kill(thread, signal);
 }
 
 // ---- for Triton --------------------------------------------------------------------------------------------------
@@ -315,7 +389,8 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_
   const char* folder = nullptr;
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelVersion(model, &version));
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelRepository(model, &artifact, &folder));
-  const uint64_t key = hooks.load_model(folder, version);
+  const WithGil gil;
+  const uint64_t key = CallHook(hooks.load_model, PyUnicode_DecodeFSDefault(folder), NewNumber(version));
   if (key == 0) return pytriton::Refused("loading the model");
   return TRITONBACKEND_ModelSetState(model, reinterpret_cast<void*>(key));
 }
@@ -324,7 +399,9 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Mo
   if (!connected) return nullptr;
   void* key = nullptr;
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelState(model, &key));
-  if (key != nullptr) hooks.unload_model(reinterpret_cast<uint64_t>(key));
+  if (key == nullptr) return nullptr;
+  const WithGil gil;
+  CallHook(hooks.unload_model, NewNumber(key));
   return nullptr;
 }
 
@@ -335,7 +412,8 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITON
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceModel(instance, &model));
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelState(model, &key));
   auto made = std::make_unique<Instance>();
-  made->token = hooks.load_instance(reinterpret_cast<uint64_t>(key), made.get());
+  const WithGil gil;
+  made->token = CallHook(hooks.load_instance, NewNumber(key), NewNumber(made.get()));
   if (made->token == 0) return pytriton::Refused("making an instance of the model");
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceSetState(instance, made.get()));
   made.release();
@@ -347,7 +425,9 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBA
   void* state = nullptr;
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceState(instance, &state));
   const std::unique_ptr<Instance> made(static_cast<Instance*>(state));
-  if (made != nullptr) hooks.unload_instance(made->token);
+  if (made == nullptr) return nullptr;
+  const WithGil gil;
+  CallHook(hooks.unload_instance, NewNumber(made->token));
   return nullptr;
 }
 

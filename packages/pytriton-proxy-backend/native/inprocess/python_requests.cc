@@ -37,31 +37,8 @@ constexpr size_t kCopiedOutput = 4096;
 constexpr const char* kRequest = "pytriton.inprocess.request";
 constexpr const char* kOutput = "pytriton.inprocess.output";
 
-// A reference of our own, let go of at the end of the block.
-class Ref {
- public:
-  explicit Ref(PyObject* object = nullptr) : object_(object) {}
-  ~Ref() {
-    if (object_ != nullptr) Py_DecRef(object_);
-  }
-  Ref(Ref&& other) noexcept : object_(other.release()) {}
-  Ref& operator=(Ref&&) = delete;
-  PyObject* get() const { return object_; }
-  PyObject* release() {
-    PyObject* object = object_;
-    object_ = nullptr;
-    return object;
-  }
-  explicit operator bool() const { return object_ != nullptr; }
-
- private:
-  PyObject* object_;
-};
-
 PyObject* Raise(Error* error) {
-  const Ref address(PyLong_FromUnsignedLongLong(reinterpret_cast<uint64_t>(error)));
-  if (!address) return nullptr;
-  const Ref nothing(PyObject_CallFunctionObjArgs(environment.raise_error, address.get(), nullptr));
+  const Ref nothing(Call(environment.raise_error, NewNumber(error)));
   return nullptr;
 }
 
@@ -69,23 +46,10 @@ PendingRequest* RequestOf(PyObject* capsule) {
   return static_cast<PendingRequest*>(PyCapsule_GetPointer(capsule, kRequest));
 }
 
-// The address that a number is; null for None.
-template <typename T>
-T* AddressOf(PyObject* number) {
-  return number == &_Py_NoneStruct ? nullptr : reinterpret_cast<T*>(PyLong_AsUnsignedLongLong(number));
-}
-
 void OnEvent(uint64_t number, uint32_t events) {
-  const int state = PyGILState_Ensure();
-  {
-    const Ref which(PyLong_FromUnsignedLongLong(number));
-    const Ref what(PyLong_FromUnsignedLongLong(events));
-    if (which && what) {
-      const Ref result(PyObject_CallFunctionObjArgs(environment.on_event, which.get(), what.get(), nullptr));
-      if (!result) PyErr_WriteUnraisable(environment.on_event);
-    }
-  }
-  PyGILState_Release(state);
+  const WithGil gil;
+  const Ref nothing(Call(environment.on_event, NewNumber(number), NewNumber(events)));
+  if (!nothing) PyErr_WriteUnraisable(environment.on_event);
 }
 
 // ---- inputs ------------------------------------------------------------------------------------------------------
@@ -170,24 +134,6 @@ PyObject* NewArray(OutputTensor* output) {
   return array.release();
 }
 
-// Makes a tuple of new references, which it takes; null where one of them is.
-template <typename... Objects>
-PyObject* NewTuple(Objects... objects) {
-  PyObject* items[] = {objects...};
-  constexpr auto kCount = static_cast<Py_ssize_t>(sizeof...(objects));
-  Ref tuple(PyTuple_New(kCount));
-  bool complete = static_cast<bool>(tuple);
-  for (Py_ssize_t i = 0; i < kCount; ++i) {
-    if (items[i] == nullptr) complete = false;
-    if (tuple && items[i] != nullptr) {
-      PyTuple_SetItem(tuple.get(), i, items[i]);
-    } else if (items[i] != nullptr) {
-      Py_DecRef(items[i]);
-    }
-  }
-  return complete ? tuple.release() : nullptr;
-}
-
 PyObject* NewShape(const std::vector<int64_t>& dims) {
   Ref shape(PyTuple_New(static_cast<Py_ssize_t>(dims.size())));
   for (size_t i = 0; shape && i < dims.size(); ++i) {
@@ -203,7 +149,7 @@ PyObject* NewOutput(OutputTensor* output) {
   const bool on_device = output->data != nullptr && output->memory == nullptr;
   return NewTuple(
       NewText(output->name), PyLong_FromLongLong(output->type), NewShape(output->dims),
-      on_device ? PyLong_FromUnsignedLongLong(reinterpret_cast<uint64_t>(output->data)) : NewArray(output));
+      on_device ? NewNumber(output->data) : NewArray(output));
 }
 
 PyObject* NewOutputs(std::vector<OutputTensor>* outputs) {
@@ -317,7 +263,7 @@ PyObject* Create(PyObject*, PyObject* const* arguments, Py_ssize_t) {
     error = request->Create(server, model, version, inputs);
   }
   if (error != nullptr) return Raise(error);
-  return PyLong_FromUnsignedLongLong(reinterpret_cast<uint64_t>(request->request()));
+  return NewNumber(request->request());
 }
 
 // (request, server, trace, allocator, events)
@@ -414,13 +360,10 @@ PYTRITON_EXPORT PyObject* pytriton_inprocess_open_requests(
   environment.raise_error = raise_error;
   Py_IncRef(on_event);
   environment.on_event = on_event;
-  Ref made(PyDict_New());
-  for (PyMethodDef& function : functions) {
-    const Ref object(PyCFunction_NewEx(&function, nullptr, nullptr));
-    if (!made || !object || PyDict_SetItemString(made.get(), function.name, object.get()) != 0) return nullptr;
-  }
+  PyObject* made = NewFunctions(std::begin(functions), std::end(functions));
+  if (made == nullptr) return nullptr;
   SetEventCallback(OnEvent);
-  return made.release();
+  return made;
 }
 
 // The interpreter is about to end: from now on nothing of Python is called.

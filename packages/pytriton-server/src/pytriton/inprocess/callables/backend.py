@@ -15,7 +15,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import logging
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,10 +30,6 @@ MODEL_FILE = "bound"
 
 logger = logging.getLogger(__name__)
 
-_ADDRESS = ctypes.c_void_p
-_U32 = ctypes.c_uint32
-_U64 = ctypes.c_uint64
-
 
 class Instance(ctypes.Structure):
     """One model instance, as the native library sees it.
@@ -49,40 +44,13 @@ class Instance(ctypes.Structure):
     """
 
     _fields_ = (
-        ("slab", _ADDRESS),
-        ("capacity", _U64),
-        ("in_place_from", _U64),
-        ("token", _U64),
-        ("batching", _U32),
-        ("decoupled", _U32),
+        ("slab", ctypes.c_void_p),
+        ("capacity", ctypes.c_uint64),
+        ("in_place_from", ctypes.c_uint64),
+        ("token", ctypes.c_uint64),
+        ("batching", ctypes.c_uint32),
+        ("decoupled", ctypes.c_uint32),
     )
-
-
-class _InPlace(ctypes.Structure):
-    _fields_ = (("tensor", _U64), ("address", _U64))
-
-
-_LoadModel = ctypes.CFUNCTYPE(_U64, ctypes.c_char_p, _U64)
-_UnloadModel = ctypes.CFUNCTYPE(None, _U64)
-_LoadInstance = ctypes.CFUNCTYPE(_U64, _U64, ctypes.POINTER(Instance))
-_UnloadInstance = ctypes.CFUNCTYPE(None, _U64)
-_MakeRoom = ctypes.CFUNCTYPE(None, _U64, _U64)
-_Execute = ctypes.CFUNCTYPE(_U32, _U64, _U64, _U64, _U64, _U32)
-
-
-class _Hooks(ctypes.Structure):
-    _fields_ = (
-        ("load_model", _LoadModel),
-        ("unload_model", _UnloadModel),
-        ("load_instance", _LoadInstance),
-        ("unload_instance", _UnloadInstance),
-        ("make_room", _MakeRoom),
-        ("execute", _Execute),
-    )
-
-
-class _ThreadStates(ctypes.Structure):
-    _fields_ = (("ensure", _ADDRESS), ("release", _ADDRESS), ("save", _ADDRESS))
 
 
 class InstanceRunner(Protocol):
@@ -128,33 +96,29 @@ class Backend:
     """
 
     def __init__(self) -> None:
-        library = NativeLibrary()
-        function = library.function
-        # Triton calls back into Python while it sends, partly with its own locks held: never with the GIL kept.
-        self.respond = function("respond", ctypes.c_int, _U64, _ADDRESS, _U64, _ADDRESS)
-        self.fail = function("fail", None, _U64, ctypes.c_int, ctypes.c_char_p)
-        self.is_cancelled = function("is_cancelled", ctypes.c_int, _U64, _U32, keep_gil=True)
-        self.delete = function("delete", ctypes.c_int, _U64, keep_gil=True)
-        self._refuse = function("refuse", None, ctypes.c_char_p, keep_gil=True)
         self._numbers = itertools.count(1)
         self._models: dict[int, ServedModel] = {}
         self._loads: dict[int, _Load] = {}
         self._runners: dict[int, InstanceRunner] = {}
-        # Kept for the life of the process, which is as long as the library may call them.
-        self._hooks = _Hooks(
-            _LoadModel(self._guarded(self._load_model)),
-            _UnloadModel(self._guarded(self._unload_model)),
-            _LoadInstance(self._guarded(self._load_instance)),
-            _UnloadInstance(self._guarded(self._unload_instance)),
-            _MakeRoom(self._guarded(self._make_room)),
-            _Execute(self._guarded(self._execute)),
+        library = NativeLibrary()
+        library.connect("connect")
+        # In the order in which the library takes them, which keeps them for the life of the process.
+        hooks = (
+            self._guarded(self._load_model),
+            self._guarded(self._load_instance),
+            self._guarded(self._unload_model),
+            self._guarded(self._unload_instance),
+            self._guarded(self._make_room),
+            self._execute,
         )
-        python = ctypes.pythonapi
-        names = "PyGILState_Ensure", "PyGILState_Release", "PyEval_SaveThread"
-        states = _ThreadStates(*[ctypes.cast(getattr(python, name), _ADDRESS).value for name in names])
-        library.connect("connect", ctypes.addressof(self._hooks), ctypes.addressof(states))
+        functions = library.open("open", hooks)
+        self.respond: Callable[[int, int, int, list[int] | None], None] = functions["respond"]
+        self.fail: Callable[[int, int, bytes], None] = functions["fail"]
+        self.is_cancelled: Callable[[int, int], bool] = functions["is_cancelled"]
+        self.delete: Callable[[int], bool] = functions["delete"]
+        self._refuse: Callable[[bytes], None] = functions["refuse"]
         # Then no thread of Triton may enter the interpreter any more.
-        process.call_at_exit(function("close", None, keep_gil=True))
+        process.call_at_exit(library.function("close", None, keep_gil=True))
 
     # ---- for bindings -----------------------------------------------------------------------------------------------
 
@@ -181,8 +145,8 @@ class Backend:
 
         return call
 
-    def _load_model(self, folder: bytes, version: int) -> int:
-        text = (Path(os.fsdecode(folder)) / str(version) / MODEL_FILE).read_text(encoding="ascii")
+    def _load_model(self, folder: str, version: int) -> int:
+        text = (Path(folder) / str(version) / MODEL_FILE).read_text(encoding="ascii")
         model = self._models.get(int(text))
         if model is None:
             raise LookupError(f"the model was bound in another process, or is unbound: there is no binding {text} here")
@@ -193,10 +157,10 @@ class Backend:
     def _unload_model(self, number: int) -> None:
         self._loads.pop(number, None)
 
-    def _load_instance(self, number: int, instance: Any) -> int:
+    def _load_instance(self, number: int, address: int) -> int:
         load = self._loads[number]
         token = next(self._numbers)
-        self._runners[token] = load.model.make_runner(next(load.places), instance.contents)
+        self._runners[token] = load.model.make_runner(next(load.places), Instance.from_address(address))
         return token
 
     def _unload_instance(self, token: int) -> None:
@@ -205,14 +169,11 @@ class Backend:
     def _make_room(self, token: int, length: int) -> None:
         self._runners[token].make_room(length)
 
-    def _execute(self, token: int, batch: int, request: int, in_place: int, count: int) -> int:
+    def _execute(self, token: int, batch: int, request: int, in_place: list[tuple[int, int]]) -> int:
         # From here on the batch is answered by its handle at the latest.
         handle = BatchHandle(self, batch)
         try:
-            inputs = []
-            if count:
-                inputs = [(item.tensor, item.address) for item in (_InPlace * count).from_address(in_place)]
-            self._runners[token].execute(handle, request, inputs)
+            self._runners[token].execute(handle, request, in_place)
         except BaseException as error:
             logger.exception("pytriton.inprocess: a batch failed outside of its callable")
             handle.fail(f"the batch could not be served: {type(error).__name__}: {error}", 1)

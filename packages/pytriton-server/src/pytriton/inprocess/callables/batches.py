@@ -255,8 +255,7 @@ class DirectSink:
             memory = self._room(len(made.metadata))
             kept = [_address(payload) for payload in record.payloads]
             record.write_metadata(memory, 0, number)
-            payloads = (ctypes.c_void_p * len(kept))(*[address for address, _ in kept])
-            self._library.respond(number, self._slab.address, made.length, payloads)
+            self._library.respond(number, self._slab.address, made.length, [address for address, _ in kept])
         if done:
             self.forget(number)
         elif self._progress_at is not None and number in self._progress_at:

@@ -19,9 +19,11 @@ from pytriton.proxy_backend import inprocess_library_path
 from pytriton.server.tritonserver.binary import TritonServerBinary, find_tritonserver
 from pytriton.server.tritonserver.version import describe_server_version
 
-__all__ = ["Library", "NativeLibrary", "declared", "load_library"]
+__all__ = ["Library", "NativeLibrary", "load_library"]
 
 _SUPPORTED_MAJOR: Final = 1
+# Of an object in an interpreter with the usual lock: its count of references and its type.
+_OBJECT_BYTES: Final = 16
 
 _lock = threading.Lock()
 _loaded: Library | None = None
@@ -84,21 +86,47 @@ class NativeLibrary:
             keep_gil: Whether to call it with the GIL kept, as it neither waits nor calls back.
         """
         library = self._keeping_gil if keep_gil else self._library
-        return declared(library[f"pytriton_inprocess_{name}"], result, *arguments)
+        # By index: that gives a function object of its own every time.
+        found = library[f"pytriton_inprocess_{name}"]
+        found.restype = result
+        found.argtypes = list(arguments)
+        return found
 
-    def connect(self, name: str, *arguments: Any) -> None:
+    def open(self, name: str, *arguments: Any) -> dict[str, Any]:
+        """Call a function that takes objects of Python's, which it keeps, and gives functions for Python.
+
+        Args:
+            name: Its name, as for `function`.
+            *arguments: Its arguments.
+
+        Returns:
+            The functions by name. They are called as those of an extension module are.
+
+        Raises:
+            UnsupportedError: If this is an interpreter without the usual lock.
+        """
+        if object.__basicsize__ != _OBJECT_BYTES:
+            raise UnsupportedError(
+                "Expected an interpreter with a global lock, received one whose objects have another form, such as "
+                "free-threaded Python. Use the ordinary build of Python.",
+                expected=_OBJECT_BYTES,
+                received=object.__basicsize__,
+            )
+        objects = [ctypes.py_object] * len(arguments)
+        functions: dict[str, Any] = self.function(name, ctypes.py_object, *objects, keep_gil=True)(*arguments)
+        return functions
+
+    def connect(self, name: str) -> None:
         """Call a function that looks up others of Triton's library, and gives the name of one that it lacks.
 
         Args:
             name: Its name, as for `function`.
-            *arguments: Its arguments after the first one, the handle of Triton's library: addresses, or callbacks.
 
         Raises:
             UnsupportedError: If Triton's library lacks a function.
         """
         triton = load_library()
-        types = [type(argument) if hasattr(argument, "argtypes") else ctypes.c_void_p for argument in arguments]
-        missing = self.function(name, ctypes.c_char_p, ctypes.c_void_p, *types)(triton.handle._handle, *arguments)
+        missing = self.function(name, ctypes.c_char_p, ctypes.c_void_p)(triton.handle._handle)
         if missing:
             raise UnsupportedError(
                 f"Expected a Triton of release 2.51 or later in {triton.path}, which is "
@@ -108,13 +136,6 @@ class NativeLibrary:
                 received=None,
                 where=str(triton.path),
             )
-
-
-def declared(function: Any, result: Any, *arguments: Any) -> Any:
-    """Set the types of a function that was looked up by index, which gives a function object of its own every time."""
-    function.restype = result
-    function.argtypes = list(arguments)
-    return function
 
 
 def _find_file(binary: TritonServerBinary) -> Path:

@@ -7,7 +7,6 @@ calls any extension module (`native/inprocess/python_requests.cc`): ctypes would
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import importlib
 import itertools
@@ -18,16 +17,12 @@ from typing import Any, Protocol
 
 from pytriton.inprocess.capi import process
 from pytriton.inprocess.capi.api import load_api
-from pytriton.inprocess.capi.errors import UnsupportedError
 from pytriton.inprocess.capi.library import NativeLibrary
 from pytriton.inprocess.tensors.dtypes import NUMPY_TYPES
 
 __all__ = ["Event", "NativeCalls", "ResponseContent", "SubmittedRequest", "load_native_calls"]
 
 logger = logging.getLogger(__name__)
-
-# Of an object in an interpreter with the usual lock: its count of references and its type.
-_OBJECT_BYTES = 16
 
 ResponseContent = tuple[int, str, int, Any, Any, Any, Any, Any]
 """A response: flags (1: the last one, 2: it was cancelled, 4: the request has ended); name and version of the model;
@@ -82,27 +77,15 @@ class NativeCalls:
     """
 
     def __init__(self) -> None:
-        if object.__basicsize__ != _OBJECT_BYTES:
-            raise UnsupportedError(
-                "Expected an interpreter with a global lock, received one whose objects have another form, such as "
-                "free-threaded Python. Use the ordinary build of Python.",
-                expected=_OBJECT_BYTES,
-                received=object.__basicsize__,
-            )
         api = load_api()
         self.pending: dict[int, SubmittedRequest] = {}
         self.numbers = itertools.count(1)
         self.input_owners: dict[int, object] = {}
         library = NativeLibrary()
         library.connect("find_requests")
-        objects = [ctypes.py_object] * 4
-        # Whatever it is given it keeps for the life of the process, which is as long as it may use it.
-        functions: dict[str, Any] = library.function("open_requests", ctypes.py_object, *objects, keep_gil=True)(
-            _numpy_functions(),
-            {int(number): dtype for number, dtype in NUMPY_TYPES.items()},
-            api.check,
-            self._on_events,
-        )
+        dtypes = {int(number): dtype for number, dtype in NUMPY_TYPES.items()}
+        # It keeps what it is given for the life of the process, which is as long as it may use it.
+        functions = library.open("open_requests", _numpy_functions(), dtypes, api.check, self._on_events)
         self.new: Callable[[int], Any] = functions["new_request"]
         self.create: Callable[..., int | None] = functions["create_request"]
         self.submit: Callable[..., None] = functions["submit_request"]
