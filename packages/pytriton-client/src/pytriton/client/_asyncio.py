@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ._base import DEFAULT_INFERENCE_TIMEOUT_S, BaseModelClient
 from ._core.deadline import Deadline, check_timeout
 from ._core.options import Headers, Parameters
-from ._core.requests import Call, check_call, decode_response, is_end_of_stream
+from ._core.requests import Call, InferRequest, InferResponse, check_call, decode_response, is_end_of_stream
 from ._core.results import ModelResult
 from ._core.spec import ModelSpec
 from ._core.startup import Pause, PlanStep, ask_server, prepare, wait_for_model, wait_for_server
 from ._core.telemetry import trace_call
 from ._core.translate import closed_error
 from ._core.url import TritonUrl
-from ._transport import make_async_transport
-from .exceptions import PyTritonClientError
+from ._transport import AsyncResponseStream, make_async_transport
+from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from ._shm.plans import SharedMemory
 
 __all__ = ["AsyncioDecoupledModelClient", "AsyncioModelClient"]
 
@@ -52,6 +55,7 @@ class AsyncioModelClient(BaseModelClient):
 
     def _open(self) -> None:
         self._transport = make_async_transport(self._url, self._access_token, self._tls, self._max_response_bytes)
+        self._shared_memory = self._make_shared_memory()
         from ._asyncio_waits import Waits
 
         # All views of a client share it.
@@ -72,9 +76,16 @@ class AsyncioModelClient(BaseModelClient):
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections. Calls that wait end with an error. A second call does nothing."""
-        self._waits.close()
-        await self._transport.close()
+        """Close the connections, and give back shared memory. Calls that wait end with an error.
+
+        A second call does nothing.
+        """
+        try:
+            if self._shared_memory is not None and not self._waits.is_closed:
+                await self._drive(self._shared_memory.close())
+        finally:
+            self._waits.close()
+            await self._transport.close()
 
     async def infer_sample(
         self,
@@ -237,7 +248,10 @@ class AsyncioModelClient(BaseModelClient):
             self._check_is_coupled(spec)
             request = self._build_request(spec, call, is_batch=is_batch)
             timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
-            response = await self._transport.infer(request, timeout_s)
+            if self._shared_memory is None:
+                response = await self._transport.infer(request, timeout_s)
+            else:
+                response = await self._drive(self._shared_memory.infer(spec, request, timeout_s))
             return decode_response(spec, response, is_batch=is_batch)
 
     async def _get_spec(self, call_deadline: Deadline | None = None) -> ModelSpec:
@@ -299,12 +313,16 @@ class AsyncioDecoupledModelClient(AsyncioModelClient):
     Over gRPC a stream carries any tensors. Over HTTP it uses Triton's generate extension, which carries JSON: what that
     cannot say is refused before anything is sent.
 
+    Shared memory carries inputs, over gRPC alone; responses travel in the stream.
+
     The arguments are those of ``AsyncioModelClient``; ``inference_timeout_s`` is how long each response may take.
 
     Raises:
         PyTritonClientInvalidUrlError: The address cannot be understood.
         PyTritonClientValueError: Another argument cannot be used.
     """
+
+    _reads_streams = True
 
     def infer_sample(  # type: ignore[override] # many results in place of one, as PyTriton has it
         self,
@@ -376,10 +394,40 @@ class AsyncioDecoupledModelClient(AsyncioModelClient):
             self._check_is_decoupled(spec)
             request = self._build_request(spec, call, is_batch=is_batch)
             timeout_s = self._options.timeout_s or self._inference_timeout_s
-            stream = self._transport.stream(spec, request)
-            try:
-                while (response := await stream.receive(timeout_s)) is not None:
+            if self._shared_memory is None:
+                responses = _receive(self._transport.stream(spec, request), timeout_s)
+            else:
+                responses = self._receive_shared(self._shared_memory, spec, request, timeout_s)
+            async with aclosing(responses):
+                async for response in responses:
                     if not is_end_of_stream(response):
                         yield decode_response(spec, response, is_batch=is_batch)
+
+    async def _receive_shared(
+        self, shared_memory: SharedMemory, spec: ModelSpec, request: InferRequest, timeout_s: float
+    ) -> AsyncGenerator[InferResponse, None]:
+        """Yield the responses to a request whose inputs go through shared memory."""
+        was_unknown = has_begun = False
+        while True:
+            placed = await self._drive(shared_memory.place(spec, request, Deadline(timeout_s), is_stream=True))
+            try:
+                async with aclosing(_receive(self._transport.stream(spec, placed.request), timeout_s)) as responses:
+                    async for response in responses:
+                        has_begun = True
+                        yield response
+                placed.give_back()
+                return
+            except PyTritonClientInferenceServerError as error:
+                if has_begun or not shared_memory.may_place_anew(placed, error, was_unknown=was_unknown):
+                    raise
+                was_unknown = True
             finally:
-                stream.close()
+                placed.leave()  # what is not given back: the server may still read it
+
+
+async def _receive(stream: AsyncResponseStream, timeout_s: float) -> AsyncGenerator[InferResponse, None]:
+    try:
+        while (response := await stream.receive(timeout_s)) is not None:
+            yield response
+    finally:
+        stream.close()

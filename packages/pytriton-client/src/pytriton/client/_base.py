@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ._core.deadline import Deadline, check_timeout
 from ._core.options import NO_OPTIONS
@@ -23,6 +23,8 @@ from .exceptions import PyTritonClientInferenceServerError, PyTritonClientValueE
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from ._shm.plans import SharedMemory
 
 __all__ = ["DEFAULT_INFERENCE_TIMEOUT_S", "DEFAULT_INIT_TIMEOUT_S", "LATEST_MODEL_VERSION", "BaseModelClient"]
 
@@ -71,6 +73,9 @@ class BaseModelClient:
         max_response_bytes: The largest response that is taken, in bytes, and of a stream the largest one of its
             responses; ``None`` is 4 GiB. A larger one is an error, and no memory is taken for it. Over gRPC none can be
             larger than 2 GiB.
+        shared_memory: Whether tensors go through shared memory, to a server on this host that lets this client register
+            it: ``True`` for all that can, and an error where that fails; ``"auto"`` for large ones where the address is
+            a loopback one, with one warning where it fails.
 
     Raises:
         PyTritonClientInvalidUrlError: The address cannot be understood.
@@ -78,6 +83,7 @@ class BaseModelClient:
     """
 
     _library_suffix = ""
+    _reads_streams = False
     # The classes for the models of either kind, for errors.
     _coupled_class = "ModelClient"
     _decoupled_class = "DecoupledModelClient"
@@ -96,6 +102,7 @@ class BaseModelClient:
         access_token: str | None = None,
         tls: TlsSettings | None = None,
         max_response_bytes: int | None = None,
+        shared_memory: bool | Literal["auto"] = False,
     ) -> None:
         self._url = TritonUrl.from_url(url)
         self._tls = check_tls(tls, self._url)
@@ -111,6 +118,7 @@ class BaseModelClient:
         self._given_spec = None if model_config is None else to_model_spec(model_config)
         self._ensure_model_is_ready = ensure_model_is_ready
         self._access_token = _check_token(access_token)
+        self._shared_memory_mode = self._check_shared_memory(shared_memory)
         self._options = NO_OPTIONS
         # All views of a client share these two objects.
         self._model_info = ModelInfo(self._given_spec)
@@ -141,6 +149,7 @@ class BaseModelClient:
             access_token=existing_client._access_token,
             tls=existing_client._tls,
             max_response_bytes=existing_client._max_response_bytes,
+            shared_memory=existing_client._shared_memory_mode,
         )
         client._options = existing_client._options
         return client
@@ -210,6 +219,33 @@ class BaseModelClient:
     def get_lib(self) -> ModuleType:
         """Return the module of tritonclient that speaks the protocol of this client, such as ``tritonclient.http``."""
         return importlib.import_module(f"tritonclient.{self._url.protocol}{self._library_suffix}")
+
+    def _check_shared_memory(self, mode: bool | Literal["auto"]) -> bool | Literal["auto"]:
+        if not isinstance(mode, bool) and mode != "auto":
+            raise PyTritonClientValueError(
+                f'Expected shared_memory to be True, False or "auto"; received {mode!r}.',
+                input_name="shared_memory",
+                received=repr(mode),
+            )
+        if mode is True and self._reads_streams and self._url.protocol == "http":
+            raise PyTritonClientValueError(
+                f"Expected a grpc:// address with shared_memory=True, because streams over HTTP are JSON; received "
+                f"{self._url.with_scheme}.",
+                input_name="shared_memory",
+                received=repr(mode),
+            )
+        return mode
+
+    def _make_shared_memory(self) -> SharedMemory | None:
+        """Return what the client has in shared memory; ``None`` where nothing is to be there."""
+        if not self._shared_memory_mode:
+            return None
+        from ._shm.plans import SharedMemory, is_usable
+
+        is_required = self._shared_memory_mode is True
+        if not is_required and (not is_usable(self._url) or (self._reads_streams and self._url.protocol == "http")):
+            return None
+        return SharedMemory(self._target, is_required=is_required, max_response_bytes=self._max_response_bytes)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} for {self._target.model} at {self._target.url}>"

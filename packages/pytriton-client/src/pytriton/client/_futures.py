@@ -7,7 +7,7 @@ import functools
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 from ._base import BaseModelClient
 from ._core.deadline import Deadline
@@ -63,6 +63,7 @@ class FuturesModelClient(BaseModelClient):
         access_token: Sent with every request.
         tls: Certificates for an ``https`` or ``grpcs`` address.
         max_response_bytes: The largest response that is taken, in bytes; ``None`` is 4 GiB.
+        shared_memory: Whether tensors go through shared memory; see ``BaseModelClient``.
 
     Raises:
         ValueError: ``max_workers`` or ``max_queue_size`` is not above zero.
@@ -87,6 +88,7 @@ class FuturesModelClient(BaseModelClient):
         access_token: str | None = None,
         tls: TlsSettings | None = None,
         max_response_bytes: int | None = None,
+        shared_memory: bool | Literal["auto"] = False,
     ) -> None:
         _check_limit(max_workers, "max_workers")
         _check_limit(max_queue_size, "max_queue_size")
@@ -103,6 +105,7 @@ class FuturesModelClient(BaseModelClient):
             access_token=access_token,
             tls=tls,
             max_response_bytes=max_response_bytes,
+            shared_memory=shared_memory,
         )
         self._queue_timeout_s = self._inference_timeout_s
         if inference_timeout_s is None:

@@ -11,17 +11,23 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ._base import BaseModelClient
 from ._core.deadline import Deadline, check_timeout
 from ._core.options import Headers, Parameters
-from ._core.requests import check_call, decode_response, is_end_of_stream
+from ._core.requests import InferRequest, InferResponse, check_call, decode_response, is_end_of_stream
 from ._core.results import ModelResult
 from ._core.spec import ModelSpec
 from ._core.startup import Pause, PlanStep, ask_server, prepare, wait_for_model, wait_for_server
 from ._core.telemetry import TracedCall, trace_call
 from ._core.translate import closed_error
 from ._transport import ResponseStream, make_transport
-from .exceptions import PyTritonClientError, PyTritonClientModelNotReadyError
+from .exceptions import (
+    PyTritonClientError,
+    PyTritonClientInferenceServerError,
+    PyTritonClientModelNotReadyError,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self
+
+    from ._shm.plans import SharedMemory
 
 __all__ = ["DecoupledModelClient", "ModelClient"]
 
@@ -48,6 +54,7 @@ class ModelClient(BaseModelClient):
         self._closed = threading.Event()
         self._prepare_lock = threading.Lock()
         self._transport = make_transport(self._url, self._access_token, self._tls, self._max_response_bytes)
+        self._shared_memory = self._make_shared_memory()
         if not self._lazy_init:
             try:
                 self._get_spec()
@@ -64,9 +71,16 @@ class ModelClient(BaseModelClient):
         self.close()
 
     def close(self) -> None:
-        """Close the connections. A wait in another thread ends with an error. A second call does nothing."""
-        self._closed.set()
-        self._transport.close()
+        """Close the connections, and give back shared memory. A wait in another thread ends with an error.
+
+        A second call does nothing.
+        """
+        try:
+            if self._shared_memory is not None and not self._closed.is_set():
+                self._drive(self._shared_memory.close())
+        finally:
+            self._closed.set()
+            self._transport.close()
 
     def infer_sample(
         self,
@@ -204,7 +218,10 @@ class ModelClient(BaseModelClient):
             self._check_is_coupled(spec)
             request = self._build_request(spec, call, is_batch=is_batch)
             timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
-            response = self._transport.infer(request, timeout_s)
+            if self._shared_memory is None:
+                response = self._transport.infer(request, timeout_s)
+            else:
+                response = self._drive(self._shared_memory.infer(spec, request, timeout_s))
             return decode_response(spec, response, is_batch=is_batch)
 
     def _get_spec(self, call_deadline: Deadline | None = None) -> ModelSpec:
@@ -279,6 +296,8 @@ class DecoupledModelClient(ModelClient):
             for result in client.infer_sample(np.array([b"a prompt"])):
                 print(result["word"])
 
+    Shared memory carries inputs, over gRPC alone; responses travel in the stream.
+
     The arguments are those of ``BaseModelClient``. The wait for a response is bounded by ``inference_timeout_s``, or by
     one minute where that is longer: PyTriton's client does not bound it, and programs rely on that. A strict limit for
     each response is ``client.with_options(timeout_s=...)``.
@@ -288,6 +307,8 @@ class DecoupledModelClient(ModelClient):
         PyTritonClientValueError: Another argument cannot be used.
         PyTritonClientModelNotReadyError: With ``lazy_init=False``: the model was not ready in time.
     """
+
+    _reads_streams = True
 
     def infer_sample(  # type: ignore[override] # many results in place of one, as PyTriton has it
         self,
@@ -361,17 +382,47 @@ class DecoupledModelClient(ModelClient):
             spec = self._get_spec(self._call_deadline())
             self._check_is_decoupled(spec)
             request = self._build_request(spec, traced.call, is_batch=is_batch)
-            stream = self._transport.stream(spec, request)
+            timeout_s = self._options.timeout_s or max(self._inference_timeout_s, _LEAST_RESPONSE_TIMEOUT_S)
+            if self._shared_memory is None:
+                responses = _receive(self._transport.stream(spec, request), timeout_s)
+            else:
+                responses = self._receive_shared(self._shared_memory, spec, request, timeout_s)
         except BaseException as error:
             traced.__exit__(type(error), error, None)
             raise
-        return self._results(spec, stream, traced, is_batch=is_batch)
+        return self._results(spec, responses, traced, is_batch=is_batch)
 
     def _results(
-        self, spec: ModelSpec, stream: ResponseStream, traced: TracedCall, *, is_batch: bool
+        self, spec: ModelSpec, responses: Generator[InferResponse, None, None], traced: TracedCall, *, is_batch: bool
     ) -> Generator[ModelResult, None, None]:
-        timeout_s = self._options.timeout_s or max(self._inference_timeout_s, _LEAST_RESPONSE_TIMEOUT_S)
-        with traced, closing(stream):
-            while (response := stream.receive(timeout_s)) is not None:
+        with traced, closing(responses):
+            for response in responses:
                 if not is_end_of_stream(response):
                     yield decode_response(spec, response, is_batch=is_batch)
+
+    def _receive_shared(
+        self, shared_memory: SharedMemory, spec: ModelSpec, request: InferRequest, timeout_s: float
+    ) -> Generator[InferResponse, None, None]:
+        """Yield the responses to a request whose inputs go through shared memory."""
+        was_unknown = has_begun = False
+        while True:
+            placed = self._drive(shared_memory.place(spec, request, Deadline(timeout_s), is_stream=True))
+            try:
+                with closing(_receive(self._transport.stream(spec, placed.request), timeout_s)) as responses:
+                    for response in responses:
+                        has_begun = True
+                        yield response
+                placed.give_back()
+                return
+            except PyTritonClientInferenceServerError as error:
+                if has_begun or not shared_memory.may_place_anew(placed, error, was_unknown=was_unknown):
+                    raise
+                was_unknown = True
+            finally:
+                placed.leave()  # what is not given back: the server may still read it
+
+
+def _receive(stream: ResponseStream, timeout_s: float) -> Generator[InferResponse, None, None]:
+    with closing(stream):
+        while (response := stream.receive(timeout_s)) is not None:
+            yield response

@@ -84,6 +84,18 @@ class Transport(Protocol):
         """Unload a model."""
         ...
 
+    def register_shared_memory(self, name: str, size: int, timeout_s: float) -> None:
+        """Have the server map a region of shared memory."""
+        ...
+
+    def unregister_shared_memory(self, name: str, timeout_s: float) -> None:
+        """Have the server forget a region of shared memory."""
+        ...
+
+    def list_shared_memory(self, timeout_s: float) -> list[str]:
+        """Return the names of the regions that the server has mapped."""
+        ...
+
     def close(self) -> None:
         """Give back what is held. A second call does nothing."""
         ...
@@ -142,6 +154,18 @@ class AsyncTransport(Protocol):
 
     async def unload_model(self, model_name: str, timeout_s: float) -> None:
         """Unload a model."""
+        ...
+
+    async def register_shared_memory(self, name: str, size: int, timeout_s: float) -> None:
+        """Have the server map a region of shared memory."""
+        ...
+
+    async def unregister_shared_memory(self, name: str, timeout_s: float) -> None:
+        """Have the server forget a region of shared memory."""
+        ...
+
+    async def list_shared_memory(self, timeout_s: float) -> list[str]:
+        """Return the names of the regions that the server has mapped."""
         ...
 
     @property

@@ -11,6 +11,7 @@
      |    +-- PyTritonClientModelNotReadyError
      +-- PyTritonClientConnectionError                 no connection, or it broke
      +-- PyTritonClientInferenceServerError            the server answered with an error
+     +-- PyTritonClientSharedMemoryError               shared memory was asked for, and cannot be had
      +-- PyTritonClientModelDoesntSupportBatchingError
      +-- PyTritonClientClosedError
      +-- PyTritonClientQueueFullError
@@ -33,6 +34,7 @@ __all__ = [
     "PyTritonClientModelNotReadyError",
     "PyTritonClientModelUnavailableError",
     "PyTritonClientQueueFullError",
+    "PyTritonClientSharedMemoryError",
     "PyTritonClientTimeoutError",
     "PyTritonClientValueError",
 ]
@@ -171,6 +173,30 @@ class PyTritonClientInferenceServerError(PyTritonClientError):
         super().__init__(message, url=url, model_name=model_name, model_version=model_version)
         self.status = status
         self.server_message = server_message
+
+
+class PyTritonClientSharedMemoryError(PyTritonClientError):
+    """Shared memory was asked for, and cannot be made here, or the server does not take it. Nothing was inferred.
+
+    Args:
+        message: The whole text for a human.
+        url: The server that the client talks to.
+        model_name: The model that the client was made for.
+        model_version: The version that the client was made for; ``None`` is the latest.
+        size: How many bytes were asked for.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        url: str | None = None,
+        model_name: str | None = None,
+        model_version: str | None = None,
+        size: int | None = None,
+    ) -> None:
+        super().__init__(message, url=url, model_name=model_name, model_version=model_version)
+        self.size = size
 
 
 class PyTritonClientModelDoesntSupportBatchingError(PyTritonClientError):

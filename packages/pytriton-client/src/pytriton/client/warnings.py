@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["NotSupportedTimeoutWarning", "PyTritonWarning"]
+__all__ = ["NotSupportedTimeoutWarning", "PyTritonWarning", "SharedMemoryWarning"]
 
 
 class PyTritonWarning(UserWarning):
@@ -11,3 +11,7 @@ class PyTritonWarning(UserWarning):
 
 class NotSupportedTimeoutWarning(PyTritonWarning):
     """A timeout cannot be kept. No client here issues it: the name stays for code that filters it."""
+
+
+class SharedMemoryWarning(PyTritonWarning):
+    """Shared memory cannot be used where it was to be used if possible: tensors travel in requests and responses."""

@@ -12,7 +12,7 @@ Nothing here waits, opens a connection or imports a library that does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
@@ -33,6 +33,8 @@ __all__ = [
     "Call",
     "InferRequest",
     "InferResponse",
+    "SharedTensors",
+    "Slice",
     "build_request",
     "check_call",
     "decode_response",
@@ -60,6 +62,37 @@ class Call:
 
 
 @dataclass(frozen=True)
+class Slice:
+    """Where a tensor lies in shared memory.
+
+    Attributes:
+        region: The name under which the server has registered the region.
+        offset: In the region, in bytes.
+        size: In bytes; of an output the most that it may have.
+    """
+
+    region: str
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class SharedTensors:
+    """Which tensors of a request go through shared memory.
+
+    Attributes:
+        inputs: Those inputs that are there already. The others travel in the request.
+        outputs: Where the server is to write each output, ``None`` for its response. Empty where that is so for all.
+        read: Returns the array of an output that the server has written there, for its name, data type and shape;
+            raises ``ValueError`` where they do not fit.
+    """
+
+    inputs: Mapping[str, Slice]
+    outputs: Mapping[str, Slice | None]
+    read: Callable[[str, str, Sequence[int]], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
 class InferRequest:
     """One inference request as a transport takes it.
 
@@ -69,6 +102,7 @@ class InferRequest:
         request_id: Comes back in the response and in the server's messages.
         inputs: What the model declares about each input, and its array with the batch axis where there is one.
         call: Parameters, options and headers.
+        shared: The tensors that go through shared memory, if any.
     """
 
     model_name: str
@@ -76,6 +110,7 @@ class InferRequest:
     request_id: str
     inputs: tuple[tuple[TensorSpec, npt.NDArray[Any]], ...]
     call: Call
+    shared: SharedTensors | None = None
 
 
 @dataclass(frozen=True)

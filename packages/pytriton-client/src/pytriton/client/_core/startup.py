@@ -9,7 +9,7 @@ If the model is ready, two questions are enough: whether it is ready, and what i
 from __future__ import annotations
 
 import enum
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
 
@@ -26,6 +26,7 @@ from .translate import is_permanent
 
 __all__ = [
     "Ask",
+    "Exchange",
     "Pause",
     "PlanStep",
     "Question",
@@ -67,6 +68,13 @@ class Pause:
     seconds: float
 
 
+@dataclass(frozen=True)
+class Exchange:
+    """Call ``carry`` with the transport; with an asyncio one, await what it returns."""
+
+    carry: Callable[[Any], Any]
+
+
 class TargetFields(TypedDict):
     """A ``Target`` as keyword arguments of errors."""
 
@@ -100,11 +108,13 @@ class Target:
         return {"url": self.url, "model_name": self.model_name, "model_version": self.model_version}
 
 
-PlanStep = Ask | Pause
+PlanStep = Ask | Pause | Exchange
 
 
-def ask_server(transport: Any, target: Target, step: Ask) -> Any:
+def ask_server(transport: Any, target: Target, step: Ask | Exchange) -> Any:
     """Ask the server through a ``Transport``, or an ``AsyncTransport``, whose answer is to be awaited."""
+    if isinstance(step, Exchange):
+        return step.carry(transport)
     name, version, timeout_s = target.model_name, target.model_version, step.timeout_s
     if step.question is Question.SERVER_READY:
         return transport.is_server_ready(timeout_s)

@@ -82,7 +82,8 @@ class AsyncGrpcTransport:
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
         call = calls.infer(self._url, request, timeout_s)
-        return read_infer_response(call.operation, await self._call(call, request.call.headers))
+        message = await self._call(call, request.call.headers)
+        return read_infer_response(call.operation, message, request.shared)
 
     def stream(self, spec: ModelSpec, request: InferRequest) -> AsyncGrpcStream:
         """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
@@ -105,6 +106,19 @@ class AsyncGrpcTransport:
     async def unload_model(self, model_name: str, timeout_s: float) -> None:
         """Unload a model."""
         await self._call(calls.unload_model(self._url, model_name, timeout_s))
+
+    async def register_shared_memory(self, name: str, size: int, timeout_s: float) -> None:
+        """Have the server map a region of shared memory."""
+        await self._call(calls.register_shared_memory(self._url, name, size, timeout_s))
+
+    async def unregister_shared_memory(self, name: str, timeout_s: float) -> None:
+        """Have the server forget a region of shared memory."""
+        await self._call(calls.unregister_shared_memory(self._url, name, timeout_s))
+
+    async def list_shared_memory(self, timeout_s: float) -> list[str]:
+        """Return the names of the regions that the server has mapped."""
+        message = await self._call(calls.list_shared_memory(self._url, timeout_s))
+        return [region.name for region in message.regions.values()]
 
     def close_soon(self) -> None:
         """Let every loop close its channel, without waiting for that."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .._core.requests import InferRequest, InferResponse
+from .._core.requests import InferRequest, InferResponse, SharedTensors
 from .._core.translate import Operation, is_denial, server_error
 from .._core.untrusted import UNREADABLE
 from ..exceptions import PyTritonClientInferenceServerError
@@ -16,14 +16,17 @@ __all__ = [
     "check_message",
     "infer",
     "is_unavailable",
+    "list_shared_memory",
     "load_model",
     "model_config",
     "model_ready",
     "read_infer_response",
     "read_model_config",
+    "register_shared_memory",
     "server_ready",
     "stream_operation",
     "unload_model",
+    "unregister_shared_memory",
 ]
 
 _UNAVAILABLE_STATUSES = ("NOT_FOUND", "UNAVAILABLE")
@@ -96,14 +99,40 @@ def unload_model(url: str, model_name: str, timeout_s: float) -> GrpcCall:
     return GrpcCall(operation, "RepositoryModelUnload", message)
 
 
-def read_infer_response(operation: Operation, message: Any) -> InferResponse:
+def register_shared_memory(url: str, name: str, size: int, timeout_s: float) -> GrpcCall:
+    """Map a region of shared memory; its name is the one of its file, too."""
+    operation = Operation("registration of shared memory", url, timeout_s)
+    message = service_pb2.SystemSharedMemoryRegisterRequest(name=name, key=f"/{name}", offset=0, byte_size=size)
+    return GrpcCall(operation, "SystemSharedMemoryRegister", message)
+
+
+def unregister_shared_memory(url: str, name: str, timeout_s: float) -> GrpcCall:
+    """Forget a region of shared memory."""
+    operation = Operation("unregistering of shared memory", url, timeout_s)
+    return GrpcCall(
+        operation, "SystemSharedMemoryUnregister", service_pb2.SystemSharedMemoryUnregisterRequest(name=name)
+    )
+
+
+def list_shared_memory(url: str, timeout_s: float) -> GrpcCall:
+    """Ask which regions of shared memory are registered."""
+    operation = Operation("request for the regions of shared memory", url, timeout_s)
+    return GrpcCall(operation, "SystemSharedMemoryStatus", service_pb2.SystemSharedMemoryStatusRequest())
+
+
+def read_infer_response(operation: Operation, message: Any, shared: SharedTensors | None = None) -> InferResponse:
     """Return the response in a message.
+
+    Args:
+        operation: What was asked, for errors.
+        message: What came.
+        shared: The tensors of the request that go through shared memory.
 
     Raises:
         PyTritonClientInferenceServerError: It cannot be read.
     """
     try:
-        return decode_infer_response(message)
+        return decode_infer_response(message, shared)
     except UNREADABLE as error:
         raise _unreadable_error(operation, error) from error
 

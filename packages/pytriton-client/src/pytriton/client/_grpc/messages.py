@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy.typing as npt
 from google.protobuf import json_format  # type: ignore[import-untyped, unused-ignore]
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from .._core.requests import InferRequest, InferResponse
+from .._core.requests import InferRequest, InferResponse, SharedTensors, Slice
 from .._core.results import ParameterValue
 from .._core.tensors import decode_tensor, encode_tensor
 from .._core.untrusted import check_shape, describe
@@ -55,14 +56,24 @@ def encode_infer_request(request: InferRequest) -> Any:
     Raises:
         PyTritonClientValueError: The tensors are more than a message holds.
     """
+    shared = request.shared
+    placed = {} if shared is None else shared.inputs
     # Numbers first, whose size is known before they are copied; strings below.
-    _check_size(request, sum(array.nbytes for tensor, array in request.inputs if tensor.datatype != "BYTES"))
+    sent = [(tensor, array) for tensor, array in request.inputs if tensor.name not in placed]
+    _check_size(request, sum(array.nbytes for tensor, array in sent if tensor.datatype != "BYTES"))
     message = service_pb2.ModelInferRequest(
         model_name=request.model_name, model_version=request.model_version or "", id=request.request_id
     )
     for tensor, array in request.inputs:
-        message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=array.shape)
-        message.raw_input_contents.append(encode_tensor(array, tensor.datatype))
+        described = message.inputs.add(name=tensor.name, datatype=tensor.datatype, shape=array.shape)
+        if tensor.name in placed:
+            _set_slice(described.parameters, placed[tensor.name])
+        else:
+            message.raw_input_contents.append(encode_tensor(array, tensor.datatype))
+    for name, where in ({} if shared is None else shared.outputs).items():
+        wanted = message.outputs.add(name=name)
+        if where is not None:
+            _set_slice(wanted.parameters, where)
     _check_size(request, sum(map(len, message.raw_input_contents)))
     for name, value in request.call.options.items():
         if name == "priority":
@@ -74,8 +85,12 @@ def encode_infer_request(request: InferRequest) -> Any:
     return message
 
 
-def decode_infer_response(message: Any) -> InferResponse:
+def decode_infer_response(message: Any, shared: SharedTensors | None = None) -> InferResponse:
     """Read a ``ModelInferResponse``.
+
+    Args:
+        message: The response.
+        shared: The tensors of the request that go through shared memory.
 
     Raises:
         ValueError: It cannot be read.
@@ -93,7 +108,7 @@ def decode_infer_response(message: Any) -> InferResponse:
     }
     return InferResponse(
         {
-            output.name: decode_tensor(data, output.datatype, check_shape(output.shape))
+            output.name: _decode_output(output, data, shared)
             for output, data in zip(message.outputs, message.raw_output_contents, strict=True)
         },
         parameters=parameters,
@@ -143,6 +158,20 @@ def _check_size(request: InferRequest, size: int) -> None:
             expected="less than 2 GiB",
             received=f"{size} bytes",
         )
+
+
+def _decode_output(output: Any, data: bytes, shared: SharedTensors | None) -> npt.NDArray[Any]:
+    shape = check_shape(output.shape)
+    if not data and shared is not None and shared.outputs.get(output.name) is not None:
+        # Nothing else says that the server has written it to the place that it was given.
+        return shared.read(output.name, output.datatype, shape)
+    return decode_tensor(data, output.datatype, shape)
+
+
+def _set_slice(parameters: Any, where: Slice) -> None:
+    parameters["shared_memory_region"].string_param = where.region
+    parameters["shared_memory_offset"].int64_param = where.offset
+    parameters["shared_memory_byte_size"].int64_param = where.size
 
 
 def _set_parameter(target: Any, value: ParameterValue) -> None:

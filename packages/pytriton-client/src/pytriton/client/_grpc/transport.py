@@ -108,7 +108,8 @@ class GrpcTransport:
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
         call = calls.infer(self._url, request, timeout_s)
-        return read_infer_response(call.operation, self._call(call, request.call.headers))
+        message = self._call(call, request.call.headers)
+        return read_infer_response(call.operation, message, request.shared)
 
     def stream(self, spec: ModelSpec, request: InferRequest) -> GrpcStream:
         """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
@@ -129,6 +130,19 @@ class GrpcTransport:
     def unload_model(self, model_name: str, timeout_s: float) -> None:
         """Unload a model."""
         self._call(calls.unload_model(self._url, model_name, timeout_s))
+
+    def register_shared_memory(self, name: str, size: int, timeout_s: float) -> None:
+        """Have the server map a region of shared memory."""
+        self._call(calls.register_shared_memory(self._url, name, size, timeout_s))
+
+    def unregister_shared_memory(self, name: str, timeout_s: float) -> None:
+        """Have the server forget a region of shared memory."""
+        self._call(calls.unregister_shared_memory(self._url, name, timeout_s))
+
+    def list_shared_memory(self, timeout_s: float) -> list[str]:
+        """Return the names of the regions that the server has mapped."""
+        message = self._call(calls.list_shared_memory(self._url, timeout_s))
+        return [region.name for region in message.regions.values()]
 
     def close(self) -> None:
         """Close the channel; calls and streams in flight end with ``PyTritonClientClosedError``."""

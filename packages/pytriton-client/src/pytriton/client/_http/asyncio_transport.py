@@ -83,7 +83,8 @@ class AsyncHttpTransport:
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
         operation = Operation("inference request", self._url, timeout_s, request.model_name, request.model_version)
-        return messages.read_infer_response(await self._exchange(messages.infer_request(request), operation), operation)
+        response = await self._exchange(messages.infer_request(request), operation)
+        return messages.read_infer_response(response, operation, request.shared)
 
     def stream(self, spec: ModelSpec, request: InferRequest) -> AsyncHttpResponseStream:
         """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
@@ -104,6 +105,26 @@ class AsyncHttpTransport:
         """Unload a model."""
         operation = Operation("unloading of the model", self._url, timeout_s, model_name)
         messages.check_status(await self._exchange(messages.unload_request(model_name), operation), operation)
+
+    async def register_shared_memory(self, name: str, size: int, timeout_s: float) -> None:
+        """Have the server map a region of shared memory."""
+        operation = Operation("registration of shared memory", self._url, timeout_s)
+        messages.check_status(
+            await self._exchange(messages.register_shared_memory_request(name, size), operation), operation
+        )
+
+    async def unregister_shared_memory(self, name: str, timeout_s: float) -> None:
+        """Have the server forget a region of shared memory."""
+        operation = Operation("unregistering of shared memory", self._url, timeout_s)
+        messages.check_status(
+            await self._exchange(messages.unregister_shared_memory_request(name), operation), operation
+        )
+
+    async def list_shared_memory(self, timeout_s: float) -> list[str]:
+        """Return the names of the regions that the server has mapped."""
+        operation = Operation("request for the regions of shared memory", self._url, timeout_s)
+        response = await self._exchange(messages.list_shared_memory_request(), operation)
+        return messages.read_shared_memory_names(response, operation)
 
     @property
     def has_connections(self) -> bool:

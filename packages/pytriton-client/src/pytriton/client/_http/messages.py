@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 import numpy.typing as npt
 
-from .._core.requests import InferRequest, InferResponse
+from .._core.requests import InferRequest, InferResponse, SharedTensors, Slice
 from .._core.spec import ModelSpec
 from .._core.tensors import decode_tensor, encode_tensor
 from .._core.translate import Operation, connection_error, is_denial, server_error, timeout_error
@@ -32,6 +32,7 @@ __all__ = [
     "check_status",
     "failed_exchange",
     "infer_request",
+    "list_shared_memory_request",
     "load_request",
     "model_config_request",
     "model_path",
@@ -39,8 +40,11 @@ __all__ = [
     "read_infer_response",
     "read_model_config",
     "read_readiness",
+    "read_shared_memory_names",
+    "register_shared_memory_request",
     "stream_request",
     "unload_request",
+    "unregister_shared_memory_request",
 ]
 
 SERVER_READY = HttpRequest("GET", "/v2/health/ready")
@@ -66,19 +70,28 @@ def infer_request(request: InferRequest) -> HttpRequest:
     """Ask for one inference; ``read_infer_response`` reads the response."""
     inputs = []
     pieces = [b""]
+    shared = request.shared
     for tensor, array in request.inputs:
-        data = encode_tensor(array, tensor.datatype)
-        pieces.append(data)
+        where = None if shared is None else shared.inputs.get(tensor.name)
+        if where is None:
+            data = encode_tensor(array, tensor.datatype)
+            pieces.append(data)
         inputs.append(
             {
                 "name": tensor.name,
                 "shape": array.shape,
                 "datatype": tensor.datatype,
-                "parameters": {"binary_data_size": len(data)},
+                "parameters": {"binary_data_size": len(data)} if where is None else _slice_parameters(where),
             }
         )
     parameters = {**request.call.parameters, **request.call.options, "binary_data_output": True}
-    head = json.dumps({"id": request.request_id, "parameters": parameters, "inputs": inputs}).encode()
+    fields: dict[str, Any] = {"id": request.request_id, "parameters": parameters, "inputs": inputs}
+    if shared is not None and shared.outputs:
+        fields["outputs"] = [
+            {"name": name, "parameters": {"binary_data": True} if where is None else _slice_parameters(where)}
+            for name, where in shared.outputs.items()
+        ]
+    head = json.dumps(fields).encode()
     pieces[0] = head
     headers = {**request.call.headers, TENSORS_START: str(len(head))}
     path = f"{model_path(request.model_name, request.model_version)}/infer"
@@ -107,6 +120,35 @@ def load_request(model_name: str, config: str | None, files: Mapping[str, bytes]
 def unload_request(model_name: str) -> HttpRequest:
     """Ask to unload a model."""
     return HttpRequest("POST", f"/v2/repository/models/{quote(model_name, safe='')}/unload", body=b"{}")
+
+
+def register_shared_memory_request(name: str, size: int) -> HttpRequest:
+    """Ask to map a region of shared memory; its name is the one of its file, too."""
+    body = json.dumps({"key": f"/{name}", "offset": 0, "byte_size": size}).encode()
+    return HttpRequest("POST", f"/v2/systemsharedmemory/region/{name}/register", body=body)
+
+
+def unregister_shared_memory_request(name: str) -> HttpRequest:
+    """Ask to forget a region of shared memory."""
+    return HttpRequest("POST", f"/v2/systemsharedmemory/region/{name}/unregister", body=b"{}")
+
+
+def list_shared_memory_request() -> HttpRequest:
+    """Ask which regions of shared memory are registered; ``read_shared_memory_names`` reads the response."""
+    return HttpRequest("GET", "/v2/systemsharedmemory/status")
+
+
+def read_shared_memory_names(response: HttpResponse, operation: Operation) -> list[str]:
+    """Return the names of the regions that are registered.
+
+    Raises:
+        PyTritonClientInferenceServerError: The response is an error, or cannot be read.
+    """
+    check_status(response, operation)
+    try:
+        return [str(region["name"]) for region in parse_json(bytes(response.body))]
+    except UNREADABLE as error:
+        raise _not_understood(operation, response, error) from error
 
 
 def check_status(response: HttpResponse, operation: Operation) -> None:
@@ -163,8 +205,15 @@ def read_model_config(response: HttpResponse, operation: Operation) -> Mapping[s
     return config
 
 
-def read_infer_response(response: HttpResponse, operation: Operation) -> InferResponse:
+def read_infer_response(
+    response: HttpResponse, operation: Operation, shared: SharedTensors | None = None
+) -> InferResponse:
     """Return the response to an inference.
+
+    Args:
+        response: What came.
+        operation: What was asked, for errors.
+        shared: The tensors of the request that go through shared memory.
 
     Raises:
         PyTritonClientInferenceServerError: The response is an error, or cannot be read.
@@ -176,7 +225,7 @@ def read_infer_response(response: HttpResponse, operation: Operation) -> InferRe
         if head_length > len(response.body):
             raise ValueError(f"expected {describe(head_length)} bytes of JSON, received {len(response.body)} bytes")
         head = parse_json(bytes(response.body[:head_length]))
-        outputs = _read_outputs(head.get("outputs", ()), response.body[head_length:])
+        outputs = _read_outputs(head.get("outputs", ()), response.body[head_length:], shared)
         version = head.get("model_version")
         return InferResponse(
             outputs,
@@ -189,7 +238,15 @@ def read_infer_response(response: HttpResponse, operation: Operation) -> InferRe
         raise _not_understood(operation, response, error) from error
 
 
-def _read_outputs(described: Any, data: memoryview) -> dict[str, npt.NDArray[Any]]:
+def _slice_parameters(where: Slice) -> dict[str, str | int]:
+    return {
+        "shared_memory_region": where.region,
+        "shared_memory_offset": where.offset,
+        "shared_memory_byte_size": where.size,
+    }
+
+
+def _read_outputs(described: Any, data: memoryview, shared: SharedTensors | None) -> dict[str, npt.NDArray[Any]]:
     outputs: dict[str, npt.NDArray[Any]] = {}
     start = 0
     for output in described:
@@ -197,6 +254,10 @@ def _read_outputs(described: Any, data: memoryview) -> dict[str, npt.NDArray[Any
         if not isinstance(name, str) or name in outputs:
             raise ValueError(f"expected each output once and by its name, received {describe(name)}")
         size = output.get("parameters", {}).get("binary_data_size")
+        if size is None and "data" not in output and shared is not None and shared.outputs.get(name) is not None:
+            # Nothing else says that the server has written it to the place that it was given.
+            outputs[name] = shared.read(name, datatype, shape)
+            continue
         if size is None:
             # In the JSON itself, as servers other than Triton may send it.
             outputs[name] = array_from_json(output["data"], datatype, shape)

@@ -1,0 +1,267 @@
+"""Requests whose tensors go through shared memory, as plans without I/O that both kinds of clients run.
+
+A plan gets regions, has the server register those that are new, puts the inputs there, says where the outputs are to
+go, and sends what is left of the request. What cannot go this way travels as always where ``"auto"`` was asked for.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import logging
+import os
+import threading
+import time
+import warnings
+from collections.abc import Generator
+from operator import methodcaller
+from typing import Any
+
+from .._core.deadline import Deadline
+from .._core.requests import InferRequest, InferResponse
+from .._core.spec import ModelSpec
+from .._core.startup import Exchange, Pause, PlanStep, Target
+from .._core.url import TritonUrl
+from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError, PyTritonClientSharedMemoryError
+from ..warnings import SharedMemoryWarning
+from .placing import Expectations, Placed, layout_of_inputs
+from .pool import RegionPool, leavings_of
+from .regions import FOLDER, Region, is_left_behind, remove_left_files
+
+__all__ = ["SharedMemory", "is_usable"]
+
+logger = logging.getLogger(__name__)
+
+LEAST_BYTES = 1 << 18
+"""The size from which "auto" puts a tensor into shared memory; docs/clients.md says why."""
+
+# The second one is of our guard, which looks at shapes before the server looks for regions, and expects their bytes in
+# the request until a region is registered.
+_UNKNOWN_TEXTS = ("Unable to find shared memory region", "and no request in flight has so many")
+_TOO_SMALL_TEXT = "shared memory size specified with the request for output"
+_NO_OUTPUT_TEXT = "unexpected inference output"
+_IN_USE_TEXT = "in use"
+_BUSY_STATUSES = ("503", "UNAVAILABLE")
+# What may be otherwise the next time.
+_SHORTAGES = (errno.ENOSPC, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
+# How long a call, or a close, may take to tidy up, and how long until it is tried again, in seconds.
+_TIDY_TIMEOUT_S = 2.0
+_TIDY_PAUSE_S = 1.0
+# How long a close waits for the server to let go of what it has answered already, in seconds.
+_PATIENCE_S = 0.2
+_CLOSE_PAUSE_S = 0.01
+
+
+def is_usable(url: TritonUrl) -> bool:
+    """Ask whether an address is one of this host for sure, and this host has shared memory."""
+    try:
+        is_this_host = ipaddress.ip_address(url.hostname).is_loopback
+    except ValueError:
+        is_this_host = url.hostname.lower() == "localhost"
+    return is_this_host and os.path.isdir(FOLDER)
+
+
+class SharedMemory:
+    """What a client and its views have in shared memory.
+
+    Args:
+        target: The server and the model.
+        is_required: Whether all tensors are to go through it, and it is an error where they cannot; else large ones do,
+            where they can.
+        max_response_bytes: The largest response that is taken.
+    """
+
+    def __init__(self, target: Target, *, is_required: bool, max_response_bytes: int) -> None:
+        self._target = target
+        self._is_required = is_required
+        self._least_bytes = 1 if is_required else LEAST_BYTES
+        self._pool = RegionPool(target.url)
+        self._leavings = leavings_of(target.url)
+        self._expectations = Expectations(max_response_bytes)
+        self._lock = threading.Lock()
+        self._has_swept = self._has_warned = self._is_off = False
+
+    def infer(
+        self, spec: ModelSpec, request: InferRequest, timeout_s: float
+    ) -> Generator[PlanStep, Any, InferResponse]:
+        """Carry a request as a ``Transport`` does.
+
+        Raises:
+            PyTritonClientSharedMemoryError: Shared memory is required, and cannot be had.
+        """
+        deadline = Deadline(timeout_s)
+        was_unknown = False
+        while True:
+            placed = yield from self.place(spec, request, deadline)
+            try:
+                response: InferResponse = yield Exchange(methodcaller("infer", placed.request, deadline.remaining_s()))
+            except PyTritonClientInferenceServerError as error:
+                if not self.may_place_anew(placed, error, was_unknown=was_unknown):
+                    raise
+                was_unknown = was_unknown or is_unknown(error)
+            except BaseException:
+                placed.leave()
+                raise
+            else:
+                response = placed.finish(response)
+                self._expectations.learn(spec, request, response)
+                return response
+
+    def place(
+        self, spec: ModelSpec, request: InferRequest, deadline: Deadline, *, is_stream: bool = False
+    ) -> Generator[PlanStep, Any, Placed]:
+        """Put the inputs of a request into shared memory, and get room for its outputs.
+
+        Args:
+            spec: The model.
+            request: The request.
+            deadline: For the server to register what is new.
+            is_stream: Whether any number of responses may come, so that no output has a place of its own.
+
+        Raises:
+            PyTritonClientSharedMemoryError: Shared memory is required, and cannot be had.
+        """
+        placed = Placed(self._pool, request)
+        if self._is_off:
+            return placed
+        inputs = layout_of_inputs(request, self._least_bytes)
+        outputs = {} if is_stream else self._expectations.sizes(spec, request, self._least_bytes)
+        try:
+            if self._leavings.names and time.monotonic() >= self._leavings.not_before:
+                yield from self._unregister_left()
+            if inputs:
+                placed.place_inputs((yield from self._get(placed.room_for(inputs), deadline)), inputs)
+            if outputs:
+                placed.place_outputs((yield from self._get(placed.room_for(outputs), deadline)), outputs, spec)
+        except _NotToBeHadError as error:
+            placed.give_back()
+            self._refuse(error)
+            return Placed(self._pool, request)
+        except BaseException:
+            placed.give_back()
+            raise
+        return placed
+
+    def may_place_anew(self, placed: Placed, error: PyTritonClientInferenceServerError, *, was_unknown: bool) -> bool:
+        """Leave the regions of a request that the server refused, and ask whether it may be sent again.
+
+        Args:
+            placed: The request.
+            error: What the server said.
+            was_unknown: Whether it did not know regions of this request before.
+
+        Raises:
+            PyTritonClientSharedMemoryError: Shared memory is required, and the server forgets what it registers.
+        """
+        if placed.has_regions and is_unknown(error):
+            # Said before the model is asked. The server has been started anew, most likely.
+            placed.forget()
+            if was_unknown:
+                text = f"the server forgets what it registers: {error.server_message}"
+                self._refuse(_NotToBeHadError(0, text, error))
+            return True
+        placed.leave()
+        text = error.server_message or ""
+        if _NO_OUTPUT_TEXT in text:
+            # Said before the model is asked: it was loaded anew, and has other outputs than it had.
+            return self._expectations.give_up(placed, text)
+        return _TOO_SMALL_TEXT in text and placed.may_repeat and self._expectations.give_up(placed, text)
+
+    def close(self) -> Generator[PlanStep, Any, None]:
+        """Have the server forget all regions that no request uses. Raises nothing of the server's."""
+        self._pool.close()
+        patience = Deadline(_PATIENCE_S)
+        yield from self._unregister_left()
+        while self._leavings.names and self._leavings.was_early and not patience.is_over:
+            yield Pause(_CLOSE_PAUSE_S)
+            yield from self._unregister_left()
+
+    def _get(self, size: int, deadline: Deadline) -> Generator[PlanStep, Any, Region]:
+        """Return a region that the server has registered."""
+        region = self._pool.take(size)
+        if region is not None:
+            return region
+        try:
+            yield from self._sweep()
+            yield from self._unregister_left()
+            region = self._pool.make(size)
+        except OSError as error:
+            raise _NotToBeHadError(size, str(error), error, is_shortage=error.errno in _SHORTAGES) from error
+        try:
+            yield Exchange(methodcaller("register_shared_memory", region.name, region.size, deadline.remaining_s()))
+        except BaseException as error:
+            self._pool.leave(region)
+            if isinstance(error, PyTritonClientInferenceServerError):
+                is_shortage = error.status in _BUSY_STATUSES
+                raise _NotToBeHadError(size, error.message, error, is_shortage=is_shortage) from error
+            raise
+        finally:
+            region.unlink()
+        return region
+
+    def _sweep(self) -> Generator[PlanStep, Any, None]:
+        """Once for a client: have the server forget the regions of clients that were killed."""
+        with self._lock:
+            if self._has_swept:
+                return
+            self._has_swept = True
+        remove_left_files()
+        try:
+            names = yield Exchange(methodcaller("list_shared_memory", _TIDY_TIMEOUT_S))
+        except PyTritonClientError as error:
+            logger.debug("Regions of clients that are gone stay registered: %s", error)
+            return
+        for name in filter(is_left_behind, names):
+            self._leavings.add(name)
+
+    def _unregister_left(self) -> Generator[PlanStep, Any, None]:
+        deadline = Deadline(_TIDY_TIMEOUT_S)
+        for _ in range(len(self._leavings.names)):
+            try:
+                name = self._leavings.names.popleft()
+            except IndexError:
+                return  # another thread was faster
+            try:
+                yield Exchange(methodcaller("unregister_shared_memory", name, deadline.remaining_s()))
+            except PyTritonClientInferenceServerError as error:
+                if _IN_USE_TEXT in error.message or error.status in _BUSY_STATUSES:
+                    self._leavings.put_back(name, _TIDY_PAUSE_S)
+                else:
+                    logger.debug("The server keeps the region %s: %s", name, error)
+            except BaseException as error:
+                self._leavings.put_back(name, _TIDY_PAUSE_S)
+                if not isinstance(error, PyTritonClientError):
+                    raise
+                logger.debug("The server was not told to forget the region %s: %s", name, error)
+                return
+
+    def _refuse(self, error: _NotToBeHadError) -> None:
+        """Raise what is wrong, or warn once."""
+        message = (
+            f"Shared memory for the model {self._target.model} at {self._target.url} cannot be had: "
+            f"{str(error).rstrip('.')}. "
+            f"Expected room in {FOLDER} and a tritonserver on this host that sees the same files there, runs under the "
+            "same user or as root, and lets this client register shared memory."
+        )
+        if self._is_required:
+            raise PyTritonClientSharedMemoryError(message, **self._target.fields, size=error.size) from error.reason
+        self._is_off = self._is_off or not error.is_shortage
+        with self._lock:
+            has_warned, self._has_warned = self._has_warned, True
+        if not has_warned:
+            warnings.warn(f"{message} Tensors travel in requests and responses.", SharedMemoryWarning, stacklevel=2)
+
+
+class _NotToBeHadError(Exception):
+    """No region of that size can be had."""
+
+    def __init__(self, size: int, text: str, reason: Exception, *, is_shortage: bool = False) -> None:
+        super().__init__(text)
+        self.size = size
+        self.reason = reason
+        self.is_shortage = is_shortage
+
+
+def is_unknown(error: PyTritonClientInferenceServerError) -> bool:
+    """Ask whether the server refused a request because it does not know a region."""
+    return any(text in (error.server_message or "") for text in _UNKNOWN_TEXTS)
