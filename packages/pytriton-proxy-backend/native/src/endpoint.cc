@@ -334,7 +334,8 @@ void Endpoint::Run() {
       sweeping_ = busy;
       changed_.notify_all();
     }
-    if (polling && count > 0) Signal(wake_fd_);
+    // After a sweep, too: it may have read the answer that is waited for, and a poll sleeps on where nothing is left.
+    if (polling) Signal(wake_fd_);
   }
 }
 
