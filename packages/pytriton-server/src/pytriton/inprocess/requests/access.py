@@ -55,7 +55,6 @@ class ServerAccess:
         name: See above.
         api: The functions.
         handle: The handle; null until the server is started.
-        in_flight: The requests that Triton has.
         model_specs: What was fetched of the descriptions of models, by name and version. They may be out of date, as
             models are loaded anew.
     """
@@ -64,9 +63,11 @@ class ServerAccess:
         self.name = name
         self.api = load_api()
         self.handle = ServerHandle()
-        self.in_flight: set[InFlight] = set()
         self.model_specs: dict[tuple[str, int], ModelSpec] = {}
         self._calls: weakref.WeakSet[_Call] = weakref.WeakSet()
+        # Those that Triton has are kept elsewhere. So one that is being made is gone with the call that makes it,
+        # however many signals come while that cleans up.
+        self._in_flight: dict[int, weakref.ref[InFlight]] = {}
         self._refusing = False
         self._stopped = False
         self._forked_from: int | None = None
@@ -100,7 +101,7 @@ class ServerAccess:
             UnavailableError: If the server is being stopped.
             InvalidArgumentError: If the server was stopped, or belongs to the process that this one was forked from.
         """
-        self.in_flight.add(request)
+        self._in_flight[id(request)] = weakref.ref(request)
         # Looked at after the request was noted: `refuse_calls` comes before the look at the requests.
         if self._refusing:
             self.finish(request)
@@ -109,7 +110,13 @@ class ServerAccess:
 
     def finish(self, request: InFlight) -> None:
         """Note that Triton is done with a request. Does nothing for one that is not known."""
-        self.in_flight.discard(request)
+        self._in_flight.pop(id(request), None)
+
+    @property
+    def in_flight(self) -> list[InFlight]:
+        """The requests that Triton has, or is about to get."""
+        requests = [reference() for reference in list(self._in_flight.values())]
+        return [request for request in requests if request is not None]
 
     def refuse_calls(self) -> None:
         """Admit no more calls and requests."""

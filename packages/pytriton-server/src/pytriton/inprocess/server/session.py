@@ -224,7 +224,7 @@ class Session(ServerAccess):
 
     def _stop(self, deadline: float) -> None:
         self.refuse_calls()
-        for request in list(self.in_flight):
+        for request in self.in_flight:
             request.cancel()
         self._wait(self.users, deadline)
         if self.control_mode is not ModelControlMode.POLL:
