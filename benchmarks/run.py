@@ -20,6 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.harness.environments import PeerMissingError
 from benchmarks.harness.generators import LoadGeneratorError, find_generator, version
 from benchmarks.harness.processes import adopt_orphans, available_mib
+from benchmarks.harness.publish import publish
 from benchmarks.harness.report import render
 from benchmarks.harness.results import Results
 from benchmarks.peers import Peer, all_peers
@@ -40,6 +41,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # Without this a `kill` of the runner would leave a server behind.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     options = _parse(arguments)
+    if options.files:
+        return _show(options)
     adopt_orphans()
     results = Results(options={"rounds": options.rounds, "seconds": options.seconds, "workloads": options.workloads})
     workloads = [WORKLOADS[name] for name in options.workloads]
@@ -63,9 +66,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(render(results))
     if options.json is not None:
         options.json.write_text(json.dumps(results.to_json(), indent=1) + "\n")
+    if options.docs and not interrupted:
+        say("\n".join(publish([results])))
     if interrupted:
         return 128 + signal.SIGINT
     return 1 if results.failures or "ours" in results.missing or not results.cells else 0
+
+
+def _show(options: argparse.Namespace) -> int:
+    """Print and publish what earlier runs found."""
+    runs = [Results.from_json(json.loads(file.read_text())) for file in options.files]
+    print("\n\n".join(map(render, runs)))
+    if options.docs:
+        say("\n".join(publish(runs)))
+    return 0
 
 
 def _generators(workloads: Sequence[Workload], results: Results) -> dict[str, str]:
@@ -136,6 +150,10 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
         "--peer-python", metavar="PATH", help="interpreter (3.10 to 3.12, shared libpython) for nvidia-pytriton"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all raw results there")
+    parser.add_argument("--docs", action="store_true", help="write tables and charts into docs/ and README.md")
+    parser.add_argument(
+        "--from", type=Path, nargs="+", metavar="FILE", dest="files", help="measure nothing, take what --json wrote"
+    )
     options = parser.parse_args(arguments)
     if options.rounds < 1 or options.seconds < 1:
         parser.error("--rounds and --seconds are at least 1")

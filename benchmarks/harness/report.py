@@ -43,7 +43,7 @@ def workload_tables(results: Results, workload: str) -> str:
 
 def ratio(results: Results, workload: str, case: str, peer: str, name: str) -> str:
     """Return how many times a number of a peer ours is: the median, the lowest and the highest of the rounds."""
-    found = results.ratio(workload, case, OURS, peer, name)
+    found = results.ratio((workload, case, OURS), (workload, case, peer), name)
     if found is None:
         return ""
     spread = "" if found.low == found.high else f" ({found.low:.2f} to {found.high:.2f})"

@@ -13,6 +13,9 @@ NOISE_CORES = 0.25
 """From here on other work on the machine, in busy cores, makes a cell count only where there is none without it."""
 RATE = "requests/s"
 
+Key = tuple[str, str, str]
+"""A workload, a case of it, a server."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -78,14 +81,13 @@ class Results:
         found = [next(iter(cell.numbers.values())) for cell in self.of(workload, case, peer).values()]
         return (max(found) - min(found)) / 2 / statistics.median(found) if len(found) > 1 else None
 
-    def ratio(self, workload: str, case: str, ours: str, other: str, name: str) -> Ratio | None:
-        """Compare a number of two servers, round by round; `None` where they have no round in common."""
-        mine, its = self.of(workload, case, ours), self.of(workload, case, other)
-        both = [number for number in mine if number in its]
+    def ratio(self, first: Key, second: Key, name: str) -> Ratio | None:
+        """Compare a number of two cells round by round; `None` where they have no round in common."""
+        mine, its = self.of(*first), self.of(*second)
         found = [
             mine[number].numbers[name] / its[number].numbers[name]
-            for number in both
-            if its[number].numbers.get(name) and name in mine[number].numbers
+            for number in mine
+            if number in its and its[number].numbers.get(name) and name in mine[number].numbers
         ]
         return Ratio(statistics.median(found), min(found), max(found)) if found else None
 

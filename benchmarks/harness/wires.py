@@ -115,11 +115,11 @@ class KServeJsonWire(Wire):
 
 
 class JsonWire(Wire):
-    """A JSON object with a list of rows for each input, a list of rows back."""
+    """A JSON object with a list of rows, each with all inputs; a list of rows back."""
 
     def encode(self, model: Model, inputs: Sequence[Array]) -> HttpRequest:
-        rows = {name: [value.tolist()] for name, value in zip(model.inputs, inputs, strict=True)}
-        return HttpRequest(f"/{model.name}", {"Content-Type": "application/json"}, json.dumps(rows).encode())
+        body = json.dumps({"rows": [[value.tolist() for value in inputs]]}).encode()
+        return HttpRequest(f"/{model.name}", {"Content-Type": "application/json"}, body)
 
     def decode(self, model: Model, headers: Mapping[str, str], body: bytes) -> Array:
         return np.array(json.loads(body), np.float32).reshape(-1)
@@ -180,12 +180,6 @@ def decode_grpc_stream(model: Model, data: bytes) -> Array:
     if response.error_message:
         raise WrongAnswerError(f"expected a response, received the error {response.error_message!r}")
     return decode_grpc(model, response.infer_response.SerializeToString())
-
-
-def stream_request(model: Model, inputs: Sequence[Array]) -> HttpRequest:
-    """Return the request for a stream over HTTP: server-sent events of JSON."""
-    body = json.dumps({name: value.tolist() for name, value in zip(model.inputs, inputs, strict=True)}).encode()
-    return HttpRequest(f"/v2/models/{model.name}/generate_stream", {"Content-Type": "application/json"}, body)
 
 
 # --- checks --------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy.typing as npt
-from models import ACCESS_TOKEN, Model, load  # type: ignore[import-not-found,unused-ignore]
+from models import ACCESS_TOKEN, Model, dump, load  # type: ignore[import-not-found,unused-ignore]
 
 from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
@@ -46,12 +46,17 @@ def make(model: Model) -> Callable[..., Any]:
     return same
 
 
+def make_from(text: str) -> Callable[..., Any]:
+    """Make the callable of a model in a process of its own, which is sent no more than JSON."""
+    return make(load(text)[0])
+
+
 def workers(model: Model, kind: str, copies: int) -> Any:
     """Make what `bind` takes as `infer_func`."""
     if kind == "processes":
         from pytriton.triton import ProcessWorker
 
-        return ProcessWorker(make, (model,), copies=copies)
+        return ProcessWorker(make_from, (dump([model]),), copies=copies)
     callables = [make(model) for _ in range(copies)]
     return callables if copies > 1 else callables[0]
 

@@ -26,7 +26,6 @@ from benchmarks.harness.wires import (
     decode_grpc_stream,
     encode_grpc,
     example,
-    stream_request,
 )
 from benchmarks.peers.base import Peer, Ports
 from benchmarks.servers.models import Model
@@ -36,7 +35,7 @@ _CHECK_REQUESTS = 10
 _WARM_UP_S = 1
 _WARM_UP_REQUESTS = 100
 _ANSWER_TIMEOUT_S = 120
-_LARGE_BYTES = 1 << 20
+_LARGE_BYTES = 1 << 12
 """From here on a model is checked with one request only."""
 
 
@@ -101,8 +100,6 @@ class Served:
             rate = load(_WARM_UP_REQUESTS + 4 * connections).requests_per_s
             return self.count(lambda: load(max(connections, round(rate * seconds))), model)
         request = self.peer.wire(model).encode(model, example(model))
-        if model.responses:
-            request = stream_request(model, example(model))
 
         def load_for(duration_s: float) -> Run:
             return load_http(

@@ -148,7 +148,9 @@ def test_ratios_are_of_the_same_round_and_without_noise(bench: SimpleNamespace) 
     for number, ours, theirs, noise in [(1, 300.0, 100.0, 0.0), (2, 100.0, 50.0, 0.1), (3, 1.0, 100.0, 2.0)]:
         for peer, rate in (("ours", ours), ("theirs", theirs)):
             results.cells.append(bench.results.Cell("tiny", "http/1", peer, number, {"requests/s": rate}, noise))
-    assert results.ratio("tiny", "http/1", "ours", "theirs", "requests/s") == bench.results.Ratio(2.5, 2.0, 3.0)
+    assert results.ratio(
+        *(("tiny", "http/1", peer) for peer in ("ours", "theirs")), "requests/s"
+    ) == bench.results.Ratio(2.5, 2.0, 3.0)
     assert results.median("tiny", "http/1", "ours", "requests/s") == 200.0
     assert results.median("tiny", "http/1", "nobody", "requests/s") is None
     again = bench.results.Results.from_json(json.loads(json.dumps(results.to_json())))
