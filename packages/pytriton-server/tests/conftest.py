@@ -1,7 +1,6 @@
 """What the tests of pytriton-server share."""
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -71,16 +70,3 @@ def start_server(
         ports.release()
         process.stop(10.0)
         assert not process.is_running
-
-
-@pytest.fixture
-def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Waits until a condition holds; fails when it does not within 20 seconds."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 300
-        while not condition():
-            assert time.monotonic() < deadline, "the condition did not come true within 20 s"
-            time.sleep(0.01)
-
-    return wait

@@ -318,7 +318,8 @@ class _HttpHandler(BaseHTTPRequestHandler):
 
 
 class _HttpServer(ThreadingHTTPServer):
-    request_queue_size = 128
+    # More than any test opens connections: one that finds the queue full is reset after a while.
+    request_queue_size = 1024
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that gave up is no error of the server."""

@@ -32,6 +32,7 @@ from pytriton.client.exceptions import (
     PyTritonClientTimeoutError,
     PyTritonClientValueError,
 )
+from support.waiting import eventually_async
 
 ROW = np.array([1.0, 2.0], dtype=np.float32)
 ADD = ModelSpec(
@@ -53,18 +54,11 @@ def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
         await main()
         gc.collect()
-        await until(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+        await eventually_async(lambda: asyncio.all_tasks() == {asyncio.current_task()})
 
     asyncio.run(watched())
     gc.collect()
     assert complaints == []
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < end
-        await asyncio.sleep(0.01)
 
 
 def open_sockets() -> int:
@@ -206,7 +200,7 @@ def test_call_that_asks_is_cancelled_and_another_one_takes_over(server: Any) -> 
         async with AsyncioModelClient(server.url, "add", init_timeout_s=300) as client:
             first = asyncio.ensure_future(client.infer_sample(ROW))
             second = asyncio.ensure_future(client.infer_sample(ROW))
-            await until(lambda: server.asked["model-ready"] > 1)
+            await eventually_async(lambda: server.asked["model-ready"] > 1)
             first.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await first
@@ -222,7 +216,7 @@ def test_call_with_less_time_does_not_wait_for_the_one_that_asks(server: Any) ->
     async def main() -> None:
         async with AsyncioModelClient(server.url, "add", init_timeout_s=300) as client:
             patient = asyncio.ensure_future(client.infer_sample(ROW))
-            await until(lambda: server.asked["model-ready"] > 0)
+            await eventually_async(lambda: server.asked["model-ready"] > 0)
             with pytest.raises(PyTritonClientTimeoutError, match=r"Waited 0\.2 s .* another call"):
                 await client.with_options(timeout_s=0.2).infer_sample(ROW)
             server.models["add"].is_ready = True
@@ -416,7 +410,7 @@ def test_cancelled_call_leaves_nothing_and_the_client_goes_on(server: Any) -> No
             server.is_stuck = True
             asked = server.asked["inference"]
             calls = [asyncio.ensure_future(client.infer_sample(7 * ROW)) for _ in range(3)]
-            await until(lambda: server.asked["inference"] == asked + 3)
+            await eventually_async(lambda: server.asked["inference"] == asked + 3)
             for call in calls:
                 call.cancel()
             for error in await asyncio.gather(*calls, return_exceptions=True):
@@ -451,7 +445,7 @@ def test_waits_until_the_model_comes(server: Any) -> None:
     async def main() -> None:
         async with AsyncioModelClient(server.url, "add", init_timeout_s=300) as client:
             call = asyncio.ensure_future(client.infer_sample(ROW))
-            await until(lambda: server.asked["model-ready"] > 1)
+            await eventually_async(lambda: server.asked["model-ready"] > 1)
             server.models["add"].is_ready = True
             np.testing.assert_array_equal((await call)["sum"], ROW)
 
@@ -497,7 +491,7 @@ def test_close_reaches_the_connections_of_another_loop(server: Any) -> None:
         asyncio.run_coroutine_threadsafe(client.infer_sample(ROW), loop).result(300)
         server.is_stuck = True
         stuck = asyncio.run_coroutine_threadsafe(client.infer_sample(ROW), loop)
-        asyncio.run(until(lambda: server.asked["inference"] == 2))
+        asyncio.run(eventually_async(lambda: server.asked["inference"] == 2))
         drive(client.close)
         with pytest.raises(PyTritonClientClosedError):
             stuck.result(300)
@@ -539,10 +533,10 @@ def test_close_ends_calls_that_wait(server: Any) -> None:
         server.is_stuck = True
         asked = server.asked["model-ready"]
         calls = [asyncio.ensure_future(client.infer_sample(ROW)) for _ in range(3)]
-        await until(lambda: server.asked["inference"] == 4)
+        await eventually_async(lambda: server.asked["inference"] == 4)
         server.is_stuck = False
         calls += [asyncio.ensure_future(waits.infer_sample(ROW)) for _ in range(2)]
-        await until(lambda: server.asked["model-ready"] > asked)
+        await eventually_async(lambda: server.asked["model-ready"] > asked)
         await client.close()
         await waits.close()
         for error in await asyncio.gather(*calls, return_exceptions=True):
@@ -589,7 +583,7 @@ def test_unclosed_client_is_told_of_and_leaves_no_connection(server: Any) -> Non
             warnings.simplefilter("error")
             del unused
         # The loop closes the connections by and by.
-        await until(lambda: open_sockets() <= before)
+        await eventually_async(lambda: open_sockets() <= before)
 
     drive(main)
 
@@ -715,7 +709,7 @@ def test_server_with_a_certificate(encrypted_server: Any, certificates: Any) -> 
                 assert [int(result["i"].item()) async for result in decoupled.infer_sample([3])] == [0, 1, 2]
             async for _result in decoupled.infer_sample([-1]):
                 break
-            await until(encrypted_server.cancelled.is_set)
+            await eventually_async(encrypted_server.cancelled.is_set)
 
     drive(main)
     drive(main)

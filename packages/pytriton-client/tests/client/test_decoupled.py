@@ -22,6 +22,7 @@ from pytriton.client.exceptions import (
     PyTritonClientTimeoutError,
     PyTritonClientValueError,
 )
+from support.waiting import eventually
 
 
 def numbers(results: Iterator[ModelResult]) -> list[int]:
@@ -36,16 +37,9 @@ def client(server: Any) -> Iterator[DecoupledModelClient]:
         yield opened
     server.released.set()
     del opened
-    wait_until(lambda: "pytriton-client-watchdog" not in {thread.name for thread in threading.enumerate()})
+    eventually(lambda: "pytriton-client-watchdog" not in {thread.name for thread in threading.enumerate()})
     if server.protocol == "http":
-        wait_until(lambda: threading.active_count() <= before)
-
-
-def wait_until(condition: Any) -> None:
-    end = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
+        eventually(lambda: threading.active_count() <= before)
 
 
 def test_results_come_one_by_one(client: DecoupledModelClient) -> None:
@@ -134,14 +128,15 @@ def test_each_response_has_a_time_limit(server: Any, client: DecoupledModelClien
         results = client.with_options(timeout_s=limit_s).infer_sample([7])
         came: list[ModelResult] = []
         begin = time.monotonic()
-        with pytest.raises(PyTritonClientTimeoutError, match="streaming inference") as caught:
+        with pytest.raises(PyTritonClientTimeoutError) as caught:
             came.extend(results)
         assert time.monotonic() - begin > 0.9 * limit_s
-        assert caught.value.timeout_s == limit_s
         assert list(results) == []
         if came:
             break
     assert [result["i"].tolist() for result in came] == [[7]]
+    assert caught.value.timeout_s == limit_s
+    assert "streaming inference" in str(caught.value)
 
 
 def test_time_limit_is_neither_for_the_whole_stream_nor_for_its_reader(client: DecoupledModelClient) -> None:

@@ -7,7 +7,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import CancelledError, Future
 from typing import Any
 
@@ -25,15 +24,9 @@ from pytriton.client.exceptions import (
     PyTritonClientTimeoutError,
     PyTritonClientValueError,
 )
+from support.waiting import eventually
 
 ROW = np.array([1.0, 2.0], dtype=np.float32)
-
-
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 300
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.01)
 
 
 def workers() -> list[str]:
@@ -68,7 +61,7 @@ def test_threads_come_one_by_one_and_are_used_again(server: Any) -> None:
         assert workers() == []
         for _ in range(5):
             client.infer_sample(ROW).result(300)
-            until(lambda: client._pool._idle == len(workers()))
+            eventually(lambda: client._pool._idle == len(workers()))
         assert len(workers()) == 1
         server.delay_s = 0.05
         for future in [client.infer_sample(ROW) for _ in range(9)]:
@@ -178,7 +171,7 @@ def test_cancel(server: Any) -> None:
     server.is_stuck = True
     with FuturesModelClient(server.url, "add", max_workers=1, max_queue_size=2, non_blocking=True) as client:
         running, queued, cancelled = (client.infer_sample(ROW) for _ in range(3))
-        until(running.running)
+        eventually(running.running)
         assert not running.cancel()
         assert cancelled.cancel()
         # There is room again.
@@ -317,7 +310,7 @@ def test_close_from_a_callback(server: Any) -> None:
     server.delay_s = 0.1
     client.infer_sample(ROW).add_done_callback(close)
     assert closed.wait(300)
-    until(lambda: workers() == [])
+    eventually(lambda: workers() == [])
 
 
 def test_client_that_is_dropped_finishes_what_it_took(server: Any) -> None:
@@ -332,7 +325,7 @@ def test_client_that_is_dropped_finishes_what_it_took(server: Any) -> None:
     gc.collect()
     for future in futures:
         np.testing.assert_array_equal(future.result(300)["sum"], ROW)
-    until(lambda: workers() == [])
+    eventually(lambda: workers() == [])
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])

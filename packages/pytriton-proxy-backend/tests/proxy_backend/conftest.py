@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -25,10 +24,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from support.waiting import PATIENCE_S
+
 TESTS = Path(__file__).parents[1]
 NATIVE = TESTS.parent / "native"
-# Longest that anything here may take to answer; reaching it is a failure.
-PATIENCE_S = 600.0
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MESSAGE = struct.Struct("<HHIQQIIQQ")
 
@@ -286,19 +285,6 @@ def proxy(socket_folder: Path, golden: ModuleType) -> Iterator[FakeProxy]:
     made = FakeProxy(socket_folder / "model.1.sock", golden)
     yield made
     made.close()
-
-
-@pytest.fixture(scope="session")
-def eventually() -> Callable[[Callable[[], bool]], None]:
-    """Waits until a condition holds; fails when it does not."""
-
-    def wait(condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + PATIENCE_S
-        while not condition():
-            assert time.monotonic() < deadline, f"the condition did not come true within {PATIENCE_S} s"
-            time.sleep(0.005)
-
-    return wait
 
 
 @pytest.fixture(scope="session")

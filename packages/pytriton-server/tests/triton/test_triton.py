@@ -32,8 +32,8 @@ from pytriton.triton import (
     VertextAILifecyclePolicy,
     Workspace,
 )
+from support.waiting import eventually
 
-Eventually = Callable[[Callable[[], bool]], None]
 MakeTriton = Callable[..., Triton]
 
 TENSORS: dict[str, Any] = {
@@ -93,7 +93,7 @@ def short_home(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def make_triton(local_config: TritonConfig, eventually: Eventually) -> Iterator[MakeTriton]:
+def make_triton(local_config: TritonConfig) -> Iterator[MakeTriton]:
     made: list[Triton] = []
 
     def make(config: TritonConfig = local_config, **options: Any) -> Triton:
@@ -221,7 +221,7 @@ def test_in_a_thread_with_a_running_event_loop(make_triton: MakeTriton) -> None:
     assert results == [[6]]
 
 
-def test_stop_from_another_thread_ends_serve(make_triton: MakeTriton, eventually: Eventually) -> None:
+def test_stop_from_another_thread_ends_serve(make_triton: MakeTriton) -> None:
     triton = make_triton()
     triton.bind("double", double, **TENSORS)
     server = threading.Thread(target=triton.serve)
@@ -526,7 +526,7 @@ def test_a_token_on_everything(make_triton: MakeTriton) -> None:
 # ---- ends nobody wanted --------------------------------------------------------------------------------------------
 
 
-def test_a_killed_server_ends_serve_with_an_error(make_triton: MakeTriton, eventually: Eventually) -> None:
+def test_a_killed_server_ends_serve_with_an_error(make_triton: MakeTriton) -> None:
     triton = make_triton()
     triton.bind("double", double, **TENSORS)
     errors: list[BaseException] = []
@@ -550,7 +550,7 @@ def test_a_killed_server_ends_serve_with_an_error(make_triton: MakeTriton, event
     assert any("Started HTTPService" in line for line in error.log_lines)
 
 
-def test_serve_tells_of_a_server_that_ended_before(make_triton: MakeTriton, eventually: Eventually) -> None:
+def test_serve_tells_of_a_server_that_ended_before(make_triton: MakeTriton) -> None:
     triton = make_triton()
     triton.bind("double", double, **TENSORS)
     triton.run()
@@ -563,7 +563,7 @@ def test_serve_tells_of_a_server_that_ended_before(make_triton: MakeTriton, even
     assert infer(triton.http_url, "double", [2.0]) == [4.0]
 
 
-def test_a_killed_background_server_is_cleaned_up(make_triton: MakeTriton, eventually: Eventually) -> None:
+def test_a_killed_background_server_is_cleaned_up(make_triton: MakeTriton) -> None:
     triton = make_triton()
     triton.bind("double", double, **TENSORS)
     triton.run()
@@ -574,7 +574,7 @@ def test_a_killed_background_server_is_cleaned_up(make_triton: MakeTriton, event
     assert infer(triton.http_url, "double", [3]) == [6]
 
 
-def test_an_unrecoverable_error_answers_and_stops(make_triton: MakeTriton, eventually: Eventually) -> None:
+def test_an_unrecoverable_error_answers_and_stops(make_triton: MakeTriton) -> None:
     def fail(requests: Any) -> Any:
         raise PyTritonUnrecoverableError("no further inferences possible")
 
@@ -626,7 +626,7 @@ def silent_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return started
 
 
-def test_stop_ends_a_start(make_triton: MakeTriton, silent_server: Path, eventually: Eventually) -> None:
+def test_stop_ends_a_start(make_triton: MakeTriton, silent_server: Path) -> None:
     triton = make_triton()
     triton.bind("double", double, **TENSORS)
     errors: list[str] = []
@@ -646,9 +646,7 @@ def test_stop_ends_a_start(make_triton: MakeTriton, silent_server: Path, eventua
     assert home() == []
 
 
-def test_a_signal_ends_a_start(
-    make_triton: MakeTriton, silent_server: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signal_ends_a_start(make_triton: MakeTriton, silent_server: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handler = signal.getsignal(signal.SIGTERM)
     triton = make_triton()
     main = threading.main_thread().ident
@@ -858,7 +856,7 @@ def test_an_unrecoverable_error_ends_the_program_with_an_error(start_program: Ca
 
 
 def test_a_killed_program_leaves_nothing_running(
-    start_program: Callable[..., Program], eventually: Eventually, make_triton: MakeTriton
+    start_program: Callable[..., Program], make_triton: MakeTriton
 ) -> None:
     program = start_program("serve")
     (left,) = home()

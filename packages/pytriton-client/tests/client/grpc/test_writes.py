@@ -18,8 +18,6 @@ SPEC = ModelSpec("deaf", batching=True, max_batch_size=1, inputs=(TensorSpec("x"
 # More than the buffers of the sockets of both sides hold.
 BIG = np.zeros(8_000_000, np.float32)
 LIMIT_S = 0.5
-# A call that is never ended would take until the patience of the test run is over; this leaves room for a slow machine.
-PATIENCE_S = 300.0
 
 
 def _frame(kind: int, payload: bytes) -> bytes:

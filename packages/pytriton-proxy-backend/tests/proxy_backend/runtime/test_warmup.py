@@ -12,8 +12,8 @@ import pytest
 
 from pytriton.proxy.types import Request
 from pytriton.proxy_backend import AttachError, ModelSpec, OutputError, TensorSpec, Worker
+from support.waiting import PATIENCE_S
 
-PATIENCE_S = 300.0
 F4 = np.dtype("float32")
 Make = Callable[..., Worker]
 

@@ -25,12 +25,11 @@ from pytriton.proxy.types import Request, Response
 from pytriton.proxy_backend import AttachError, ModelSpec, TensorSpec, VersionMismatchError, Worker
 from pytriton.proxy_backend.protocol import worker as worker_protocol
 from pytriton.proxy_backend.transport import connection
+from support.waiting import PATIENCE_S, eventually
 
 GOLDEN = Path(__file__).parents[2] / "golden"
-PATIENCE_S = 300.0
 F4 = np.dtype("float32")
 Serve = Callable[..., tuple[Worker, Any]]
-Eventually = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture(autouse=True)
@@ -181,7 +180,6 @@ def test_a_refusal_ends_the_worker_with_its_reason(
     reason: str,
     proxy: Any,
     make_worker: Callable[..., Worker],
-    eventually: Eventually,
 ) -> None:
     proxy.listen()
     worker = make_worker()
@@ -591,7 +589,7 @@ def test_runs_in_its_context(serve: Serve, golden: ModuleType) -> None:
     assert values(peer.responses(peer.answer())) == [[[5]]]
 
 
-def test_an_unrecoverable_error_answers_first(serve: Serve, golden: ModuleType, eventually: Eventually) -> None:
+def test_an_unrecoverable_error_answers_first(serve: Serve, golden: ModuleType) -> None:
     class BrokenError(Exception):
         pass
 
@@ -1033,9 +1031,7 @@ def in_both_ways(steps: Callable[[list[Request]], Iterator[Any]]) -> list[Callab
 
 
 @pytest.mark.parametrize("way", [0, 1])
-def test_requests_of_a_batch_end_one_after_the_other(
-    way: int, serve: Serve, golden: ModuleType, eventually: Eventually
-) -> None:
+def test_requests_of_a_batch_end_one_after_the_other(way: int, serve: Serve, golden: ModuleType) -> None:
     closed = []
 
     def steps(requests: list[Request]) -> Iterator[Any]:
@@ -1066,9 +1062,7 @@ def test_requests_of_a_batch_end_one_after_the_other(
 
 
 @pytest.mark.parametrize("way", [0, 1])
-def test_a_stream_that_nobody_reads_any_more_is_closed(
-    way: int, serve: Serve, golden: ModuleType, eventually: Eventually
-) -> None:
+def test_a_stream_that_nobody_reads_any_more_is_closed(way: int, serve: Serve, golden: ModuleType) -> None:
     closed = []
 
     def steps(requests: list[Request]) -> Iterator[Any]:
@@ -1099,9 +1093,7 @@ def test_a_stream_that_nobody_reads_any_more_is_closed(
 
 
 @pytest.mark.parametrize("way", [0, 1])
-def test_a_stream_is_closed_when_what_it_yields_cannot_be_sent(
-    way: int, serve: Serve, golden: ModuleType, eventually: Eventually
-) -> None:
+def test_a_stream_is_closed_when_what_it_yields_cannot_be_sent(way: int, serve: Serve, golden: ModuleType) -> None:
     closed = []
 
     def steps(requests: list[Request]) -> Iterator[Any]:
@@ -1124,9 +1116,7 @@ def test_a_stream_is_closed_when_what_it_yields_cannot_be_sent(
 
 
 @pytest.mark.parametrize("way", [0, 1])
-def test_an_error_behind_the_last_response_is_told_to_nobody(
-    way: int, serve: Serve, golden: ModuleType, eventually: Eventually
-) -> None:
+def test_an_error_behind_the_last_response_is_told_to_nobody(way: int, serve: Serve, golden: ModuleType) -> None:
     def steps(requests: list[Request]) -> Iterator[Any]:
         try:
             yield [Response(one(0), final=True) for _ in requests]
@@ -1141,7 +1131,7 @@ def test_an_error_behind_the_last_response_is_told_to_nobody(
     assert set(worker.statistics.failed_requests.values()) == {0}
 
 
-def test_a_stream_that_sees_its_end_for_itself(serve: Serve, golden: ModuleType, eventually: Eventually) -> None:
+def test_a_stream_that_sees_its_end_for_itself(serve: Serve, golden: ModuleType) -> None:
     asked = []
 
     def steps(requests: list[Request]) -> Iterator[Any]:
@@ -1283,7 +1273,7 @@ def test_cancellation_reaches_an_async_callable(serve: Serve, golden: ModuleType
     assert cancelled.is_set()
 
 
-def test_cancellation_is_seen_inside_a_loop(serve: Serve, golden: ModuleType, eventually: Eventually) -> None:
+def test_cancellation_is_seen_inside_a_loop(serve: Serve, golden: ModuleType) -> None:
     looking = threading.Event()
 
     def work(requests: list[Request]) -> Any:
@@ -1302,7 +1292,7 @@ def test_cancellation_is_seen_inside_a_loop(serve: Serve, golden: ModuleType, ev
 # ---- statistics ----------------------------------------------------------------------------------------------------
 
 
-def test_statistics(serve: Serve, golden: ModuleType, eventually: Eventually) -> None:
+def test_statistics(serve: Serve, golden: ModuleType) -> None:
     def work(requests: list[Request]) -> Any:
         value = requests[0]["x"][0, 0]
         if value == 1:
@@ -1353,7 +1343,7 @@ def test_statistics_of_what_cannot_be_read(serve: Serve, golden: ModuleType) -> 
     assert worker.statistics.failed_requests["input"] == 1
 
 
-def test_the_time_of_a_generator_is_that_inside_of_it(serve: Serve, golden: ModuleType, eventually: Eventually) -> None:
+def test_the_time_of_a_generator_is_that_inside_of_it(serve: Serve, golden: ModuleType) -> None:
     def work(requests: list[Request]) -> Any:
         for _ in range(4):
             time.sleep(0.002)

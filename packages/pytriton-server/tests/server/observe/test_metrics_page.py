@@ -11,6 +11,7 @@ import pytest
 
 from pytriton.server.observe import metrics_page
 from pytriton.server.observe.metrics_page import CONTENT_TYPE, MAX_CALLERS, MetricsPage
+from support.waiting import eventually
 
 TEXT = b"a_total 1.0\n"
 PATIENCE_S = 300.0
@@ -107,9 +108,7 @@ def test_a_request_that_does_not_come_to_its_end_is_cut_off(part: bytes, monkeyp
         assert receive_all(slow) == b""
 
 
-def test_a_caller_that_does_not_read_is_cut_off(
-    monkeypatch: pytest.MonkeyPatch, eventually: Callable[[Callable[[], bool]], None]
-) -> None:
+def test_a_caller_that_does_not_read_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metrics_page, "_SEND_TIMEOUT_S", 0.1)
     begun = threading.Event()
 

@@ -18,9 +18,9 @@ from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.ports import ReservedPorts, port_setting_of_bind_failure, reserve_ports
 from pytriton.server.tritonserver.process import LOG_TAIL_LINES, ExitReport, ServerProcess
+from support.waiting import eventually
 
 StartServer = Callable[..., tuple[ServerProcess, ReservedPorts]]
-Eventually = Callable[[Callable[[], bool]], None]
 
 
 def control_of(ports: ReservedPorts, headers: dict[str, str] | None = None) -> HttpControl:
@@ -226,7 +226,7 @@ def test_the_token_opens_protected_endpoints(start_server: StartServer, local_co
     assert opened.index() == []
 
 
-def test_no_server_outlives_a_killed_parent(tmp_path: Path, eventually: Eventually) -> None:
+def test_no_server_outlives_a_killed_parent(tmp_path: Path) -> None:
     script = """
 import os, sys
 from pathlib import Path
@@ -259,7 +259,7 @@ sys.stdin.read()
     eventually(lambda: is_gone(server))
 
 
-def test_secrets_reach_the_process_and_are_wiped_when_it_has_logged(eventually: Eventually) -> None:
+def test_secrets_reach_the_process_and_are_wiped_when_it_has_logged() -> None:
     # As the server logs, which it does only after it has read its arguments.
     code = (
         "import os, sys, time; print(sys.argv[1:], 'PYTRITON_EXEC_SECRETS' in os.environ, flush=True); "
