@@ -119,7 +119,13 @@ AIMS = (
     Aim("CPU per request over the limit's, 32, us", 20, 10, _over_limit, "{:.0f}", less_is_better=True),
     Aim("worker's CPU per batch, 1, us", 40, 25, _ours("tiny", "http/1", "worker us/batch"), "{:.0f}", True),
     Aim("5 ms batching, 32, requests/s", 2900, 3100, _ours("batching", "delay", RATE), "{:,.0f}"),
-    Aim("64 MiB, shared memory against HTTP", 5, 15, _cases("large", "shm/64MiB", "http/64MiB", RATE), "{:.1f}x"),
+    Aim(
+        "64 MiB, shared memory against HTTP",
+        5,
+        15,
+        _cases("large", "client-shm/64MiB", "client-http/64MiB", RATE),
+        "{:.1f}x",
+    ),
     *(
         Aim(f"{case} against the limit", 0.85, 0.95, _against("large", case, "limit"), "{:.0%}")
         for case in ("http/2x4MiB", "http/64MiB", "grpc/2x4MiB", "grpc/64MiB")

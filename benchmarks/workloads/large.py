@@ -55,7 +55,7 @@ class Large(ServedWorkload):
 
     def cases(self) -> Sequence[str]:
         """Return a case for each way and model."""
-        ways = ("http", "grpc", "shm", "in-place", "client-http", "client-grpc")
+        ways = ("http", "grpc", "shm", "in-place", "client-http", "client-grpc", "client-shm")
         return [f"{way}/{model.name}" for model in self.models for way in ways]
 
     def protocols(self, cases: Sequence[str]) -> Sequence[str]:
@@ -194,11 +194,11 @@ def _shared(server: Served, model: Model, *, is_copied: bool) -> Iterator[Call]:
 
 
 @contextmanager
-def _by_client(server: Served, model: Model, protocol: str) -> Iterator[Call]:
+def _by_client(server: Served, model: Model, protocol: str, **options: Any) -> Iterator[Call]:
     port = server.ports.grpc if protocol == "grpc" else server.ports.http
     inputs = dict(zip(model.inputs, example(model), strict=True))
     url = f"{protocol}://127.0.0.1:{port}"
-    with ModelClient(url, model.name, inference_timeout_s=_ANSWER_TIMEOUT_S) as client:
+    with ModelClient(url, model.name, inference_timeout_s=_ANSWER_TIMEOUT_S, **options) as client:
         _compare(model, client.infer_sample(**inputs)["y"])
 
         def call() -> None:
@@ -214,4 +214,7 @@ _WAYS: dict[str, Callable[[Served, Model], Any]] = {
     "in-place": lambda server, model: _shared(server, model, is_copied=False),
     "client-http": lambda server, model: _by_client(server, model, "http"),
     "client-grpc": lambda server, model: _by_client(server, model, "grpc"),
+    "client-shm": lambda server, model: _by_client(
+        server, model, "http", shared_memory=True, access_token=ACCESS_TOKEN
+    ),
 }
