@@ -1,7 +1,8 @@
 """Compiles the native libraries: into the wheel, or into a git-ignored folder of an editable install.
 
-There are three: the native proxy; of mostly the same sources the backend that serves callables in the process that runs
-Triton; and the guard, which is loaded into tritonserver before its own libraries.
+There are four: the native proxy; of mostly the same sources the backend that serves callables in the process that runs
+Triton; the guard, which is loaded into tritonserver before its own libraries; and the accelerator, an extension module
+of Python for workers.
 
 The compiler is `$CXX`, else the first of `c++`, `g++`, `clang++` on PATH, else the one in the package `ziglang`, which
 is asked for as a build requirement only then. Environment variables:
@@ -35,8 +36,10 @@ ROOT = Path(__file__).resolve().parent
 LIBRARY_NAME = "libtriton_pytriton.so"
 INPROCESS_LIBRARY_NAME = "libtriton_pytriton_inprocess.so"
 GUARD_LIBRARY_NAME = "libpytriton_guard.so"
-PACKAGE_PATH = "pytriton/proxy_backend/_lib"
-EDITABLE_FOLDER = ROOT / "src" / PACKAGE_PATH
+ACCELERATOR_NAME = "_accelerator.abi3.so"
+PACKAGE_PATH = "pytriton/proxy_backend"
+LIBRARY_PATH = f"{PACKAGE_PATH}/_lib"
+EDITABLE_FOLDER = ROOT / "src" / LIBRARY_PATH
 
 ZIG_REQUIREMENT = "ziglang>=0.13,<0.16"
 ZIG_GLIBC = "2.17"
@@ -65,6 +68,7 @@ class NativeLibrary(NamedTuple):
         compile_flags: Options for compiling that it needs beyond those common to all.
         link_flags: The same for linking.
         exports: The functions that others see; patterns of a linker's version script.
+        path: The folder of its file, below the one of the packages.
     """
 
     name: str
@@ -72,6 +76,12 @@ class NativeLibrary(NamedTuple):
     compile_flags: tuple[str, ...]
     link_flags: tuple[str, ...]
     exports: tuple[str, ...]
+    path: str = LIBRARY_PATH
+
+    @property
+    def editable_folder(self) -> Path:
+        """The folder of its file in an editable install."""
+        return ROOT / "src" / self.path
 
 
 LIBRARIES = (
@@ -90,6 +100,15 @@ LIBRARIES = (
         (),
         ("-ldl",),
         ("accept", "accept4", "close", "readv", "writev", "inflate", "shm_open", "TRITONSERVER_*"),
+    ),
+    # The functions of Python stay undefined: the interpreter that loads it has them, of whatever version it is.
+    NativeLibrary(
+        ACCELERATOR_NAME,
+        ("accelerator/*.cc",),
+        ("-fno-exceptions", "-fno-rtti"),
+        (),
+        ("PyInit__accelerator",),
+        PACKAGE_PATH,
     ),
 )
 
@@ -233,9 +252,9 @@ def is_stale(library: Path) -> bool:
 
 def refresh_editable(*, force: bool = False) -> bool:
     """Compile the libraries of an editable install that are stale, or all with `force`; tell whether any was."""
-    stale = [library for library in LIBRARIES if force or is_stale(EDITABLE_FOLDER / library.name)]
+    stale = [library for library in LIBRARIES if force or is_stale(library.editable_folder / library.name)]
     for library in stale:
-        compile_library(EDITABLE_FOLDER, library)
+        compile_library(library.editable_folder, library)
     return bool(stale)
 
 
@@ -269,7 +288,7 @@ class NativeProxyBuildHook(BuildHookInterface):  # type: ignore[type-arg]
         build_data["pure_python"] = False
         build_data["tag"] = f"py3-none-{compilers[0].platform}"
         for library in LIBRARIES:
-            build_data["force_include"][str(folder / library.name)] = f"{PACKAGE_PATH}/{library.name}"
+            build_data["force_include"][str(folder / library.name)] = f"{library.path}/{library.name}"
 
     def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
         """Remove what was only needed while the wheel was written."""

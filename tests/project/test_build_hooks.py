@@ -1,7 +1,9 @@
 """The build hooks of pytriton-server and pytriton-proxy-backend, in the cases that a built wheel does not show."""
 
+import ctypes
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -205,3 +207,20 @@ def test_the_library_is_compiled_again_when_a_source_is_newer(proxy: types.Modul
     newest_source = max(path.stat().st_mtime for made in proxy.LIBRARIES for path in proxy.sources(made))
     os.utime(library, (newest_source - 1, newest_source - 1))
     assert proxy.is_stale(library)
+
+
+def test_the_accelerator_is_for_every_version_of_python(proxy: types.ModuleType) -> None:
+    """It needs no function of the interpreter that the oldest and the newest do not both have."""
+    accelerator = ROOT / "packages/pytriton-proxy-backend/src/pytriton/proxy_backend" / proxy.ACCELERATOR_NAME
+    assert accelerator.is_file(), "run `python3 tools/dev.py native`"
+    if shutil.which("nm") is None:
+        pytest.skip("nm is not on PATH")
+    table = subprocess.run(["nm", "-D", str(accelerator)], capture_output=True, text=True, check=True)
+    symbols = [line.split() for line in table.stdout.splitlines()]
+    exported = {name.partition("@")[0] for *_, kind, name in symbols if kind not in "Uw"}
+    assert exported == {"PyInit__accelerator"}
+    needed = {name for *_, kind, name in symbols if kind == "U" and name.startswith(("Py", "_Py"))}
+    header = (ROOT / "packages/pytriton-proxy-backend/native/accelerator/python_abi.h").read_text()
+    assert {name for name in needed if not re.search(rf"\b{name}\b", header)} == set()
+    assert [name for name in needed if name.startswith("_Py")] == ["_Py_NoneStruct"]
+    assert [name for name in needed if not hasattr(ctypes.pythonapi, name)] == []

@@ -172,6 +172,7 @@ def test_wheels_hold_their_binaries_and_name_a_platform(built: Path) -> None:
     proxy = zipfile.ZipFile(next(built.glob("pytriton_proxy_backend-*.whl")))
     assert "pytriton/proxy_backend/_lib/libtriton_pytriton.so" in proxy.namelist()
     assert "pytriton/proxy_backend/_lib/libtriton_pytriton_inprocess.so" in proxy.namelist()
+    assert "pytriton/proxy_backend/_accelerator.abi3.so" in proxy.namelist()
     for wheel in (server, proxy):
         assert Path(str(wheel.filename)).stem.split("-")[2:4] == ["py3", "none"]
         assert not Path(str(wheel.filename)).stem.endswith("-any")

@@ -24,6 +24,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from pytriton.proxy_backend.wire.accelerator import accelerator
+from pytriton.proxy_backend.wire.batch import BatchMetadata, BatchReader
 from support.waiting import PATIENCE_S
 
 TESTS = Path(__file__).parents[1]
@@ -95,6 +97,7 @@ class Peer:
         self.closed_outputs: list[int] = []
         self.released: list[tuple[int, int]] = []
         self.free = 0  # where the next record of segment 1 goes
+        self.consumed = 0  # responses that were read
         self.drained = threading.Event()  # for tests: the worker has read everything
 
     def send(self, packet: bytes, fds: Sequence[int] = ()) -> None:
@@ -123,8 +126,9 @@ class Peer:
         self.arena[number] = mmap.mmap(fd, size)
         self.send(self.generate.message(self.generate.SEGMENT, segment=number, length=size), [fd])
 
-    def batch(self, number: int, record: bytes, *, consumed: int = 0, offset: int | None = None) -> int:
-        """Puts a record into segment 1 and rings; returns its offset."""
+    def batch(self, number: int, record: bytes, *, consumed: int | None = None, offset: int | None = None) -> int:
+        """Puts a record into segment 1 and rings, with `consumed` or all that was read; returns its offset."""
+        consumed = self.consumed if consumed is None else consumed
         at = self.free if offset is None else offset
         self.arena[1][at : at + len(record)] = record
         if offset is None:
@@ -166,6 +170,7 @@ class Peer:
         elif packet.kind == self.generate.RELEASE:
             self.released.append((packet.segment, packet.offset))
         else:
+            self.consumed += packet.kind == self.generate.RESPONSE
             return False
         return True
 
@@ -302,6 +307,28 @@ def descriptors() -> set[str]:
             if "memfd:pytriton-" in target:
                 found.add(f"{entry.name}: {target}")
     return found
+
+
+# ---- the accelerator -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["accelerated", "python"])
+def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Runs a test with the accelerator, which takes all it can from the first batch on, and without."""
+    if request.param == "python":
+        monkeypatch.setenv("PYTRITON_ACCELERATOR", "0")
+    else:
+        monkeypatch.delenv("PYTRITON_ACCELERATOR", raising=False)
+        assert accelerator() is not None, "run `python3 tools/dev.py native`"
+        read_metadata = BatchReader.metadata
+
+        def metadata(self: BatchReader, raw: bytes, head: Any) -> BatchMetadata:
+            found = read_metadata(self, raw, head)
+            found.is_repeated = True
+            return found
+
+        monkeypatch.setattr(BatchReader, "metadata", metadata)
+    return str(request.param)
 
 
 # ---- C++ test programs ---------------------------------------------------------------------------------------------

@@ -28,6 +28,7 @@ from pytriton.proxy_backend.transport import connection
 from support.waiting import PATIENCE_S, eventually
 
 GOLDEN = Path(__file__).parents[2] / "golden"
+pytestmark = pytest.mark.usefixtures("both_ways")
 F4 = np.dtype("float32")
 Serve = Callable[..., tuple[Worker, Any]]
 
@@ -701,7 +702,7 @@ def test_a_full_arena_waits_for_the_acknowledgement(serve: Serve, golden: Module
     _, peer = serve(lambda requests: [{"y": np.ones((1, 200_000), F4)}], welcome={"arena_budget": 1 << 20})
     peer.batch(1, record(golden, 1, [1.0]))
     first = peer.answer()
-    peer.batch(2, record(golden, 2, [1.0]))
+    peer.batch(2, record(golden, 2, [1.0]), consumed=0)
     peer.socket.settimeout(0.2)
     with pytest.raises(TimeoutError):
         peer.receive()

@@ -79,7 +79,7 @@ class WorkerProtocol(Generic[B]):
             self._take(header, packet, descriptors)
         elif segment or self._lent is None:
             if consumed != self.consumed and self._lent is None:
-                self._acknowledge(consumed)
+                self.acknowledge(consumed)
             room = self.segments.sizes.get(segment)
             if room is None or offset % ALIGNMENT or offset + length > room:
                 self.segments.check(segment, offset, length)
@@ -105,7 +105,7 @@ class WorkerProtocol(Generic[B]):
             raise ProtocolError(f"{messages.name_of(kind)} came with {descriptors} descriptors, and carries none")
         elif kind == messages.RELEASE:
             if self._lent is None:
-                self._acknowledge(consumed)
+                self.acknowledge(consumed)
             else:
                 block = self._lent.pop((segment, offset), None)
                 if block is None:
@@ -122,7 +122,17 @@ class WorkerProtocol(Generic[B]):
         elif kind != messages.CANCEL:
             raise ProtocolError(f"message {kind} came, which a proxy backend does not send to an attached worker")
 
-    def _acknowledge(self, consumed: int) -> None:
+    @property
+    def sent(self) -> int:
+        """How many responses were sent in blocks of this side."""
+        return self.consumed + len(self.unacknowledged)
+
+    def acknowledge(self, consumed: int) -> None:
+        """Take note that the proxy backend has read so many responses.
+
+        Raises:
+            ProtocolError: If so many were not sent.
+        """
         waiting = self.unacknowledged
         while self.consumed < consumed and waiting:
             self._free(waiting.popleft())

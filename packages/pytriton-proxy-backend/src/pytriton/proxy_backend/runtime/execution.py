@@ -28,6 +28,23 @@ _PAUSED = 0
 _COUNTED = -1
 
 
+class Call:
+    """A call of a callable that was made elsewhere.
+
+    Attributes:
+        began_ns: When, on the clock of `time.monotonic_ns`.
+        result: What it returned.
+        error: What it raised.
+    """
+
+    __slots__ = ("began_ns", "error", "result")
+
+    def __init__(self, began_ns: int, result: Any, error: BaseException | None) -> None:
+        self.began_ns = began_ns
+        self.result = result
+        self.error = error
+
+
 class Execution:
     """What happens to one batch, from the call to the last answer.
 
@@ -43,6 +60,7 @@ class Execution:
     __slots__ = (
         "_batch",
         "_began_ns",
+        "_called",
         "_count",
         "_given_up",
         "_number",
@@ -56,14 +74,15 @@ class Execution:
         "first_ns",
     )
 
-    def __init__(self, service: Service, batch: Batch) -> None:
-        """Take a batch; its callable is not called yet."""
+    def __init__(self, service: Service, batch: Batch, called: Call | None = None) -> None:
+        """Take a batch, whose callable is not called yet, or was in `called`."""
         self.failure: BaseException | None = None
         self._service = service
         self._number = batch.number
         self._count = len(batch.rows)
         self._uniform = batch.uniform_outputs
         self._batch: Batch | None = batch
+        self._called = called
         self._request_spans: list[Any] | None = None
         self._result: Any = None
         self._open: list[bool] | None = None  # by request; made when the first of them may end before the others
@@ -75,6 +94,9 @@ class Execution:
     def run(self, run_async: Callable[[Awaitable[Any]], Any]) -> None:
         """Serve the batch with a synchronous callable; `run_async` drives what unexpectedly is a coroutine."""
         try:
+            if self._called is not None:
+                self._go_on(self._called, run_async)
+                return
             batch = self._batch
             columns_func = self._service.columns_func
             self.first_ns = self._began_ns = monotonic_ns()
@@ -94,6 +116,19 @@ class Execution:
             raise
         except BaseException as error:
             self._fail(error)
+
+    def _go_on(self, called: Call, run_async: Callable[[Awaitable[Any]], Any]) -> None:
+        """Go on with a call over the whole batch that was made."""
+        self._called = None
+        self.first_ns = self._began_ns = called.began_ns
+        self._result = called.result
+        called.result = None
+        if called.error is not None:
+            raise called.error
+        if self._result.__class__ is dict and self._service.columns_func is not None:
+            self._respond_columns()
+        else:
+            self._finish(run_async)
 
     def _finish(self, run_async: Callable[[Awaitable[Any]], Any]) -> None:
         """Go on with what the callable returned."""
@@ -340,11 +375,11 @@ class Execution:
         self._result = None
         service = self._service
         # Before it is sent: who has the responses finds them counted.
-        service.counters.output_bytes += record.layout.payload_bytes
+        service.counters.add_output(record.layout.payload_bytes)
         try:
             service.sink.respond(self._number, record, done=done)
         except ArenaFullError:
-            service.counters.output_bytes -= record.layout.payload_bytes
+            service.counters.add_output(-record.layout.payload_bytes)
             raise
 
     def _drop(self) -> None:

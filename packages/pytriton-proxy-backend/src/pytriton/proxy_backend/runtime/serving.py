@@ -67,7 +67,7 @@ async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
 
 def serve(service: Service, source: BatchSource, loop: LazyLoop, on_failure: OnFailure) -> None:
     """Serve a synchronous callable until the connection closes."""
-    _begin(service, source)
+    begin(service, source)
     tracer = worker_tracer()
     while (batch := source.receive()) is not None:
         execution = make_execution(service, batch, tracer)
@@ -78,7 +78,14 @@ def serve(service: Service, source: BatchSource, loop: LazyLoop, on_failure: OnF
             on_failure(execution.failure)
 
 
-def _begin(service: Service, source: BatchSource, cancelled: list[tuple[int, int]] | None = None) -> None:
+def begin(service: Service, source: BatchSource, cancelled: list[tuple[int, int]] | None = None) -> None:
+    """Tie a service to the source of its batches.
+
+    Args:
+        service: Where the responses go to the source from now on.
+        source: Where batches come from.
+        cancelled: Where batch and request are put of callers that are gone.
+    """
     counters = service.counters
 
     def note_cancelled(number: int, request: int) -> None:
@@ -178,7 +185,7 @@ async def serve_async(service: Service, source: BatchSource, on_failure: OnFailu
             await asyncio.sleep(source.tick_s)
             source.tick()
 
-    _begin(service, source, cancelled)
+    begin(service, source, cancelled)
     loop.add_reader(source.fileno(), read)
     ticking = loop.create_task(tick())
     try:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import threading
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,8 +13,6 @@ _BUCKETS = 65
 _LARGEST_ROWS_EXPONENT = 16
 # From 2^10 ns, a microsecond, to 2^37 ns, more than two minutes.
 _SECONDS_EXPONENTS = range(10, 38)
-# Calls that are noted before they are added up: adding up many at once costs a fraction for each.
-_MAX_NOTED = 256
 
 ERROR_KINDS = ("callable", "returned", "output", "memory", "input", "cancelled")
 
@@ -94,40 +92,31 @@ def _joined(one: Histogram, other: Histogram) -> Histogram:
     return Histogram(bounds=one.bounds, counts=counts, sum=one.sum + other.sum)
 
 
-class Counters:
-    """The running numbers; only the worker's thread has something counted."""
+# Where the running numbers are in `Counters.numbers`, as the accelerator has them, too.
+_REQUESTS, _ROWS, _INPUT_BYTES, _OUTPUT_BYTES, _CALLABLE_NS, _QUEUED_NS, _ROW_COUNTS = range(7)
+_CALLABLE_COUNTS = _ROW_COUNTS + _BUCKETS
 
-    __slots__ = (
-        "_calls",
-        "_lock",
-        "callable_counts",
-        "callable_ns",
-        "cancelled",
-        "failed",
-        "input_bytes",
-        "output_bytes",
-        "queued_ns",
-        "requests",
-        "row_counts",
-        "rows",
-    )
+
+class Counters:
+    """The running numbers.
+
+    Attributes:
+        numbers: Most of them, in one place, where the accelerator adds to them as well.
+        cancelled: Requests of which somebody said that their callers gave up.
+        failed: Requests that were answered with an error, by its kind.
+    """
+
+    __slots__ = ("_lock", "cancelled", "failed", "numbers")
 
     def __init__(self) -> None:
-        self._calls: collections.deque[tuple[tuple[int, int, int], int, int, int]] = collections.deque()
+        self.numbers = array("Q", bytes(8 * (_CALLABLE_COUNTS + _BUCKETS)))
+        # The instances of a model in process are threads that count in one place.
         self._lock = threading.Lock()
-        self.requests = 0
-        self.rows = 0
-        self.row_counts = [0] * _BUCKETS
-        self.callable_ns = 0
-        self.callable_counts = [0] * _BUCKETS
-        self.queued_ns = 0
-        self.input_bytes = 0
-        self.output_bytes = 0
         self.cancelled = 0
         self.failed = dict.fromkeys(ERROR_KINDS, 0)
 
     def add_call(self, size: tuple[int, int, int], sent_ns: int, called_ns: int, callable_ns: int) -> None:
-        """Count one call of the callable. On the way of every batch: it only notes what `_fold` adds up later.
+        """Count one call of the callable.
 
         Args:
             size: Number of requests, rows, and bytes of the inputs of its batch.
@@ -135,47 +124,41 @@ class Counters:
             called_ns: When the callable was called.
             callable_ns: How long it took.
         """
-        calls = self._calls
-        calls.append((size, sent_ns, called_ns, callable_ns))
-        if len(calls) >= _MAX_NOTED:
-            self._fold()
-
-    def _fold(self) -> None:
-        requests = rows = input_bytes = queued_ns = callable_ns = 0
-        # One after the other, so that whoever folds at the same time takes others; the worker may go on to append.
+        requests, rows, input_bytes = size
+        numbers = self.numbers
         with self._lock:
-            while self._calls:
-                (some_requests, some_rows, some_bytes), sent_ns, called_ns, spent_ns = self._calls.popleft()
-                requests += some_requests
-                rows += some_rows
-                input_bytes += some_bytes
-                callable_ns += spent_ns
-                # A stamp of another clock, or none, says nothing.
-                if 0 < sent_ns < called_ns:
-                    queued_ns += called_ns - sent_ns
-                # The bucket of 2^n is that of everything above 2^(n-1).
-                self.row_counts[(some_rows - 1).bit_length() if some_rows else 0] += 1
-                self.callable_counts[spent_ns.bit_length()] += 1
-            self.requests += requests
-            self.rows += rows
-            self.input_bytes += input_bytes
-            self.queued_ns += queued_ns
-            self.callable_ns += callable_ns
+            numbers[_REQUESTS] += requests
+            numbers[_ROWS] += rows
+            numbers[_INPUT_BYTES] += input_bytes
+            numbers[_CALLABLE_NS] += callable_ns
+            # A stamp of another clock, or none, says nothing.
+            if 0 < sent_ns < called_ns:
+                numbers[_QUEUED_NS] += called_ns - sent_ns
+            # The bucket of 2^n is that of everything above 2^(n-1).
+            numbers[_ROW_COUNTS + ((rows - 1).bit_length() if rows else 0)] += 1
+            numbers[_CALLABLE_COUNTS + callable_ns.bit_length()] += 1
+
+    def add_output(self, size: int) -> None:
+        """Count bytes of outputs; less than 0 takes back what was counted."""
+        with self._lock:
+            self.numbers[_OUTPUT_BYTES] += size
 
     def snapshot(self) -> WorkerStatistics:
         """Return the numbers as they are now."""
-        self._fold()
-        rows = list(self.row_counts)
+        numbers = self.numbers.tolist()
+        rows = numbers[_ROW_COUNTS:_CALLABLE_COUNTS]
         return WorkerStatistics(
-            requests=self.requests,
+            requests=numbers[_REQUESTS],
             batches=sum(rows),
             failed_requests=MappingProxyType(dict(self.failed)),
             cancelled_requests=self.cancelled,
-            rows=_histogram(rows, range(_LARGEST_ROWS_EXPONENT + 1), 1, self.rows),
-            callable_seconds=_histogram(self.callable_counts, _SECONDS_EXPONENTS, 1e-9, self.callable_ns * 1e-9),
-            queued_seconds=self.queued_ns * 1e-9,
-            input_bytes=self.input_bytes,
-            output_bytes=self.output_bytes,
+            rows=_histogram(rows, range(_LARGEST_ROWS_EXPONENT + 1), 1, numbers[_ROWS]),
+            callable_seconds=_histogram(
+                numbers[_CALLABLE_COUNTS:], _SECONDS_EXPONENTS, 1e-9, numbers[_CALLABLE_NS] * 1e-9
+            ),
+            queued_seconds=numbers[_QUEUED_NS] * 1e-9,
+            input_bytes=numbers[_INPUT_BYTES],
+            output_bytes=numbers[_OUTPUT_BYTES],
         )
 
 

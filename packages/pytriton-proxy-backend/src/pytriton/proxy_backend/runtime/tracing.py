@@ -32,7 +32,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 
 from pytriton.proxy.tracers import note_span
 
-from ..wire.batch import Batch
+from ..wire.batch import TRACEPARENT, Batch
 from ..wire.response import ResponseData
 from .execution import Execution
 from .service import Service
@@ -43,8 +43,7 @@ BATCH_SPAN = "pytriton.batch"
 # Called as PyTriton called it.
 CALLABLE_SPAN = "proxy_inference_callable"
 
-_TRACEPARENT = "traceparent"
-_HEADERS = (_TRACEPARENT, "tracestate")
+_HEADERS = (TRACEPARENT, "tracestate")
 _MAX_CLOCK_GAP_NS = 20_000
 
 _propagator = TraceContextTextMapPropagator()
@@ -249,7 +248,7 @@ def _context_of(batch: Batch, index: int) -> Context | None:
         carrier = {
             name.lower(): str(value) for name, value in batch.load_parameters(index).items() if name.lower() in _HEADERS
         }
-    if _TRACEPARENT not in carrier:
+    if TRACEPARENT not in carrier:
         return None
     context = _propagator.extract(carrier, context=Context())
     found: SpanContext = get_current_span(context).get_span_context()

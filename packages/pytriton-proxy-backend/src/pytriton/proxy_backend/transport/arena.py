@@ -220,16 +220,19 @@ def map_shared(fd: int, size: int) -> mmap.mmap:
         OSError: The system gives no memory.
     """
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE)
-    anchor = ctypes.c_char.from_buffer(memory)
-    address = ctypes.addressof(anchor)
-    # While it is there, the memory cannot be closed.
-    del anchor
+    address = address_of(memory)
     protection = mmap.PROT_READ | mmap.PROT_WRITE
     if _c_mmap()(address, size, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != address:
         number = ctypes.get_errno()
         memory.close()
         raise OSError(number, os.strerror(number))
     return memory
+
+
+def address_of(memory: mmap.mmap) -> int:
+    """Return where a mapping begins; valid as long as the mapping is there."""
+    # While the anchor is there, the memory cannot be closed.
+    return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 @functools.cache
@@ -298,6 +301,10 @@ class PeerArena:
     def detach(self, number: int) -> None:
         """Forget a segment; its memory goes when the last view of it does."""
         self._segments.pop(number, None)
+
+    def segment(self, number: int) -> mmap.mmap | None:
+        """Return the mapping of a segment, where there is one."""
+        return self._segments.get(number)
 
     def block(self, number: int, offset: int, length: int) -> tuple[InputBlock, mmap.mmap]:
         """Return a view of `length` bytes that reports the block as released when it and all views of it are gone.

@@ -15,7 +15,7 @@ import socket
 import struct
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import AttachError, ConnectionLostError, ProtocolError
 from ..model import ModelSpec
@@ -63,11 +63,18 @@ class Connection:
     """An attached worker. Not thread-safe, apart from `detach` and `shutdown`.
 
     Attributes:
+        protocol: What may be said when.
+        inputs: The arena of the proxy backend.
+        outputs: That of this side.
+        reader: Reads the records of batches.
+        buffer: Where packets are received.
         on_cancel: Called with batch and request when a caller is gone.
         on_unreadable: Called when a batch cannot be read, whose requests get the reason.
     """
 
     tick_s = TICK_S
+    inputs: PeerArena
+    outputs: OwnArena
 
     def __init__(
         self,
@@ -95,20 +102,20 @@ class Connection:
         """
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         close_in_child(self._socket)
-        self._buffer = bytearray(MAX_PACKET)
-        self._views = [memoryview(self._buffer)]
-        self._outputs = OwnArena(0)
-        self._prepare(WorkerProtocol(hello_for(name, model, max_in_flight), self._outputs.release))
-        self._inputs = PeerArena(self._protocol.segments.released)
+        self.buffer = bytearray(MAX_PACKET)
+        self._views = [memoryview(self.buffer)]
+        self.outputs = OwnArena(0)
+        self._prepare(WorkerProtocol(hello_for(name, model, max_in_flight), self.outputs.release))
+        self.inputs = PeerArena(self.protocol.segments.released)
         try:
             self._socket.settimeout(GREETING_TIMEOUT_S)
             self._socket.connect(os.fspath(endpoint))
-            self._socket.send(self._protocol.greet())
+            self._socket.send(self.protocol.greet())
             packet = self._socket.recv(MAX_PACKET)
             if not packet:
                 # Most likely its server ends just now: as good as nobody listening, so the worker tries again.
                 raise ConnectionResetError("the proxy backend closed the connection instead of answering the greeting")
-            self._protocol.receive(packet, len(packet))
+            self.protocol.receive(packet, len(packet))
             # The kernel's own timeouts: unlike Python's they cost no call of poll before each message.
             self._socket.settimeout(None)
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(TICK_S))
@@ -121,11 +128,11 @@ class Connection:
         except BaseException:
             self._socket.close()
             raise
-        self._outputs.budget = self.welcome.arena_budget
-        self._reader = BatchReader(self.welcome.batching)
+        self.outputs.budget = self.welcome.arena_budget
+        self.reader = BatchReader(self.welcome.batching)
 
     def _prepare(self, protocol: WorkerProtocol[OwnedBlock]) -> None:
-        self._protocol = protocol
+        self.protocol = protocol
         self._pending: collections.deque[Batch] = collections.deque()
         self.on_cancel: Callable[[int, int], None] | None = None
         self.on_unreadable: Callable[[], None] | None = None
@@ -133,7 +140,7 @@ class Connection:
     @property
     def welcome(self) -> Welcome:
         """What the proxy backend said of the model."""
-        return self._protocol.welcome
+        return self.protocol.welcome
 
     # ---- receiving ------------------------------------------------------------------------------------------------
 
@@ -151,13 +158,17 @@ class Connection:
             ProtocolError: If the connection cannot go on.
         """
         while True:
-            if self._pending:
-                return self._pending.popleft()
+            if (batch := self.next_pending()) is not None:
+                return batch
             try:
                 if not self._read():
                     return None
             except BlockingIOError:
                 self.tick()
+
+    def next_pending(self) -> Batch | None:
+        """Return a batch that was read already, where there is one."""
+        return self._pending.popleft() if self._pending else None
 
     def poll(self) -> list[Batch] | None:
         """Read what is there without waiting; the batches among it, `None` when the connection is closed."""
@@ -179,19 +190,30 @@ class Connection:
             return False  # closed by the proxy backend with messages of ours unread
         except OSError as error:
             raise ConnectionLostError(f"the connection to the proxy backend broke: {error}") from error
-        fds = _descriptors(ancillary) if ancillary else []
+        return self.take(size, _descriptors(ancillary) if ancillary else [])
+
+    def take(self, size: int, fds: list[int]) -> bool:
+        """Take a packet that lies in `buffer`; says whether the connection goes on.
+
+        Args:
+            size: Its size in bytes; 0 where the connection was closed.
+            fds: The descriptors that came with it.
+
+        Raises:
+            ProtocolError: If the connection cannot go on.
+        """
         try:
             if size == 0:
                 return False
-            header = self._protocol.receive(self._buffer, size, len(fds))
+            header = self.protocol.receive(self.buffer, size, len(fds))
             kind, _, _, number, _, segment, index, offset, length = header
             if kind == BATCH:
-                block, memory = self._inputs.block(segment, offset, length)
+                block, memory = self.inputs.block(segment, offset, length)
                 self._take_batch(block, memory, offset, number)
             elif kind == SEGMENT:
-                self._inputs.attach(segment, fds.pop(), length)
+                self.inputs.attach(segment, fds.pop(), length)
             elif kind == SEGMENT_CLOSE:
-                self._inputs.detach(segment)
+                self.inputs.detach(segment)
             elif kind == CANCEL and self.on_cancel is not None:
                 self.on_cancel(number, index)
         finally:
@@ -201,7 +223,7 @@ class Connection:
 
     def _take_batch(self, block: InputBlock, memory: Any, offset: int, number: int) -> Batch | None:
         try:
-            batch = self._reader.read(block, memory, offset, number)
+            batch = self.reader.read(block, memory, offset, number)
         except (ProtocolError, TypeError) as error:
             # The doorbell was fine and the record is not: its requests get the reason, the connection goes on.
             logger.warning("model %s: batch %d cannot be read: %s", self.welcome.model_name, number, str(error))
@@ -217,48 +239,48 @@ class Connection:
     def respond(self, number: int, record: Record, *, done: bool) -> None:
         """Write a record and send it, see `ResponseSink`."""
         length = record.layout.length
-        block = self._outputs.allocate(length) or self._make_room(length)
+        block = self.outputs.allocate(length) or self._make_room(length)
         record.write(block.memory, block.offset, number)
         # Not before: what the record let go of may be the last view of the batch's inputs.
-        packet, releases = self._protocol.respond(number, block, length, done=done)
+        packet, releases = self.protocol.respond(number, block, length, done=done)
         if releases:
             self._send_all(releases)
         try:
             self._socket.send(packet)
         except OSError as error:
-            self._lost(error)
+            self.lost(error)
 
     def fail(self, number: int, text: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
         """End a batch with an error for every request of it that has no answer yet; needs no arena."""
-        packet, releases = self._protocol.fail(number, code, text)
+        packet, releases = self.protocol.fail(number, code, text)
         self._send_all([*releases, packet])
 
     def tick(self) -> None:
         """Do what is due while nothing comes: release blocks that became free, and memory that nobody uses."""
-        self._send_all(self._protocol.release())
+        self.release()
         self._send_all(map(pack_segment_close, self._trim()))
 
     def _trim(self) -> list[int]:
-        return self._outputs.trim(self.welcome.arena_idle_s) if self._outputs.has_idle() else []
+        return self.outputs.trim(self.welcome.arena_idle_s) if self.outputs.has_idle() else []
 
     def _make_room(self, length: int) -> OwnedBlock:
         # What was acknowledged meanwhile may be enough.
         self._read_acknowledgements()
-        block = self._outputs.allocate(length)
+        block = self.outputs.allocate(length)
         waited = 0.0
         while block is None:
-            if self._protocol.must_wait(self._outputs.in_use, length) and waited < _ARENA_TIMEOUT_S:
+            if self.protocol.must_wait(self.outputs.in_use, length) and waited < _ARENA_TIMEOUT_S:
                 waited += self._wait_for_room()
-            elif self._outputs.can_grow(length):
-                self._announce(self._outputs.add_segment(length))
-            elif length <= self._outputs.budget and (unused := self._outputs.drop_unused()):
+            elif self.outputs.can_grow(length):
+                self._announce(self.outputs.add_segment(length))
+            elif length <= self.outputs.budget and (unused := self.outputs.drop_unused()):
                 # Segments that were made for smaller outputs make way for a larger one.
                 self._send_all(map(pack_segment_close, unused))
-            elif length > self._outputs.budget or not self._protocol.unacknowledged or waited >= _ARENA_TIMEOUT_S:
-                self._outputs.add_segment(length)  # raises, with the numbers
+            elif length > self.outputs.budget or not self.protocol.unacknowledged or waited >= _ARENA_TIMEOUT_S:
+                self.outputs.add_segment(length)  # raises, with the numbers
             else:
                 waited += self._wait_for_room()
-            block = self._outputs.allocate(length)
+            block = self.outputs.allocate(length)
         return block
 
     def _wait_for_room(self) -> float:
@@ -284,11 +306,15 @@ class Connection:
             # Not the callable's fault, and not to be told to its callers as such.
             raise ConnectionLostError(f"the proxy backend broke the protocol: {error}") from error
 
+    def release(self) -> None:
+        """Tell of the blocks that nobody here uses any more."""
+        self._send_all(self.protocol.release())
+
     def _announce(self, segment: NewSegment) -> None:
         try:
             socket.send_fds(self._socket, [pack_segment(segment.number, segment.size)], [segment.fd])
         except OSError as error:
-            self._lost(error)
+            self.lost(error)
         finally:
             os.close(segment.fd)
 
@@ -297,9 +323,10 @@ class Connection:
             for packet in packets:
                 self._socket.send(packet)
         except OSError as error:
-            self._lost(error)
+            self.lost(error)
 
-    def _lost(self, error: OSError) -> None:
+    def lost(self, error: OSError) -> NoReturn:
+        """Raise `ConnectionLostError` for an error of the socket."""
         if isinstance(error, BlockingIOError):
             raise ConnectionLostError(
                 f"the proxy backend read nothing from its socket for {SEND_TIMEOUT_S:g} s"
@@ -310,7 +337,7 @@ class Connection:
 
     def detach(self) -> None:
         """Ask for no more batches; the proxy backend closes the connection when the last one is answered."""
-        self._send_all([self._protocol.detach()])
+        self._send_all([self.protocol.detach()])
 
     def shutdown(self) -> None:
         """End the connection at once; a `receive` in another thread returns."""

@@ -75,15 +75,15 @@ class ZmqConnection(Connection):
             hello = hello_for(name, model, max_in_flight, caller.token)
             self._prepare(WorkerProtocol(hello, self._free, named_releases=True))
             self._greet()
-            self._memory = caller.accepted(self._protocol.segments)
+            self._memory = caller.accepted(self.protocol.segments)
         except BaseException:
             caller.close()
             self._link.close()
             raise
-        self._reader = BatchReader(self.welcome.batching)
+        self.reader = BatchReader(self.welcome.batching)
 
     def _greet(self) -> None:
-        hello = self._protocol.greet()
+        hello = self.protocol.greet()
         deadline = time.monotonic() + GREETING_TIMEOUT_S
         sent = False
         while time.monotonic() < deadline:
@@ -103,7 +103,7 @@ class ZmqConnection(Connection):
                     raise ConnectionRefusedError(f"nobody accepts this worker at {self._address}")
             message = self._link.receive()
             if message is not None:
-                self._protocol.receive(message.packet, len(message.packet))
+                self.protocol.receive(message.packet, len(message.packet))
                 return
             self._link.wait(_ROOM_POLL_S)
         raise ConnectionRefusedError(f"{self._address} did not answer a greeting within {GREETING_TIMEOUT_S:g} s")
@@ -138,7 +138,7 @@ class ZmqConnection(Connection):
             return False
         if self._detach_wanted:
             self._detach_wanted = False
-            self._send(self._protocol.detach())
+            self._send(self.protocol.detach())
         gone = any(event.kind == "gone" for event in self._link.events())
         while (message := self._link.receive()) is not None:
             if not self._take(message.packet, message.parts):
@@ -150,7 +150,7 @@ class ZmqConnection(Connection):
     def _take(self, packet: bytes, parts: list[memoryview]) -> bool:
         if self._memory is not None:
             self._memory.read_segments_until(named_segment(packet))
-        header = self._protocol.receive(packet, len(packet), 0, [len(part) for part in parts])
+        header = self.protocol.receive(packet, len(packet), 0, [len(part) for part in parts])
         kind, _, _, number, _, segment, index, offset, length = header
         if kind == BATCH:
             self._active_at[number] = time.monotonic()
@@ -162,7 +162,7 @@ class ZmqConnection(Connection):
             self._cancel(number, index)
         elif kind == SEGMENT_CLOSE and self._memory is not None:
             self._memory.forget(segment)
-        return self._protocol.state is not State.CLOSED
+        return self.protocol.state is not State.CLOSED
 
     def _take_part(self, number: int, part: memoryview) -> None:
         memory: Any = (ctypes.c_char * len(part)).from_buffer(part)
@@ -197,7 +197,7 @@ class ZmqConnection(Connection):
             self._forget(number)
         else:
             self._active_at[number] = time.monotonic()
-        packet, releases = self._protocol.respond(number, block, length, done=done)
+        packet, releases = self.protocol.respond(number, block, length, done=done)
         self._send_all(releases)
         self._send(packet, *(() if block.segment else (memoryview(block.memory)[:length],)))
 

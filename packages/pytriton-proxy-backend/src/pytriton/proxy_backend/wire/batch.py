@@ -29,6 +29,9 @@ from .record import (
 # places of the requests and of the tensors.
 Head = tuple[int, int, int, int, int]
 
+TRACEPARENT = "traceparent"
+"""The header of a W3C trace context, without which there is none."""
+
 _MAX_KNOWN = 256
 _MAX_KNOWN_BYTES = 64 << 10
 
@@ -50,10 +53,12 @@ class BatchMetadata(Metadata):
         size: Number of requests, rows, and bytes of the inputs.
         layouts: The layouts of the responses to such batches.
         is_untraced: Whether somebody looked, and found no trace context.
+        is_repeated: Whether somebody has seen them before.
     """
 
     __slots__ = (
-        "_lists", "columns", "head", "is_untraced", "layouts", "rows", "size", "starts", "tensors", "uniform_outputs",
+        "_lists", "columns", "head", "is_repeated", "is_untraced", "layouts", "rows", "size", "starts", "tensors",
+        "uniform_outputs",
     )  # fmt: skip
 
     def __init__(self, raw: bytes, head: Head, batching: bool) -> None:
@@ -92,6 +97,7 @@ class BatchMetadata(Metadata):
             self.columns = [(tensor.name, tensor.shape, tensor.dtype, tensor.offset) for tensor in self.tensors]
         self.layouts: dict[tuple[object, ...], RecordLayout] = {}
         self.is_untraced = False
+        self.is_repeated = False
 
     def requested_outputs(self, index: int) -> list[str]:
         """Return the outputs that a request wants."""
@@ -100,6 +106,14 @@ class BatchMetadata(Metadata):
     def entry(self, index: int) -> tuple[Any, ...]:
         """Return the fields of `layout.REQUEST` of a request."""
         return layout.REQUEST.unpack_from(self.raw, self.head[3] + index * layout.REQUEST.size)
+
+    def has_trace(self) -> bool:
+        """Return whether any request came with a trace context, of Triton or in the headers of its caller."""
+        for index in range(self.head[0]):
+            *_, length, parameters, count = self.entry(index)[:13]
+            if length or any(name.lower() == TRACEPARENT for name in self.parameters(parameters, count)):
+                return True
+        return False
 
     def cancelled_offset(self, index: int) -> int:
         """Return where in the record the byte is that says whether the caller of a request is gone."""

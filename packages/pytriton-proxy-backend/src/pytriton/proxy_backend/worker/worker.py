@@ -24,7 +24,9 @@ from ..runtime.warmup import WarmupBatches, warm_up, warm_up_async
 from ..system.forks import call_in_child
 from ..system.shortage import explain
 from ..transport.connection import Connection, GreetingTimeoutError
+from ..wire.accelerator import accelerator
 from ..zmq_keys import CurveKeys, check_keys_given
+from .accelerated import serve_accelerated
 from .watch import ConnectionWatch, stack_of
 
 logger = logging.getLogger(__name__)
@@ -262,8 +264,12 @@ class Worker:
             if isinstance(connection, float):
                 self._stopping.wait(connection)
                 continue
+            native = accelerator()
             with self._attachment(connection):
-                serve(service, connection, loop, self._give_up)
+                if native is None or service.model.decoupled or connection.__class__ is not Connection:
+                    serve(service, connection, loop, self._give_up)
+                else:
+                    serve_accelerated(service, connection, loop, self._give_up, native.Lane)
 
     async def _run_async(self, service: Service) -> None:
         await warm_up_async(service, self._warmup)

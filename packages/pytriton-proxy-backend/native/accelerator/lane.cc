@@ -1,0 +1,713 @@
+// The way of a plain batch: packet -> arrays -> callable -> record -> packet, without Python but for the callable.
+//
+// It reads and writes no metadata. What a batch says was checked by Python the first time, and what a callable returns
+// was checked and laid out by Python the first time; from then on the bytes of the one are compared, and the types and
+// shapes of the other. Whatever is not plain ends `run`, and is Python's: a packet as it came, or a call that was made.
+// A lane knows nothing of its connection between two runs.
+//
+// Without destructors and exceptions: a daemon thread of an interpreter that ends never returns from
+// `PyEval_RestoreThread`.
+#include "lane.h"
+
+#include <errno.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#include <cstdlib>
+#include <cstring>
+
+#include "../src/protocol.h"
+#include "forms.h"
+#include "numpy_abi.h"
+
+namespace pytriton {
+namespace {
+
+constexpr int kMaxBatchForms = 128;
+constexpr int kMaxSegments = 16;
+// Of metadata that are compared here; those of larger batches are read by Python.
+constexpr uint64_t kMaxCompared = 64 << 10;
+// Of a record that is copied without letting other threads run.
+constexpr uint64_t kSmallBytes = 64 << 10;
+constexpr int kReceiveFlags = MSG_CMSG_CLOEXEC | MSG_TRUNC;
+
+// What is counted, in the array of `runtime.statistics.Counters`.
+constexpr int kBuckets = 65;
+struct Counts {
+  uint64_t requests, rows, input_bytes, output_bytes, callable_ns, queued_ns;
+  uint64_t row_counts[kBuckets], callable_counts[kBuckets];
+};
+
+struct Segment {
+  uint32_t number;
+  char* data;
+  uint64_t size;
+  PyObject* memory;  // keeps the mapping
+};
+
+// Where the record of a response goes: a block of ours that is used again and again.
+struct ReplyBlock {
+  bool is_there;
+  uint32_t segment;
+  uint64_t offset;
+  uint64_t capacity;
+  char* data;
+};
+
+struct Block;
+
+struct Lane {
+  PyObject head;
+  bool is_open;
+  int fd;
+  bool takes_columns;
+  PyObject *callable, *buffer, *counters;
+  PyObject *describe, *lay_out, *make_room, *acknowledge, *segment, *make_requests, *released, *note_released, *give_back;
+  char* packet;
+  uint64_t packet_size;
+  Counts* counts;
+  char* metadata;  // a copy of what is compared: whatever happens to the memory in between
+  BatchForm* forms[kMaxBatchForms];
+  int form_count, last_form, next_form;
+  // Of one run.
+  Segment segments[kMaxSegments];
+  int segment_count;
+  ReplyBlock reply;
+  bool in_flight;    // `reply` was sent and is not acknowledged
+  uint64_t sent;     // responses in all
+  uint64_t pending;  // those in other blocks, not acknowledged
+  Block* current;    // that of the batch at hand, as long as anything refers to it
+};
+
+// The memory of a batch, as long as anything refers to it: the base of its arrays.
+struct Block {
+  PyObject head;
+  Lane* lane;
+  PyObject* memory;
+  const char* data;
+  uint64_t length;
+  uint32_t segment;
+  uint64_t offset;
+};
+
+// A batch whose requests are made when somebody asks for them.
+struct Requests {
+  PyObject head;
+  Lane* lane;
+  Block* block;
+  PyObject* columns;
+  PyObject* metadata;
+  uint64_t number, received_ns, sent_ns;
+};
+
+PyTypeObject* block_type;
+PyTypeObject* requests_type;
+
+uint64_t Now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1000000000ull + time.tv_nsec;
+}
+
+// ---- what Python sees of a batch ------------------------------------------------------------------------------------
+
+// Whichever thread drops the last view has the GIL, and may be anywhere.
+void FreeBlock(PyObject* self) {
+  auto* block = reinterpret_cast<Block*>(self);
+  Lane* lane = block->lane;
+  if (lane->current == block) {
+    lane->current = nullptr;
+  } else if (lane->note_released != nullptr) {
+    PyObject *kind, *error, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyObject* done = PyObject_CallFunction(
+        lane->note_released, "((IK))", static_cast<unsigned>(block->segment),
+        static_cast<unsigned long long>(block->offset));
+    if (done == nullptr) {
+      PyErr_WriteUnraisable(lane->note_released);
+    } else {
+      Py_DecRef(done);
+    }
+    PyErr_Restore(kind, error, trace);
+  }
+  Clear(block->memory);
+  FreeObject(self);
+  Py_DecRef(&lane->head);
+}
+
+PyObject* BlockItem(PyObject* self, Py_ssize_t at) {
+  auto* block = reinterpret_cast<Block*>(self);
+  if (at < 0 || static_cast<uint64_t>(at) >= block->length) {
+    return PyErr_Format(PyExc_IndexError, "byte %zd of a block", at);
+  }
+  return PyLong_FromLong(static_cast<uint8_t>(block->data[at]));
+}
+
+void FreeRequests(PyObject* self) {
+  auto* requests = reinterpret_cast<Requests*>(self);
+  Clear(requests->columns);
+  Clear(requests->metadata);
+  Py_DecRef(&requests->block->head);
+  Lane* lane = requests->lane;
+  FreeObject(self);
+  Py_DecRef(&lane->head);
+}
+
+PyObject* CallRequests(PyObject* self, PyObject*, PyObject*) {
+  auto* requests = reinterpret_cast<Requests*>(self);
+  return PyObject_CallFunction(
+      requests->lane->make_requests, "OOOKKK", requests->metadata, requests->block, requests->columns,
+      static_cast<unsigned long long>(requests->number), static_cast<unsigned long long>(requests->received_ns),
+      static_cast<unsigned long long>(requests->sent_ns));
+}
+
+// ---- a batch that came ----------------------------------------------------------------------------------------------
+
+struct Incoming {
+  Message message;
+  RecordHeader record;
+  const Segment* segment;
+  char* data;
+  BatchForm* form;
+};
+
+enum class Outcome { kPlain, kOther, kError };
+
+// The segment of a number; null where there is none, or with an exception.
+const Segment* FindSegment(Lane* lane, uint32_t number) {
+  for (int i = 0; i < lane->segment_count; ++i) {
+    if (lane->segments[i].number == number) return &lane->segments[i];
+  }
+  if (lane->segment_count == kMaxSegments) return nullptr;
+  PyObject* told = PyObject_CallFunction(lane->segment, "I", static_cast<unsigned>(number));
+  if (told == nullptr) return nullptr;
+  const Segment* found = nullptr;
+  if (told != &_Py_NoneStruct) {
+    PyObject* memory;
+    unsigned long long address, size;
+    if (PyArg_ParseTuple(told, "OKK", &memory, &address, &size)) {
+      Py_IncRef(memory);
+      Segment& segment = lane->segments[lane->segment_count++];
+      segment = {number, reinterpret_cast<char*>(address), size, memory};
+      found = &segment;
+    }
+  }
+  Py_DecRef(told);
+  return found;
+}
+
+// The form of a batch, which Python may be asked for; null where it has none, or with an exception.
+BatchForm* FindForm(Lane* lane, const RecordHeader& header) {
+  if (lane->form_count != 0 && IsOfForm(*lane->forms[lane->last_form], header, lane->metadata)) {
+    return lane->forms[lane->last_form];
+  }
+  for (int i = 0; i < lane->form_count; ++i) {
+    if (IsOfForm(*lane->forms[i], header, lane->metadata)) {
+      lane->last_form = i;
+      return lane->forms[i];
+    }
+  }
+  PyObject* described = PyObject_CallFunction(
+      lane->describe, "N(IIKII)",
+      PyBytes_FromStringAndSize(lane->metadata, static_cast<Py_ssize_t>(header.metadata_length)), header.entry_count,
+      header.tensor_count, static_cast<unsigned long long>(header.record_length), header.entries_offset,
+      header.tensors_offset);
+  if (described == nullptr) return nullptr;
+  BatchForm* made = nullptr;
+  if (described != &_Py_NoneStruct) made = MakeBatchForm(header, lane->metadata, described);
+  Py_DecRef(described);
+  if (made == nullptr) return nullptr;
+  if (lane->form_count < kMaxBatchForms) {
+    lane->last_form = lane->form_count++;
+  } else {
+    lane->last_form = lane->next_form++ % kMaxBatchForms;
+    FreeBatchForm(lane->forms[lane->last_form]);
+  }
+  lane->forms[lane->last_form] = made;
+  return made;
+}
+
+// Takes note of what the proxy backend has read; false where not all of it, or with an exception.
+bool TakeAcknowledgement(Lane* lane, uint64_t consumed) {
+  if (lane->pending == 0 && !lane->in_flight) return consumed == lane->sent;
+  if (lane->pending != 0) {
+    PyObject* left = PyObject_CallFunction(lane->acknowledge, "K", static_cast<unsigned long long>(consumed));
+    if (left == nullptr) return false;
+    lane->pending = PyLong_AsLongLong(left);
+    Py_DecRef(left);
+  }
+  if (lane->pending != 0 || consumed != lane->sent) return false;
+  lane->in_flight = false;
+  return true;
+}
+
+Outcome Recognise(Lane* lane, ssize_t size, const msghdr& header, Incoming* batch) {
+  if (size != sizeof(Message) || header.msg_controllen != 0 || (header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+    return Outcome::kOther;
+  }
+  Message& message = batch->message;
+  memcpy(&message, lane->packet, sizeof(message));
+  if (message.type != static_cast<uint16_t>(MessageType::kBatch) || message.size != sizeof(Message)) {
+    return Outcome::kOther;
+  }
+  if (!TakeAcknowledgement(lane, message.consumed)) {
+    return PyErr_Occurred() == nullptr ? Outcome::kOther : Outcome::kError;
+  }
+  batch->segment = FindSegment(lane, message.segment);
+  if (batch->segment == nullptr) return PyErr_Occurred() == nullptr ? Outcome::kOther : Outcome::kError;
+  const uint64_t room = batch->segment->size;
+  if (message.offset % kAlignment != 0 || message.offset > room || message.length > room - message.offset ||
+      message.length < sizeof(RecordHeader)) {
+    return Outcome::kOther;
+  }
+  batch->data = batch->segment->data + message.offset;
+  RecordHeader& record = batch->record;
+  memcpy(&record, batch->data, sizeof(record));
+  if (record.magic != kBatchMagic || record.batch != message.batch || record.metadata_length < sizeof(RecordHeader) ||
+      record.metadata_length > record.record_length || record.record_length > message.length ||
+      record.metadata_length > kMaxCompared) {
+    return Outcome::kOther;
+  }
+  memcpy(lane->metadata, batch->data, record.metadata_length);
+  batch->form = FindForm(lane, record);
+  if (batch->form == nullptr) return PyErr_Occurred() == nullptr ? Outcome::kOther : Outcome::kError;
+  return Outcome::kPlain;
+}
+
+Block* MakeBlock(Lane* lane, const Incoming& batch) {
+  auto* block = reinterpret_cast<Block*>(PyType_GenericAlloc(block_type, 0));
+  if (block == nullptr) return nullptr;
+  block->lane = lane;
+  block->memory = batch.segment->memory;
+  Py_IncRef(&lane->head);
+  Py_IncRef(block->memory);
+  block->data = batch.data;
+  block->length = batch.message.length;
+  block->segment = batch.message.segment;
+  block->offset = batch.message.offset;
+  lane->current = block;
+  return block;
+}
+
+// The inputs by name; null with an exception.
+PyObject* MakeColumns(const Incoming& batch, Block* block) {
+  PyObject* columns = PyDict_New();
+  if (columns == nullptr) return nullptr;
+  for (int i = 0; i < batch.form->input_count; ++i) {
+    const Tensor& tensor = batch.form->inputs[i];
+    Py_IncRef(tensor.descr);
+    PyObject* array = numpy.new_from_descr(
+        numpy.array_type, tensor.descr, tensor.nd, tensor.dims, nullptr, batch.data + tensor.offset,
+        kContiguous | kAligned | kWriteable, nullptr);
+    bool is_good = array != nullptr;
+    if (is_good) {
+      Py_IncRef(&block->head);
+      is_good = numpy.set_base_object(array, &block->head) == 0 && PyDict_SetItem(columns, tensor.name, array) == 0;
+      Py_DecRef(array);
+    }
+    if (!is_good) {
+      Py_DecRef(columns);
+      return nullptr;
+    }
+  }
+  return columns;
+}
+
+// The batch in the form in which callables under `@batch` get it; null with an exception.
+Requests* MakeRequests(Lane* lane, const Incoming& batch) {
+  Block* block = MakeBlock(lane, batch);
+  if (block == nullptr) return nullptr;
+  PyObject* columns = MakeColumns(batch, block);
+  auto* requests = columns == nullptr ? nullptr : reinterpret_cast<Requests*>(PyType_GenericAlloc(requests_type, 0));
+  if (requests == nullptr) {
+    // That it is given back is said where Python is done with it.
+    lane->current = nullptr;
+    Clear(columns);
+    Py_DecRef(&block->head);
+    return nullptr;
+  }
+  requests->lane = lane;
+  requests->block = block;
+  requests->columns = columns;
+  requests->metadata = batch.form->python;
+  Py_IncRef(&lane->head);
+  Py_IncRef(requests->metadata);
+  requests->number = batch.message.batch;
+  requests->received_ns = batch.record.received_ns;
+  requests->sent_ns = batch.record.sent_ns;
+  return requests;
+}
+
+PyObject* Call(Lane* lane, const Incoming& batch, Requests* requests) {
+  if (lane->takes_columns) {
+    return PyObject_CallFunctionObjArgs(
+        lane->callable, requests->columns, batch.form->rows, &requests->head, nullptr);
+  }
+  PyObject* made = CallRequests(&requests->head, nullptr, nullptr);
+  if (made == nullptr) return nullptr;
+  PyObject* result = PyObject_CallFunctionObjArgs(lane->callable, made, nullptr);
+  Py_DecRef(made);
+  return result;
+}
+
+// ---- the answer to it -----------------------------------------------------------------------------------------------
+
+// The form of what a callable returned, for which Python may be asked; null where it has none, or with an exception.
+ReplyForm* FormOf(Lane* lane, BatchForm* batch, PyObject* result) {
+  ReplyForm* form = FindReplyForm(batch, result);
+  if (form != nullptr) return form;
+  PyObject* laid_out = PyObject_CallFunctionObjArgs(lane->lay_out, batch->python, result, nullptr);
+  if (laid_out == nullptr) return nullptr;
+  form = laid_out == &_Py_NoneStruct ? nullptr : AddReplyForm(batch, laid_out);
+  Py_DecRef(laid_out);
+  // Not the one that was made: what Python looked at may be something else by now.
+  return form == nullptr ? nullptr : FindReplyForm(batch, result);
+}
+
+// Finds a block for a record; false where there is none at once, or with an exception.
+bool HasRoom(Lane* lane, uint64_t length) {
+  if (lane->reply.is_there && lane->reply.capacity >= length) return true;
+  lane->reply.is_there = false;
+  PyObject* told = PyObject_CallFunction(lane->make_room, "K", static_cast<unsigned long long>(length));
+  if (told == nullptr) return false;
+  unsigned long long segment, offset, capacity, address;
+  if (told != &_Py_NoneStruct && PyArg_ParseTuple(told, "KKKK", &segment, &offset, &capacity, &address)) {
+    lane->reply = {true, static_cast<uint32_t>(segment), offset, capacity, reinterpret_cast<char*>(address)};
+  }
+  Py_DecRef(told);
+  return lane->reply.is_there;
+}
+
+void CopyPayloads(const ReplyForm& form, char* record) {
+  for (Py_ssize_t i = 0; i < form.piece_count; ++i) {
+    memcpy(record + form.pieces[i].offset, form.found[i]->data, form.pieces[i].length);
+  }
+}
+
+void WriteRecord(const ReplyForm& form, uint64_t number, char* record) {
+  memcpy(record, form.metadata, form.metadata_length);
+  memcpy(record + offsetof(RecordHeader, batch), &number, sizeof(number));
+  if (form.payload_bytes <= kSmallBytes) {
+    CopyPayloads(form, record);
+    return;
+  }
+  PyThreadState* state = PyEval_SaveThread();
+  CopyPayloads(form, record);
+  PyEval_RestoreThread(state);
+}
+
+void Count(Lane* lane, const Incoming& batch, const ReplyForm& form, uint64_t called_ns, uint64_t spent_ns) {
+  Counts& counts = *lane->counts;
+  const uint64_t rows = batch.form->total_rows;
+  counts.requests += batch.form->entry_count;
+  counts.rows += rows;
+  counts.row_counts[rows <= 1 ? 0 : 64 - __builtin_clzll(rows - 1)] += 1;
+  counts.input_bytes += batch.form->input_bytes;
+  counts.output_bytes += form.payload_bytes;
+  // A stamp of another clock, or none, says nothing.
+  if (batch.record.sent_ns != 0 && batch.record.sent_ns < called_ns) {
+    counts.queued_ns += called_ns - batch.record.sent_ns;
+  }
+  counts.callable_ns += spent_ns;
+  counts.callable_counts[spent_ns == 0 ? 0 : 64 - __builtin_clzll(spent_ns)] += 1;
+}
+
+bool Send(Lane* lane, const Message& message) {
+  // Without letting go of the GIL where there is room at once, as there nearly always is.
+  int flags = MSG_NOSIGNAL | MSG_DONTWAIT;
+  for (;;) {
+    PyThreadState* state = (flags & MSG_DONTWAIT) != 0 ? nullptr : PyEval_SaveThread();
+    const ssize_t size = send(lane->fd, &message, sizeof(message), flags);
+    const int saved = errno;
+    if (state != nullptr) PyEval_RestoreThread(state);
+    if (size >= 0) return true;
+    if (saved == EINTR) {
+      if (PyErr_CheckSignals() != 0) return false;
+    } else if (saved == EAGAIN && (flags & MSG_DONTWAIT) != 0) {
+      flags = MSG_NOSIGNAL;  // as long as the socket's own limit says
+    } else {
+      errno = saved;
+      PyErr_SetFromErrno(PyExc_OSError);
+      return false;
+    }
+  }
+}
+
+bool SendResponse(Lane* lane, const Incoming& batch, uint64_t length) {
+  Message message{};
+  message.type = static_cast<uint16_t>(MessageType::kResponse);
+  message.flags = kFlagBatchDone;
+  // Nothing refers to the inputs any more, or the block is named later, by whoever drops it.
+  if (lane->current == nullptr) message.flags |= kFlagInputReleased;
+  lane->current = nullptr;
+  message.size = sizeof(Message);
+  message.batch = batch.message.batch;
+  message.segment = lane->reply.segment;
+  message.offset = lane->reply.offset;
+  message.length = length;
+  // Blocks of other batches.
+  const Py_ssize_t others = PyObject_Size(lane->released);
+  if (others < 0) return false;
+  if (others > 0) {
+    PyObject* done = PyObject_CallFunctionObjArgs(lane->give_back, nullptr);
+    if (done == nullptr) return false;
+    Py_DecRef(done);
+  }
+  if (!Send(lane, message)) return false;
+  lane->in_flight = true;
+  lane->sent += 1;
+  return true;
+}
+
+// Serves a batch. kOther: Python goes on, with the packet where `called` is null, else with the call in it.
+Outcome Serve(Lane* lane, const Incoming& batch, PyObject** called) {
+  Requests* requests = MakeRequests(lane, batch);
+  if (requests == nullptr) {
+    // What numpy says of it, Python says better.
+    PyErr_Clear();
+    return Outcome::kOther;
+  }
+  const uint64_t called_ns = Now();
+  PyObject* result = Call(lane, batch, requests);
+  const uint64_t spent_ns = Now() - called_ns;
+  ReplyForm* form = result == nullptr ? nullptr : FormOf(lane, batch.form, result);
+  if (form != nullptr) {
+    for (Py_ssize_t i = 0; i < form->piece_count; ++i) Py_IncRef(&form->found[i]->head);
+    const bool has_room = HasRoom(lane, form->length);
+    if (has_room && lane->is_open) WriteRecord(*form, batch.message.batch, lane->reply.data);
+    for (Py_ssize_t i = 0; i < form->piece_count; ++i) Py_DecRef(&form->found[i]->head);
+    if (!has_room) form = nullptr;
+  }
+  if (!lane->is_open) {
+    // A forked child, in which the callable returns as well: the connection is the parent's.
+    Clear(result);
+    Py_DecRef(&requests->head);
+    PyErr_Clear();
+    errno = EBADF;
+    PyErr_SetFromErrno(PyExc_OSError);
+    return Outcome::kError;
+  }
+  if (form != nullptr) {
+    const uint64_t length = form->length;
+    Count(lane, batch, *form, called_ns, spent_ns);
+    // Nothing here may refer to the inputs when the response is sent.
+    Clear(result);
+    Py_DecRef(&requests->head);
+    return SendResponse(lane, batch, length) ? Outcome::kPlain : Outcome::kError;
+  }
+  PyObject* error = nullptr;
+  if (PyErr_Occurred() != nullptr) {
+    PyObject *kind, *trace;
+    PyErr_Fetch(&kind, &error, &trace);
+    PyErr_NormalizeException(&kind, &error, &trace);
+    if (trace != nullptr) PyException_SetTraceback(error, trace);
+    Clear(kind);
+    Clear(trace);
+    Clear(result);
+  }
+  // The block is named by whoever drops it, from here on.
+  lane->current = nullptr;
+  *called = Py_BuildValue(
+      "[(IK)OOOKKKKNN]", static_cast<unsigned>(batch.message.segment),
+      static_cast<unsigned long long>(batch.message.offset), requests->metadata, requests->block, requests->columns,
+      static_cast<unsigned long long>(requests->number), static_cast<unsigned long long>(requests->received_ns),
+      static_cast<unsigned long long>(requests->sent_ns), static_cast<unsigned long long>(called_ns),
+      result == nullptr ? NewNone() : result, error == nullptr ? NewNone() : error);
+  Py_DecRef(&requests->head);
+  return *called == nullptr ? Outcome::kError : Outcome::kOther;
+}
+
+// ---- the loop -------------------------------------------------------------------------------------------------------
+
+PyObject* TellPacket(ssize_t size, msghdr* header) {
+  PyObject* fds = PyList_New(0);
+  for (cmsghdr* part = header == nullptr ? nullptr : CMSG_FIRSTHDR(header); fds != nullptr && part != nullptr; part = CMSG_NXTHDR(header, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    const size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (size_t i = 0; i < count; ++i) {
+      int fd;
+      memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+      PyObject* number = PyLong_FromLong(fd);
+      if (number == nullptr || PyList_Append(fds, number) != 0) Clear(fds);
+      Clear(number);
+      if (fds == nullptr) break;
+    }
+  }
+  return fds == nullptr ? nullptr : Py_BuildValue("(nN)", static_cast<Py_ssize_t>(size), fds);
+}
+
+PyObject* Run(PyObject* self, PyObject* args) {
+  auto* lane = reinterpret_cast<Lane*>(self);
+  unsigned long long sent, pending;
+  if (!PyArg_ParseTuple(args, "KK", &sent, &pending)) return nullptr;
+  lane->sent = sent;
+  lane->pending = pending;
+  while (lane->is_open) {
+    alignas(cmsghdr) char ancillary[CMSG_SPACE(4 * sizeof(int))];
+    iovec piece{lane->packet, lane->packet_size};
+    msghdr header{};
+    header.msg_iov = &piece;
+    header.msg_iovlen = 1;
+    header.msg_control = ancillary;
+    header.msg_controllen = sizeof(ancillary);
+    PyThreadState* state = PyEval_SaveThread();
+    const ssize_t size = recvmsg(lane->fd, &header, kReceiveFlags);
+    const int saved = errno;
+    PyEval_RestoreThread(state);
+    if (size < 0) {
+      if (saved == EINTR) {
+        if (PyErr_CheckSignals() != 0) return nullptr;
+        continue;
+      }
+      if (saved == EAGAIN) return NewNone();
+      // Closed by the proxy backend, with messages of ours unread: as good as an end.
+      if (saved == ECONNRESET) return TellPacket(0, nullptr);
+      errno = saved;
+      return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    Incoming batch;
+    Outcome outcome = Recognise(lane, size, header, &batch);
+    PyObject* called = nullptr;
+    if (outcome == Outcome::kPlain) outcome = Serve(lane, batch, &called);
+    if (outcome == Outcome::kError) return nullptr;
+    if (outcome == Outcome::kOther) return called != nullptr ? called : TellPacket(size, &header);
+  }
+  errno = EBADF;
+  return PyErr_SetFromErrno(PyExc_OSError);
+}
+
+PyObject* Leave(PyObject* self, PyObject*) {
+  auto* lane = reinterpret_cast<Lane*>(self);
+  PyObject* state = Py_BuildValue("(Ki)", static_cast<unsigned long long>(lane->sent), lane->in_flight ? 1 : 0);
+  if (state == nullptr) return nullptr;
+  lane->in_flight = false;
+  lane->reply.is_there = false;
+  lane->current = nullptr;
+  while (lane->segment_count > 0) Clear(lane->segments[--lane->segment_count].memory);
+  return state;
+}
+
+// ---- the type -------------------------------------------------------------------------------------------------------
+
+struct Method {
+  const char* name;
+  PyObject* Lane::*member;
+};
+constexpr Method kMethods[] = {
+    {"describe", &Lane::describe},
+    {"lay_out", &Lane::lay_out},
+    {"make_room", &Lane::make_room},
+    {"acknowledge", &Lane::acknowledge},
+    {"segment", &Lane::segment},
+    {"make_requests", &Lane::make_requests},
+    {"released", &Lane::released},
+    {"note_released", &Lane::note_released},
+    {"give_back", &Lane::give_back},
+};
+
+void Empty(Lane* lane) {
+  lane->is_open = false;
+  while (lane->form_count > 0) FreeBatchForm(lane->forms[--lane->form_count]);
+  while (lane->segment_count > 0) Clear(lane->segments[--lane->segment_count].memory);
+  for (const Method& method : kMethods) Clear(lane->*method.member);
+  Clear(lane->callable);
+}
+
+// (fd, buffer, (address of the counters, how many), their array, callable, whether it takes columns, host)
+int InitLane(PyObject* self, PyObject* args, PyObject*) {
+  auto* lane = reinterpret_cast<Lane*>(self);
+  PyObject *buffer, *counters, *callable, *host;
+  unsigned long long address;
+  Py_ssize_t count;
+  int fd, takes_columns;
+  if (!PyArg_ParseTuple(
+          args, "iO(Kn)OOiO", &fd, &buffer, &address, &count, &counters, &callable, &takes_columns, &host)) {
+    return -1;
+  }
+  if (lane->callable != nullptr) {
+    PyErr_Format(PyExc_ValueError, "a lane is made once");
+    return -1;
+  }
+  if (count * sizeof(uint64_t) != sizeof(Counts)) {
+    PyErr_Format(PyExc_ValueError, "%zd counters, %zd expected", count, sizeof(Counts) / sizeof(uint64_t));
+    return -1;
+  }
+  char* packet = PyByteArray_AsString(buffer);
+  lane->metadata = static_cast<char*>(malloc(kMaxCompared));
+  if (packet == nullptr || lane->metadata == nullptr) return -1;
+  for (const Method& method : kMethods) {
+    lane->*method.member = PyObject_GetAttrString(host, method.name);
+    if (lane->*method.member == nullptr) return -1;
+  }
+  Py_IncRef(buffer);
+  Py_IncRef(counters);
+  Py_IncRef(callable);
+  lane->buffer = buffer;
+  lane->counters = counters;
+  lane->callable = callable;
+  lane->fd = fd;
+  lane->takes_columns = takes_columns != 0;
+  lane->packet = packet;
+  lane->packet_size = PyByteArray_Size(buffer);
+  lane->counts = reinterpret_cast<Counts*>(address);
+  lane->is_open = true;
+  return 0;
+}
+
+// Without the cyclic collector: whoever made a lane closes it.
+PyObject* Close(PyObject* self, PyObject*) {
+  Empty(reinterpret_cast<Lane*>(self));
+  return NewNone();
+}
+
+PyObject* CloseInChild(PyObject* self, PyObject*) {
+  // The callable that has forked runs inside of `run`, which still needs the rest.
+  reinterpret_cast<Lane*>(self)->is_open = false;
+  return NewNone();
+}
+
+void FreeLane(PyObject* self) {
+  auto* lane = reinterpret_cast<Lane*>(self);
+  Empty(lane);
+  Clear(lane->buffer);
+  Clear(lane->counters);
+  free(lane->metadata);
+  FreeObject(self);
+}
+
+PyMethodDef lane_methods[] = {
+    {"run", Run, METH_VARARGS, nullptr},
+    {"leave", Leave, METH_NOARGS, nullptr},
+    {"close", Close, METH_NOARGS, nullptr},
+    {"close_in_child", CloseInChild, METH_NOARGS, nullptr},
+    {},
+};
+
+template <typename F>
+void* Slot(F* function) {
+  return reinterpret_cast<void*>(function);
+}
+
+PyTypeObject* MakeType(const char* name, size_t size, unsigned int flags, PyType_Slot* slots) {
+  PyType_Spec spec{name, static_cast<int>(size), 0, flags, slots};
+  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+}
+
+}  // namespace
+
+PyObject* MakeLaneType() {
+  PyType_Slot block_slots[] = {{Py_tp_dealloc, Slot(FreeBlock)}, {Py_sq_item, Slot(BlockItem)}, {}};
+  PyType_Slot requests_slots[] = {{Py_tp_dealloc, Slot(FreeRequests)}, {Py_tp_call, Slot(CallRequests)}, {}};
+  PyType_Slot lane_slots[] = {
+      {Py_tp_new, Slot(PyType_GenericNew)}, {Py_tp_init, Slot(InitLane)}, {Py_tp_dealloc, Slot(FreeLane)},
+      {Py_tp_methods, lane_methods}, {},
+  };
+  constexpr unsigned int kInner = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_DISALLOW_INSTANTIATION;
+  block_type = MakeType("pytriton.proxy_backend._accelerator.Block", sizeof(Block), kInner, block_slots);
+  requests_type = MakeType("pytriton.proxy_backend._accelerator.Requests", sizeof(Requests), kInner, requests_slots);
+  if (block_type == nullptr || requests_type == nullptr) return nullptr;
+  return reinterpret_cast<PyObject*>(
+      MakeType("pytriton.proxy_backend._accelerator.Lane", sizeof(Lane), Py_TPFLAGS_DEFAULT, lane_slots));
+}
+
+}  // namespace pytriton

@@ -1,0 +1,38 @@
+// The part of numpy's ABI that the accelerator uses: the layout of an array, and functions by their numbers in numpy's
+// table. Both are the same in 1.26 and in 2.x.
+#pragma once
+
+#include "python_abi.h"
+
+namespace pytriton {
+
+struct Array {
+  PyObject head;
+  char* data;
+  int nd;
+  Py_ssize_t* dims;
+  Py_ssize_t* strides;
+  PyObject* base;
+  PyObject* descr;
+  int flags;
+};
+
+constexpr int kContiguous = 0x001;
+constexpr int kAligned = 0x100;
+constexpr int kWriteable = 0x400;
+
+struct Numpy {
+  PyTypeObject* array_type;
+  // (type, descr, which is stolen, nd, dims, strides, data, flags, object)
+  PyObject* (*new_from_descr)(
+      PyTypeObject*, PyObject*, int, const Py_ssize_t*, const Py_ssize_t*, void*, int, PyObject*);
+  // (array, base, which is stolen)
+  int (*set_base_object)(PyObject*, PyObject*);
+};
+
+extern Numpy numpy;
+
+// Finds numpy's table; false with an exception where it has an ABI that is not known.
+bool LoadNumpy();
+
+}  // namespace pytriton

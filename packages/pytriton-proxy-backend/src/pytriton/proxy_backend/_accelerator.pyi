@@ -1,0 +1,94 @@
+"""The extension module from `native/accelerator`; see `wire.accelerator` for where it is and where not."""
+
+from array import array
+from collections import deque
+from collections.abc import Callable
+from mmap import mmap
+from typing import Any, Protocol
+
+class Host(Protocol):
+    """What a lane asks of Python: the first time that something comes, or when something has to be seen to."""
+
+    released: deque[tuple[int, int]]
+    """Blocks that are to be given back, which `note_released` adds to from any thread."""
+
+    @property
+    def note_released(self) -> Callable[[tuple[int, int]], None]: ...
+    def describe(self, raw: bytes, head: tuple[int, int, int, int, int]) -> tuple[Any, ...] | None:
+        """Check the metadata of a record.
+
+        Returns:
+            The metadata, the rows of each request, the sum of them, bytes of the inputs, and of each input name, shape,
+            dtype, offset and length; `None` where batches with them are Python's.
+        """
+
+    def lay_out(self, metadata: Any, result: Any) -> tuple[Any, ...] | None:
+        """Check what a callable returned, a dictionary or a list of them, and lay a record out for it.
+
+        Returns:
+            The metadata of the record, its length, bytes of its payloads, whether it is of a list, the size of each
+            dictionary, and of each array its dictionary and (name, shape, dtype, offset, length), dictionary by
+            dictionary; `None` where such results are Python's.
+        """
+
+    def make_room(self, length: int) -> tuple[int, int, int, int] | None:
+        """Return segment, offset, size and address of a block for records, in place of the one before.
+
+        `None` where there is none now.
+        """
+
+    def acknowledge(self, consumed: int) -> int:
+        """Take note of what the proxy backend has read; returns how many responses are left."""
+
+    def segment(self, number: int) -> tuple[mmap, int, int] | None:
+        """Return memory, address and size of a segment of the proxy backend."""
+
+    def make_requests(
+        self, metadata: Any, block: Any, columns: dict[str, Any], number: int, received_ns: int, sent_ns: int
+    ) -> list[Any]:
+        """Make the requests of a batch."""
+
+    def give_back(self) -> None:
+        """Tell of the blocks in `released`."""
+
+class Lane:
+    """The way of plain batches over one connection."""
+
+    def __init__(
+        self,
+        fd: int,
+        buffer: bytearray,
+        place: tuple[int, int],
+        counters: array[int],
+        callable: Callable[..., Any],
+        takes_columns: bool,
+        host: Host,
+    ) -> None: ...
+    def run(self, sent: int, pending: int) -> tuple[int, list[int]] | list[Any] | None:
+        """Serve plain batches until something else is to be done.
+
+        Args:
+            sent: Responses in all.
+            pending: Those of them that are not acknowledged.
+
+        Returns:
+            `None` when nothing came for a while; size and descriptors of a packet in the buffer; or a call that was
+            made: place, metadata, block, columns, number, times of receiving and sending, time of the call, result and
+            error.
+
+        Raises:
+            OSError: The connection broke.
+        """
+
+    def leave(self) -> tuple[int, bool]:
+        """Forget everything of the connection.
+
+        Returns:
+            Responses in all, and whether the block of the last one is not acknowledged.
+        """
+
+    def close(self) -> None:
+        """Let go of everything."""
+
+    def close_in_child(self) -> None:
+        """Send nothing any more; for a forked child."""

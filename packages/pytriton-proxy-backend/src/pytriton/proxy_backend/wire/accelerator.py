@@ -1,0 +1,29 @@
+"""The accelerator: an extension module that does the most common things faster, wherever it can be loaded.
+
+One file serves every CPython with a GIL: it is made of the stable ABI. Without it everything is done in Python, with
+the same results.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from types import ModuleType
+
+VARIABLE = "PYTRITON_ACCELERATOR"
+
+
+def _load() -> ModuleType | None:
+    try:
+        return importlib.import_module(f"{__name__.rpartition('.wire.')[0]}._accelerator")
+    except ImportError:
+        # Not built for this platform, or not for such an interpreter; a copy of this folder may stand alone, too.
+        return None
+
+
+_loaded = _load()
+
+
+def accelerator() -> ModuleType | None:
+    """Return the accelerator; `None` where there is none, or `PYTRITON_ACCELERATOR` is 0."""
+    return None if os.environ.get(VARIABLE) == "0" else _loaded

@@ -1,0 +1,224 @@
+"""Serves plain batches with the accelerator, and everything else in Python."""
+
+from __future__ import annotations
+
+import collections
+import mmap
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pytriton.proxy.tracers import worker_tracer
+from pytriton.proxy.types import Request, make_requests
+
+from ..errors import ProtocolError
+from ..runtime.execution import Call, Execution
+from ..runtime.service import Service
+from ..runtime.serving import LazyLoop, OnFailure, begin, make_execution
+from ..system.forks import call_in_child
+from ..transport.arena import OwnedBlock, address_of
+from ..transport.connection import Connection
+from ..wire.batch import Batch, BatchMetadata, Head
+from ..wire.layout import ALIGNMENT
+from ..wire.record import Array, Record
+from ..wire.response import lay_out_columns
+
+if TYPE_CHECKING:
+    from .._accelerator import Lane
+
+# As the accelerator has them.
+_MAX_DIMS = 8
+_MAX_INPUTS = 32
+
+
+def serve_accelerated(
+    service: Service, connection: Connection, loop: LazyLoop, on_failure: OnFailure, lane_type: type[Lane]
+) -> None:
+    """Serve a synchronous callable until the connection closes."""
+    begin(service, connection)
+    source = _AcceleratedSource(service, connection, lane_type)
+    try:
+        while (execution := source.next()) is not None:
+            execution.run(loop.run)
+            if execution.failure is not None:
+                on_failure(execution.failure)
+            # The memory of its inputs goes back while the next batch is waited for.
+            del execution
+    finally:
+        source.close()
+
+
+class _AcceleratedSource:
+    """Serves batches, and hands out those that are not plain; it is what the accelerator asks.
+
+    What the two ways share belongs to the connection whenever Python has the say: the accelerator gets it for a run,
+    and gives it back after it.
+    """
+
+    def __init__(self, service: Service, connection: Connection, lane_type: type[Lane]) -> None:
+        self.released: collections.deque[tuple[int, int]] = connection.protocol.segments.released
+        self.note_released = self.released.append
+        self._service = service
+        self._connection = connection
+        self._reply: OwnedBlock | None = None
+        columns_func = service.columns_func
+        numbers = service.counters.numbers
+        self._lane = lane_type(
+            connection.fileno(),
+            connection.buffer,
+            numbers.buffer_info(),
+            numbers,
+            service.infer_func if columns_func is None else columns_func,
+            columns_func is not None,
+            self,
+        )
+        call_in_child(self, _AcceleratedSource._end_in_child)
+
+    def _end_in_child(self) -> None:
+        self._lane.close_in_child()
+
+    def close(self) -> None:
+        """End; blocks that are still in use may be."""
+        self._lane.close()
+
+    def next(self) -> Execution | None:
+        """Serve plain batches until another one comes, which may have been called already; `None` at the end."""
+        connection = self._connection
+        while True:
+            if (batch := connection.next_pending()) is not None:
+                return make_execution(self._service, batch, worker_tracer())
+            told = self._run()
+            if told is None:
+                connection.tick()
+            elif isinstance(told, list):
+                return self._resumed(told)
+            elif not connection.take(*told):
+                return None
+
+    def _run(self) -> tuple[int, list[int]] | list[Any] | None:
+        protocol = self._connection.protocol
+        try:
+            return self._lane.run(protocol.sent, len(protocol.unacknowledged))
+        except OSError as error:
+            self._connection.lost(error)
+        finally:
+            sent, in_flight = self._lane.leave()
+            if self._reply is not None:
+                if in_flight:
+                    protocol.unacknowledged.append(self._reply)
+                else:
+                    self._connection.outputs.release(self._reply)
+                self._reply = None
+            protocol.consumed = sent - len(protocol.unacknowledged)
+
+    def _resumed(self, told: list[Any]) -> Execution:
+        """Make the execution of a batch whose callable was called; nothing else may refer to its inputs."""
+        error, result, called_ns = told.pop(), told.pop(), told.pop()
+        place, *parts = told
+        told.clear()
+        batch = self._make_batch(*parts)
+        self._connection.protocol.batches[batch.number] = place
+        return Execution(self._service, batch, Call(called_ns, result, error))
+
+    # ---- what the accelerator asks ----------------------------------------------------------------------------------
+
+    def describe(self, raw: bytes, head: Head) -> tuple[Any, ...] | None:
+        """See `_accelerator.Host`."""
+        try:
+            metadata = self._connection.reader.metadata(raw, head)
+        except (ProtocolError, TypeError):
+            return None  # which Python's way tells of
+        if not metadata.is_repeated:
+            # Those with an id of their own, or a trace, come once.
+            metadata.is_repeated = True
+            return None
+        wanted = metadata.uniform_outputs
+        columns = metadata.columns
+        if (
+            columns is None
+            or wanted is None
+            or not self._service.model.batching
+            or len(columns) > _MAX_INPUTS
+            or metadata.has_trace()
+        ):
+            return None
+        inputs = []
+        for (name, shape, dtype, offset), tensor in zip(columns, metadata.tensors, strict=True):
+            if len(shape) > _MAX_DIMS or 0 in shape or offset % ALIGNMENT:
+                return None
+            inputs.append((name, shape, dtype, offset, tensor.length))
+        _, rows, input_bytes = metadata.size
+        return metadata, metadata.rows, rows, input_bytes, tuple(inputs)
+
+    def lay_out(self, metadata: BatchMetadata, result: Any) -> tuple[Any, ...] | None:
+        """See `_accelerator.Host`."""
+        service = self._service
+        assert metadata.uniform_outputs is not None
+        names = service.checker.wanted(metadata.uniform_outputs)
+        if result.__class__ is list:
+            if len(result) != len(metadata.rows):
+                return None
+            record = service.writer.lay_out_results(result, names, service.checker.fits_results)
+            return None if record is None else _described(record, names, result, is_list=True)
+        if result.__class__ is not dict or service.columns_func is None:
+            return None
+        record = lay_out_columns(metadata, result, names, service.checker.fits_columns)
+        return None if record is None else _described(record, names, [result], is_list=False)
+
+    def make_room(self, length: int) -> tuple[int, int, int, int] | None:
+        """See `_accelerator.Host`."""
+        outputs = self._connection.outputs
+        if self._reply is not None:
+            outputs.release(self._reply)
+        self._reply = block = outputs.allocate(length)
+        if block is None:
+            return None
+        return block.segment, block.offset, length, address_of(block.memory) + block.offset
+
+    def acknowledge(self, consumed: int) -> int:
+        """See `_accelerator.Host`."""
+        protocol = self._connection.protocol
+        protocol.acknowledge(consumed)
+        return len(protocol.unacknowledged)
+
+    def segment(self, number: int) -> tuple[mmap.mmap, int, int] | None:
+        """See `_accelerator.Host`."""
+        memory = self._connection.inputs.segment(number)
+        return None if memory is None else (memory, address_of(memory), len(memory))
+
+    def make_requests(self, *parts: Any) -> list[Request]:
+        """See `_accelerator.Host`."""
+        batch = self._make_batch(*parts)
+        return make_requests(batch, len(batch.rows))
+
+    def give_back(self) -> None:
+        """See `_accelerator.Host`."""
+        self._connection.release()
+
+    def _make_batch(
+        self,
+        metadata: BatchMetadata,
+        block: Any,
+        columns: dict[str, Array],
+        number: int,
+        received_ns: int,
+        sent_ns: int,
+    ) -> Batch:
+        return Batch(metadata, block, number, received_ns, sent_ns, self._service.model.batching, columns)
+
+
+def _described(
+    record: Record, names: tuple[str, ...], results: list[dict[str, Array]], *, is_list: bool
+) -> tuple[Any, ...] | None:
+    """Return a record that is laid out as the accelerator takes it; `None` where it has to be written in Python."""
+    ends = [place.offset for place in record.layout.places]
+    pieces = []
+    for index, result in enumerate(results):
+        for at, name in enumerate(names):
+            array: np.ndarray[Any, Any] = result[name]
+            if not array.flags.c_contiguous or not array.size or array.ndim > _MAX_DIMS:
+                return None
+            pieces.append((index, (name, array.shape, array.dtype, ends[at], array.nbytes)))
+            ends[at] += array.nbytes
+    metadata, length, payload_bytes, _ = record.layout
+    return metadata, length, payload_bytes, is_list, tuple(map(len, results)), tuple(pieces)
