@@ -8,10 +8,10 @@
 
 namespace pytriton::guard {
 
-bool InFlight::Take(uint64_t bytes, uint64_t limit) {
+bool MemoryBudget::TryReserve(uint64_t bytes, uint64_t limit) {
   const uint64_t before = bytes_.fetch_add(bytes, std::memory_order_relaxed);
   if (bytes <= limit && before <= limit - bytes) return true;
-  Give(bytes);
+  Release(bytes);
   return false;
 }
 
@@ -30,7 +30,7 @@ bool Connections::Reserve() {
   return true;
 }
 
-void Connections::Accepted(int fd) {
+void Connections::OnAccept(int fd) {
   Slot* slot = SlotOf(fd);
   if (slot != nullptr) slot->mark.store(kFresh, std::memory_order_release);
 }
@@ -59,7 +59,7 @@ Connection* Connections::FindKnown(int fd) {
   return slot->connection.load(std::memory_order_relaxed);
 }
 
-Connection* Connections::Closing(int fd) {
+Connection* Connections::Remove(int fd) {
   Slot* slot = SlotOf(fd);
   if (slot == nullptr || slot->mark.load(std::memory_order_relaxed) == kNone) return nullptr;
   const uint8_t mark = slot->mark.exchange(kNone, std::memory_order_acq_rel);

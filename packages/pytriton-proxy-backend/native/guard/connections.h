@@ -11,11 +11,11 @@
 namespace pytriton::guard {
 
 // Memory that requests take, over all that are being read or served.
-class InFlight {
+class MemoryBudget {
  public:
   // Adds to the sum. False, without adding, if that makes it larger than the limit.
-  bool Take(uint64_t bytes, uint64_t limit);
-  void Give(uint64_t bytes) { bytes_.fetch_sub(bytes, std::memory_order_relaxed); }
+  bool TryReserve(uint64_t bytes, uint64_t limit);
+  void Release(uint64_t bytes) { bytes_.fetch_sub(bytes, std::memory_order_relaxed); }
   uint64_t bytes() const { return bytes_.load(std::memory_order_relaxed); }
 
  private:
@@ -31,7 +31,7 @@ struct Connection {
   bool is_pipelined = false;      // a request began before the one in front of it was answered
   bool is_refused = false;        // what comes is read and thrown away
   time_t refused_at = 0;
-  uint64_t thrown_away = 0;
+  uint64_t drained_bytes = 0;
 };
 
 // The connections by descriptor. An entry is made when a socket is accepted and gone when it is closed; the objects are
@@ -40,13 +40,13 @@ class Connections {
  public:
   // Reserves room for all descriptors that the process may have; false where the system refuses.
   bool Reserve();
-  void Accepted(int fd);
+  void OnAccept(int fd);
   // The connection of a descriptor that was accepted; null for any other.
   Connection* Find(int fd);
   // As Find, only where something was read from it.
   Connection* FindKnown(int fd);
   // Forgets a descriptor that is about to be closed, and returns what was known of it.
-  Connection* Closing(int fd);
+  Connection* Remove(int fd);
 
  private:
   enum Mark : uint8_t { kNone, kFresh, kKnown };

@@ -63,8 +63,8 @@ constexpr uint64_t kBytesPerJsonByte = 4;
 // More than a process can address.
 constexpr uint64_t kMostMemory = 1ull << 47;
 // What is still sent after a refusal is read for so long, so that the caller gets to read the answer.
-constexpr time_t kThrowAwaySeconds = 10;
-constexpr uint64_t kThrowAwayBytes = 256ull << 20;
+constexpr time_t kMaxDrainSeconds = 10;
+constexpr uint64_t kMaxDrainBytes = 256ull << 20;
 
 // The function that this library stands in front of.
 template <typename Function>
@@ -78,8 +78,8 @@ struct Guard {
   bool has_gpu = false;
   std::string python_backend_prefix;
   Connections connections;
-  InFlight bodies;
-  InFlight inputs;
+  MemoryBudget bodies;
+  MemoryBudget inputs;
   // Bytes of the bodies of large HTTP requests that are complete and not answered.
   std::atomic<uint64_t> awaiting{0};
   std::atomic<uint64_t> leaked{0};  // by compressed requests that failed
@@ -97,13 +97,13 @@ Guard* Active() { return g_guard.load(std::memory_order_acquire); }
 thread_local bool t_reads_http = false;
 
 // What this thread decompresses, until a request is made of it.
-struct Decompressing {
+struct Decompression {
   const z_stream_s* stream = nullptr;
   JsonScan json;
   uint64_t bytes = 0;    // that came out
   uint64_t charged = 0;  // of the memory in flight
 };
-thread_local Decompressing t_decompressing;
+thread_local Decompression t_decompression;
 
 // The request that this thread makes, and the bytes of its inputs so far.
 struct RequestInputs {
@@ -144,16 +144,16 @@ TRITONSERVER_Error* Error(int code, const std::string& text) {
 
 // --- HTTP connections ----------------------------------------------------------------------------------------------
 
-void Release(Guard* guard, Connection* connection) {
-  guard->bodies.Give(connection->charged);
+void ReleaseMemory(Guard* guard, Connection* connection) {
+  guard->bodies.Release(connection->charged);
   connection->charged = 0;
 }
 
 // Counts what the request has come to need. False if all in flight need too much.
-bool Charge(Guard* guard, Connection* connection) {
+bool ReserveMemory(Guard* guard, Connection* connection) {
   const uint64_t needed = connection->scan.memory();
   if (needed <= kSmall || needed <= connection->charged) return true;
-  if (!guard->bodies.Take(needed - connection->charged, guard->limits.max_in_flight_bytes)) return false;
+  if (!guard->bodies.TryReserve(needed - connection->charged, guard->limits.max_in_flight_bytes)) return false;
   connection->charged = needed;
   return true;
 }
@@ -189,7 +189,7 @@ const char* ReasonPhrase(int status) {
 }
 
 // Answers in place of the server, which never sees the request.
-void Answer(int fd, const Refusal& refusal) {
+void SendErrorResponse(int fd, const Refusal& refusal) {
   const std::string body = "{\"error\":\"" + refusal.text + "\"}";
   const std::string answer = "HTTP/1.1 " + std::to_string(refusal.status) + " " + ReasonPhrase(refusal.status) +
                              "\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: " +
@@ -199,15 +199,15 @@ void Answer(int fd, const Refusal& refusal) {
 }
 
 // Reads and forgets what a refused caller still sends: the answer would be lost if the connection was closed on it.
-ssize_t ThrowAway(Connection* connection, int fd) {
+ssize_t DrainRequest(Connection* connection, int fd) {
   char scratch[64 * 1024];
   for (int i = 0; i < 16; ++i) {
-    if (connection->thrown_away > kThrowAwayBytes || time(nullptr) - connection->refused_at > kThrowAwaySeconds) {
+    if (connection->drained_bytes > kMaxDrainBytes || time(nullptr) - connection->refused_at > kMaxDrainSeconds) {
       return 0;
     }
     const ssize_t count = recv(fd, scratch, sizeof(scratch), MSG_DONTWAIT);
     if (count <= 0) return count;
-    connection->thrown_away += static_cast<uint64_t>(count);
+    connection->drained_bytes += static_cast<uint64_t>(count);
   }
   errno = EAGAIN;
   return -1;
@@ -224,7 +224,7 @@ ssize_t Refuse(Connection* connection, int fd, const Refusal& refusal, size_t be
     shutdown(fd, SHUT_RD);
     if (before > 0) return static_cast<ssize_t>(before);
   } else {
-    Answer(fd, refusal);
+    SendErrorResponse(fd, refusal);
   }
   errno = EAGAIN;
   return -1;
@@ -245,13 +245,13 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
           connection->is_pipelined = connection->awaits_response;
           guard->pipelined.fetch_add(connection->is_pipelined ? 1 : -1);
         }
-        if (!connection->awaits_response) Release(guard, connection);
+        if (!connection->awaits_response) ReleaseMemory(guard, connection);
         scan.Begin();
         request_begin = seen;
       }
       const size_t used = scan.Feed(data, left, guard->limits, guard->max_pieces);
       Refusal refusal = scan.refusal();
-      if (refusal.status == 0 && !Charge(guard, connection)) {
+      if (refusal.status == 0 && !ReserveMemory(guard, connection)) {
         refusal = {503, "the requests in flight need more than " + Bytes(guard->limits.max_in_flight_bytes) +
                             ", the limit max_in_flight_bytes of the guard; try again later"};
       }
@@ -277,7 +277,7 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
   return static_cast<ssize_t>(size);
 }
 
-void Answered(Guard* guard, Connection* connection, std::string_view begin) {
+void OnResponse(Guard* guard, Connection* connection, std::string_view begin) {
   if (!connection->awaits_response) return;
   // "HTTP/1.0 200 OK", or "HTTP/1.1 100 Continue" and an empty line in front of it, or alone.
   constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
@@ -285,11 +285,11 @@ void Answered(Guard* guard, Connection* connection, std::string_view begin) {
   if (begin.size() > kStatus && begin[kStatus] == '1') begin.remove_prefix(std::min(begin.size(), kContinue.size()));
   if (begin.empty()) return;
   StopAwaiting(guard, connection);
-  if (connection->scan.complete()) Release(guard, connection);
+  if (connection->scan.complete()) ReleaseMemory(guard, connection);
 }
 
-void Closed(Guard* guard, Connection* connection) {
-  Release(guard, connection);
+void OnClose(Guard* guard, Connection* connection) {
+  ReleaseMemory(guard, connection);
   StopAwaiting(guard, connection);
   if (connection->is_pipelined) guard->pipelined.fetch_sub(1);
   connection->is_pipelined = false;
@@ -331,16 +331,16 @@ class LargeRequests {
   std::atomic<uint64_t> count_{0};  // of all that were ever added
 };
 
-LargeRequests& Large() {
+LargeRequests& large_requests() {
   static auto* const large = new LargeRequests;  // never freed: threads run until the end
   return *large;
 }
 
 // Triton up to 2.68 keeps for ever what came out of a compressed request that then fails. What this thread has
 // decompressed last, and made no request of, is such.
-void Leak(Guard* guard) {
-  guard->leaked.fetch_add(t_decompressing.bytes);
-  guard->inputs.Give(t_decompressing.charged);
+void CountLeak(Guard* guard) {
+  guard->leaked.fetch_add(t_decompression.bytes);
+  guard->inputs.Release(t_decompression.charged);
 }
 
 // Says what is wrong with one more input of a request; empty if nothing is.
@@ -364,16 +364,16 @@ std::string CheckInput(Guard* guard, const TRITONSERVER_InferenceRequest* reques
   // shared memory are not in the request. Which of the requests that wait for their response this is cannot be told.
   if (t_reads_http && guard->pipelined.load(std::memory_order_relaxed) == 0 && !guard->has_gpu &&
       !guard->has_shared_memory.load(std::memory_order_relaxed)) {
-    const uint64_t sent = guard->awaiting.load(std::memory_order_relaxed) + t_decompressing.bytes;
+    const uint64_t sent = guard->awaiting.load(std::memory_order_relaxed) + t_decompression.bytes;
     if (t_inputs.bytes / kBytesPerJsonByte > sent) return what() + ", and no request in flight has so many";
   }
   const uint64_t more = t_inputs.bytes - t_inputs.counted;
-  if (!guard->inputs.Take(more, guard->limits.max_in_flight_bytes)) {
+  if (!guard->inputs.TryReserve(more, guard->limits.max_in_flight_bytes)) {
     *code = kUnavailable;
     return what() + ", and with all requests in flight more than " + Bytes(guard->limits.max_in_flight_bytes) +
            ", the limit max_in_flight_bytes of the guard; try again later";
   }
-  Large().Add(request, more);
+  large_requests().Add(request, more);
   t_inputs.counted = t_inputs.bytes;
   return "";
 }
@@ -382,10 +382,10 @@ std::string CheckInput(Guard* guard, const TRITONSERVER_InferenceRequest* reques
 
 __attribute__((constructor)) void Start(int argc, char** argv, char**) {
   if (!IsTritonServer()) return;
-  TakeSecrets(argc, argv);
+  ReadSecrets(argc, argv);
   // Never freed: threads run until the end.
   Guard& guard = *new Guard;
-  guard.limits = TakeSettings();
+  guard.limits = ReadSettings();
   guard.has_gpu = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
   guard.python_backend_prefix = PythonBackendPrefix(argc, argv);
   const uint64_t stack = EnlargeStacks(guard.limits.thread_stack_bytes);
@@ -394,7 +394,7 @@ __attribute__((constructor)) void Start(int argc, char** argv, char**) {
     Log('W', "There is no memory for the table of connections: requests are not guarded.");
     return;
   }
-  Large();
+  large_requests();
   g_guard.store(&guard, std::memory_order_release);
   Log('I', "active " + std::to_string(kVersion) + ": requests of up to " + Bytes(guard.limits.max_request_bytes) +
                ", inputs of up to " + Bytes(guard.limits.max_input_bytes) + ", JSON " +
@@ -417,7 +417,7 @@ EXPORT int accept4(int listener, sockaddr* address, socklen_t* length, int flags
   static const auto next = Next<decltype(&accept4)>("accept4");
   const int fd = next(listener, address, length, flags);
   Guard* guard = Active();
-  if (guard != nullptr && fd >= 0) guard->connections.Accepted(fd);
+  if (guard != nullptr && fd >= 0) guard->connections.OnAccept(fd);
   return fd;
 }
 
@@ -425,15 +425,15 @@ EXPORT int accept(int listener, sockaddr* address, socklen_t* length) {
   static const auto next = Next<decltype(&accept)>("accept");
   const int fd = next(listener, address, length);
   Guard* guard = Active();
-  if (guard != nullptr && fd >= 0) guard->connections.Accepted(fd);
+  if (guard != nullptr && fd >= 0) guard->connections.OnAccept(fd);
   return fd;
 }
 
 EXPORT int close(int fd) {
   static const auto next = Next<decltype(&close)>("close");
   Guard* guard = Active();
-  Connection* connection = guard == nullptr ? nullptr : guard->connections.Closing(fd);
-  if (connection != nullptr) Closed(guard, connection);
+  Connection* connection = guard == nullptr ? nullptr : guard->connections.Remove(fd);
+  if (connection != nullptr) OnClose(guard, connection);
   return next(fd);
 }
 
@@ -442,7 +442,7 @@ EXPORT ssize_t readv(int fd, const iovec* parts, int count) {
   Guard* guard = Active();
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Find(fd);
   if (connection == nullptr) return next(fd, parts, count);
-  if (connection->is_refused) return ThrowAway(connection, fd);
+  if (connection->is_refused) return DrainRequest(connection, fd);
   const ssize_t size = next(fd, parts, count);
   return size <= 0 ? size : Inspect(guard, connection, fd, parts, count, static_cast<size_t>(size));
 }
@@ -453,7 +453,7 @@ EXPORT ssize_t writev(int fd, const iovec* parts, int count) {
   Guard* guard = Active();
   Connection* connection = guard == nullptr || size <= 0 ? nullptr : guard->connections.FindKnown(fd);
   if (connection != nullptr) {
-    Answered(guard, connection, {static_cast<const char*>(parts[0].iov_base), parts[0].iov_len});
+    OnResponse(guard, connection, {static_cast<const char*>(parts[0].iov_base), parts[0].iov_len});
   }
   return size;
 }
@@ -473,12 +473,12 @@ EXPORT int inflate(z_stream_s* stream, int flush) {
   }
   // The front end for gRPC decompresses in threads of its own, and gives the memory back.
   if (!t_reads_http) return result;
-  if (before == 0 || t_decompressing.stream != stream) {
-    Leak(guard);
-    t_decompressing = {stream, {}, 0, 0};
+  if (before == 0 || t_decompression.stream != stream) {
+    CountLeak(guard);
+    t_decompression = {stream, {}, 0, 0};
   }
-  JsonScan& json = t_decompressing.json;
-  t_decompressing.bytes = stream->total_out;
+  JsonScan& json = t_decompression.json;
+  t_decompression.bytes = stream->total_out;
   std::string problem;
   if (!json.Feed(out, static_cast<size_t>(stream->total_out - before), guard->limits.max_json_depth, &problem) ||
       json.MayOverflow(stream->total_out)) {
@@ -486,12 +486,12 @@ EXPORT int inflate(z_stream_s* stream, int flush) {
     return kStreamError;
   }
   const uint64_t needed = stream->total_out + json.values() * kBytesPerJsonValue;
-  if (needed > kSmall && needed > t_decompressing.charged) {
-    if (!guard->inputs.Take(needed - t_decompressing.charged, guard->limits.max_in_flight_bytes)) {
+  if (needed > kSmall && needed > t_decompression.charged) {
+    if (!guard->inputs.TryReserve(needed - t_decompression.charged, guard->limits.max_in_flight_bytes)) {
       LogRefusal("a compressed request needs more memory than max_in_flight_bytes of the guard leaves");
       return kStreamError;
     }
-    t_decompressing.charged = needed;
+    t_decompression.charged = needed;
   }
   return result;
 }
@@ -501,10 +501,10 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_ServerInferAsync(TRITONSERVER_Server* se
                                                          TRITONSERVER_InferenceRequest* request, void* trace) {
   static const auto next = Next<decltype(&TRITONSERVER_ServerInferAsync)>("TRITONSERVER_ServerInferAsync");
   Guard* guard = Active();
-  const uint64_t charged = std::exchange(t_decompressing.charged, 0);
-  const uint64_t bytes = std::exchange(t_decompressing.bytes, 0);
+  const uint64_t charged = std::exchange(t_decompression.charged, 0);
+  const uint64_t bytes = std::exchange(t_decompression.bytes, 0);
   // Before the call: the request may be gone after it.
-  if (charged > 0) Large().Add(request, charged);
+  if (charged > 0) large_requests().Add(request, charged);
   TRITONSERVER_Error* const error = next(server, request, trace);
   if (bytes > 0 && error != nullptr) guard->leaked.fetch_add(bytes);
   return error;
@@ -540,7 +540,7 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestNew(TRITONSERVER_Inferen
 EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestDelete(TRITONSERVER_InferenceRequest* request) {
   static const auto next = Next<decltype(&TRITONSERVER_InferenceRequestDelete)>("TRITONSERVER_InferenceRequestDelete");
   Guard* guard = Active();
-  if (guard != nullptr) guard->inputs.Give(Large().Remove(request));
+  if (guard != nullptr) guard->inputs.Release(large_requests().Remove(request));
   if (t_inputs.request == request) t_inputs.Begin(nullptr);
   return next(request);
 }

@@ -117,12 +117,12 @@ size_t HttpScan::Feed(char* data, size_t size, const Limits& limits, uint64_t ma
       case State::kBody:
       case State::kChunkData: {
         const size_t part = static_cast<size_t>(std::min<uint64_t>(size - used, left_));
-        TakeBody(data + used, part, limits, max_pieces);
+        ConsumeBody(data + used, part, limits, max_pieces);
         used += part;
         left_ -= part;
         if (left_ == 0 && !is_refused()) {
           if (state_ == State::kBody) {
-            End();
+            EndRequest();
           } else {
             state_ = State::kChunkEnd;
           }
@@ -158,7 +158,7 @@ size_t HttpScan::FeedLine(char* data, size_t size, const Limits& limits) {
     line_.append(data, part);
     line = line_;
   }
-  if (state_ == State::kHeaders) DefuseForm(data, part);
+  if (state_ == State::kHeaders) NeutralizeForm(data, part);
   if (end == nullptr) {
     started_ = true;
     return part;
@@ -172,14 +172,14 @@ size_t HttpScan::FeedLine(char* data, size_t size, const Limits& limits) {
     Refuse(400, "the head of the request has a control character in " + Quote(line));
     return part;
   }
-  TakeLine(line, limits);
+  ParseLine(line, limits);
   line_.clear();
   return part;
 }
 
 // The server compares the content type with the form's once the head is complete. Its last letter arrives in the bytes
 // at hand or has been changed before.
-void HttpScan::DefuseForm(char* data, size_t size) {
+void HttpScan::NeutralizeForm(char* data, size_t size) {
   const std::string_view line = line_.empty() ? std::string_view(data, size) : std::string_view(line_);
   if (line.size() < kForm.size() || strncasecmp(line.data(), "content-type", 12) != 0) return;
   // What ended before these bytes was found when it came.
@@ -192,21 +192,21 @@ void HttpScan::DefuseForm(char* data, size_t size) {
   }
 }
 
-void HttpScan::TakeLine(std::string_view line, const Limits& limits) {
+void HttpScan::ParseLine(std::string_view line, const Limits& limits) {
   switch (state_) {
     case State::kRequestLine:
       // Line ends in front of a request are allowed.
-      if (!line.empty()) TakeRequestLine(line);
+      if (!line.empty()) ParseRequestLine(line);
       break;
     case State::kHeaders:
       if (line.empty()) {
-        TakeHead(limits);
+        EndHeaders(limits);
       } else {
-        TakeHeader(line);
+        ParseHeader(line);
       }
       break;
     case State::kChunkSize:
-      TakeChunkSize(line, limits);
+      ParseChunkSize(line, limits);
       break;
     case State::kChunkEnd:
       if (!line.empty()) {
@@ -219,7 +219,7 @@ void HttpScan::TakeLine(std::string_view line, const Limits& limits) {
       if (!line.empty()) {
         Refuse(400, "there are trailers behind the chunked body, which are not taken");
       } else {
-        End();
+        EndRequest();
       }
       break;
     default:
@@ -227,7 +227,7 @@ void HttpScan::TakeLine(std::string_view line, const Limits& limits) {
   }
 }
 
-void HttpScan::TakeRequestLine(std::string_view line) {
+void HttpScan::ParseRequestLine(std::string_view line) {
   started_ = true;
   const size_t first = line.find(' ');
   const size_t last = line.rfind(' ');
@@ -245,7 +245,7 @@ void HttpScan::TakeRequestLine(std::string_view line) {
   state_ = State::kHeaders;
 }
 
-void HttpScan::TakeHeader(std::string_view line) {
+void HttpScan::ParseHeader(std::string_view line) {
   if (++header_count_ > kMaxHeaders) {
     Refuse(431, "the request has more than " + std::to_string(kMaxHeaders) + " header fields");
     return;
@@ -294,7 +294,7 @@ void HttpScan::TakeHeader(std::string_view line) {
   }
 }
 
-void HttpScan::TakeHead(const Limits& limits) {
+void HttpScan::EndHeaders(const Limits& limits) {
   if (is_chunked_ && has_content_length_) {
     Refuse(400, "the request has both a Content-Length and a Transfer-Encoding");
     return;
@@ -318,9 +318,9 @@ void HttpScan::TakeHead(const Limits& limits) {
   } else if (content_length_ > 0) {
     state_ = State::kBody;
     left_ = content_length_;
-    if (must_hold_json_ && json_left_ > content_length_) End();
+    if (must_hold_json_ && json_left_ > content_length_) EndRequest();
   } else {
-    End();
+    EndRequest();
   }
 }
 
@@ -331,7 +331,7 @@ uint64_t HttpScan::JsonLength() const {
   return has_type_json_length_ ? type_json_length_ : UINT64_MAX;
 }
 
-void HttpScan::TakeChunkSize(std::string_view line, const Limits& limits) {
+void HttpScan::ParseChunkSize(std::string_view line, const Limits& limits) {
   if (line.empty() || line.size() > 15 || line.find_first_not_of("0123456789abcdefABCDEF") != std::string_view::npos) {
     Refuse(400, "expected the size of a chunk in hexadecimal digits, got " + Quote(line));
     return;
@@ -348,7 +348,7 @@ void HttpScan::TakeChunkSize(std::string_view line, const Limits& limits) {
   }
 }
 
-void HttpScan::TakeBody(const char* data, size_t size, const Limits& limits, uint64_t max_pieces) {
+void HttpScan::ConsumeBody(const char* data, size_t size, const Limits& limits, uint64_t max_pieces) {
   body_bytes_ += size;
   // The server lists the pieces of a body on its stack: one for each chunk, or each time that it reads.
   if (++pieces_ > max_pieces) {
@@ -362,10 +362,10 @@ void HttpScan::TakeBody(const char* data, size_t size, const Limits& limits, uin
                     " on average; send larger ones");
     return;
   }
-  if (!is_compressed_) TakeJson(data, size, limits);
+  if (!is_compressed_) ScanJson(data, size, limits);
 }
 
-void HttpScan::TakeJson(const char* data, size_t size, const Limits& limits) {
+void HttpScan::ScanJson(const char* data, size_t size, const Limits& limits) {
   const size_t part = static_cast<size_t>(std::min<uint64_t>(size, json_left_));
   if (json_left_ != UINT64_MAX) json_left_ -= part;
   json_bytes_ += part;
@@ -380,7 +380,7 @@ bool HttpScan::is_inside_target() const {
   return space != std::string::npos && space + 1 < line_.size() && line_.find(' ', space + 1) == std::string::npos;
 }
 
-void HttpScan::End() {
+void HttpScan::EndRequest() {
   state_ = State::kComplete;
   if (must_hold_json_ && json_left_ > 0) {
     Refuse(400, "the JSON part is said to have more bytes than the body, which has " +

@@ -49,17 +49,17 @@ class HttpScan {
   enum class State { kRequestLine, kHeaders, kBody, kChunkSize, kChunkData, kChunkEnd, kLastLine, kComplete };
 
   size_t FeedLine(char* data, size_t size, const Limits& limits);
-  void DefuseForm(char* data, size_t size);
-  void TakeLine(std::string_view line, const Limits& limits);
-  void TakeRequestLine(std::string_view line);
-  void TakeHeader(std::string_view line);
-  void TakeHead(const Limits& limits);
-  void TakeChunkSize(std::string_view line, const Limits& limits);
-  void TakeBody(const char* data, size_t size, const Limits& limits, uint64_t max_pieces);
+  void NeutralizeForm(char* data, size_t size);
+  void ParseLine(std::string_view line, const Limits& limits);
+  void ParseRequestLine(std::string_view line);
+  void ParseHeader(std::string_view line);
+  void EndHeaders(const Limits& limits);
+  void ParseChunkSize(std::string_view line, const Limits& limits);
+  void ConsumeBody(const char* data, size_t size, const Limits& limits, uint64_t max_pieces);
   bool IsTritonPath() const;
   uint64_t JsonLength() const;  // of an inference; UINT64_MAX: all of the body
-  void TakeJson(const char* data, size_t size, const Limits& limits);
-  void End();
+  void ScanJson(const char* data, size_t size, const Limits& limits);
+  void EndRequest();
   void Refuse(int status, std::string text);
 
   State state_ = State::kRequestLine;

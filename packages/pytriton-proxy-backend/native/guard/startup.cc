@@ -56,7 +56,7 @@ bool IsThisLibrary(const std::string& entry) {
   return entry.substr(slash == std::string::npos ? 0 : slash + 1) == kLibrary;
 }
 
-void LeaveEnvironment() {
+void RemoveFromPreload() {
   const char* preload = std::getenv(kPreload);
   if (preload == nullptr) return;
   const std::string all = preload;
@@ -93,7 +93,7 @@ std::string ReadAll(int fd) {
 
 bool IsTritonServer() { return dlsym(RTLD_DEFAULT, "TRITONSERVER_ServerNew") != nullptr; }
 
-Limits TakeSettings() {
+Limits ReadSettings() {
   Limits limits;
   std::string error;
   const char* text = std::getenv(kSettings);
@@ -101,7 +101,7 @@ Limits TakeSettings() {
     Log('W', "The variable " + std::string(kSettings) + " was not understood from here on: " + error);
   }
   unsetenv(kSettings);
-  LeaveEnvironment();
+  RemoveFromPreload();
   const uint64_t half = MemoryOfThisMachine() / 2;
   if (limits.max_in_flight_bytes == 0) limits.max_in_flight_bytes = half;
   if (limits.max_input_bytes == 0) limits.max_input_bytes = limits.max_in_flight_bytes;
@@ -109,7 +109,7 @@ Limits TakeSettings() {
 }
 
 // The descriptor holds lines: a mark, its secret, the next mark and so on.
-void TakeSecrets(int argc, char** argv) {
+void ReadSecrets(int argc, char** argv) {
   const char* given = std::getenv(kSecrets);
   if (given == nullptr) return;
   const int fd = std::atoi(given);

@@ -15,11 +15,11 @@ constexpr int kVersion = 1;
 bool IsTritonServer();
 
 // Takes the settings out of the environment, and this library too: what the server starts shall have neither.
-Limits TakeSettings();
+Limits ReadSettings();
 
 // Puts secrets into the arguments that end with a mark for them. The kernel's copy of the arguments, which other users
 // may read, keeps the mark.
-void TakeSecrets(int argc, char** argv);
+void ReadSecrets(int argc, char** argv);
 
 // Gives all threads to come larger stacks; returns the bytes of a stack from now on. Leaves them as they are where the
 // system counts reserved memory as used.
