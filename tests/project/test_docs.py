@@ -22,6 +22,7 @@ the blocks are run with the real ports in place of 8000, 8001 and 8002. That is 
 from __future__ import annotations
 
 import doctest
+import functools
 import os
 import re
 import runpy
@@ -482,6 +483,7 @@ def without_blocks(path: Path) -> str:
     return re.sub(r"^( *)(`{3,}).*?^ *\2`*$", "", path.read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
 
 
+@functools.cache
 def anchors(path: Path) -> set[str]:
     """Names of the headings of a page, as GitHub and mkdocs make them."""
     headings = re.findall(r"^#+ +(.*?) *$", without_blocks(path), re.MULTILINE)

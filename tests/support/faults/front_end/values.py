@@ -154,7 +154,13 @@ def dumps(value: Any) -> bytes:
     return _write(value).encode("utf-8", "surrogatepass")
 
 
+# One for all of the many values, where `json.dumps` would make an encoder for each.
+_plain = json.JSONEncoder(ensure_ascii=False).encode
+
+
 def _write(value: Any) -> str:
+    if type(value) is int:
+        return repr(value)
     if isinstance(value, Raw):
         return str(value)
     if isinstance(value, dict):
@@ -163,12 +169,12 @@ def _write(value: Any) -> str:
         return "{" + ",".join(f"{_key(name)}:{_write(content)}" for name, content in value.pairs) + "}"
     if isinstance(value, (list, tuple)):
         return "[" + ",".join(map(_write, value)) + "]"
-    return json.dumps(value, ensure_ascii=False)
+    return _plain(value)
 
 
 def _key(name: Any) -> str:
     # A raw text may lack its closing quote: as a key, too.
-    return str(name) if isinstance(name, Raw) else json.dumps(str(name), ensure_ascii=False)
+    return str(name) if isinstance(name, Raw) else _plain(str(name))
 
 
 class Pairs:
