@@ -15,7 +15,7 @@ COLOURS = ["#1b6ca8", "#9aa5b1", "#e07a1f", "#6a9c2f", "#a23b72", "#7d5ba6", "#c
 
 
 def draw(chart, folder):
-    figure, axes = pyplot.subplots(figsize=(8, 3.6), dpi=110)
+    figure, axes = pyplot.subplots(figsize=(9.5, 3.6), dpi=110)
     width = 0.8 / len(chart["series"])
     for index, series in enumerate(chart["series"]):
         for group, bar in enumerate(series["bars"]):
@@ -23,14 +23,14 @@ def draw(chart, folder):
                 middle, low, high = bar
                 at = group + (index - (len(chart["series"]) - 1) / 2) * width
                 label = series["name"] if group == next(i for i, each in enumerate(series["bars"]) if each) else None
-                axes.bar(at, middle, width * 0.92, color=COLOURS[index % len(COLOURS)], label=label)
+                axes.bar(at, middle, width * 0.92, color=COLOURS[series["colour"] % len(COLOURS)], label=label)
                 axes.errorbar(at, middle, [[middle - low], [high - middle]], color="#333333", linewidth=1, capsize=2)
     axes.set_xticks(range(len(chart["cases"])), chart["cases"])
     axes.set_title(chart["title"], fontsize=10)
     axes.grid(axis="y", linewidth=0.4)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(fontsize=7, frameon=False)
+    axes.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1, 1))
     figure.tight_layout()
     figure.savefig(folder / f"{chart['file']}.png", metadata={"Software": None})
     pyplot.close(figure)

@@ -227,7 +227,9 @@ def _chart(results: Results, file: str, workload: str, prefix: str, name: str, t
             middle = results.median(workload, case, peer, name)
             bars.append(None if middle is None else (middle, min(found), max(found)))
         if any(bars):
-            series.append({"name": results.titles.get(peer, peer), "bars": bars})
+            # The same colour in all charts.
+            colour = list(results.titles).index(peer) if peer in results.titles else len(series)
+            series.append({"name": results.titles.get(peer, peer), "colour": colour, "bars": bars})
     if not series:
         return None
     return {"file": file, "title": title, "cases": [case.removeprefix(prefix) for case in cases], "series": series}

@@ -101,8 +101,10 @@ class Results:
         return found
 
     def peers(self, workload: str) -> list[str]:
-        """Return who took part in a workload."""
-        return list(dict.fromkeys(cell.peer for cell in self.cells if cell.workload == workload))
+        """Return who took part in a workload, in the order of the titles."""
+        found = list(dict.fromkeys(cell.peer for cell in self.cells if cell.workload == workload))
+        order = list(self.titles)
+        return sorted(found, key=lambda peer: order.index(peer) if peer in order else len(order))
 
     def to_json(self) -> dict[str, Any]:
         """Return everything raw for `json.dump`."""

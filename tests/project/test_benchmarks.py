@@ -40,11 +40,17 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """The modules of the benchmark, which is a program and not installed."""
     monkeypatch.syspath_prepend(str(ROOT))
     from benchmarks import inprocess, run
-    from benchmarks.harness import generators, results, wires
+    from benchmarks.harness import generators, publish, results, wires
     from benchmarks.servers import models
 
     return SimpleNamespace(
-        inprocess=inprocess, run=run, generators=generators, results=results, wires=wires, models=models
+        inprocess=inprocess,
+        run=run,
+        generators=generators,
+        publish=publish,
+        results=results,
+        wires=wires,
+        models=models,
     )
 
 
@@ -155,6 +161,30 @@ def test_ratios_are_of_the_same_round_and_without_noise(bench: SimpleNamespace) 
     assert results.median("tiny", "http/1", "nobody", "requests/s") is None
     again = bench.results.Results.from_json(json.loads(json.dumps(results.to_json())))
     assert again.cells == results.cells
+
+
+def test_a_run_is_written_into_the_page_and_the_rest_stays(
+    bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    page = tmp_path / "performance.md"
+    blocks = [f"<!-- bench:{name} -->\nold {name}\n<!-- /bench:{name} -->\n" for name in ("aims", "tiny", "large")]
+    page.write_text("A page.\n" + "".join(blocks))
+    for name, value in (("ROOT", tmp_path), ("PAGE", page), ("_draw", lambda results: ["tiny-http"])):
+        monkeypatch.setattr(bench.publish, name, value)
+    results = bench.results.Results(options={"rounds": 2, "seconds": 1}, titles={"ours": "us", "limit": "the limit"})
+    for number, ours in ((1, 70.0), (2, 90.0)):
+        for peer, rate in (("ours", ours), ("limit", 100.0)):
+            results.cells.append(bench.results.Cell("tiny", "http/1", peer, number, {"requests/s": rate}))
+    said = bench.publish.publish([results])
+    assert said[0] == "performance.md: tiny, aims"
+    assert "left as it is" in said[1]
+    text = page.read_text()
+    assert "old large" in text
+    assert "old tiny" not in text
+    assert "![requests/s over HTTP, by connections](performance/tiny-http.png)" in text
+    assert "| share of the limit, HTTP, 1 " in text
+    assert "80% (70% to 90%) |          aim |" in text
+    assert "not measured |" in text
 
 
 def test_a_machine_without_load_generators_is_told(
