@@ -136,8 +136,10 @@ def tidy(request: pytest.FixtureRequest) -> bool:
     return False
 
 
-def names_on_host() -> list[str]:
-    return [name for name in os.listdir("/dev/shm") if name.startswith("pytriton-client")]
+def names_on_host(process: int | None = None) -> list[str]:
+    """Return the names of the regions of this process, or of another one; tests run beside each other."""
+    mark = f".{process or os.getpid()}."
+    return [name for name in os.listdir("/dev/shm") if name.startswith("pytriton-client") and mark in name]
 
 
 def registered(url: str) -> list[str]:
@@ -345,9 +347,9 @@ def test_killed_client_leaves_nothing(url: str, moment: str) -> None:
         assert process.stdout.readline() == "ready\n"
         if moment == "in flight":
             eventually(lambda: "held" in calls)
-            assert names_on_host() == []
+            assert names_on_host(process.pid) == []
         else:
-            assert len(names_on_host()) == 1
+            assert len(names_on_host(process.pid)) == 1
         process.kill()
         process.wait()
         left = registered(url)
@@ -355,7 +357,7 @@ def test_killed_client_leaves_nothing(url: str, moment: str) -> None:
         # The next client clears away, and what the server still uses, it keeps.
         with client_of(url, "double") as client:
             assert np.array_equal(client.infer_sample(LARGE)["y"], 2 * LARGE)
-            assert names_on_host() == []
+            assert names_on_host(process.pid) == []
             still = set(left) & set(registered(url))
         assert len(still) == (1 if moment == "in flight" else 0)
         gate.set()

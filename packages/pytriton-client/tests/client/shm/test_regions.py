@@ -197,8 +197,9 @@ def test_sizes_that_were_seen() -> None:
     expectations = placing.Expectations(1 << 30)
 
     def learn(size: int, *shape: int) -> None:
-        expectations.learn(spec, request_of(*shape), InferResponse({"y": np.zeros((1, size), np.float32)}))
+        expectations.learn(spec, request_of(*shape), InferResponse({"y": np.zeros((1, size), np.float32)}), 20)
 
+    learn(4, 1, 7)
     learn(10, 1, 7)
     assert expectations.sizes(spec, request_of(1, 7), 1) == {}
     learn(10, 1, 7)

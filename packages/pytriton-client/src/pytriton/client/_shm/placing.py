@@ -71,9 +71,14 @@ class Expectations:
                     sizes[tensor.name] = size
         return sizes if sum(sizes.values()) <= self._max_response_bytes else {}
 
-    def learn(self, spec: ModelSpec, request: InferRequest, response: InferResponse) -> None:
-        """Remember how large the outputs were."""
-        names = [tensor.name for tensor in spec.outputs if tensor.dtype is not np.bytes_ and -1 in tensor.shape]
+    def learn(self, spec: ModelSpec, request: InferRequest, response: InferResponse, least_bytes: int) -> None:
+        """Remember how large the outputs were that can go through shared memory."""
+        large = {name for name, array in response.outputs.items() if array.nbytes >= least_bytes}
+        names = [
+            tensor.name
+            for tensor in spec.outputs
+            if tensor.name in large and tensor.dtype is not np.bytes_ and -1 in tensor.shape
+        ]
         if not names:
             return
         shapes = _shapes(request)
@@ -83,12 +88,11 @@ class Expectations:
             if len(self._seen) > _MOST_SHAPES:
                 self._seen.popitem(last=False)
             for name in names:
-                if name in response.outputs:
-                    size = response.outputs[name].nbytes
-                    before, count = seen.get(name, (size, 0))
-                    if before != size:
-                        self._changing.add(name)
-                    seen[name] = (size, count + 1)
+                size = response.outputs[name].nbytes
+                before, count = seen.get(name, (size, 0))
+                if before != size:
+                    self._changing.add(name)
+                seen[name] = (size, count + 1)
 
     def give_up(self, placed: Placed, text: str) -> bool:
         """Expect nothing any more of the output that the server names; return whether it names one."""

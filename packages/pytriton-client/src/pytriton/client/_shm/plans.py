@@ -93,8 +93,12 @@ class SharedMemory:
         was_unknown = False
         while True:
             placed = yield from self.place(spec, request, deadline)
+            if not placed.has_regions:
+                response: InferResponse = yield Exchange(methodcaller("infer", request, deadline.remaining_s()))
+                self._expectations.learn(spec, request, response, self._least_bytes)
+                return response
             try:
-                response: InferResponse = yield Exchange(methodcaller("infer", placed.request, deadline.remaining_s()))
+                response = yield Exchange(methodcaller("infer", placed.request, deadline.remaining_s()))
             except PyTritonClientInferenceServerError as error:
                 if not self.may_place_anew(placed, error, was_unknown=was_unknown):
                     raise
@@ -104,7 +108,7 @@ class SharedMemory:
                 raise
             else:
                 response = placed.finish(response)
-                self._expectations.learn(spec, request, response)
+                self._expectations.learn(spec, request, response, self._least_bytes)
                 return response
 
     def place(
@@ -126,6 +130,8 @@ class SharedMemory:
             return placed
         inputs = layout_of_inputs(request, self._least_bytes)
         outputs = {} if is_stream else self._expectations.sizes(spec, request, self._least_bytes)
+        if not inputs and not outputs:
+            return placed
         try:
             if self._leavings.names and time.monotonic() >= self._leavings.not_before:
                 yield from self._unregister_left()
