@@ -219,7 +219,7 @@ def _draw(results: Results) -> list[str]:
 def _chart(results: Results, file: str, workload: str, prefix: str, name: str, title: str) -> dict[str, Any] | None:
     """Return what `draw.py` needs for a chart of bars: a group for each case, a bar for each server."""
     cases = [case for case in results.workloads().get(workload, []) if case.startswith(prefix)]
-    series = []
+    series: list[dict[str, Any]] = []
     for peer in results.peers(workload):
         bars: list[Sequence[float] | None] = []
         for case in cases:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 
 from benchmarks.harness.processes import ServerError, machine_busy_s, scratch_folder
 from benchmarks.peers.base import SERVERS
@@ -41,8 +43,7 @@ class InProcess(Workload):
                 with bench.failing(peer, f"{self.name}, {case}"), scratch_folder() as scratch:
                     python_model_repository([Model("same", width, ("a",))], scratch)
                     words = [kind, str(scratch / "models"), str(bench.seconds), str(width), callers]
-                    numbers = _run("inprocess_calls.py", words)
-                    bench.record(self.name, case, peer, numbers)
+                    bench.record(self.name, case, peer, *_run("inprocess_calls.py", words))
 
 
 class Client(Workload):
@@ -69,7 +70,8 @@ class Client(Workload):
                 protocol, _, client = case.partition("/")
                 words = [case, str(server.ports.http), str(server.ports.grpc), str(bench.seconds)]
                 with bench.failing(client, f"{self.name}, {case}"):
-                    bench.record(self.name, protocol, client, _run("client_calls.py", words))
+                    found = _run("client_calls.py", words, server.process.cpu_s)
+                    bench.record(self.name, protocol, client, *found)
 
 
 class Start(Workload):
@@ -100,11 +102,20 @@ class Start(Workload):
                 bench.record(self.name, "one model", peer.name, numbers, noise)
 
 
-def _run(program: str, words: Sequence[str]) -> dict[str, float]:
-    """Return what a program of `servers` printed."""
+def _run(
+    program: str, words: Sequence[str], server_cpu_s: Callable[[], float] = lambda: 0.0
+) -> tuple[dict[str, float], float]:
+    """Return what a program of `servers` printed, and how many cores others than it and its server kept busy."""
     command = [sys.executable, str(SERVERS / program), *words]
+
+    def ours_s() -> float:
+        used = os.times()
+        return used.children_user + used.children_system + server_cpu_s()
+
+    began, busy, ours = time.monotonic(), machine_busy_s(), ours_s()
     done = subprocess.run(command, capture_output=True, text=True, timeout=_PROGRAM_TIMEOUT_S, check=False)
+    noise = machine_busy_s() - busy - (ours_s() - ours)
     if done.returncode != 0:
         raise ServerError(f"{program} {' '.join(words)} ended with exit code {done.returncode}: {done.stderr[-2000:]}")
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return found, max(0.0, noise / (time.monotonic() - began))
