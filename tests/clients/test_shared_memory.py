@@ -78,7 +78,12 @@ def held(requests: list[Request]) -> list[dict[str, Any]]:
 
 
 def fail(requests: list[Request]) -> Any:
-    raise ValueError("nothing to see here")
+    calls.append("fail")
+    # The second half is what a server says that does not know a region, about one of somebody else.
+    raise ValueError(
+        "nothing to see here: Unable to find shared memory region: 'a', and no request in flight has so many, "
+        "unexpected inference output 'y'"
+    )
 
 
 def sums(requests: list[Request]) -> Iterator[list[dict[str, Any]]]:
@@ -289,6 +294,7 @@ def test_what_goes_wrong_in_the_model_is_told(url: str) -> None:
         for _ in range(3):
             with pytest.raises(PyTritonClientInferenceServerError, match="nothing to see here"):
                 client.infer_sample(LARGE)
+    assert calls == ["fail"] * 3
 
 
 def test_region_of_a_call_that_timed_out_is_left_to_the_server(url: str) -> None:

@@ -195,6 +195,11 @@ class Placed:
         return may_repeat(self.request)
 
     @property
+    def region_names(self) -> list[str]:
+        """The regions."""
+        return [region.name for region in self._regions]
+
+    @property
     def has_regions(self) -> bool:
         """Whether a tensor of the request is to go through shared memory."""
         return bool(self._regions)

@@ -35,11 +35,14 @@ logger = logging.getLogger(__name__)
 LEAST_BYTES = 1 << 18
 """The size from which "auto" puts a tensor into shared memory; docs/clients.md says why."""
 
-# The second one is of our guard, which looks at shapes before the server looks for regions, and expects their bytes in
-# the request until a region is registered.
-_UNKNOWN_TEXTS = ("Unable to find shared memory region", "and no request in flight has so many")
+_UNKNOWN_TEXT = "Unable to find shared memory region"
+# What our guard says, which looks at shapes before the server looks for regions, and expects their bytes in the request
+# until a region is registered.
+_UNSENT_TEXT = "and no request in flight has so many"
 _TOO_SMALL_TEXT = "shared memory size specified with the request for output"
 _NO_OUTPUT_TEXT = "unexpected inference output"
+# Of requests that the server refuses by itself. What a callable says has another one.
+_REFUSED_STATUSES = ("400", "INVALID_ARGUMENT")
 _IN_USE_TEXT = "in use"
 _BUSY_STATUSES = ("503", "UNAVAILABLE")
 # What may be otherwise the next time.
@@ -102,7 +105,7 @@ class SharedMemory:
             except PyTritonClientInferenceServerError as error:
                 if not self.may_place_anew(placed, error, was_unknown=was_unknown):
                     raise
-                was_unknown = was_unknown or is_unknown(error)
+                was_unknown = was_unknown or is_unknown(placed, error)
             except BaseException:
                 placed.leave()
                 raise
@@ -159,7 +162,7 @@ class SharedMemory:
         Raises:
             PyTritonClientSharedMemoryError: Shared memory is required, and the server forgets what it registers.
         """
-        if placed.has_regions and is_unknown(error):
+        if is_unknown(placed, error):
             # Said before the model is asked. The server has been started anew, most likely.
             placed.forget()
             if was_unknown:
@@ -168,7 +171,7 @@ class SharedMemory:
             return True
         placed.leave()
         text = error.server_message or ""
-        if _NO_OUTPUT_TEXT in text:
+        if _NO_OUTPUT_TEXT in text and error.status in _REFUSED_STATUSES:
             # Said before the model is asked: it was loaded anew, and has other outputs than it had.
             return self._expectations.give_up(placed, text)
         return _TOO_SMALL_TEXT in text and placed.may_repeat and self._expectations.give_up(placed, text)
@@ -268,6 +271,10 @@ class _NotToBeHadError(Exception):
         self.is_shortage = is_shortage
 
 
-def is_unknown(error: PyTritonClientInferenceServerError) -> bool:
+def is_unknown(placed: Placed, error: PyTritonClientInferenceServerError) -> bool:
     """Ask whether the server refused a request because it does not know a region."""
-    return any(text in (error.server_message or "") for text in _UNKNOWN_TEXTS)
+    text = error.server_message or ""
+    if _UNKNOWN_TEXT in text:
+        # A callable may say it of other regions. It never learns the names of these.
+        return any(name in text for name in placed.region_names)
+    return _UNSENT_TEXT in text and placed.has_regions and error.status in _REFUSED_STATUSES
