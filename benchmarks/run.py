@@ -38,8 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         0; 1 when ours is missing, a server failed, or nothing could be measured.
     """
-    # Without this a `kill` of the runner would leave a server behind.
-    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+    # A `kill` shows what was found so far, too, and leaves no server behind; scripts start jobs that ignore Ctrl-C.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     options = _parse(arguments)
     if options.files:
         return _show(options)
