@@ -47,7 +47,7 @@ Call = Callable[[], Any]
 
 IN_PROCESS = "in process"
 BARE_HTTP = "Triton, HTTP, bare socket"
-FLOOR_US, AIM_US = 150.0, 70.0
+FLOOR_US, AIM_US = 90.0, 70.0
 FLOOR_RATIO, AIM_RATIO = 2.0, 4.0
 LARGE_BYTES = 64 << 20
 MEDIUM_BYTES = 1 << 20
