@@ -1,6 +1,7 @@
 // The extension module `_accelerator`: what the workers of `pytriton.proxy_backend` do faster where it is there.
 #include "lane.h"
 #include "numpy_abi.h"
+#include "strings.h"
 
 namespace pytriton {
 namespace {
@@ -22,7 +23,7 @@ int Exec(PyObject* module) {
 
 PyModuleDef_Slot slots[] = {{Py_mod_exec, reinterpret_cast<void*>(Exec)}, {}};
 PyModuleDef definition{
-    {1, nullptr}, nullptr, 0, nullptr, "_accelerator", nullptr, 0, nullptr, slots, nullptr, nullptr, nullptr};
+    {1, nullptr}, nullptr, 0, nullptr, "_accelerator", nullptr, 0, string_functions, slots, nullptr, nullptr, nullptr};
 
 }  // namespace
 }  // namespace pytriton

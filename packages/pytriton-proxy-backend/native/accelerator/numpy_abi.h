@@ -17,6 +17,11 @@ struct Array {
   int flags;
 };
 
+// One letter, as `dtype.kind`; it is behind the type of the scalars.
+inline char KindOf(const Array* array) {
+  return reinterpret_cast<const char*>(array->descr)[sizeof(PyObject) + sizeof(PyTypeObject*)];
+}
+
 constexpr int kContiguous = 0x001;
 constexpr int kAligned = 0x100;
 constexpr int kWriteable = 0x400;

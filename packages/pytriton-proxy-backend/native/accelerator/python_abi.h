@@ -100,7 +100,9 @@ char* PyBytes_AsString(PyObject*);
 Py_ssize_t PyBytes_Size(PyObject*);
 char* PyByteArray_AsString(PyObject*);
 Py_ssize_t PyByteArray_Size(PyObject*);
-PyObject* PyUnicode_InternFromString(const char*);
+const char* PyUnicode_AsUTF8AndSize(PyObject*, Py_ssize_t*);
+PyObject* PyBool_FromLong(long);
+int PyType_IsSubtype(PyTypeObject*, PyTypeObject*);
 
 PyObject* PyObject_CallFunctionObjArgs(PyObject*, ...);  // PyObject_Vectorcall is no function before 3.12
 PyObject* PyObject_CallFunction(PyObject*, const char*, ...);
@@ -127,8 +129,10 @@ PyObject* PyErr_SetFromErrno(PyObject*);
 void PyErr_WriteUnraisable(PyObject*);
 
 extern PyObject _Py_NoneStruct;
+extern PyTypeObject PyBytes_Type;
 extern PyTypeObject PyDict_Type;
 extern PyTypeObject PyList_Type;
+extern PyTypeObject PyUnicode_Type;
 extern PyObject* PyExc_ImportError;
 extern PyObject* PyExc_IndexError;
 extern PyObject* PyExc_OSError;

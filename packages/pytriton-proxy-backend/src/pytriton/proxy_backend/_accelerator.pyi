@@ -6,6 +6,18 @@ from collections.abc import Callable
 from mmap import mmap
 from typing import Any, Protocol
 
+def are_strings(array: Any) -> bool:
+    """Return whether every element of a contiguous object array is `bytes`, or text with a form in UTF-8.
+
+    It may say no to what is a string of another kind.
+    """
+
+def encode_strings(array: Any) -> bytes | None:
+    """Return the wire form of a contiguous object array; `None` where `are_strings` says no."""
+
+def fill_strings(array: Any, payload: bytes) -> bool:
+    """Put the strings of a wire form into a contiguous object array; says whether it held exactly so many."""
+
 class Host(Protocol):
     """What a lane asks of Python: the first time that something comes, or when something has to be seen to."""
 

@@ -1,14 +1,17 @@
 """Triton's wire form of strings."""
 
 import struct
+import sys
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pytriton.proxy_backend.wire.strings import decode_strings, encode_strings
+
+pytestmark = pytest.mark.usefixtures("both_ways")
 
 
 def objects(elements: list[Any], shape: tuple[int, ...] | None = None) -> np.ndarray[Any, Any]:
@@ -71,10 +74,28 @@ def test_decode_refuses_what_does_not_fit_the_shape(payload: bytes, shape: tuple
 
 
 @given(st.lists(st.binary(max_size=20), max_size=20))
-@settings(deadline=None)
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_round_trip(elements: list[bytes]) -> None:
     array = objects(elements)
     assert decode_strings(encode_strings(array), array.shape).tolist() == elements
+
+
+def test_elements_are_kept_no_longer_than_the_array() -> None:
+    text, raw = "grüße" * 50, b"x" * 500
+    before = sys.getrefcount(text), sys.getrefcount(raw)
+    for _ in range(50):
+        array = decode_strings(encode_strings(objects([text, raw, b"", "a"] * 10, (8, 5))), (8, 5))
+    element, alone = array[0, 0], bytes(bytearray(b"alone"))
+    del array
+    assert sys.getrefcount(element) == sys.getrefcount(alone)
+    assert (sys.getrefcount(text), sys.getrefcount(raw)) == before
+
+
+@pytest.mark.parametrize("element", ["\ud800", None, 7])
+def test_a_mixture_with_what_is_no_text(element: object) -> None:
+    with pytest.raises((TypeError, UnicodeEncodeError)):
+        encode_strings(objects([b"a", "b", bytearray(b"c"), element]))
+    assert encode_strings(objects([bytearray(b"c"), "b"])) == b"\1\0\0\0c\1\0\0\0b"
 
 
 def wire_form(elements: list[bytes]) -> bytes:
@@ -85,7 +106,7 @@ def wire_form(elements: list[bytes]) -> bytes:
     st.binary(max_size=64) | st.lists(st.binary(max_size=6)).map(wire_form),
     st.lists(st.integers(0, 4) | st.integers(0, (1 << 63) - 1), max_size=4).map(tuple),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=500, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_decode_of_anything(payload: bytes, shape: tuple[int, ...]) -> None:
     try:
         array = decode_strings(payload, shape)

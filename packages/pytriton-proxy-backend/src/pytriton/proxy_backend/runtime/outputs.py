@@ -13,6 +13,7 @@ from pytriton.proxy.types import ParameterValue, Request, Response
 
 from ..errors import OutputError
 from ..model import ModelSpec, TensorSpec
+from ..wire.accelerator import accelerator
 from .texts import shortened, shown
 
 Array = np.ndarray[Any, Any]
@@ -296,7 +297,11 @@ class OutputChecker:
         )
 
     def _check_strings(self, value: Array, name: str, index: int) -> None:
-        for place, element in enumerate(value.ravel().tolist()):
+        flat = value.ravel()
+        native = accelerator()
+        if native is not None and flat.dtype == object and flat.__class__ is np.ndarray and native.are_strings(flat):
+            return
+        for place, element in enumerate(flat.tolist()):
             if not isinstance(element, (bytes, bytearray, str)):
                 raise self._error(
                     f"element {place} of an object array is no string",

@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from .accelerator import accelerator
+
 _LENGTH = struct.Struct("<I")
 _MAX_ELEMENT = 0xFFFFFFFF
 
@@ -29,6 +31,12 @@ def decode_strings(payload: bytes, shape: tuple[int, ...]) -> np.ndarray[Any, An
         count *= dim
     if count * 4 > len(payload):
         raise ValueError(f"{count} strings expected for the shape {shape}, {len(payload)} bytes cannot hold them")
+    native = accelerator()
+    if native is not None:
+        array = np.empty(count, dtype=object)
+        if native.fill_strings(array, payload):
+            return array.reshape(shape)
+        # What is wrong with it is found below.
     elements: list[bytes] = []
     append = elements.append
     unpack = _LENGTH.unpack_from
@@ -59,10 +67,17 @@ def encode_strings(array: np.ndarray[Any, Any]) -> bytes:
         TypeError: If an element of an `object` array is neither `bytes` nor `str`; names the element.
         ValueError: If an element has 4 GiB or more.
     """
+    flat = array.ravel(order="C")
+    native = accelerator()
+    if native is not None and flat.dtype == object and flat.__class__ is np.ndarray:
+        payload: bytes | None = native.encode_strings(flat)
+        if payload is not None:
+            return payload
+        # There are others than bytes and text, or what is no string.
     parts: list[bytes] = []
     append = parts.append
     pack = _LENGTH.pack
-    for index, element in enumerate(array.ravel(order="C").tolist()):
+    for index, element in enumerate(flat.tolist()):
         if isinstance(element, str):  # also numpy.str_
             element = element.encode("utf-8")
         elif not isinstance(element, (bytes, bytearray)):
