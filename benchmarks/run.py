@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for bench.round in range(1, options.rounds + 1):
             for workload in able:
                 say(f"round {bench.round} of {options.rounds}: {workload.name}")
-                workload.run_round(bench, [case for case in workload.cases() if bench.wants(case)])
+                workload.run_round(bench, bench.cases(workload))
     except KeyboardInterrupt:
         interrupted = True
         say("interrupted: what follows is incomplete")

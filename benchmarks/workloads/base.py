@@ -32,9 +32,16 @@ class Bench:
     results: Results
     round: int = 0
 
-    def wants(self, case: str) -> bool:
-        """Tell whether a case was asked for."""
-        return not self.patterns or any(fnmatch.fnmatch(case, pattern) for pattern in self.patterns)
+    def cases(self, workload: Workload) -> list[str]:
+        """Return those cases of a workload that were asked for and have their load generator."""
+        wanted = [
+            case
+            for case in workload.cases()
+            if not self.patterns or any(fnmatch.fnmatch(case, pattern) for pattern in self.patterns)
+        ]
+        if not workload.generators:
+            return wanted
+        return [case for case in wanted if ("h2load" if case.startswith("grpc/") else "wrk") in self.generators]
 
     def record(self, workload: str, case: str, peer: str, numbers: dict[str, float], other_cores: float = 0.0) -> None:
         """Keep the numbers of a cell."""

@@ -196,6 +196,15 @@ def test_a_machine_without_load_generators_is_told(
     assert "missing: tiny: it needs wrk or h2load" in capsys.readouterr().out
 
 
+def test_what_a_missing_load_generator_would_do_is_left_out(bench: SimpleNamespace) -> None:
+    tiny, large = bench.run.WORKLOADS["tiny"], bench.run.WORKLOADS["large"]
+    run = bench.run.Bench([], 1, ["*/8", "http/2x4MiB"], {"wrk": "/usr/bin/wrk"}, bench.results.Results(options={}))
+    assert run.cases(tiny) == ["http/8"]
+    assert run.cases(large) == ["http/2x4MiB"]
+    run.generators = {"h2load": "/usr/bin/h2load"}
+    assert run.cases(tiny) == ["grpc/8"]
+
+
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="the load generator wrk is not installed")
 def test_ours_and_the_limit_are_measured(tmp_path: Path, folder: Path) -> None:
     file = tmp_path / "raw.json"
