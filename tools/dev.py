@@ -285,8 +285,21 @@ def run_on(
 
 
 def build(runner: Runner, arguments: Sequence[str]) -> int:
-    """Build the wheel and the sdist of every distribution into `dist/`."""
-    return runner.hatch("build", "--all", *arguments)
+    """Build the sdist of every distribution, and of that the wheel, into `dist/` or the folder that is given."""
+    target = ROOT.joinpath(*arguments or ["dist"])
+    with tempfile.TemporaryDirectory(dir=TOOLS) as sources, tempfile.TemporaryDirectory(dir=TOOLS) as made_here:
+        code = runner.hatch("build", "--all", "--target", "sdist", made_here)
+        if code == 0:
+            for sdist in Path(made_here).glob("*.tar.gz"):
+                shutil.unpack_archive(sdist, sources)
+            # What is missing from an sdist is missing here, too. Of folders pip keeps nothing in its cache.
+            wheel = ("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--wheel-dir", made_here)
+            code = runner.run(*wheel, *map(str, Path(sources).iterdir()))
+        if code == 0:
+            target.mkdir(parents=True, exist_ok=True)
+            for path in Path(made_here).iterdir():
+                shutil.move(path, target / path.name)
+    return code
 
 
 def demo(runner: Runner, arguments: Sequence[str]) -> int:
