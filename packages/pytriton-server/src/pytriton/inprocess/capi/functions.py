@@ -155,9 +155,7 @@ CALLS: Final[dict[str, tuple[Any, ...]]] = {
 # Functions that return an error and are over in well under a microsecond. They keep the GIL: giving it up and getting
 # it back costs more than they do. None of them waits for another thread.
 SHORT_CALLS: Final[dict[str, tuple[Any, ...]]] = {
-    "TRITONSERVER_InferenceRequestAddInput": (InferenceRequestHandle, STRING, ENUM, out(INT64), UINT64),
     "TRITONSERVER_InferenceRequestAddRequestedOutput": (InferenceRequestHandle, STRING),
-    "TRITONSERVER_InferenceRequestAppendInputData": (InferenceRequestHandle, STRING, ADDRESS, SIZE, ENUM, INT64),
     "TRITONSERVER_InferenceRequestSetBoolParameter": (InferenceRequestHandle, STRING, BOOL),
     "TRITONSERVER_InferenceRequestSetCorrelationId": (InferenceRequestHandle, UINT64),
     "TRITONSERVER_InferenceRequestSetCorrelationIdString": (InferenceRequestHandle, STRING),
