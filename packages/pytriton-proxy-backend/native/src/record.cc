@@ -95,6 +95,8 @@ void WriteBatch(
   const uint32_t parameters_offset = cursor.Table(source.parameters.size(), &parameters);
   const uint32_t outputs_offset = cursor.Table(source.outputs.size(), &outputs);
 
+  // What no table and no text fills, before the payloads: workers know batches by these bytes.
+  std::memset(out + layout.metadata_length - kAlignment, 0, kAlignment);
   *header = RecordHeader{};
   header->magic = kBatchMagic;
   header->entry_count = static_cast<uint32_t>(source.requests.size());
