@@ -124,7 +124,7 @@ def machine() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "cores_for_this_process": len(os.sched_getaffinity(0)),
         "processor": _processor(),
-        "system": platform.platform(),
+        "system": f"{platform.system()} {platform.machine()}",
     }
 
 
