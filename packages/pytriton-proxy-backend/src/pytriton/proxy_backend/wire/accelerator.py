@@ -6,6 +6,7 @@ the same results.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from types import ModuleType
@@ -13,6 +14,7 @@ from types import ModuleType
 VARIABLE = "PYTRITON_ACCELERATOR"
 
 
+@functools.cache
 def _load() -> ModuleType | None:
     try:
         return importlib.import_module(f"{__name__.rpartition('.wire.')[0]}._accelerator")
@@ -21,9 +23,6 @@ def _load() -> ModuleType | None:
         return None
 
 
-_loaded = _load()
-
-
 def accelerator() -> ModuleType | None:
     """Return the accelerator; `None` where there is none, or `PYTRITON_ACCELERATOR` is 0."""
-    return None if os.environ.get(VARIABLE) == "0" else _loaded
+    return None if os.environ.get(VARIABLE) == "0" else _load()
