@@ -107,14 +107,15 @@ Endpoint::~Endpoint() {
     Signal(kick_fd_);
     thread_.join();
   }
-  for (const auto& connection : *connections_) connection->Close("the model is unloaded", true);
-  for (auto* left : {&orphans_, &waiting_}) {
-    for (auto& orphan : *left) Refuse(orphan.batch.get(), TRITONSERVER_ERROR_UNAVAILABLE, "the model is unloaded");
-  }
+  // Before the workers hear of it: one that is cut off and still finds the socket takes that for a server that has died.
   struct stat status;
   // The instance that follows this one may listen in its place already.
   if (inode_ != 0 && lstat(settings_.endpoint.c_str(), &status) == 0 && status.st_ino == inode_) {
     unlink(settings_.endpoint.c_str());
+  }
+  for (const auto& connection : *connections_) connection->Close("the model is unloaded", true);
+  for (auto* left : {&orphans_, &waiting_}) {
+    for (auto& orphan : *left) Refuse(orphan.batch.get(), TRITONSERVER_ERROR_UNAVAILABLE, "the model is unloaded");
   }
   for (int fd : {listen_fd_, epoll_fd_, execute_epoll_fd_, kick_fd_, wake_fd_}) {
     if (fd >= 0) close(fd);
