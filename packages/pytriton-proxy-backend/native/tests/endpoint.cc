@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "../src/endpoint.h"
-#include "../src/triton_util.h"
 #include "check.h"
+#include "triton_double.h"
 
 namespace {
 
@@ -26,10 +26,6 @@ std::atomic<uint64_t> destroyed{0};
 
 extern "C" {
 
-bool TRITONSERVER_LogIsEnabled(TRITONSERVER_LogLevel) { return false; }
-TRITONSERVER_Error* TRITONSERVER_LogMessage(TRITONSERVER_LogLevel, const char*, int, const char*) { return nullptr; }
-const char* TRITONSERVER_ErrorMessage(TRITONSERVER_Error*) { return ""; }
-void TRITONSERVER_ErrorDelete(TRITONSERVER_Error*) {}
 TRITONSERVER_Error* TRITONBACKEND_ResponseFactorySendFlags(TRITONBACKEND_ResponseFactory*, const uint32_t) {
   return nullptr;
 }
@@ -38,19 +34,6 @@ TRITONSERVER_Error* TRITONBACKEND_ResponseFactoryDelete(TRITONBACKEND_ResponseFa
 }  // extern "C"
 
 namespace pytriton {
-
-Batch::Batch(
-    uint64_t id, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request**, uint32_t count, bool batching,
-    bool decoupled, std::atomic<uint64_t>* in_flight, LateEnds* late_ends)
-    : id_(id),
-      instance_(instance),
-      batching_(batching),
-      decoupled_(decoupled),
-      late_ends_(late_ends),
-      in_flight_(in_flight),
-      items_(count),
-      open_(count),
-      started_ns_(NowNs()) {}
 
 Batch::~Batch() {
   CHECK(open_ == 0);
@@ -63,8 +46,6 @@ bool Batch::Collect(BatchSource* source, std::string*) {
   return true;
 }
 
-uint64_t Batch::MarkSent() { return active_ns_ = NowNs(); }
-
 void Batch::Respond(const ResponseRecord&) { CHECK(!"a response"); }
 
 void Batch::Fail(TRITONSERVER_Error_Code, const std::string& text) {
@@ -75,7 +56,6 @@ void Batch::Fail(TRITONSERVER_Error_Code, const std::string& text) {
 
 void Batch::StartAgain(uint64_t id) { id_ = id; }
 void Batch::PollCancelled(const std::function<void(uint32_t)>&) {}
-void Batch::CancelOpen(const std::function<void(uint32_t)>&) {}
 
 }  // namespace pytriton
 

@@ -17,8 +17,8 @@
 #include <vector>
 
 #include "../src/connection.h"
-#include "../src/triton_util.h"
 #include "check.h"
+#include "triton_double.h"
 
 namespace {
 
@@ -27,29 +27,7 @@ std::deque<std::pair<uint64_t, uint32_t>> given_up;  // requests whose callers h
 
 }  // namespace
 
-extern "C" {
-
-bool TRITONSERVER_LogIsEnabled(TRITONSERVER_LogLevel) { return false; }
-TRITONSERVER_Error* TRITONSERVER_LogMessage(TRITONSERVER_LogLevel, const char*, int, const char*) { return nullptr; }
-const char* TRITONSERVER_ErrorMessage(TRITONSERVER_Error*) { return ""; }
-void TRITONSERVER_ErrorDelete(TRITONSERVER_Error*) {}
-
-}  // extern "C"
-
 namespace pytriton {
-
-Batch::Batch(
-    uint64_t id, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request**, uint32_t count, bool batching,
-    bool decoupled, std::atomic<uint64_t>* in_flight, LateEnds* late_ends)
-    : id_(id),
-      instance_(instance),
-      batching_(batching),
-      decoupled_(decoupled),
-      late_ends_(late_ends),
-      in_flight_(in_flight),
-      items_(count),
-      open_(count),
-      started_ns_(0) {}
 
 Batch::~Batch() { events.push_back("done " + std::to_string(id_)); }
 
@@ -66,8 +44,6 @@ bool Batch::Collect(BatchSource* source, std::string*) {
   return true;
 }
 
-uint64_t Batch::MarkSent() { return active_ns_ = NowNs(); }
-
 void Batch::Respond(const ResponseRecord& record) {
   events.push_back("answered " + std::to_string(id_));
   if (!decoupled_ || (record.entries()[0].flags & kResponseFinal) != 0) open_ = 0;
@@ -81,8 +57,6 @@ void Batch::PollCancelled(const std::function<void(uint32_t)>& cancelled) {
     given_up.pop_front();
   }
 }
-
-void Batch::CancelOpen(const std::function<void(uint32_t)>&) {}
 
 }  // namespace pytriton
 

@@ -1,0 +1,36 @@
+// In place of Triton: nothing is logged, and a batch has nothing to take over. What it collects, and how it ends, is
+// defined by the program.
+#pragma once
+
+#include "../src/batch.h"
+#include "../src/triton_util.h"
+
+extern "C" {
+
+bool TRITONSERVER_LogIsEnabled(TRITONSERVER_LogLevel) { return false; }
+TRITONSERVER_Error* TRITONSERVER_LogMessage(TRITONSERVER_LogLevel, const char*, int, const char*) { return nullptr; }
+const char* TRITONSERVER_ErrorMessage(TRITONSERVER_Error*) { return ""; }
+void TRITONSERVER_ErrorDelete(TRITONSERVER_Error*) {}
+
+}  // extern "C"
+
+namespace pytriton {
+
+Batch::Batch(
+    uint64_t id, TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request**, uint32_t count, bool batching,
+    bool decoupled, std::atomic<uint64_t>* in_flight, LateEnds* late_ends)
+    : id_(id),
+      instance_(instance),
+      batching_(batching),
+      decoupled_(decoupled),
+      late_ends_(late_ends),
+      in_flight_(in_flight),
+      items_(count),
+      open_(count),
+      started_ns_(NowNs()) {}
+
+uint64_t Batch::MarkSent() { return active_ns_ = NowNs(); }
+
+void Batch::CancelOpen(const std::function<void(uint32_t)>&) {}
+
+}  // namespace pytriton
