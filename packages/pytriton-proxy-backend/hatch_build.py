@@ -89,8 +89,9 @@ LIBRARIES = (
     # In a process whose Triton keeps its symbols to itself nothing undefined could be found: it asks for them by name.
     NativeLibrary(
         INPROCESS_LIBRARY_NAME,
-        ("inprocess/*.cc", "src/batch.cc", "src/late_ends.cc", "src/record.cc"),
-        ("-include", str(ROOT / "native" / "inprocess" / "triton_table.h")),
+        ("inprocess/*.cc", "python/*.cc", "src/batch.cc", "src/late_ends.cc", "src/record.cc"),
+        # Weak: a tritonserver without an interpreter can load it all the same, to say what is missing.
+        ("-include", str(ROOT / "native" / "inprocess" / "triton_table.h"), "-DPYTRITON_PYTHON=__attribute__((weak))"),
         ("-Wl,--no-undefined", "-ldl"),
         ("TRITONBACKEND_*", "pytriton_inprocess_*"),
     ),
@@ -104,7 +105,7 @@ LIBRARIES = (
     # The functions of Python stay undefined: the interpreter that loads it has them, of whatever version it is.
     NativeLibrary(
         ACCELERATOR_NAME,
-        ("accelerator/*.cc",),
+        ("accelerator/*.cc", "python/*.cc"),
         ("-fno-exceptions", "-fno-rtti"),
         (),
         ("PyInit__accelerator",),

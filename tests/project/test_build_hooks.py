@@ -209,18 +209,28 @@ def test_the_library_is_compiled_again_when_a_source_is_newer(proxy: types.Modul
     assert proxy.is_stale(library)
 
 
-def test_the_accelerator_is_for_every_version_of_python(proxy: types.ModuleType) -> None:
+@pytest.mark.parametrize(
+    ("library", "kinds", "exports"),
+    [
+        ("_accelerator.abi3.so", {"U"}, r"PyInit__accelerator"),
+        # Found at the first call: a tritonserver without an interpreter loads it, too.
+        ("_lib/libtriton_pytriton_inprocess.so", {"w", "v"}, r"TRITONBACKEND_\w+|pytriton_inprocess_\w+"),
+    ],
+    ids=["accelerator", "inprocess"],
+)
+def test_what_calls_python_is_for_every_version_of_it(library: str, kinds: set[str], exports: str) -> None:
     """It needs no function of the interpreter that the oldest and the newest do not both have."""
-    accelerator = ROOT / "packages/pytriton-proxy-backend/src/pytriton/proxy_backend" / proxy.ACCELERATOR_NAME
-    assert accelerator.is_file(), "run `python3 tools/dev.py native`"
+    path = ROOT / "packages/pytriton-proxy-backend/src/pytriton/proxy_backend" / library
+    assert path.is_file(), "run `python3 tools/dev.py native`"
     if shutil.which("nm") is None:
         pytest.skip("nm is not on PATH")
-    table = subprocess.run(["nm", "-D", str(accelerator)], capture_output=True, text=True, check=True)
-    symbols = [line.split() for line in table.stdout.splitlines()]
-    exported = {name.partition("@")[0] for *_, kind, name in symbols if kind not in "Uw"}
-    assert exported == {"PyInit__accelerator"}
-    needed = {name for *_, kind, name in symbols if kind == "U" and name.startswith(("Py", "_Py"))}
-    header = (ROOT / "packages/pytriton-proxy-backend/native/accelerator/python_abi.h").read_text()
-    assert {name for name in needed if not re.search(rf"\b{name}\b", header)} == set()
+    table = subprocess.run(["nm", "-D", str(path)], capture_output=True, text=True, check=True)
+    symbols = {name.partition("@")[0]: kind for *_, kind, name in map(str.split, table.stdout.splitlines())}
+    needed = {name: kind for name, kind in symbols.items() if kind in "Uwv" and name.startswith(("Py", "_Py"))}
+    assert needed
+    assert set(needed.values()) <= kinds
+    assert [name for name, kind in symbols.items() if kind not in "Uwv" and not re.fullmatch(exports, name)] == []
+    header = (ROOT / "packages/pytriton-proxy-backend/native/python/python_abi.h").read_text()
+    assert [name for name in needed if not re.search(rf"\b{name}\b", header)] == []
     assert [name for name in needed if name.startswith("_Py")] == ["_Py_NoneStruct"]
     assert [name for name in needed if not hasattr(ctypes.pythonapi, name)] == []

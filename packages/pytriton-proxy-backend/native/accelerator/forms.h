@@ -1,8 +1,8 @@
 // What batches and outputs look like that Python has checked once: those that come are compared with it.
 #pragma once
 
+#include "../python/numpy_abi.h"
 #include "../src/protocol.h"
-#include "numpy_abi.h"
 
 namespace pytriton {
 

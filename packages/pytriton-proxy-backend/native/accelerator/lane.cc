@@ -16,9 +16,9 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "../python/numpy_abi.h"
 #include "../src/protocol.h"
 #include "forms.h"
-#include "numpy_abi.h"
 
 namespace pytriton {
 namespace {

@@ -1,7 +1,7 @@
 // The types of the accelerator.
 #pragma once
 
-#include "python_abi.h"
+#include "../python/python_abi.h"
 
 namespace pytriton {
 

@@ -1,6 +1,6 @@
 // The extension module `_accelerator`: what the workers of `pytriton.proxy_backend` do faster where it is there.
+#include "../python/numpy_abi.h"
 #include "lane.h"
-#include "numpy_abi.h"
 #include "strings.h"
 
 namespace pytriton {

@@ -2,7 +2,7 @@
 
 #include <cstring>
 
-#include "numpy_abi.h"
+#include "../python/numpy_abi.h"
 
 namespace pytriton {
 namespace {

@@ -1,7 +1,7 @@
 // Triton's wire form of strings, from and to object arrays of numpy.
 #pragma once
 
-#include "python_abi.h"
+#include "../python/python_abi.h"
 
 namespace pytriton {
 

@@ -19,7 +19,7 @@
 #include "../src/batch.h"
 #include "../src/record.h"
 #include "../src/triton_util.h"
-#include "python_abi.h"
+#include "python_objects.h"
 
 #define PYTRITON_EXPORT extern "C" __attribute__((visibility("default")))
 

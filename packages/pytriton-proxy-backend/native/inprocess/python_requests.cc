@@ -7,7 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "python_abi.h"
+#include "../python/numpy_abi.h"
+#include "python_objects.h"
 #include "requests.h"
 
 #define PYTRITON_EXPORT extern "C" __attribute__((visibility("default")))
@@ -17,14 +18,11 @@ namespace {
 
 using Error = TRITONSERVER_Error;
 
-// What is known of Python and numpy. Set once, before anything else is called.
+// What is known of Python. Set once, before anything else is called.
 struct Environment {
   PyObject* raise_error;  // raises the exception for an error of Triton's, given its address
   PyObject* on_event;     // gets the number of a request, and what happened to it
-  PyObject* array_type;
   PyObject* dtypes[16];   // of the arrays that hold tensors, by Triton's number of their type; null where there is none
-  PyObject* (*new_array)(PyObject*, PyObject*, int, const int64_t*, const int64_t*, void*, int, PyObject*);
-  int (*set_base)(PyObject*, PyObject*);
 } environment;
 
 constexpr int kTypeCount = static_cast<int>(std::size(Environment{}.dtypes));
@@ -68,17 +66,17 @@ size_t ElementSize(int type) {
 
 // Describes an array, without a copy; false where it has to be converted.
 bool DescribeArray(const PyObject* value, InputTensor* input) {
-  if (value->type != environment.array_type) return false;
-  const auto* array = reinterpret_cast<const NumpyArray*>(value);
-  constexpr int kPlain = kArrayContiguous | kArrayAligned;
+  if (value->type != numpy.array_type) return false;
+  const auto* array = reinterpret_cast<const Array*>(value);
+  constexpr int kPlain = kContiguous | kAligned;
   if ((array->flags & kPlain) != kPlain) return false;
   input->type = TypeOf(array->descr);
   if (input->type == TRITONSERVER_TYPE_INVALID) return false;
   input->dims = array->dims;
-  input->dims_count = static_cast<uint64_t>(array->dims_count);
+  input->dims_count = static_cast<uint64_t>(array->nd);
   input->data = array->data;
   input->size = ElementSize(input->type);
-  for (int i = 0; i < array->dims_count; ++i) input->size *= static_cast<size_t>(array->dims[i]);
+  for (int i = 0; i < array->nd; ++i) input->size *= static_cast<size_t>(array->dims[i]);
   input->memory_type = TRITONSERVER_MEMORY_CPU;
   input->device = 0;
   return true;
@@ -109,8 +107,7 @@ void FreeOutput(PyObject* capsule) { free(PyCapsule_GetPointer(capsule, kOutput)
 PyObject* NewArray(OutputTensor* output) {
   PyObject* dtype = output->type > 0 && output->type < kTypeCount ? environment.dtypes[output->type] : nullptr;
   if (dtype == nullptr) {
-    PyErr_SetString(PyExc_ValueError, ("an output has the unknown type " + std::to_string(output->type)).c_str());
-    return nullptr;
+    return PyErr_Format(PyExc_ValueError, "an output has the unknown type %d", output->type);
   }
   const bool is_bytes = output->type == TRITONSERVER_TYPE_BYTES;
   const auto length = static_cast<int64_t>(output->size);
@@ -118,19 +115,19 @@ PyObject* NewArray(OutputTensor* output) {
   const int64_t* dims = is_bytes ? &length : output->dims.data();
   const bool is_copied = output->size <= kCopiedOutput;
   Py_IncRef(dtype);  // which the array takes
-  Ref array(environment.new_array(
-      environment.array_type, dtype, dims_count, dims, nullptr, is_copied ? nullptr : output->data,
-      is_copied ? 0 : kArrayContiguous | kArrayAligned | kArrayWriteable, nullptr));
+  Ref array(numpy.new_from_descr(
+      numpy.array_type, dtype, dims_count, dims, nullptr, is_copied ? nullptr : output->data,
+      is_copied ? 0 : kContiguous | kAligned | kWriteable, nullptr));
   if (!array) return nullptr;
   if (is_copied) {
-    if (length != 0) std::memcpy(reinterpret_cast<NumpyArray*>(array.get())->data, output->data, output->size);
+    if (length != 0) std::memcpy(reinterpret_cast<Array*>(array.get())->data, output->data, output->size);
     return array.release();
   }
   PyObject* owner = PyCapsule_New(output->memory.get(), kOutput, FreeOutput);
   if (owner == nullptr) return nullptr;
   output->memory.release();
   // Takes the owner, whatever comes of it.
-  if (environment.set_base(array.get(), owner) != 0) return nullptr;
+  if (numpy.set_base_object(array.get(), owner) != 0) return nullptr;
   return array.release();
 }
 
@@ -340,15 +337,10 @@ using namespace pytriton;
 // Finds Triton's functions in the library behind `library`, a handle of dlopen. Returns the name of one that is missing.
 PYTRITON_EXPORT const char* pytriton_inprocess_find_requests(void* library) { return FindServerFunctions(library); }
 
-// Gives Python its functions, in a dictionary. `dtypes` has those of arrays by Triton's numbers, `numpy` the functions
-// that numpy offers.
+// Gives Python its functions, in a dictionary. `dtypes` has those of arrays by Triton's numbers.
 PYTRITON_EXPORT PyObject* pytriton_inprocess_open_requests(
-    PyObject* numpy, PyObject* dtypes, PyObject* raise_error, PyObject* on_event) {
-  auto** table = static_cast<void**>(PyCapsule_GetPointer(numpy, nullptr));
-  if (table == nullptr) return nullptr;
-  environment.array_type = static_cast<PyObject*>(table[kNumpyArrayType]);
-  environment.new_array = reinterpret_cast<decltype(environment.new_array)>(table[kNumpyNewFromDescr]);
-  environment.set_base = reinterpret_cast<decltype(environment.set_base)>(table[kNumpySetBaseObject]);
+    PyObject* dtypes, PyObject* raise_error, PyObject* on_event) {
+  if (!LoadNumpy()) return nullptr;
   PyObject *number = nullptr, *dtype = nullptr;
   for (Py_ssize_t place = 0; PyDict_Next(dtypes, &place, &number, &dtype) != 0;) {
     const auto type = PyLong_AsLongLong(number);

@@ -8,7 +8,6 @@ calls any extension module (`native/inprocess/python_requests.cc`): ctypes would
 from __future__ import annotations
 
 import functools
-import importlib
 import itertools
 import logging
 from collections.abc import Callable
@@ -85,7 +84,7 @@ class NativeCalls:
         library.connect("find_requests")
         dtypes = {int(number): dtype for number, dtype in NUMPY_TYPES.items()}
         # It keeps what it is given for the life of the process, which is as long as it may use it.
-        functions = library.open("open_requests", _numpy_functions(), dtypes, api.check, self._on_events)
+        functions = library.open("open_requests", dtypes, api.check, self._on_events)
         self.new: Callable[[int], Any] = functions["new_request"]
         self.create: Callable[..., int | None] = functions["create_request"]
         self.submit: Callable[..., None] = functions["submit_request"]
@@ -102,15 +101,6 @@ class NativeCalls:
                 request.on_events(events)
         except BaseException:
             logger.exception("what happened to a request could not be noted")
-
-
-def _numpy_functions() -> Any:
-    """Return what numpy offers to extension modules, which is the same in all its versions from 1.26 on."""
-    try:
-        module = importlib.import_module("numpy._core._multiarray_umath")
-    except ImportError:
-        module = importlib.import_module("numpy.core._multiarray_umath")
-    return module._ARRAY_API
 
 
 @functools.cache

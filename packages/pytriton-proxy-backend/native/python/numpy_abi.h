@@ -1,4 +1,4 @@
-// The part of numpy's ABI that the accelerator uses: the layout of an array, and functions by their numbers in numpy's
+// The part of numpy's ABI that is used here: the layout of an array, and functions by their numbers in numpy's
 // table. Both are the same in 1.26 and in 2.x.
 #pragma once
 

@@ -1,0 +1,106 @@
+// Objects of Python as C++ makes and holds them, and the interpreter's lock.
+#pragma once
+
+#include <string>
+
+#include "../python/python_abi.h"
+
+namespace pytriton {
+
+inline PyObject* NewText(const std::string& text) {
+  return PyUnicode_DecodeUTF8(text.data(), static_cast<Py_ssize_t>(text.size()), "replace");
+}
+
+// Holds the interpreter's lock, in a thread of anybody's.
+class WithGil {
+ public:
+  WithGil() : state_(PyGILState_Ensure()) {}
+  ~WithGil() { PyGILState_Release(state_); }
+  WithGil(const WithGil&) = delete;
+  WithGil& operator=(const WithGil&) = delete;
+
+ private:
+  int state_;
+};
+
+// The interpreter's lock is released as long as it lives.
+class WithoutGil {
+ public:
+  WithoutGil() : state_(PyEval_SaveThread()) {}
+  ~WithoutGil() { PyEval_RestoreThread(state_); }
+  WithoutGil(const WithoutGil&) = delete;
+  WithoutGil& operator=(const WithoutGil&) = delete;
+
+ private:
+  PyThreadState* state_;
+};
+
+// The address that a number is; null for None.
+template <typename T>
+T* AddressOf(PyObject* number) {
+  return number == &_Py_NoneStruct ? nullptr : reinterpret_cast<T*>(PyLong_AsUnsignedLongLong(number));
+}
+
+// A reference of our own, let go of at the end of the block.
+class Ref {
+ public:
+  explicit Ref(PyObject* object = nullptr) : object_(object) {}
+  ~Ref() {
+    if (object_ != nullptr) Py_DecRef(object_);
+  }
+  Ref(Ref&& other) noexcept : object_(other.release()) {}
+  Ref& operator=(Ref&&) = delete;
+  PyObject* get() const { return object_; }
+  PyObject* release() {
+    PyObject* object = object_;
+    object_ = nullptr;
+    return object;
+  }
+  explicit operator bool() const { return object_ != nullptr; }
+
+ private:
+  PyObject* object_;
+};
+
+inline PyObject* NewNumber(uint64_t number) { return PyLong_FromUnsignedLongLong(number); }
+inline PyObject* NewNumber(const void* address) { return NewNumber(reinterpret_cast<uint64_t>(address)); }
+
+// Makes a tuple of new references, which it takes; null where one of them is.
+template <typename... Objects>
+PyObject* NewTuple(Objects... objects) {
+  PyObject* items[] = {objects...};
+  constexpr auto kCount = static_cast<Py_ssize_t>(sizeof...(objects));
+  Ref tuple(PyTuple_New(kCount));
+  bool complete = static_cast<bool>(tuple);
+  for (Py_ssize_t i = 0; i < kCount; ++i) {
+    if (items[i] == nullptr) complete = false;
+    if (tuple && items[i] != nullptr) {
+      PyTuple_SetItem(tuple.get(), i, items[i]);
+    } else if (items[i] != nullptr) {
+      Py_DecRef(items[i]);
+    }
+  }
+  return complete ? tuple.release() : nullptr;
+}
+
+// Calls a function with new references, which it takes.
+template <typename... Objects>
+PyObject* Call(PyObject* function, Objects... arguments) {
+  const Ref references[] = {Ref(arguments)...};
+  for (const Ref& reference : references) {
+    if (!reference) return nullptr;
+  }
+  return PyObject_CallFunctionObjArgs(function, arguments..., nullptr);
+}
+
+// Makes functions for Python, in a dictionary.
+inline PyObject* NewFunctions(PyMethodDef* begin, PyMethodDef* end) {
+  Ref made(PyDict_New());
+  for (PyMethodDef* function = begin; function != end; ++function) {
+    const Ref object(PyCFunction_NewEx(function, nullptr, nullptr));
+    if (!made || !object || PyDict_SetItemString(made.get(), function->name, object.get()) != 0) return nullptr;
+  }
+  return made.release();
+}
+
+}  // namespace pytriton
