@@ -82,6 +82,7 @@ ELSEWHERE = {
     "grpc_server_key": "test_security.py",
     "grpc_root_cert": "test_security.py",
     "sagemaker_safe_port_range": "test_front_ends.py",
+    "python_models": "test_hosts.py",
     "http_max_input_size": "test_newer_servers.py",
     "grpc_infer_thread_count": "test_newer_servers.py",
     "grpc_max_response_pool_size": "test_newer_servers.py",

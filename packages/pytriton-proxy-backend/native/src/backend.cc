@@ -1,4 +1,5 @@
-// The entry points that Triton calls: one Endpoint per model version, created when the model is loaded.
+// The entry points that Triton calls. A model of ours, which has a side file, has one Endpoint per version, created when
+// the model is loaded; a Python model has one per instance, created with it.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,6 +15,7 @@
 
 #include "batch.h"
 #include "endpoint.h"
+#include "python_model.h"
 #include "settings.h"
 #include "triton_util.h"
 
@@ -21,7 +23,19 @@
 
 namespace {
 
+constexpr char kBackendName[] = "pytriton";
 constexpr char kDescriptionName[] = "pytriton.json";
+
+// Of these two one is set.
+struct Model {
+  std::unique_ptr<pytriton::Endpoint> endpoint;
+  std::unique_ptr<pytriton::PythonModel> python;
+};
+
+struct Instance {
+  pytriton::Endpoint* endpoint;
+  std::unique_ptr<pytriton::PythonInstance> python;  // where the endpoint is not the model's
+};
 
 using pytriton::MakeError;
 using pytriton::TakeMessage;
@@ -119,7 +133,39 @@ void PublishDescription(const std::string& source, const std::string& target) {
   }
 }
 
+// Whether models of a backend are Python models: those of `python` are, and those of a backend that is a `model.py`.
+TRITONSERVER_Error* HasPythonModels(TRITONBACKEND_Backend* backend, bool* answer) {
+  const char* name = nullptr;
+  TRITONSERVER_Error* error = TRITONBACKEND_BackendName(backend, &name);
+  if (error == nullptr) *answer = std::strcmp(name, kBackendName) != 0;
+  return error;
+}
+
+TRITONSERVER_Error* LoadOwn(const pytriton::ModelIdentity& identity, const std::string& repository, Model* loaded) {
+  pytriton::Settings settings;
+  const std::string folder = repository + "/" + std::to_string(identity.version) + "/";
+  PYTRITON_RETURN_IF_ERROR(ReadSettings(folder + pytriton::kSideFileName, &settings));
+  WarnAboutSharing("model '" + identity.name + "' version " + std::to_string(identity.version),
+                   folder + kDescriptionName, settings);
+  auto endpoint = std::make_unique<pytriton::Endpoint>(identity, settings);
+  std::string error;
+  if (!endpoint->Listen(&error)) {
+    return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "model '" + identity.name + "': " + error);
+  }
+  PublishDescription(folder + kDescriptionName, settings.endpoint + ".json");
+  loaded->endpoint = std::move(endpoint);
+  return nullptr;
+}
+
 }  // namespace
+
+PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_GetBackendAttribute(
+    TRITONBACKEND_Backend* backend, TRITONBACKEND_BackendAttribute* attributes) {
+  bool python = false;
+  PYTRITON_RETURN_IF_ERROR(HasPythonModels(backend, &python));
+  // Of models of ours an instance is nothing that takes time to load.
+  return python ? TRITONBACKEND_BackendAttributeSetParallelModelInstanceLoading(attributes, true) : nullptr;
+}
 
 PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_Initialize(TRITONBACKEND_Backend*) {
   uint32_t major = 0;
@@ -141,31 +187,58 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_
     uint64_t version = 0;
     TRITONBACKEND_ArtifactType artifact;
     const char* repository = nullptr;
+    TRITONBACKEND_Backend* backend = nullptr;
+    bool python = false;
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelName(model, &name));
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelVersion(model, &version));
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelRepository(model, &artifact, &repository));
-    pytriton::Settings settings;
-    const std::string folder = std::string(repository) + "/" + std::to_string(version) + "/";
-    PYTRITON_RETURN_IF_ERROR(ReadSettings(folder + pytriton::kSideFileName, &settings));
-    WarnAboutSharing("model '" + std::string(name) + "' version " + std::to_string(version), folder + kDescriptionName,
-                     settings);
-    auto endpoint = std::make_unique<pytriton::Endpoint>(pytriton::ModelIdentity{name, version}, settings);
-    std::string error;
-    if (!endpoint->Listen(&error)) {
-      return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "model '" + std::string(name) + "': " + error);
-    }
-    PublishDescription(folder + kDescriptionName, settings.endpoint + ".json");
-    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelSetState(model, endpoint.get()));
-    endpoint.release();
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelBackend(model, &backend));
+    PYTRITON_RETURN_IF_ERROR(HasPythonModels(backend, &python));
+    const pytriton::ModelIdentity identity{name, version};
+    auto loaded = std::make_unique<Model>();
+    PYTRITON_RETURN_IF_ERROR(
+        python ? pytriton::PythonModel::Load(model, backend, identity, repository, &loaded->python)
+               : LoadOwn(identity, repository, loaded.get()));
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelSetState(model, loaded.get()));
+    loaded.release();
     return nullptr;
   });
 }
 
+// Called where loading failed, too: nothing is there then.
 PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Model* model) {
   return Guarded("unloading the model", [&]() -> TRITONSERVER_Error* {
     void* state = nullptr;
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelState(model, &state));
-    delete static_cast<pytriton::Endpoint*>(state);
+    delete static_cast<Model*>(state);
+    return nullptr;
+  });
+}
+
+PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITONBACKEND_ModelInstance* instance) {
+  return Guarded("making an instance of the model", [&]() -> TRITONSERVER_Error* {
+    TRITONBACKEND_Model* triton_model = nullptr;
+    void* state = nullptr;
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceModel(instance, &triton_model));
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelState(triton_model, &state));
+    auto* model = static_cast<Model*>(state);
+    auto made = std::make_unique<Instance>();
+    made->endpoint = model->endpoint.get();
+    if (model->python) {
+      PYTRITON_RETURN_IF_ERROR(model->python->Start(instance, &made->python));
+      made->endpoint = made->python->endpoint();
+    }
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceSetState(instance, made.get()));
+    made.release();
+    return nullptr;
+  });
+}
+
+PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBACKEND_ModelInstance* instance) {
+  return Guarded("ending an instance of the model", [&]() -> TRITONSERVER_Error* {
+    void* state = nullptr;
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceState(instance, &state));
+    delete static_cast<Instance*>(state);
     return nullptr;
   });
 }
@@ -173,11 +246,9 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Mo
 // Asked for the readiness of a model by tritonserver 2.64 and later, and from 2.68 on for that of the server, too.
 PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReady(TRITONBACKEND_ModelInstance* instance) {
   return Guarded("asking for readiness", [&]() -> TRITONSERVER_Error* {
-    TRITONBACKEND_Model* model = nullptr;
     void* state = nullptr;
-    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceModel(instance, &model));
-    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelState(model, &state));
-    if (static_cast<pytriton::Endpoint*>(state)->IsReady()) return nullptr;
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceState(instance, &state));
+    if (static_cast<Instance*>(state)->endpoint->IsReady()) return nullptr;
     return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "no worker is attached");
   });
 }
@@ -185,11 +256,9 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReady(TRITONBACKE
 PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     TRITONBACKEND_ModelInstance* instance, TRITONBACKEND_Request** requests, const uint32_t request_count) {
   // An error returned here leaves the requests with Triton, so it may come only before the batch takes them over.
-  TRITONBACKEND_Model* model = nullptr;
   void* state = nullptr;
-  PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceModel(instance, &model));
-  PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelState(model, &state));
-  auto* endpoint = static_cast<pytriton::Endpoint*>(state);
+  PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceState(instance, &state));
+  pytriton::Endpoint* endpoint = static_cast<Instance*>(state)->endpoint;
   try {
     endpoint->Execute(std::make_unique<pytriton::Batch>(
         endpoint->NextBatchId(), instance, requests, request_count, endpoint->settings().batching,

@@ -1,12 +1,14 @@
 // Arenas, settings, strings and records of the native proxy, without Triton. `unit NAME` runs one test.
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <cstring>
 #include <string>
 
 #include "../src/arena.h"
+#include "../src/control.h"
 #include "../src/record.h"
 #include "../src/settings.h"
 #include "check.h"
@@ -279,6 +281,42 @@ void BeyondFourGiB() {
   CHECK(!parsed.Parse(record, 6 * kGiB, 5, 1, false, &error) && Has(error, std::to_string(kMaxMetadata + 64)));
 }
 
+// What a supervisor answers: a frame as it is, then bytes that are none, and the end of the connection.
+void ControlFrames() {
+  int fds[2];
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+  std::string error;
+  Frame frame;
+  {
+    ControlConnection mine(fds[0]);
+    ControlConnection theirs(fds[1]);
+    const Frame sent{FrameKind::kModel, {"name", "", std::string("a\0b", 3), std::string(100000, 'x')}};
+    CHECK(mine.Send(sent, &error) && theirs.Receive(&frame, &error));
+    CHECK(frame.kind == FrameKind::kModel && frame.fields == sent.fields);
+    CHECK(theirs.Send({FrameKind::kOk, {}}, &error) && mine.Receive(&frame, &error));
+    CHECK(frame.kind == FrameKind::kOk && frame.fields.empty());
+    Frame huge{FrameKind::kModel, {std::string(kMaxFrameBytes, 'x')}};
+    CHECK(!mine.Send(huge, &error) && Has(error, std::to_string(kMaxFrameBytes)));
+  }
+  const std::string bad[] = {
+      std::string("\x03\0\0\0\x64\0\0", 7),                               // shorter than its head
+      std::string("\x08\0\0\0\x64\0\x01\0\x01\0\0\0", 12),               // a field that reaches past it
+      std::string("\x05\0\0\0\x64\0\0\0y", 9),                             // bytes behind its fields
+      std::string("\x06\0\0\0\x64\0\x01\0\0\0", 10),                       // half a length
+      std::string("\xff\xff\xff\xff", 4), std::string("\x04\0\0", 3), ""};  // too large, cut off, nothing
+  for (const std::string& bytes : bad) {
+    CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+    ControlConnection mine(fds[0]);
+    CHECK(write(fds[1], bytes.data(), bytes.size()) == static_cast<ssize_t>(bytes.size()));
+    CHECK(shutdown(fds[1], SHUT_WR) == 0);
+    error.clear();
+    CHECK(!mine.Receive(&frame, &error) && !error.empty());
+    close(fds[1]);
+    CHECK(!mine.Send({FrameKind::kOk, {}}, &error) && Has(error, "has ended"));
+    mine.Finish();
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -295,6 +333,8 @@ int main(int argc, char** argv) {
     Strings();
   } else if (name == "settings") {
     SettingsText();
+  } else if (name == "control") {
+    ControlFrames();
   } else if (name == "sparse") {
     BeyondFourGiB();
   } else {

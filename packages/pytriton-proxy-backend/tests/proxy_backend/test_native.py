@@ -14,7 +14,7 @@ FUZZ_S = float(os.environ.get("PYTRITON_FUZZ_S", "12"))
 GOLDEN = Path(__file__).parents[1] / "golden"
 CONNECTION_SOURCES = ["connection.cc", "arena.cc", "record.cc"]
 ENDPOINT_SOURCES = [*CONNECTION_SOURCES, "endpoint.cc", "late_ends.cc"]
-LIBRARY_SOURCES = ["arena.cc", "record.cc", "settings.cc"]
+LIBRARY_SOURCES = ["arena.cc", "control.cc", "record.cc", "settings.cc"]
 GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "limits", "shape_check")]
 
 # Compilers are slow on a busy machine.
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("name", ["arena", "segments", "strings", "settings", "sparse"])
+@pytest.mark.parametrize("name", ["arena", "segments", "strings", "settings", "control", "sparse"])
 def test_unit(name: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     run_program(compile_native("unit.cc", LIBRARY_SOURCES, *SANITIZERS), name)
 

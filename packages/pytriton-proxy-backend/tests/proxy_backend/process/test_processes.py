@@ -12,11 +12,14 @@ import pytest
 from pytriton.proxy_backend import ProtocolError, TargetError
 from pytriton.proxy_backend.process.messages import (
     LineReader,
+    PythonModelJob,
+    PythonModelServing,
     WorkerJob,
     decode_statistics,
     encode_message,
     encode_statistics,
     find_not_json,
+    parse_job,
 )
 from pytriton.proxy_backend.runtime.statistics import Counters, add_statistics
 from pytriton.proxy_backend.worker.loading import load_target, target_of
@@ -82,6 +85,24 @@ def test_a_job_is_what_it_was() -> None:
     text = json.dumps({**json.loads(job.to_text()), "format": 99})
     with pytest.raises(ProtocolError, match="expected a job of format 1, got 99"):
         WorkerJob.from_text(text)
+    assert isinstance(parse_job(job.to_text()), WorkerJob)
+    with pytest.raises(ProtocolError, match="expected a job of format 1, got 99"):
+        parse_job(text)
+
+
+@pytest.mark.parametrize("serve", [None, PythonModelServing(args={"model_version": "1"}, endpoint="/e", name="n")])
+def test_a_job_of_a_python_model_is_what_it_was(serve: PythonModelServing | None) -> None:
+    job = PythonModelJob(
+        model_name="m",
+        model_version=1,
+        model_file="/r/m/1/model.py",
+        model_dir="/r/m",
+        model_config="{}",
+        auto_complete=serve is None,
+        serve=serve,
+    )
+    assert parse_job(job.to_text()) == job
+    assert job.endpoint == ("" if serve is None else "/e")
 
 
 def test_lines_come_in_pieces() -> None:

@@ -6,6 +6,7 @@
     models/             model repository
     backends/           what tritonserver loads its backends from
     endpoints/          unix sockets between tritonserver and the workers
+    hosts/              the same for the processes of `model.py` models, where workers serve these
 ```
 """
 
@@ -28,7 +29,7 @@ __all__ = ["USERS_SUFFIX", "Workspace", "default_home", "remove_abandoned"]
 _PREFIX = "server-"
 _LOCK = ".lock"
 _ATTEMPTS = 10
-_CONTENTS = {_LOCK, "models", "backends", "endpoints"}
+_CONTENTS = {_LOCK, "models", "backends", "endpoints", "hosts"}
 USERS_SUFFIX = ".users"
 """Of files beside the sockets. As long as somebody has one of them locked, the folder stays: see `sharing`."""
 
@@ -88,6 +89,11 @@ class Workspace:
     def endpoints_path(self) -> Path:
         """The folder of the sockets between tritonserver and the workers."""
         return self._path / "endpoints"
+
+    @property
+    def hosts_path(self) -> Path:
+        """The folder of the sockets between tritonserver and the processes of `model.py` models; made on demand."""
+        return self._path / "hosts"
 
     def exists(self) -> bool:
         """Tell whether the folder is there."""

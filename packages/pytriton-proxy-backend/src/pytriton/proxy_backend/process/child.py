@@ -14,12 +14,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..system.forks import call_in_child, close_in_child, replace_descriptors
 from ..system.processes import OutputLines, open_pidfd
-from .messages import LineReader, WorkerJob, encode_message
+from .messages import Job, LineReader, PythonModelServing, encode_message
 
 TAIL_LINES = 50
 """How many of the last lines are kept."""
@@ -70,7 +70,7 @@ class ChildProcess:
         OSError: It cannot be started.
     """
 
-    def __init__(self, launch: Launch, job: WorkerJob, logger: logging.Logger) -> None:
+    def __init__(self, launch: Launch, job: Job, logger: logging.Logger) -> None:
         self._output = _Output(logger)
         self._reader = LineReader()
         self._channel, theirs = socket.socketpair()
@@ -154,6 +154,17 @@ class ChildProcess:
         with contextlib.suppress(OSError):
             self._channel.send(encode_message("stop", timeout_s=timeout_s))
 
+    def serve(self, serving: PythonModelServing) -> None:
+        """Have a host, which has completed a configuration, serve an instance."""
+        rest = memoryview(encode_message("serve", **asdict(serving)))
+        # It may be more than the socket takes at once. Where it has gone already, its end says so.
+        with contextlib.suppress(OSError):
+            while rest:
+                try:
+                    rest = rest[self._channel.send(rest) :]
+                except BlockingIOError:
+                    _wait_writable(self._channel)
+
     def kill(self) -> None:
         """End it, and what it has started, at once."""
         with contextlib.suppress(ProcessLookupError):
@@ -231,6 +242,12 @@ class _Output(OutputLines):
         self._lines += 1
         if self._lines <= _MAX_LINES_PER_S:
             self._logger.log(self._level, "%s", text)
+
+
+def _wait_writable(channel: socket.socket) -> None:
+    poller = select.poll()
+    poller.register(channel, select.POLLOUT)
+    poller.poll()
 
 
 def _has_ended(pid: int) -> bool:

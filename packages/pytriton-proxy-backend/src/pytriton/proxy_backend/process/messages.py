@@ -7,7 +7,8 @@ says how far it is, and its parent says when to stop; the end of the socket is t
 from child  with
 =========== ================================================================================================
 hello       format, pid, python: the first message
-ready       the factory has returned, and the warm-up is over
+configured  config, changed: of a Python model, what its `auto_complete_config` has made of the configuration
+ready       the factory, or `initialize` of a Python model, has returned, and the warm-up is over
 attached    value: whether it is attached to the proxy backend
 statistics  value: what the worker has counted, see `encode_statistics`
 alive       nothing: sent every second
@@ -16,7 +17,7 @@ failed      stage ("load", "warm-up", "worker", "unrecoverable"), error, text, t
 done        nothing: it has detached, and the interpreter ends
 =========== ================================================================================================
 
-The parent sends `stop` with timeout_s.
+The parent sends `stop` with timeout_s, and after `configured` `serve`, with the fields of `PythonModelServing`.
 """
 
 from __future__ import annotations
@@ -82,6 +83,73 @@ class WorkerJob:
                 "its parent must have the same version of pytriton-proxy-backend"
             )
         return cls(**fields)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonModelServing:
+    """One instance of a Python model.
+
+    Attributes:
+        args: What its `initialize` is given.
+        endpoint: Where the proxy backend listens for it.
+        name: What the worker calls itself.
+    """
+
+    args: Mapping[str, str]
+    endpoint: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonModelJob:
+    """What a host is to do, the process that runs the `model.py` of a Python model; all of it is JSON.
+
+    Attributes:
+        model_name: The model.
+        model_version: Its version.
+        model_file: Its `model.py`, whatever its name.
+        model_dir: Its folder, that of `config.pbtxt`.
+        model_config: Its configuration, as Triton gives it.
+        auto_complete: Whether to complete that, and to wait for `serve` then.
+        serve: The instance to serve; `None` where the configuration is to be completed first.
+        log_level: The least level of log records that the parent wants.
+    """
+
+    model_name: str
+    model_version: int
+    model_file: str
+    model_dir: str
+    model_config: str
+    auto_complete: bool = False
+    serve: PythonModelServing | None = None
+    log_level: int = 20
+
+    @property
+    def endpoint(self) -> str:
+        """Where the proxy backend listens; empty as long as that is not known."""
+        return "" if self.serve is None else self.serve.endpoint
+
+    def to_text(self) -> str:
+        """Return the job as the child reads it."""
+        return json.dumps({"format": FORMAT, "python_model": asdict(self)})
+
+
+Job = WorkerJob | PythonModelJob
+"""What a worker process is to do."""
+
+
+def parse_job(text: str) -> Job:
+    """Read a job.
+
+    Raises:
+        ProtocolError: It is of another format.
+    """
+    fields = json.loads(text)
+    if "python_model" not in fields or fields.get("format") != FORMAT:
+        return WorkerJob.from_text(text)
+    made: dict[str, Any] = fields["python_model"]
+    serve = made.pop("serve")
+    return PythonModelJob(**made, serve=None if serve is None else PythonModelServing(**serve))
 
 
 def encode_message(kind: str, **fields: object) -> bytes:

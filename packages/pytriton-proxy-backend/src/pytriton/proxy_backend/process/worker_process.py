@@ -16,7 +16,7 @@ from ..runtime.statistics import Counters, WorkerStatistics, add_statistics
 from ..system.processes import describe_exit, quote_lines
 from ..worker.loading import is_loading
 from .child import ChildProcess, Launch
-from .messages import FORMAT, WorkerJob, decode_statistics
+from .messages import FORMAT, Job, decode_statistics
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +56,11 @@ class WorkerProcess:
     States: new --start()--> starting --> attached --crash--> waiting --> starting ... --stop(), or given up--> ended
     """
 
+    _KIND = "worker process"
+
     def __init__(
         self,
-        job: WorkerJob,
+        job: Job,
         model_name: str,
         number: int,
         *,
@@ -206,7 +208,7 @@ class WorkerProcess:
 
     @property
     def _label(self) -> str:
-        return f"worker process {self._number} of model '{self._model_name}'"
+        return f"{self._KIND} {self._number} of model '{self._model_name}'"
 
     def _wait(self, is_there: Callable[[], bool], timeout_s: float) -> bool:
         with self._changed:

@@ -25,10 +25,11 @@ from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.repository import ModelRepository
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.observe.tracing import export_environment
-from pytriton.server.settings.config import TritonConfig
+from pytriton.server.python_models.supervisor import FINALIZE_TIMEOUT_S, HostSupervisor
+from pytriton.server.settings.config import WORKERS, TritonConfig
 from pytriton.server.settings.preflight import check_settings
 from pytriton.server.settings.security import TritonSecurityConfig
-from pytriton.server.tritonserver.backends import make_backends
+from pytriton.server.tritonserver.backends import make_backends, make_python_backend
 from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.server.tritonserver.command_line import (
     EXIT_TIMEOUT_S,
@@ -151,6 +152,7 @@ class ServerSession:
         self._environment: dict[str, str] = {}
         self._readiness = Readiness(workspace, lambda: self._host.lasting)
         self._is_up = False
+        self._supervisor: HostSupervisor | None = None
 
     @property
     def is_running(self) -> bool:
@@ -194,6 +196,10 @@ class ServerSession:
         binary = find_tritonserver()
         check_options(self._config, binary)
         self._workspace.create()
+        if self._config.python_models == WORKERS:
+            self._supervisor = HostSupervisor(self._workspace.hosts_path)
+            self._supervisor.start()
+            make_python_backend(self._workspace.backends_path, self._supervisor.socket_path)
         make_backends(self._workspace.backends_path, binary, {BACKEND_NAME: library_path()})
         self._folders = ServerFolders(
             executable=binary.executable,
@@ -320,11 +326,18 @@ class ServerSession:
             try:
                 self._host.stop_workers(HURRIED_DEADLINE_S if is_in_hurry else WORKER_DEADLINE_S)
             finally:
-                if self._ports is not None:
-                    self._ports.release()
-                if self._control is not None:
-                    self._control.close()
-                self._workspace.clean()
+                self._let_go(HURRIED_DEADLINE_S if is_in_hurry else FINALIZE_TIMEOUT_S)
+
+    def _let_go(self, hosts_timeout_s: float) -> None:
+        try:
+            if self._supervisor is not None:
+                self._supervisor.close(hosts_timeout_s)
+        finally:
+            if self._ports is not None:
+                self._ports.release()
+            if self._control is not None:
+                self._control.close()
+            self._workspace.clean()
 
     def _start_process(
         self, folders: ServerFolders, ports: ReservedPorts, timeout_s: float, cancelled: Callable[[], bool]

@@ -16,10 +16,13 @@ from pytriton.server.settings.rules import checked, converted
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["ENVIRONMENT_PREFIX", "TritonConfig", "is_on_vertex_ai", "vertex_ai_is_on"]
+__all__ = ["ENVIRONMENT_PREFIX", "WORKERS", "TritonConfig", "is_on_vertex_ai", "vertex_ai_is_on"]
 
 ENVIRONMENT_PREFIX = "PYTRITON_TRITON_CONFIG_"
 """Start of the names of environment variables that hold fields of `TritonConfig`."""
+
+WORKERS = "workers"
+"""Value of `TritonConfig.python_models`: processes of ours run the `model.py` files."""
 
 _ADDRESSES = ("http_address", "grpc_address", "metrics_address")
 
@@ -62,6 +65,9 @@ class TritonConfig:
 
     model_repository: pathlib.Path | None = None
     """A folder of further models, served next to the bound ones."""
+    python_models: str | None = None
+    """Who runs the `model.py` of models in there whose backend is `python`: `stub` is Triton's Python backend (when
+    unset), `workers` are processes of any Python, this one's by default, which are replaced when they die."""
     id: str | None = None
     """Name of the server, as in its metadata."""
     log_verbose: int | None = None

@@ -41,7 +41,6 @@ _SMALLEST = {
     "grpc_keepalive_time": 1,
     "grpc_keepalive_timeout": 1,
 }
-_COMPRESSION_LEVELS = ("none", "low", "medium", "high")
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
 _LOOK_AROUND = re.compile(r"(?<!\\)\(\?(?:[=!]|<[=!])")
@@ -232,13 +231,14 @@ def _check_range(name: str, value: int, where: str) -> None:
         )
 
 
-def _check_compression(value: str, where: str) -> None:
-    if value.lower() not in _COMPRESSION_LEVELS:
-        raise PyTritonValidationError(
-            f"{where} must be one of {', '.join(_COMPRESSION_LEVELS)}; got {value!r}.",
-            expected=_COMPRESSION_LEVELS,
-            received=value,
-        )
+def _one_of(*allowed: str) -> Callable[[str, str], None]:
+    def check(value: str, where: str) -> None:
+        if value.lower() not in allowed:
+            raise PyTritonValidationError(
+                f"{where} must be one of {', '.join(allowed)}; got {value!r}.", expected=allowed, received=value
+            )
+
+    return check
 
 
 def _check_pattern(value: str, where: str) -> None:
@@ -273,7 +273,8 @@ def _items(pattern: str, form: str, example: str) -> Callable[[list[str], str], 
 
 
 _FORMATS: dict[str, Callable[[Any, str], object]] = {
-    "grpc_infer_response_compression_level": _check_compression,
+    "python_models": _one_of("stub", "workers"),
+    "grpc_infer_response_compression_level": _one_of("none", "low", "medium", "high"),
     "http_header_forward_pattern": _check_pattern,
     "grpc_header_forward_pattern": _check_pattern,
     "http_restricted_api": parse_restriction,

@@ -2,7 +2,8 @@
 
 ```
 <workspace>/backends/
-    python/     Triton's Python backend: links, a start script for its stub, and `stub_utils.py`
+    python/     Triton's Python backend: links, a start script for its stub, and `stub_utils.py`; or the proxy backend,
+                which asks for processes at the socket that a link leads to
     <ours>/     a link to a library of ours: the proxy backend, or the one that calls bound functions
     <other>/    links to the other backends of the server and to those of the user
 ```
@@ -26,7 +27,11 @@ from pytriton.server.errors import WorkspaceError
 from pytriton.server.tritonserver.binary import TritonServerBinary
 from pytriton.server.tritonserver.stubs import STUB
 
-__all__ = ["make_backends"]
+__all__ = ["make_backends", "make_python_backend"]
+
+_PYTHON = "python"
+# `kSupervisorLink` in `native/src/python_model.cc`.
+_SUPERVISOR_LINK = "pytriton-hosts"
 
 _UTILS = "triton_python_backend_utils.py"
 # What the scripts set that activate a packed environment, the only ones that Triton runs.
@@ -37,7 +42,7 @@ def make_backends(folder: Path, binary: TritonServerBinary, own: Mapping[str, Pa
     """Fill a folder with all backends.
 
     Args:
-        folder: An existing, empty folder.
+        folder: An existing folder; what is in it stays.
         binary: The server, whose backends are linked.
         own: The libraries of our own backends, by the name of the backend.
         extra: Folder of the user's with more backends. They take precedence over those of the server.
@@ -60,13 +65,36 @@ def make_backends(folder: Path, binary: TritonServerBinary, own: Mapping[str, Pa
                 else:
                     target.symlink_to(backend.resolve(), target_is_directory=True)
     except OSError as error:
-        raise WorkspaceError(
-            f"The backends cannot be linked into {folder}: "
-            + explain(
-                error, "Is it on a file system without symbolic links? Set PYTRITON_HOME to a folder on another one."
-            ),
-            path=str(folder),
-        ) from error
+        raise _unlinked(folder, error) from error
+
+
+def make_python_backend(folder: Path, supervisor: Path) -> None:
+    """Make the proxy backend that of `model.py` models, too, before `make_backends` fills the folder.
+
+    Args:
+        folder: An existing, empty folder.
+        supervisor: The socket where the library asks for processes.
+
+    Raises:
+        WorkspaceError: A link cannot be made.
+    """
+    target = folder / _PYTHON
+    try:
+        target.mkdir()
+        (target / f"libtriton_{_PYTHON}.so").symlink_to(proxy_backend.library_path())
+        (target / _SUPERVISOR_LINK).symlink_to(supervisor)
+    except OSError as error:
+        raise _unlinked(folder, error) from error
+
+
+def _unlinked(folder: Path, error: OSError) -> WorkspaceError:
+    return WorkspaceError(
+        f"The backends cannot be linked into {folder}: "
+        + explain(
+            error, "Is it on a file system without symbolic links? Set PYTRITON_HOME to a folder on another one."
+        ),
+        path=str(folder),
+    )
 
 
 def _make_python_backend(target: Path, source: Path, binary: TritonServerBinary) -> None:

@@ -12,6 +12,7 @@ from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts
 
 __all__ = [
     "EXIT_TIMEOUT_S",
+    "OWN_SETTINGS",
     "QUIET_WITHOUT_GPU",
     "ServerFolders",
     "build_command",
@@ -29,6 +30,9 @@ METRICS_INTERVAL_MS = 500
 
 QUIET_WITHOUT_GPU = ("CudaDriverHelper has not been initialized", "CUDA driver version is insufficient")
 """What tritonserver complains about on a machine without a GPU, where it means nothing."""
+
+OWN_SETTINGS = frozenset({"python_models"})
+"""Fields of `TritonConfig` that are no options of tritonserver."""
 
 _RESTRICTED = {"http": "http_restricted_api", "grpc": "grpc_restricted_protocol"}
 _SECRET_OPTIONS = tuple("--" + name.replace("_", "-") + "=" for name in _RESTRICTED.values())
@@ -57,7 +61,9 @@ def build_command(
         folders: Where tritonserver finds things.
         ports: The ports to listen on, in place of those in `config`.
     """
-    values: dict[str, object] = {field.name: getattr(config, field.name) for field in fields(config)}
+    values: dict[str, object] = {
+        field.name: getattr(config, field.name) for field in fields(config) if field.name not in OWN_SETTINGS
+    }
     for endpoint in ports:
         values[endpoint.setting] = endpoint.port
         address = endpoint.setting.removesuffix("_port") + "_address"

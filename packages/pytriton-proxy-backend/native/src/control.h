@@ -1,0 +1,53 @@
+// Frames between the library and the supervisor of hosts, the processes that run the `model.py` of Python models. Each
+// model and each of its instances has a connection of its own, whose end is the end of both sides' part in it.
+//
+//   u32 size of all that follows, u16 kind, u16 count, then `count` fields, each a u32 length and its bytes
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace pytriton {
+
+constexpr uint32_t kMaxFrameBytes = 64u << 20;
+
+enum class FrameKind : uint16_t {
+  // Model, version, its folder, its configuration as JSON, the command line's settings of the backend as JSON, "1" where
+  // the configuration is to be completed, name and folder of the backend. Answered with the completed configuration, or
+  // nothing, and the settings that a side file has otherwise, whose endpoint is the beginning of those of the instances.
+  kModel = 1,
+  // The model's endpoint, the instance's name, its kind, its device, its endpoint. Answered when `initialize` is over.
+  kInstance = 2,
+  kOk = 100,
+  kError = 101,  // with the text of the load error
+};
+
+struct Frame {
+  FrameKind kind;
+  std::vector<std::string> fields;
+};
+
+class ControlConnection {
+ public:
+  // Takes over a connected stream socket.
+  explicit ControlConnection(int fd = -1) : fd_(fd) {}
+  ~ControlConnection();
+  ControlConnection(const ControlConnection&) = delete;
+  ControlConnection& operator=(const ControlConnection&) = delete;
+
+  // Each is false with the reason.
+  bool Connect(const std::string& path, std::string* error);
+  bool Send(const Frame& frame, std::string* error);
+  // Waits for the next frame as long as the other side lives.
+  bool Receive(Frame* frame, std::string* error);
+  // Lets the other side end what the connection is for, and waits until it has. That side sees to a limit.
+  void Finish();
+
+ private:
+  bool ReadAll(void* data, size_t size, std::string* error);
+
+  int fd_;
+};
+
+}  // namespace pytriton

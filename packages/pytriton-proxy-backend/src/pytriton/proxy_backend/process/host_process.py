@@ -1,0 +1,90 @@
+"""The process of one instance of a Python model: a worker process that runs a `model.py`."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import WorkerProcessError
+from .child import Launch
+from .messages import PythonModelJob, PythonModelServing
+from .worker_process import RestartLimits, WorkerProcess
+
+# As long as Triton's Python backend: some load models for minutes.
+_LIMITS = RestartLimits(start_timeout_s=math.inf)
+
+
+class HostProcess(WorkerProcess):
+    """Serves one instance of a Python model, started again as any worker process is.
+
+    A job that completes a configuration first has the first process wait for `serve` then; later ones serve at once.
+    """
+
+    _KIND = "host"
+
+    def __init__(
+        self,
+        job: PythonModelJob,
+        number: int,
+        *,
+        launch: Launch | None = None,
+        on_given_up: Callable[[WorkerProcessError], None] | None = None,
+    ) -> None:
+        """Prepare a host; nothing happens before `start`.
+
+        Args:
+            job: What it is to do.
+            number: Which of the model's hosts it is, from 0 on; for errors and for the log.
+            launch: How its process is started.
+            on_given_up: Called when it is not started again.
+        """
+        super().__init__(job, job.model_name, number, launch=launch, limits=_LIMITS, on_given_up=on_given_up)
+        self._python_job = job
+        self._configured: dict[str, Any] | None = None
+
+    def wait_configured(self, timeout_s: float) -> bool:
+        """Wait until the configuration is complete; return whether it is.
+
+        Raises:
+            AttachError: The process has failed; `load_error` says how.
+        """
+        return self._wait(lambda: self._configured is not None, timeout_s)
+
+    def wait_serving(self, timeout_s: float) -> bool:
+        """Wait until `initialize` has returned and the host is attached; return whether it is.
+
+        Raises:
+            AttachError: The process has failed; `load_error` says how.
+        """
+        return self._wait(lambda: self._attached, timeout_s)
+
+    @property
+    def completed_config(self) -> str:
+        """The completed configuration; empty where the model completes none."""
+        configured = self._configured or {}
+        return str(configured.get("config", "")) if configured.get("changed") else ""
+
+    @property
+    def load_error(self) -> str:
+        """What the model said of the failure of its loading, word for word; else how the process ended."""
+        failure = self._failure
+        return str(self.error or "") if failure is None else str(failure.get("text", ""))
+
+    def serve(self, serving: PythonModelServing) -> None:
+        """Have the process that has completed the configuration serve an instance."""
+        with self._changed:
+            config = serving.args["model_config"]
+            job = dataclasses.replace(self._python_job, auto_complete=False, serve=serving, model_config=config)
+            self._job = self._python_job = job
+            if self._child is not None:
+                self._child.serve(serving)
+
+    def _take(self, message: dict[str, Any]) -> None:
+        if message["kind"] != "configured":
+            super()._take(message)
+            return
+        with self._changed:
+            self._configured = message
+            self._changed.notify_all()

@@ -1,0 +1,1 @@
+"""Models written for Triton's Python backend, served by processes of ours."""

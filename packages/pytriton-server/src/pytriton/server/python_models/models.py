@@ -1,0 +1,123 @@
+"""What a configuration says about the hosts of a Python model."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pytriton.proxy_backend import ProxySettings
+from pytriton.proxy_backend.process.child import Launch
+from pytriton.proxy_backend.process.messages import PythonModelJob, PythonModelServing
+
+__all__ = ["ModelRefused", "PythonModel", "settings_text"]
+
+_DEFAULT_FILE = "model.py"
+_PYTHON = "python"
+
+
+class ModelRefused(Exception):
+    """A Python model cannot be loaded; the text is the load error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonModel:
+    """A model that Triton has announced.
+
+    Attributes:
+        name: Its name.
+        version: Its version.
+        folder: Its folder, that of `config.pbtxt`.
+        file: Its `model.py`.
+        config: Its configuration, as JSON.
+        completes: Whether the configuration is to be completed.
+    """
+
+    name: str
+    version: int
+    folder: Path
+    file: Path
+    config: str
+    completes: bool
+
+    @classmethod
+    def announced(cls, fields: tuple[str, ...]) -> PythonModel:
+        """Read the fields of `FrameKind.MODEL`.
+
+        Raises:
+            ModelRefused: It cannot be loaded.
+        """
+        name, version, folder, config, _, completes, backend, backend_folder = fields
+        file_name = json.loads(config).get("default_model_filename") or _DEFAULT_FILE
+        file = Path(folder, version, file_name)
+        if backend != _PYTHON and not file.exists():
+            # A backend that is itself a `model.py` serves all its models with that.
+            file = Path(backend_folder, _DEFAULT_FILE)
+        return cls(
+            name=name,
+            version=int(version),
+            folder=Path(folder),
+            file=file,
+            config=config,
+            completes=completes == "1",
+        )
+
+    def launch(self) -> Launch:
+        """Return how its hosts are started."""
+        return Launch()
+
+    def completion_job(self, log_level: int) -> PythonModelJob:
+        """Return the job of a host that is to complete the configuration."""
+        return self._job(log_level, auto_complete=True)
+
+    def serving_job(self, serving: PythonModelServing, log_level: int) -> PythonModelJob:
+        """Return the job of a host that is to serve an instance."""
+        return self._job(log_level, serve=serving)
+
+    def serving(self, config: str, instance: str, kind: str, device: str, endpoint: str) -> PythonModelServing:
+        """Describe one instance.
+
+        Args:
+            config: The model's configuration, completed.
+            instance: The instance's name.
+            kind: CPU, GPU or MODEL.
+            device: The number of its device.
+            endpoint: Where the proxy backend listens for it.
+        """
+        args = {
+            "model_config": config,
+            "model_instance_kind": kind,
+            "model_instance_name": instance,
+            "model_instance_device_id": device,
+            "model_repository": str(self.folder),
+            "model_version": str(self.version),
+            "model_name": self.name,
+        }
+        return PythonModelServing(args=args, endpoint=endpoint, name=f"host of {instance}")
+
+    def _job(self, log_level: int, **mode: Any) -> PythonModelJob:
+        return PythonModelJob(
+            model_name=self.name,
+            model_version=self.version,
+            model_file=str(self.file),
+            model_dir=str(self.folder),
+            model_config=self.config,
+            log_level=log_level,
+            **mode,
+        )
+
+
+def settings_text(config: str, endpoint: Path) -> str:
+    """Return what the library inside tritonserver must know, in the form of a side file.
+
+    Args:
+        config: The model's configuration, completed.
+        endpoint: What the endpoints of its instances begin with.
+    """
+    fields = json.loads(config)
+    return ProxySettings(
+        endpoint=endpoint,
+        batching=int(fields.get("max_batch_size") or 0) > 0,
+        decoupled=bool((fields.get("model_transaction_policy") or {}).get("decoupled")),
+    ).to_text()

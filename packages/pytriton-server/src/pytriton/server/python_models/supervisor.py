@@ -1,0 +1,286 @@
+"""The supervisor: starts hosts for the Python models of one server, and sees to their end."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import socket
+import stat
+import struct
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytriton.proxy_backend import AttachError
+from pytriton.proxy_backend.process.host_process import HostProcess
+from pytriton.proxy_backend.system.forks import close_in_child
+from pytriton.proxy_backend.system.shortage import explain
+from pytriton.server.errors import WorkspaceError
+from pytriton.server.python_models.control import (
+    ControlError,
+    Frame,
+    FrameKind,
+    has_ended,
+    receive_frame,
+    send_frame,
+)
+from pytriton.server.python_models.models import ModelRefused, PythonModel, settings_text
+
+__all__ = ["FINALIZE_TIMEOUT_S", "HostSupervisor"]
+
+FINALIZE_TIMEOUT_S = 30.0
+"""How long a host may take for what is in flight and for `finalize` when its instance is unloaded, in seconds."""
+
+_SOCKET_NAME = "control"
+_BACKLOG = 128
+_POLL_S = 0.2
+_JOIN_S = 20.0
+_CREDENTIALS = struct.Struct("3i")
+_FIELDS = {FrameKind.MODEL: 8, FrameKind.INSTANCE: 5}
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class _Loaded:
+    """A model whose instances may be asked for.
+
+    Attributes:
+        model: The model.
+        config: Its configuration, completed.
+        spare: The host that has completed the configuration, until an instance takes it.
+        numbers: Numbers for its hosts.
+    """
+
+    model: PythonModel
+    config: str
+    spare: HostProcess | None
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+
+
+class HostSupervisor:
+    """Starts a host for each instance of a Python model, when the library inside tritonserver asks for one.
+
+    Args:
+        folder: A new folder for the sockets, which is made with `start`.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._listener: socket.socket | None = None
+        self._thread: threading.Thread | None = None
+        self._numbers = itertools.count(1)
+        self._lock = threading.Lock()
+        # All that follows is guarded by the lock.
+        self._connections: dict[threading.Thread, socket.socket] = {}
+        self._models: dict[str, _Loaded] = {}
+        self._hosts: set[HostProcess] = set()
+        self._deadline: float | None = None
+
+    @property
+    def socket_path(self) -> Path:
+        """Where it listens."""
+        return self._folder / _SOCKET_NAME
+
+    def start(self) -> None:
+        """Make the folder and listen.
+
+        Raises:
+            WorkspaceError: It cannot be made.
+        """
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._folder.mkdir(mode=0o700)
+            # The permissions of the descriptor are those that the file is born with.
+            os.fchmod(listener.fileno(), stat.S_IRUSR | stat.S_IWUSR)
+            listener.bind(str(self.socket_path))
+            listener.listen(_BACKLOG)
+        except OSError as error:
+            listener.close()
+            raise WorkspaceError(
+                f"The socket {self.socket_path} for the processes of Python models cannot be made: "
+                + explain(error, "Set PYTRITON_HOME to a folder with a shorter path."),
+                path=str(self.socket_path),
+            ) from error
+        close_in_child(listener)
+        self._listener = listener
+        self._thread = threading.Thread(target=self._accept, name="pytriton-hosts", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout_s: float) -> None:
+        """End all hosts, those that are still loading at once, and let go of everything.
+
+        Args:
+            timeout_s: How long they may take for what is in flight and for `finalize`, in seconds.
+        """
+        listener, self._listener = self._listener, None
+        if listener is None:
+            return
+        with self._lock:
+            self._deadline = time.monotonic() + timeout_s
+            connections, hosts = dict(self._connections), list(self._hosts)
+            for channel in (listener, *connections.values()):
+                with contextlib.suppress(OSError):
+                    channel.shutdown(socket.SHUT_RD)
+        for host in hosts:
+            # Their threads stop them, perhaps with more patience: a second call may only shorten that.
+            host.stop(self._patience_s())
+        for thread in (self._thread, *connections):
+            if thread is not None:
+                thread.join(_JOIN_S)
+        listener.close()
+
+    # ---- connections ------------------------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        listener = self._listener
+        while listener is not None:
+            try:
+                channel, _ = listener.accept()
+            except OSError as error:
+                if self._deadline is None:
+                    logger.error("No host can be asked for any more: %s", error)
+                return
+            close_in_child(channel)
+            thread = threading.Thread(target=self._serve, args=(channel,), name="pytriton-host-control", daemon=True)
+            with self._lock:
+                if self._deadline is not None:
+                    channel.close()
+                    return
+                self._connections[thread] = channel
+                thread.start()
+
+    def _serve(self, channel: socket.socket) -> None:
+        """Do what one connection asks for, to its end."""
+        try:
+            _check_peer(channel)
+            frame = receive_frame(channel)
+            if frame is None:
+                return
+            try:
+                if frame.kind == FrameKind.MODEL:
+                    self._serve_model(channel, _checked(frame))
+                else:
+                    self._serve_instance(channel, _checked(frame))
+            except ModelRefused as error:
+                send_frame(channel, FrameKind.ERROR, [str(error)])
+        except (OSError, ControlError) as error:
+            logger.error("The connection for a Python model is broken: %s", error)
+        except Exception as error:
+            logger.exception("A Python model cannot be served")
+            with contextlib.suppress(OSError):
+                send_frame(channel, FrameKind.ERROR, [f"{type(error).__name__}: {error}"])
+        finally:
+            with self._lock:
+                self._connections.pop(threading.current_thread(), None)
+            channel.close()
+
+    def _serve_model(self, channel: socket.socket, fields: tuple[str, ...]) -> None:
+        model = PythonModel.announced(fields)
+        endpoint = self._folder / str(next(self._numbers))
+        spare: HostProcess | None = None
+        try:
+            completed = ""
+            if model.completes:
+                spare = HostProcess(model.completion_job(_log_level(model, 0)), 0, launch=model.launch())
+                self._start(spare)
+                self._wait(channel, spare, spare.wait_configured)
+                completed = spare.completed_config
+            loaded = _Loaded(model, completed or model.config, spare)
+            with self._lock:
+                self._models[str(endpoint)] = loaded
+            send_frame(channel, FrameKind.OK, [completed, settings_text(loaded.config, endpoint)])
+            _wait_end(channel)
+        finally:
+            with self._lock:
+                unloaded = self._models.pop(str(endpoint), None)
+            if unloaded is not None:
+                spare = unloaded.spare
+            if spare is not None:
+                self._stop(spare)
+
+    def _serve_instance(self, channel: socket.socket, fields: tuple[str, ...]) -> None:
+        model_endpoint, instance, kind, device, endpoint = fields
+        with self._lock:
+            loaded = self._models.get(model_endpoint)
+            host, number = None, 0
+            if loaded is not None:
+                host, loaded.spare = loaded.spare, None
+                number = next(loaded.numbers)
+        if loaded is None:
+            raise ModelRefused(f"instance '{instance}' is of a model that is not loaded: {model_endpoint}")
+        serving = loaded.model.serving(loaded.config, instance, kind, device, endpoint)
+        try:
+            if host is None:
+                job = loaded.model.serving_job(serving, _log_level(loaded.model, number))
+                host = HostProcess(job, number, launch=loaded.model.launch())
+                self._start(host)
+            else:
+                host.serve(serving)
+            self._wait(channel, host, host.wait_serving)
+            send_frame(channel, FrameKind.OK)
+            _wait_end(channel)
+        finally:
+            if host is not None:
+                self._stop(host)
+            # Where the server has died it could not do so.
+            Path(endpoint).unlink(missing_ok=True)
+
+    # ---- hosts ------------------------------------------------------------------------------------------------------
+
+    def _start(self, host: HostProcess) -> None:
+        with self._lock:
+            if self._deadline is not None:
+                raise ModelRefused("the server is being stopped")
+            self._hosts.add(host)
+        host.start()
+
+    def _stop(self, host: HostProcess) -> None:
+        host.stop(self._patience_s())
+        with self._lock:
+            self._hosts.discard(host)
+
+    def _patience_s(self) -> float:
+        deadline = self._deadline
+        left = FINALIZE_TIMEOUT_S if deadline is None else deadline - time.monotonic()
+        return max(0.0, min(left, FINALIZE_TIMEOUT_S))
+
+    def _wait(self, channel: socket.socket, host: HostProcess, step: Callable[[float], bool]) -> None:
+        """Wait until a host has done something, for as long as anybody wants it.
+
+        Raises:
+            ModelRefused: It has failed, or nobody wants it any more.
+        """
+        try:
+            while not step(_POLL_S):
+                if self._deadline is not None or has_ended(channel):
+                    raise ModelRefused("the server is being stopped")
+        except AttachError as error:
+            raise ModelRefused(host.load_error or str(error)) from error
+
+
+def _check_peer(channel: socket.socket) -> None:
+    _, uid, _ = _CREDENTIALS.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    if uid != os.getuid():
+        raise ControlError(f"expected a process of user {os.getuid()}, got one of user {uid}")
+
+
+def _checked(frame: Frame) -> tuple[str, ...]:
+    expected = _FIELDS.get(FrameKind(frame.kind)) if frame.kind in list(FrameKind) else None
+    if len(frame.fields) != expected:
+        raise ControlError(f"a frame of kind {frame.kind} with {len(frame.fields)} fields is none to begin with")
+    return frame.fields
+
+
+def _wait_end(channel: socket.socket) -> None:
+    """Wait until the other side has no use for what the connection is for."""
+    if channel.recv(1):
+        raise ControlError("expected nothing more, got something")
+
+
+def _log_level(model: PythonModel, number: int) -> int:
+    return logging.getLogger(f"pytriton.worker.{model.name}.{number}").getEffectiveLevel()
