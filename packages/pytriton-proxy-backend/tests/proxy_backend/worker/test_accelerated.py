@@ -416,6 +416,27 @@ def test_results_that_grow_and_shrink(serve: Serve, golden: ModuleType) -> None:
         assert (response.outputs["y"] == 7).all()
 
 
+def test_larger_responses_ask_for_no_block(serve: Serve, golden: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    make_room = accelerated._AcceleratedSource.make_room
+
+    def counted(self: Any, length: int) -> Any:
+        asked.append(length)
+        return make_room(self, length)
+
+    monkeypatch.setattr(accelerated._AcceleratedSource, "make_room", counted)
+    _, peer = serve(Columns(lambda data: {"y": data["x"]}))
+    number = 0
+    for _ in range(2):
+        asked.clear()
+        for size in range(1, 9):
+            number += 1
+            rows = [[float(size)] * 4] * size
+            assert outputs_of(ask(peer, golden, number, *rows)[1]) == [{"y": [row]} for row in rows]
+    # The first time, each size comes to Python, which has the block back then.
+    assert len(asked) <= 1
+
+
 def test_a_segment_that_is_closed_and_one_of_its_number(serve: Serve, golden: ModuleType) -> None:
     _, peer = serve(Columns(lambda data: {"y": data["x"]}))
     for number in range(1, 5):

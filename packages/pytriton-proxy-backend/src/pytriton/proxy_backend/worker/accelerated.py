@@ -29,6 +29,9 @@ if TYPE_CHECKING:
 # As the accelerator has them.
 _MAX_DIMS = 8
 _MAX_INPUTS = 32
+# Of blocks for responses.
+_LEAST_ROOM = 4 << 10
+_LARGEST_ROUNDED = 1 << 20
 
 
 def serve_accelerated(
@@ -170,10 +173,15 @@ class _AcceleratedSource:
         outputs = self._connection.outputs
         if self._reply is not None:
             outputs.release(self._reply)
-        self._reply = block = outputs.allocate(length)
-        if block is None:
-            return None
-        return block.segment, block.offset, length, address_of(block.memory) + block.offset
+            self._reply = None
+        # Larger than asked for where that can be, so that the next, which may be larger, need not ask.
+        rooms = (length,) if length > _LARGEST_ROUNDED else (max(_LEAST_ROOM, 1 << (length - 1).bit_length()), length)
+        for room in rooms:
+            block = outputs.allocate(room)
+            if block is not None:
+                self._reply = block
+                return block.segment, block.offset, room, address_of(block.memory) + block.offset
+        return None
 
     def acknowledge(self, consumed: int) -> int:
         """See `_accelerator.Host`."""
