@@ -34,6 +34,18 @@ constexpr uint64_t kFirstSegment = 1u << 20;
 
 uint64_t AlignUp(uint64_t value, uint64_t alignment) { return (value + alignment - 1) & ~(alignment - 1); }
 
+// Adds a span, in the memory of `node` where that is not empty.
+void Put(std::map<uint64_t, uint64_t>::node_type node, uint64_t offset, uint64_t length,
+         std::map<uint64_t, uint64_t>* spans) {
+  if (node.empty()) {
+    spans->emplace(offset, length);
+    return;
+  }
+  node.key() = offset;
+  node.mapped() = length;
+  spans->insert(std::move(node));
+}
+
 }  // namespace
 
 std::unique_ptr<Segment> Segment::Create(uint32_t id, uint64_t size, std::string* error) {
@@ -96,9 +108,12 @@ Arena::Result Arena::Allocate(uint64_t length, Block* block) {
       if (it->second < need) continue;
       const uint64_t offset = it->first;
       const uint64_t rest = it->second - need;
-      owned.free.erase(it);
-      if (rest != 0) owned.free.emplace(offset + need, rest);
-      owned.used.emplace(offset, need);
+      auto span = owned.free.extract(it);
+      if (rest != 0) {
+        Put(std::move(span), offset + need, rest, &owned.free);
+        span = std::move(owned.spare);
+      }
+      Put(std::move(span), offset, need, &owned.used);
       in_use_ += need;
       *block = {owned.segment->id(), offset, length, owned.segment->data() + offset};
       return Result::kOk;
@@ -137,21 +152,21 @@ bool Arena::Release(uint32_t segment, uint64_t offset) {
     uint64_t begin = offset;
     uint64_t length = used->second;
     in_use_ -= length;
-    owned.used.erase(used);
+    auto span = owned.used.extract(used);
     auto after = owned.free.lower_bound(begin);
     if (after != owned.free.begin()) {
       auto before = std::prev(after);
       if (before->first + before->second == begin) {
         begin = before->first;
         length += before->second;
-        owned.free.erase(before);
+        owned.spare = owned.free.extract(before);
       }
     }
     if (after != owned.free.end() && begin + length == after->first) {
       length += after->second;
-      owned.free.erase(after);
+      owned.spare = owned.free.extract(after);
     }
-    owned.free.emplace(begin, length);
+    Put(std::move(span), begin, length, &owned.free);
     if (owned.used.empty()) owned.idle_since_ns = 0;
     return true;
   }

@@ -69,10 +69,12 @@ class Arena {
   uint64_t in_use() const { return in_use_; }
 
  private:
+  using Spans = std::map<uint64_t, uint64_t>;  // offset -> length
   struct Owned {
     std::unique_ptr<Segment> segment;
-    std::map<uint64_t, uint64_t> free;  // offset -> length, never adjacent
-    std::map<uint64_t, uint64_t> used;
+    Spans free;  // never adjacent
+    Spans used;
+    Spans::node_type spare;  // the memory of a span that has gone, for the next
     uint64_t idle_since_ns = 0;
   };
 

@@ -21,25 +21,23 @@ struct InputView {
 };
 
 bool SameColumn(const InputView& a, const InputView& b) {
-  return a.name == b.name && a.dtype == b.dtype && a.dims_count == b.dims_count && a.dims_count != 0 &&
+  return a.dtype == b.dtype && a.name == b.name && a.dims_count == b.dims_count && a.dims_count != 0 &&
          std::memcmp(a.dims + 1, b.dims + 1, (a.dims_count - 1) * sizeof(int64_t)) == 0;
 }
 
 bool AddPieces(const InputView& view, BatchSource* source, std::string* error) {
   uint64_t total = 0;
   for (uint32_t i = 0; i < view.buffer_count; ++i) {
-    Piece piece{};
+    Piece& piece = source->pieces.emplace_back();
     TRITONSERVER_MemoryType memory = TRITONSERVER_MEMORY_CPU;
     int64_t device = 0;
-    *error = TakeMessage(TRITONBACKEND_InputBuffer(view.input, i, &piece.data, &piece.size, &memory, &device));
-    if (!error->empty()) return false;
+    if (Failed(TRITONBACKEND_InputBuffer(view.input, i, &piece.data, &piece.size, &memory, &device), error)) return false;
     if (memory == TRITONSERVER_MEMORY_GPU) {
       *error = "input '" + std::string(view.name) + "' lies in the memory of GPU " + std::to_string(device) +
                "; this backend takes inputs from host memory: send the tensor in the request or in system shared memory";
       return false;
     }
     total += piece.size;
-    source->pieces.push_back(piece);
   }
   if (total != view.byte_size) {
     *error = "input '" + std::string(view.name) + "' announces " + std::to_string(view.byte_size) +
@@ -54,7 +52,7 @@ bool AddTensor(
     const std::vector<const InputView*>& views, uint32_t owner, bool add_rows, BatchSource* source,
     std::string* error) {
   const InputView& first = *views[0];
-  TensorSource tensor{};
+  TensorSource& tensor = source->tensors.emplace_back();
   tensor.name = first.name;
   tensor.dtype = first.dtype;
   tensor.owner = owner;
@@ -68,7 +66,6 @@ bool AddTensor(
     if (add_rows && i != 0) source->dims[tensor.first_dim] += views[i]->dims[0];
   }
   tensor.piece_count = static_cast<uint32_t>(source->pieces.size()) - tensor.first_piece;
-  source->tensors.push_back(tensor);
   return true;
 }
 
@@ -104,6 +101,7 @@ Batch::Batch(
       started_ns_(NowNs()) {
   in_flight_->fetch_add(1, std::memory_order_acq_rel);
   items_.reserve(count);
+  if (!decoupled_) last_responses_.reserve(count);
   for (uint32_t i = 0; i < count; ++i) {
     Item item{requests[i], nullptr, 1, true, false, false, false};
     if (decoupled_) PYTRITON_LOG_IF_ERROR(TRITONBACKEND_ResponseFactoryNew(&item.factory, item.request), "response factory");
@@ -119,18 +117,15 @@ Batch::~Batch() {
 bool Batch::CollectRequest(uint32_t index, BatchSource* source, std::string* error) {
   TRITONBACKEND_Request* request = items_[index].request;
   RequestSource out;
-  const auto failed = [error](TRITONSERVER_Error* result) {
-    *error = TakeMessage(result);
-    return !error->empty();
-  };
+  const auto failed = [error](TRITONSERVER_Error* result) { return Failed(result, error); };
   const char* text = nullptr;
   if (failed(TRITONBACKEND_RequestId(request, &text))) return false;
   if (text != nullptr) out.id = text;
-  // A correlation id is a number or a string; the call for the other kind returns an error, which is no failure.
+  // A correlation id is a number, where zero means none, or a string; the call for the other kind returns an error, which
+  // is no failure.
   text = nullptr;
-  if (TakeMessage(TRITONBACKEND_RequestCorrelationId(request, &out.correlation_id)).empty()) {
-    // A number; zero means none.
-  } else if (TakeMessage(TRITONBACKEND_RequestCorrelationIdString(request, &text)).empty() && text != nullptr) {
+  if (!Succeeded(TRITONBACKEND_RequestCorrelationId(request, &out.correlation_id)) &&
+      Succeeded(TRITONBACKEND_RequestCorrelationIdString(request, &text)) && text != nullptr) {
     out.correlation_string = text;
   }
   uint32_t flags = 0;
@@ -144,9 +139,9 @@ bool Batch::CollectRequest(uint32_t index, BatchSource* source, std::string* err
   }
   TRITONSERVER_InferenceTrace* trace = nullptr;
   if (TRITONSERVER_InferenceTraceContext != nullptr &&
-      TakeMessage(TRITONBACKEND_RequestTrace(request, &trace)).empty() && trace != nullptr) {
+      Succeeded(TRITONBACKEND_RequestTrace(request, &trace)) && trace != nullptr) {
     text = nullptr;
-    if (TakeMessage(TRITONSERVER_InferenceTraceContext(trace, &text)).empty() && text != nullptr) {
+    if (Succeeded(TRITONSERVER_InferenceTraceContext(trace, &text)) && text != nullptr) {
       out.trace_context = text;
     }
   }
@@ -197,25 +192,30 @@ bool Batch::CollectRequest(uint32_t index, BatchSource* source, std::string* err
 }
 
 bool Batch::CollectTensors(BatchSource* source, std::string* error) {
-  std::vector<InputView> views;
-  std::vector<size_t> begin;  // of each request in `views`
+  // Kept from batch to batch, for their memory.
+  thread_local std::vector<InputView> views;
+  thread_local std::vector<size_t> begin;  // of each request in `views`
+  thread_local std::vector<const InputView*> column;
+  thread_local std::vector<uint8_t> joined;  // by view
+  views.clear();
+  begin.clear();
   for (uint32_t r = 0; r < size(); ++r) {
     begin.push_back(views.size());
     uint32_t count = 0;
-    *error = TakeMessage(TRITONBACKEND_RequestInputCount(items_[r].request, &count));
-    if (!error->empty()) return false;
+    if (Failed(TRITONBACKEND_RequestInputCount(items_[r].request, &count), error)) return false;
     for (uint32_t i = 0; i < count; ++i) {
-      InputView view{};
+      InputView& view = views.emplace_back();
       const char* name = nullptr;
       TRITONSERVER_DataType dtype;
-      *error = TakeMessage(TRITONBACKEND_RequestInputByIndex(items_[r].request, i, &view.input));
-      if (!error->empty()) return false;
-      *error = TakeMessage(TRITONBACKEND_InputProperties(
-          view.input, &name, &dtype, &view.dims, &view.dims_count, &view.byte_size, &view.buffer_count));
-      if (!error->empty()) return false;
+      if (Failed(TRITONBACKEND_RequestInputByIndex(items_[r].request, i, &view.input), error) ||
+          Failed(
+              TRITONBACKEND_InputProperties(
+                  view.input, &name, &dtype, &view.dims, &view.dims_count, &view.byte_size, &view.buffer_count),
+              error)) {
+        return false;
+      }
       view.name = name;
       view.dtype = static_cast<uint32_t>(dtype);
-      views.push_back(view);
     }
     if (batching_ && count != 0 && views[begin[r]].dims_count != 0) {
       items_[r].rows = static_cast<uint32_t>(views[begin[r]].dims[0]);
@@ -226,7 +226,6 @@ bool Batch::CollectTensors(BatchSource* source, std::string* error) {
 
   const bool may_join = batching_ || size() == 1;
   const size_t inputs = begin[1];
-  std::vector<const InputView*> column;
   // Requests list their inputs in any order: each column is looked up by name, at its own place first.
   const auto find = [&](uint32_t r, size_t place) -> const InputView* {
     const InputView& wanted = views[place];
@@ -237,7 +236,7 @@ bool Batch::CollectTensors(BatchSource* source, std::string* error) {
     }
     return nullptr;
   };
-  std::vector<bool> joined(views.size(), false);
+  joined.assign(views.size(), 0);
   for (size_t place = 0; may_join && place < inputs; ++place) {
     column.clear();
     for (uint32_t r = 0; r < size(); ++r) {
@@ -247,12 +246,12 @@ bool Batch::CollectTensors(BatchSource* source, std::string* error) {
     }
     if (column.size() != size()) continue;
     if (!AddTensor(column, kWholeBatch, batching_, source, error)) return false;
-    for (const InputView* view : column) joined[view - views.data()] = true;
+    for (const InputView* view : column) joined[view - views.data()] = 1;
   }
   // What is not the same in all requests (optional or ragged inputs) goes into the record request by request.
   for (uint32_t r = 0; r < size(); ++r) {
     for (size_t i = begin[r]; i < begin[r + 1]; ++i) {
-      if (joined[i]) continue;
+      if (joined[i] != 0) continue;
       column.assign(1, &views[i]);
       if (!AddTensor(column, r, false, source, error)) return false;
     }
@@ -279,16 +278,15 @@ void Batch::StartAgain(uint64_t id) {
 
 TRITONBACKEND_Response* Batch::NewResponse(Item& item, std::string* error) {
   TRITONBACKEND_Response* response = nullptr;
-  *error = TakeMessage(
-      decoupled_ ? TRITONBACKEND_ResponseNewFromFactory(&response, item.factory)
-                 : TRITONBACKEND_ResponseNew(&response, item.request));
-  return error->empty() ? response : nullptr;
+  TRITONSERVER_Error* failed = decoupled_ ? TRITONBACKEND_ResponseNewFromFactory(&response, item.factory)
+                                          : TRITONBACKEND_ResponseNew(&response, item.request);
+  return Failed(failed, error) ? nullptr : response;
 }
 
 bool Batch::IsGone(const Item& item) const {
   if (late_ends_ == nullptr || item.factory == nullptr) return false;
   bool is_cancelled = false;
-  return TakeMessage(TRITONBACKEND_ResponseFactoryIsCancelled(item.factory, &is_cancelled)).empty() && is_cancelled;
+  return Succeeded(TRITONBACKEND_ResponseFactoryIsCancelled(item.factory, &is_cancelled)) && is_cancelled;
 }
 
 void Batch::SendError(Item& item, TRITONSERVER_Error_Code code, const std::string& text) {
@@ -314,28 +312,100 @@ void Batch::Send(TRITONBACKEND_Response* response, bool last, TRITONSERVER_Error
 
 namespace {
 
-// The rows of one response in the tensors of a record.
+constexpr uint32_t kNone = UINT32_MAX;
+
+// The rows of one response in a tensor of a record.
 struct Slice {
   const ResponseTensor* tensor;
   int64_t rows;  // -1: the tensor belongs to the response alone
   const uint8_t* data;
   uint64_t length;
+  uint32_t next;  // of the same response
 };
+
+// The slices of all responses of a record. Kept from record to record, for its memory.
+struct Slices {
+  struct Chain {
+    uint32_t first = kNone;
+    uint32_t last = kNone;
+    // Does not hold the strings that its shape announces.
+    const ResponseTensor* broken = nullptr;
+  };
+  std::vector<Slice> all;
+  std::vector<Chain> chains;  // by response
+  std::vector<uint64_t> counts, ends;
+
+  void Add(size_t response, const Slice& slice) {
+    const auto place = static_cast<uint32_t>(all.size());
+    Chain& chain = chains[response];
+    (chain.last == kNone ? chain.first : all[chain.last].next) = place;
+    chain.last = place;
+    all.push_back(slice);
+  }
+};
+
+bool HasOutputs(const ResponseEntry& entry) { return (entry.flags & (kResponseError | kResponseEmpty)) == 0; }
+
+// Elements of a tensor along its dimensions from `first` on.
+uint64_t CountElements(const ResponseTensor& tensor, uint32_t first) {
+  uint64_t count = 1;
+  for (uint32_t d = first; d < tensor.dims_count; ++d) count *= static_cast<uint64_t>(tensor.dims[d]);
+  return count;
+}
+
+void Cut(const ResponseRecord& record, Slices* slices) {
+  const auto& entries = record.entries();
+  slices->all.clear();
+  slices->chains.assign(entries.size(), Slices::Chain{});
+  for (const auto& tensor : record.tensors()) {
+    const bool strings = tensor.dtype == TRITONSERVER_TYPE_BYTES;
+    const bool whole = tensor.owner == kWholeBatch;
+    const uint64_t per_row = CountElements(tensor, whole ? 1 : 0);
+    bool split = true;
+    if (strings) {
+      slices->counts.clear();
+      if (!whole) slices->counts.push_back(per_row);
+      for (size_t i = 0; whole && i < entries.size(); ++i) {
+        slices->counts.push_back(HasOutputs(entries[i]) ? entries[i].rows * per_row : 0);
+      }
+      split = SplitStrings(tensor.payload, tensor.payload_length, slices->counts, &slices->ends);
+    }
+    if (!whole) {
+      if (!split) slices->chains[tensor.owner].broken = &tensor;
+      slices->Add(tensor.owner, {&tensor, -1, tensor.payload, tensor.payload_length, kNone});
+      continue;
+    }
+    const uint64_t row_bytes = per_row * FixedElementSize(tensor.dtype);
+    uint64_t begin = 0;
+    for (size_t i = 0; i < entries.size(); ++i) {
+      if (!HasOutputs(entries[i])) continue;
+      if (!split) {
+        slices->chains[i].broken = &tensor;
+        continue;
+      }
+      const uint64_t end = strings ? slices->ends[i] : begin + entries[i].rows * row_bytes;
+      slices->Add(i, {&tensor, entries[i].rows, tensor.payload + begin, end - begin, kNone});
+      begin = end;
+    }
+  }
+}
 
 bool WriteOutput(TRITONBACKEND_Response* response, const Slice& slice, std::vector<int64_t>* dims, std::string* error) {
   const ResponseTensor& tensor = *slice.tensor;
   dims->assign(tensor.dims, tensor.dims + tensor.dims_count);
   if (slice.rows >= 0) (*dims)[0] = slice.rows;
   TRITONBACKEND_Output* output = nullptr;
-  *error = TakeMessage(TRITONBACKEND_ResponseOutput(
-      response, &output, tensor.name, static_cast<TRITONSERVER_DataType>(tensor.dtype), dims->data(),
-      tensor.dims_count));
-  if (!error->empty()) return false;
+  if (Failed(
+          TRITONBACKEND_ResponseOutput(
+              response, &output, tensor.name, static_cast<TRITONSERVER_DataType>(tensor.dtype), dims->data(),
+              tensor.dims_count),
+          error)) {
+    return false;
+  }
   void* buffer = nullptr;
   TRITONSERVER_MemoryType memory = TRITONSERVER_MEMORY_CPU;
   int64_t device = 0;
-  *error = TakeMessage(TRITONBACKEND_OutputBuffer(output, &buffer, slice.length, &memory, &device));
-  if (!error->empty()) return false;
+  if (Failed(TRITONBACKEND_OutputBuffer(output, &buffer, slice.length, &memory, &device), error)) return false;
   if (memory == TRITONSERVER_MEMORY_GPU) {
     *error = std::string("output '") + tensor.name + "' is wanted in the memory of GPU " + std::to_string(device) +
              "; this backend writes outputs to host memory only";
@@ -345,63 +415,16 @@ bool WriteOutput(TRITONBACKEND_Response* response, const Slice& slice, std::vect
   return true;
 }
 
-// Where each response's rows of a whole-batch tensor begin and end in its payload.
-bool SplitRows(
-    const ResponseTensor& tensor, const std::vector<ResponseEntry>& entries, std::vector<uint64_t>* ends) {
-  uint64_t per_row = 1;
-  for (uint32_t d = 1; d < tensor.dims_count; ++d) per_row *= static_cast<uint64_t>(tensor.dims[d]);
-  std::vector<uint64_t> counts;
-  for (const auto& entry : entries) {
-    const bool takes = (entry.flags & (kResponseError | kResponseEmpty)) == 0;
-    counts.push_back(takes ? entry.rows * per_row : 0);
-  }
-  if (tensor.dtype == TRITONSERVER_TYPE_BYTES) {
-    return SplitStrings(tensor.payload, tensor.payload_length, counts, ends);
-  }
-  ends->clear();
-  uint64_t at = 0;
-  for (uint64_t count : counts) ends->push_back(at += count * FixedElementSize(tensor.dtype));
-  return true;
-}
-
 }  // namespace
 
 void Batch::Respond(const ResponseRecord& record) {
   const uint64_t compute_end_ns = active_ns_ = NowNs();
   touched_ = true;
   const auto& entries = record.entries();
-  std::vector<std::vector<Slice>> slices(entries.size());
-  std::vector<std::string> broken(entries.size());
-  std::vector<uint64_t> ends;
-  for (const auto& tensor : record.tensors()) {
-    const auto not_strings = [&] {
-      return std::string("output '") + tensor.name +
-             "' of the worker does not hold the strings that its shape announces";
-    };
-    if (tensor.owner != kWholeBatch) {
-      if (tensor.dtype == TRITONSERVER_TYPE_BYTES) {
-        uint64_t count = 1;
-        for (uint32_t d = 0; d < tensor.dims_count; ++d) count *= static_cast<uint64_t>(tensor.dims[d]);
-        if (!SplitStrings(tensor.payload, tensor.payload_length, {count}, &ends)) broken[tensor.owner] = not_strings();
-      }
-      slices[tensor.owner].push_back({&tensor, -1, tensor.payload, tensor.payload_length});
-      continue;
-    }
-    const bool split = SplitRows(tensor, entries, &ends);
-    uint64_t begin = 0;
-    for (size_t i = 0; i < entries.size(); ++i) {
-      if ((entries[i].flags & (kResponseError | kResponseEmpty)) != 0) continue;
-      if (!split) {
-        broken[i] = not_strings();
-        continue;
-      }
-      slices[i].push_back({&tensor, entries[i].rows, tensor.payload + begin, ends[i] - begin});
-      begin = ends[i];
-    }
-  }
-
-  std::vector<int64_t> dims;
-  std::vector<ResponseParameter> parameters;
+  thread_local Slices slices;
+  thread_local std::vector<int64_t> dims;
+  thread_local std::vector<ResponseParameter> parameters;
+  Cut(record, &slices);
   for (size_t i = 0; i < entries.size(); ++i) {
     const auto& entry = entries[i];
     Item& item = items_[entry.request];
@@ -413,14 +436,17 @@ void Batch::Respond(const ResponseRecord& record) {
       continue;
     }
     const bool final = !decoupled_ || (entry.flags & (kResponseFinal | kResponseError)) != 0;
-    std::string error = broken[i];
+    const Slices::Chain& chain = slices.chains[i];
+    std::string error;
     if (IsGone(item)) {
       item.success = final && (entry.flags & kResponseError) == 0;
     } else if ((entry.flags & kResponseError) != 0) {
       SendError(item, static_cast<TRITONSERVER_Error_Code>(entry.error_code <= 7 ? entry.error_code : 1),
                 std::string(record.ErrorText(entry)));
-    } else if (!error.empty()) {
-      SendError(item, TRITONSERVER_ERROR_INTERNAL, error);
+    } else if (chain.broken != nullptr) {
+      SendError(item, TRITONSERVER_ERROR_INTERNAL,
+                std::string("output '") + chain.broken->name +
+                    "' of the worker does not hold the strings that its shape announces");
       item.open = false;
     } else if ((entry.flags & kResponseEmpty) != 0 && decoupled_) {
       if (final) {
@@ -435,8 +461,8 @@ void Batch::Respond(const ResponseRecord& record) {
       if (response == nullptr) {
         PYTRITON_LOG(ERROR, "no response could be made: " + error);
       } else {
-        for (const Slice& slice : slices[i]) {
-          if (!WriteOutput(response, slice, &dims, &error)) break;
+        for (uint32_t at = chain.first; at != kNone; at = slices.all[at].next) {
+          if (!WriteOutput(response, slices.all[at], &dims, &error)) break;
         }
         record.Parameters(entry, &parameters);
         for (const auto& parameter : parameters) {
@@ -540,10 +566,9 @@ bool Batch::IsCancelled(uint32_t request) const {
   const Item& item = items_[request];
   bool is_cancelled = false;
   return item.open &&
-         TakeMessage(
+         Succeeded(
              decoupled_ ? TRITONBACKEND_ResponseFactoryIsCancelled(item.factory, &is_cancelled)
-                        : TRITONBACKEND_RequestIsCancelled(item.request, &is_cancelled))
-             .empty() &&
+                        : TRITONBACKEND_RequestIsCancelled(item.request, &is_cancelled)) &&
          is_cancelled;
 }
 

@@ -243,7 +243,8 @@ void Connection::ReleaseInputLocked(Batch* batch) {
 }
 
 void Connection::BatchDoneLocked(uint64_t batch) {
-  in_flight_.erase(batch);
+  spare_ = in_flight_.extract(batch);
+  spare_.mapped().reset();
   load_.fetch_sub(1, std::memory_order_acq_rel);
 }
 
@@ -580,7 +581,13 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
     CloseLocked(*error, false);
     return give_back(SendResult::kClosed);
   }
-  in_flight_[message.batch] = std::move(*batch);
+  if (spare_.empty()) {
+    in_flight_[message.batch] = std::move(*batch);
+  } else {
+    spare_.key() = message.batch;
+    spare_.mapped() = std::move(*batch);
+    in_flight_.insert(std::move(spare_));
+  }
   return SendResult::kSent;
 }
 

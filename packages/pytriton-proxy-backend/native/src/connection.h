@@ -133,6 +133,7 @@ class Connection {
   std::map<uint32_t, std::unique_ptr<Segment>> outputs_;  // the worker's
   uint64_t outputs_size_ = 0;                             // of all of them
   std::map<uint64_t, std::unique_ptr<Batch>> in_flight_;
+  std::map<uint64_t, std::unique_ptr<Batch>>::node_type spare_;  // the memory of the last place in it, for the next
   uint64_t consumed_ = 0;      // RESPONSE messages read
   uint64_t acknowledged_ = 0;  // of these, those that the worker has been told of
   bool acknowledgement_due_ = false;  // the socket had no room for it

@@ -17,6 +17,20 @@ inline std::string TakeMessage(TRITONSERVER_Error* error) {
   return text.empty() ? "unknown error" : text;
 }
 
+// Whether a call failed; then `error` has its text, and is untouched otherwise. Takes the result over.
+inline bool Failed(TRITONSERVER_Error* result, std::string* error) {
+  if (result == nullptr) return false;
+  *error = TakeMessage(result);
+  return true;
+}
+
+// Whether a call succeeded, where nobody asks why it did not. Takes the result over.
+inline bool Succeeded(TRITONSERVER_Error* result) {
+  if (result == nullptr) return true;
+  TRITONSERVER_ErrorDelete(result);
+  return false;
+}
+
 inline TRITONSERVER_Error* MakeError(TRITONSERVER_Error_Code code, const std::string& text) {
   return TRITONSERVER_ErrorNew(code, text.c_str());
 }
@@ -28,10 +42,12 @@ inline void Log(TRITONSERVER_LogLevel level, const char* file, int line, const s
 #define PYTRITON_LOG(level, text) ::pytriton::Log(TRITONSERVER_LOG_##level, __FILE__, __LINE__, (text))
 
 // Logs the error of a call whose failure cannot be answered in a better way.
-#define PYTRITON_LOG_IF_ERROR(call, what)                                                      \
-  do {                                                                                         \
-    const std::string pytriton_message = ::pytriton::TakeMessage(call);                        \
-    if (!pytriton_message.empty()) PYTRITON_LOG(ERROR, std::string(what) + ": " + pytriton_message); \
+#define PYTRITON_LOG_IF_ERROR(call, what)                                                                          \
+  do {                                                                                                             \
+    TRITONSERVER_Error* pytriton_failed = (call);                                                                  \
+    if (pytriton_failed != nullptr) {                                                                              \
+      PYTRITON_LOG(ERROR, std::string(what) + ": " + ::pytriton::TakeMessage(pytriton_failed));                    \
+    }                                                                                                              \
   } while (false)
 
 inline uint64_t NowNs() {
