@@ -284,6 +284,74 @@ folder.mkdir(parents=True)
 """
 
 
+UNLOADING = """
+from pytriton.inprocess.capi import process
+from pytriton.inprocess.capi.unloading import unloading
+from pytriton.inprocess.server import session
+
+named, over = threading.Event(), threading.Event()
+
+def unload():
+    with unloading():
+        named.set()
+        over.wait()
+
+server = Server().start()
+thread = threading.Thread(target=unload)
+thread.start()
+named.wait()
+"""
+
+
+def test_deletion_waits_for_threads_that_still_unload() -> None:
+    """Triton ends models in threads that nobody can join; one of ours with their name plays such a thread."""
+    lines, err = run(
+        UNLOADING
+        + textwrap.dedent(
+            """
+            count, asked = session.unloading_threads, 0
+
+            def unloading_threads():
+                global asked
+                asked += 1
+                if asked == 5:
+                    print("still there:", count(), "deleted:", process.is_alone(server._session) is False)
+                    over.set()
+                    thread.join()
+                return count()
+
+            session.unloading_threads = unloading_threads
+            server.stop()
+            print("asked:", asked, "left:", len(process._state.stopped), count())
+            Server().start().stop()
+            """
+        )
+    )
+
+    assert lines == ["still there: 1 deleted: False", "asked: 5 left: 0 0"]
+    assert not err
+
+
+def test_server_that_is_still_unloading_after_all_is_not_deleted() -> None:
+    lines, err = run(
+        UNLOADING
+        + textwrap.dedent(
+            """
+            session._UNLOADING_THREADS_S = 0
+            server.stop()
+            over.set()
+            thread.join()
+            with Server() as other:
+                print(other.live())
+            """
+        )
+    )
+
+    assert lines == ["True"]
+    assert "stays in memory" in err
+    assert "threads in which Triton ends models" in err
+
+
 def test_interrupt_ends_a_slow_start_at_once(home: Path, tmp_path: Path) -> None:
     marker = tmp_path / "initializing"
     process = subprocess.Popen(

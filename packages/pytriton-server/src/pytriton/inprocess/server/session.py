@@ -21,6 +21,7 @@ from pytriton.inprocess.capi.errors import (
     UnavailableError,
 )
 from pytriton.inprocess.capi.parameters import Parameter, c_parameters
+from pytriton.inprocess.capi.unloading import unloading, unloading_threads
 from pytriton.inprocess.requests.access import ServerAccess
 from pytriton.inprocess.server import stubs
 from pytriton.inprocess.server.load_parameters import files_of
@@ -38,6 +39,8 @@ _LONGEST_PAUSE_S = 0.02
 # How long Triton may look for what is left once all of its models are unloaded.
 _EMPTY_EXIT_TIMEOUT_S = 1
 _GONE_STATES = (None, "UNAVAILABLE")
+# They take microseconds, and as long as the machine leaves them waiting for a core.
+_UNLOADING_THREADS_S = 30
 
 
 class Session(ServerAccess):
@@ -162,7 +165,7 @@ class Session(ServerAccess):
 
     def unload(self, name: str, *, dependents: bool = False) -> None:
         """Unload a model in whatever mode of control. Does not wait."""
-        with self.use() as handle:
+        with self.use() as handle, unloading():
             if dependents:
                 self.api.TRITONSERVER_ServerUnloadModelAndDependents(handle, name.encode())
             else:
@@ -247,8 +250,9 @@ class Session(ServerAccess):
         loaded = [model for model in listed if model.get("state") not in _GONE_STATES]
         crashed = stubs.crashed(self._configs(loaded))
         regions = stubs.idle_regions(self._shm_prefix) if crashed else set()
-        for name in {model["name"] for model in loaded}:
-            self.api.TRITONSERVER_ServerUnloadModel(self.handle, name.encode())
+        with unloading():
+            for name in {model["name"] for model in loaded}:
+                self.api.TRITONSERVER_ServerUnloadModel(self.handle, name.encode())
         given_up_at = time.monotonic() + stubs.GRACE_S
         self._wait(lambda: self._models_left(crashed if time.monotonic() >= given_up_at else ()), deadline)
         if left := self._models_left():
@@ -302,7 +306,8 @@ class Session(ServerAccess):
         if self._is_empty:
             self.api.TRITONSERVER_ServerSetExitTimeout(self.handle, _EMPTY_EXIT_TIMEOUT_S)
         try:
-            self.api.TRITONSERVER_ServerStop(self.handle)
+            with unloading():
+                self.api.TRITONSERVER_ServerStop(self.handle)
         except InternalError as error:
             if "Exit timeout expired" not in str(error):
                 raise
@@ -317,12 +322,29 @@ class Session(ServerAccess):
             ) from error
         return True
 
+    def _has_unloaded(self) -> bool:
+        """Wait for the threads in which Triton still ends models, and tell whether they are done."""
+        try:
+            self._wait(
+                lambda: unloading_threads() and "threads in which Triton ends models",
+                time.monotonic() + _UNLOADING_THREADS_S,
+            )
+        except TimedOutError:
+            logger.warning(
+                "Server %r is stopped, but stays in memory: threads in which Triton ends models were not done with it "
+                "within %g s.",
+                self.name,
+                _UNLOADING_THREADS_S,
+            )
+            return False
+        return True
+
     def _delete(self) -> None:
         delete: Callable[[], object] | None = None
         try:
             # If it does not stop, deleting it would pull the ground from under the models that are left. It stays in
             # memory then.
-            if self.handle and self._stop_triton():
+            if self.handle and self._stop_triton() and self._has_unloaded():
                 delete = functools.partial(self.api.TRITONSERVER_ServerDelete, self.handle)
         finally:
             self._stopped = True
