@@ -155,12 +155,13 @@ def test_two_replicas_on_two_nodes_join_requests_and_leave_nothing(folder: Path,
         end_processes(mark)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[0.09, 0.245, 0.665]" in done.stdout
-    assert "all different: True" in done.stdout
+    rounds = re.findall(r"^all different: (\w+)$", done.stdout, re.MULTILINE)
+    assert set(rounds) == {"True"}
     replicas = re.findall(r"^a node: (\d+) requests in (\d+) calls$", done.stdout, re.MULTILINE)
     requests, calls = ([int(each) for each in column] for column in zip(*replicas, strict=True))
     assert len(replicas) == 2
     assert min(requests) > 0
-    assert sum(requests) == 65
+    assert sum(requests) == 1 + 64 * len(rounds)
     assert sum(calls) < sum(requests)
     deadline = time.monotonic() + END_TIMEOUT_S
     while (left := marked_processes(mark)) and time.monotonic() < deadline:
