@@ -1,5 +1,7 @@
 """`python -m pytriton.proxy_backend.worker_main CHANNEL JOB`: one worker, in a process that its parent looks after.
 
+It serves a callable, or a model of Triton's Python backend.
+
 CHANNEL and JOB are descriptors that it has inherited, see `process_messages`. Not for the command line: that is
 `pytriton-proxy-backend worker`.
 """
@@ -7,6 +9,7 @@ CHANNEL and JOB are descriptors that it has inherited, see `process_messages`. N
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
 import os
 import platform
@@ -17,7 +20,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -73,10 +76,30 @@ class _Child:
         self._worker: Worker | None = None
         self._cut_since: float | None = None
         self._has_failed = False
+        self._serve: Mapping[str, Any] = {}
+        self._told_serve = threading.Event()
 
     def run(self, job_text: str) -> int:
-        self._send("hello", format=FORMAT, pid=os.getpid(), python=platform.python_version())
+        self.send("hello", format=FORMAT, pid=os.getpid(), python=platform.python_version())
         threading.Thread(target=self._listen, name="pytriton-parent", daemon=True).start()
+        fields = json.loads(job_text)
+        if isinstance(fields, dict) and "python_model" in fields:
+            return self._host(fields["python_model"])
+        return self._work(job_text)
+
+    def _host(self, fields: Mapping[str, Any]) -> int:
+        """Be the host of a Python model."""
+        # Not at the top: other workers have no use for it.
+        from .python_models.host import run_host
+
+        try:
+            return run_host(fields, self)
+        except BaseException as error:
+            self._fail("load", error)
+            return 1
+
+    def _work(self, job_text: str) -> int:
+        """Serve a callable."""
         stage = "load"
         close_tracer: Callable[[], None] | None = None
         try:
@@ -100,12 +123,12 @@ class _Child:
             # The function that a factory made is called as all that it makes.
             worker._name = job.name
             stage = "warm-up"
-            signal.signal(signal.SIGTERM, self._on_term)
-            # A process that the callable forks shall end by it, as others do.
-            call_in_child(self, lambda _: signal.signal(signal.SIGTERM, signal.SIG_DFL))
-            self._worker = worker
+            self.take_signals()
             worker.start()
-            return self._look_after(worker)
+            if not self.look_after(worker):
+                return 1
+            self.send("done")
+            return 0
         except BaseException as error:
             # SystemExit and KeyboardInterrupt of a factory end this worker like any other error.
             self._fail(stage, error)
@@ -116,8 +139,15 @@ class _Child:
 
     # ---- what it does -----------------------------------------------------------------------------------------------
 
-    def _look_after(self, worker: Worker) -> int:
-        """Tell how the worker is until it ends or is to stop."""
+    def take_signals(self) -> None:
+        """Have SIGTERM end the worker, once it has answered what it has."""
+        signal.signal(signal.SIGTERM, self._on_term)
+        # A process that the callable forks shall end by it, as others do.
+        call_in_child(self, lambda _: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+    def look_after(self, worker: Worker) -> bool:
+        """Tell how the worker is until it ends or is to stop; says whether it ended as it should."""
+        self._worker = worker
         ready = attached = False
         reported: Any = None
         told = time.monotonic()
@@ -125,18 +155,18 @@ class _Child:
             self._await_change(worker, ready, attached)
             if not ready and _is_warm(worker):
                 ready = True
-                self._send("ready")
+                self.send("ready")
             if ready and attached != worker.is_attached:
                 attached = not attached
-                self._send("attached", value=attached)
+                self.send("attached", value=attached)
             statistics = encode_statistics(worker.statistics)
             if statistics != reported:
                 reported = statistics
                 told = time.monotonic()
-                self._send("statistics", value=statistics)
+                self.send("statistics", value=statistics)
             elif time.monotonic() - told >= _ALIVE_S:
                 told = time.monotonic()
-                self._send("alive")
+                self.send("alive")
             self._note_cut(worker)
         return self._end(worker)
 
@@ -151,18 +181,18 @@ class _Child:
             # Not yet, or it has ended, which is looked at by whoever called this.
             return
 
-    def _end(self, worker: Worker) -> int:
+    def _end(self, worker: Worker) -> bool:
         timeout_s = self._stop_timeout_s
         has_ended = worker.stop(0.0 if timeout_s is None else timeout_s)
-        self._send("statistics", value=encode_statistics(worker.statistics))
+        self.send("statistics", value=encode_statistics(worker.statistics))
         if worker.error is not None:
             self._fail("worker" if _is_warm(worker) else "warm-up", worker.error)
-            return 1
-        self._send("done")
+            return False
         if not has_ended:
             # The callable is cut off in the middle, so nothing of this process is worth waiting for.
+            self.send("done")
             os._exit(0)
-        return 0
+        return True
 
     def _note_cut(self, worker: Worker) -> None:
         """Tell when the proxy backend has closed the connection and the callable does not come back to see it."""
@@ -175,7 +205,7 @@ class _Child:
             self._cut_since = now
         elif now - self._cut_since >= _CUT_S:
             self._cut_since = now
-            self._send("cut")
+            self.send("cut")
 
     # ---- the parent -------------------------------------------------------------------------------------------------
 
@@ -194,6 +224,9 @@ class _Child:
             for message in reader.feed(data):
                 if message["kind"] == "stop":
                     self._stop(float(message["timeout_s"]))
+                elif message["kind"] == "serve":
+                    self._serve = {key: value for key, value in message.items() if key != "kind"}
+                    self._told_serve.set()
 
     def _stop(self, timeout_s: float) -> None:
         self._stop_timeout_s = timeout_s
@@ -206,7 +239,13 @@ class _Child:
         self._stop_timeout_s = _TERM_TIMEOUT_S
         self._wake.set()
 
-    def _send(self, kind: str, **fields: object) -> None:
+    def wait_for_serve(self) -> Mapping[str, Any]:
+        """Wait until the parent says what a host that has completed a configuration is to serve."""
+        self._told_serve.wait()
+        return self._serve
+
+    def send(self, kind: str, **fields: object) -> None:
+        """Send the parent a message."""
         with self._send_lock:
             try:
                 self._channel.sendall(encode_message(kind, **fields))
@@ -221,7 +260,7 @@ class _Child:
         self._has_failed = True
         text = str(error) if isinstance(error, ProxyBackendError) else f"{type(error).__name__}: {error}"
         trace = "".join(traceback.format_exception(error))
-        self._send("failed", stage=stage, error=type(error).__name__, text=text[:4000], traceback=trace[-20000:])
+        self.send("failed", stage=stage, error=type(error).__name__, text=text[:20000], traceback=trace[-20000:])
 
 
 def _make_callable(job: WorkerJob) -> Callable[..., Any]:

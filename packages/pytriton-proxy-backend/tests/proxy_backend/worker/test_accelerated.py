@@ -187,7 +187,7 @@ def test_switched_off(
     serve: Serve, golden: ModuleType, python_calls: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTRITON_ACCELERATOR", "0")
-    monkeypatch.delattr(accelerated, "_AcceleratedSource")
+    monkeypatch.delattr(accelerated, "AcceleratedSource")
     _, peer = serve(Columns(lambda data: {"y": data["x"]}))
     for number in range(1, 5):
         assert outputs_of(ask(peer, golden, number, [number])[1]) == [{"y": [[number]]}]

@@ -11,11 +11,15 @@ from typing import Any
 
 import numpy as np
 
-_KINDS = {"i": 0, "u": 1, "f": 2, "b": 6}
-_CPU = 1
+KINDS = {"i": 0, "u": 1, "f": 2, "b": 6}
+"""DLPack's type codes by the kinds of numpy's types."""
+CPU = 1
+"""DLPack's number of the host as a device."""
 
 
-class _Tensor(ctypes.Structure):
+class DLTensor(ctypes.Structure):
+    """Where the data of a tensor are, and what they are."""
+
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("device_type", ctypes.c_int32),
@@ -30,8 +34,10 @@ class _Tensor(ctypes.Structure):
     )
 
 
-class _Managed(ctypes.Structure):
-    _fields_ = (("tensor", _Tensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
+class DLManagedTensor(ctypes.Structure):
+    """What a capsule holds: a tensor, and what is to be called when nobody uses it any more."""
+
+    _fields_ = (("tensor", DLTensor), ("context", ctypes.c_void_p), ("deleter", ctypes.c_void_p))
 
 
 # By the address of the structure: what a capsule refers to, until its reader has done with it.
@@ -50,11 +56,11 @@ def to_capsule(array: np.ndarray[Any, Any]) -> Any:
     """Return a capsule over a C-contiguous copy of an array, or over the array itself where it is one."""
     array = np.ascontiguousarray(array).reshape(array.shape)
     shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
-    managed = _Managed()
+    managed = DLManagedTensor()
     managed.tensor.data = array.ctypes.data
-    managed.tensor.device_type = _CPU
+    managed.tensor.device_type = CPU
     managed.tensor.ndim = array.ndim
-    managed.tensor.code = _KINDS[array.dtype.kind]
+    managed.tensor.code = KINDS[array.dtype.kind]
     managed.tensor.bits = array.dtype.itemsize * 8
     managed.tensor.lanes = 1
     managed.tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))

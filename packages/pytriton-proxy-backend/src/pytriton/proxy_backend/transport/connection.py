@@ -170,6 +170,11 @@ class Connection:
         """Return a batch that was read already, where there is one."""
         return self._pending.popleft() if self._pending else None
 
+    @property
+    def has_pending(self) -> bool:
+        """Whether a batch was read already, by whoever waited for room."""
+        return bool(self._pending)
+
     def poll(self) -> list[Batch] | None:
         """Read what is there without waiting; the batches among it, `None` when the connection is closed."""
         try:

@@ -8,6 +8,8 @@ import numpy as np
 
 BYTES_CODE = 13
 BF16_CODE = 14
+BF16_BITS: np.dtype[Any] = np.dtype([("bfloat16", "<u2")])
+"""What `carry_bf16_bits` has BF16 tensors be."""
 
 _NUMPY_OF_CODE: dict[int, np.dtype[Any]] = {
     code: np.dtype(name)
@@ -28,6 +30,11 @@ _NUMPY_OF_CODE: dict[int, np.dtype[Any]] = {
     }.items()
 }
 _CODE_OF_NUMPY = {dtype: code for code, dtype in _NUMPY_OF_CODE.items()}
+
+
+def carry_bf16_bits() -> None:
+    """Have BF16 tensors be arrays of `BF16_BITS` in this process, whether or not numpy could have a type for them."""
+    _NUMPY_OF_CODE[BF16_CODE] = BF16_BITS
 
 
 def dtype_of(code: int) -> np.dtype[Any]:
@@ -64,7 +71,7 @@ def code_of(dtype: np.dtype[Any]) -> int:
         return code
     if dtype.kind in "SU":
         return BYTES_CODE
-    if dtype.name == "bfloat16":
+    if dtype.name == "bfloat16" or dtype == BF16_BITS:
         return BF16_CODE
     if not dtype.isnative:
         raise TypeError(

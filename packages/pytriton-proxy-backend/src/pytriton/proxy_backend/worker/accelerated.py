@@ -39,7 +39,7 @@ def serve_accelerated(
 ) -> None:
     """Serve a synchronous callable until the connection closes."""
     begin(service, connection)
-    source = _AcceleratedSource(service, connection, lane_type)
+    source = AcceleratedSource(service, connection, lane_type)
     try:
         while (execution := source.next()) is not None:
             execution.run(loop.run)
@@ -51,7 +51,7 @@ def serve_accelerated(
         source.close()
 
 
-class _AcceleratedSource:
+class AcceleratedSource:
     """Serves batches, and hands out those that are not plain; it is what the accelerator asks.
 
     What the two ways share belongs to the connection whenever Python has the say: the accelerator gets it for a run,
@@ -75,7 +75,7 @@ class _AcceleratedSource:
             columns_func is not None,
             self,
         )
-        call_in_child(self, _AcceleratedSource._end_in_child)
+        call_in_child(self, AcceleratedSource._end_in_child)
 
     def _end_in_child(self) -> None:
         self._lane.close_in_child()
@@ -89,7 +89,7 @@ class _AcceleratedSource:
         connection = self._connection
         while True:
             if (batch := connection.next_pending()) is not None:
-                return make_execution(self._service, batch, worker_tracer())
+                return self.execution(batch)
             told = self._run()
             if told is None:
                 connection.tick()
@@ -121,7 +121,13 @@ class _AcceleratedSource:
         told.clear()
         batch = self._make_batch(*parts)
         self._connection.protocol.batches[batch.number] = place
-        return Execution(self._service, batch, Call(called_ns, result, error))
+        return self.execution(batch, Call(called_ns, result, error))
+
+    def execution(self, batch: Batch, called: Call | None = None) -> Execution:
+        """Make the execution of a batch, whose callable is not called yet, or was in `called`."""
+        if called is None:
+            return make_execution(self._service, batch, worker_tracer())
+        return Execution(self._service, batch, called)
 
     # ---- what the accelerator asks ----------------------------------------------------------------------------------
 

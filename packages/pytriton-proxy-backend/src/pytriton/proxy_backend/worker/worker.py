@@ -123,6 +123,22 @@ class Worker:
         )
         self._thread.start()
 
+    def run(self, on_begin: Callable[[], object]) -> None:
+        """Attach and serve in this thread, until the worker ends.
+
+        Args:
+            on_begin: Called when the worker is alive.
+
+        Raises:
+            RuntimeError: If it was started before.
+        """
+        if self._thread is not None:
+            raise RuntimeError(f"the worker of model '{self.model.name}' was started before")
+        self._trying_since = time.monotonic()
+        self._thread = threading.current_thread()
+        on_begin()
+        self._context.run(self._run)
+
     def wait_warm(self, timeout_s: float) -> None:
         """Wait until the callable has served the warm-up requests; at once where there are none.
 
@@ -190,10 +206,18 @@ class Worker:
                 logger.debug("model %s: already disconnected", self.model.name)
         if thread is threading.current_thread():
             return False
-        thread.join(timeout_s)
-        if thread.is_alive() and connection is not None:
+        ended = self._wait_ended(thread, timeout_s)
+        if not ended and connection is not None:
             connection.shutdown()
-            thread.join(min(timeout_s, 1.0))
+            ended = self._wait_ended(thread, min(timeout_s, 1.0))
+        return ended
+
+    def _wait_ended(self, thread: threading.Thread, timeout_s: float) -> bool:
+        if thread is threading.main_thread():
+            # Which has more to do than this, see `run`.
+            with self._changed:
+                return self._changed.wait_for(lambda: self._ended, timeout_s)
+        thread.join(timeout_s)
         return not thread.is_alive()
 
     @property
@@ -227,7 +251,7 @@ class Worker:
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        service = Service(self._infer_func, self.model, self._unrecoverable, self._counters)
+        service = self._make_service()
         try:
             loop = LazyLoop()
             try:
@@ -242,6 +266,9 @@ class Worker:
             self._end(error)
         else:
             self._end(None)
+
+    def _make_service(self) -> Service:
+        return Service(self._infer_func, self.model, self._unrecoverable, self._counters)
 
     def _make_loop(self, loop: LazyLoop) -> bool:
         """Make the event loop, which takes descriptors, as soon as there are some; false if it is to stop before."""
@@ -260,16 +287,23 @@ class Worker:
     def _run_sync(self, service: Service, loop: LazyLoop) -> None:
         warm_up(service, self._warmup, loop.run)
         self._warmed()
-        for connection in self._connections(max_in_flight=1):
+        for connection in self._connections(max_in_flight=self._max_in_flight):
             if isinstance(connection, float):
                 self._stopping.wait(connection)
                 continue
-            native = accelerator()
             with self._attachment(connection):
-                if native is None or service.model.decoupled or connection.__class__ is not Connection:
-                    serve(service, connection, loop, self._give_up)
-                else:
-                    serve_accelerated(service, connection, loop, self._give_up, native.Lane)
+                self._serve(service, connection, loop)
+
+    @property
+    def _max_in_flight(self) -> int:
+        return 1
+
+    def _serve(self, service: Service, connection: Connection, loop: LazyLoop) -> None:
+        native = accelerator()
+        if native is None or service.model.decoupled or connection.__class__ is not Connection:
+            serve(service, connection, loop, self._give_up)
+        else:
+            serve_accelerated(service, connection, loop, self._give_up, native.Lane)
 
     async def _run_async(self, service: Service) -> None:
         await warm_up_async(service, self._warmup)

@@ -1,0 +1,117 @@
+"""Errors that a model raises, answers with, or gets; and their texts, as Triton's Python backend words them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from types import CodeType, FrameType
+from typing import Any, TypeVar
+
+from ..wire.errors import ProxyBackendError
+from ..wire.layout import ErrorCode
+
+__all__ = [
+    "ErrorCode",
+    "ModelFailure",
+    "PythonModelError",
+    "TritonError",
+    "TritonModelException",
+    "calls_model",
+    "told",
+]
+
+_OURS = os.path.dirname(__file__) + os.sep
+_callers: set[CodeType] = set()
+# Py_TPFLAGS_HEAPTYPE: a class that is made by a `class` statement, in Python or by its C API.
+_HEAP_TYPE = 1 << 9
+
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+class TritonModelException(Exception):
+    """Raised by whatever `triton_python_backend_utils` refuses to do; models raise it as well."""
+
+
+class ModelFailure(Exception):
+    """What a model has done wrong, as its caller is told: the text alone, without a type and a place."""
+
+
+class PythonModelError(ProxyBackendError):
+    """A Python model cannot be loaded; the text is the load error."""
+
+
+class TritonError:
+    """An error in the place of the outputs of a response.
+
+    Args:
+        message: Its text.
+        code: One of the codes that are attributes of this class.
+    """
+
+    UNKNOWN = ErrorCode.UNKNOWN
+    INTERNAL = ErrorCode.INTERNAL
+    NOT_FOUND = ErrorCode.NOT_FOUND
+    INVALID_ARG = ErrorCode.INVALID_ARG
+    UNAVAILABLE = ErrorCode.UNAVAILABLE
+    UNSUPPORTED = ErrorCode.UNSUPPORTED
+    ALREADY_EXISTS = ErrorCode.ALREADY_EXISTS
+    CANCELLED = ErrorCode.CANCELLED
+
+    __slots__ = ("_code", "_message")
+
+    def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        if not isinstance(message, str) or not isinstance(code, ErrorCode):
+            raise TypeError(
+                "TritonError(message, code): expected a str and a code of TritonError, got "
+                f"{type(message).__name__} and {type(code).__name__}"
+            )
+        self._message = message
+        self._code = code
+
+    def code(self) -> ErrorCode:
+        """Return its code."""
+        return self._code
+
+    def message(self) -> str:
+        """Return its text."""
+        return self._message
+
+
+def told(error: BaseException) -> str:
+    """Return the text of an error that a model has raised: its type, its text, and the frames of the model.
+
+    The innermost frame comes first. What is of this package is left out, as all of it is C++ in Triton's stub.
+    """
+    kind = type(error)
+    name = kind.__name__
+    if not kind.__flags__ & _HEAP_TYPE and kind.__module__ != "builtins":
+        name = f"{kind.__module__}.{name}"
+    try:
+        text = str(error) or "<EMPTY MESSAGE>"
+    except Exception as failure:
+        text = f"<MESSAGE UNAVAILABLE DUE TO ANOTHER EXCEPTION: {type(failure).__name__}>"
+    places = _places(error)
+    return f"{name}: {text}" + ("\n\nAt:\n" + "".join(places) if places else "")
+
+
+def _places(error: BaseException) -> list[str]:
+    trace = error.__traceback__
+    if trace is None:
+        return []
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    frame: FrameType | None = trace.tb_frame
+    places: list[str] = []
+    while frame is not None and frame.f_code not in _callers:
+        code = frame.f_code
+        if not code.co_filename.startswith(_OURS):
+            places.append(f"  {code.co_filename}({frame.f_lineno}): {code.co_name}\n")
+        frame = frame.f_back
+    return places
+
+
+def calls_model(function: _F) -> _F:
+    """Mark a function that calls what is the model's: above it nothing of an error is told."""
+    _callers.add(function.__code__)
+    return function

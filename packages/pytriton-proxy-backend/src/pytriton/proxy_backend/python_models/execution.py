@@ -1,0 +1,365 @@
+"""A batch through `execute`: the requests that it gets, the check of what it returns, the answers."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from time import monotonic_ns
+from typing import Any
+
+from ..model import ModelSpec
+from ..runtime.execution import Call
+from ..runtime.service import Service
+from ..runtime.statistics import Counters
+from ..system.forks import close_in_child
+from ..wire.batch import Batch
+from ..wire.layout import ErrorCode
+from ..wire.record import Array
+from ..wire.response import ResponseData
+from .errors import ModelFailure, TritonModelException, calls_model, told
+from .requests import RELEASE_ALL, RELEASE_RESCHEDULE, InferenceRequest, make_request
+from .responses import InferenceResponse, plain_outputs, response_data
+from .senders import ModelState, OpenBatch, Sink
+from .tensors import wire_array
+
+logger = logging.getLogger(__name__)
+
+Execute = Callable[[list[InferenceRequest]], Any]
+
+
+class Outcome:
+    """What came of a call of `execute`, where it is not as plain as it mostly is.
+
+    Attributes:
+        batch: The batch.
+        requests: Its requests, as the model got them.
+        returned: What `execute` returned.
+        failure: The text of what it has done wrong.
+    """
+
+    __slots__ = ("batch", "failure", "requests", "returned")
+
+    def __init__(self, batch: OpenBatch, requests: list[InferenceRequest], returned: Any, failure: str | None) -> None:
+        self.batch = batch
+        self.requests = requests
+        self.returned = returned
+        self.failure = failure
+
+
+class OutputTaker:
+    """Takes outputs as they are, as Triton's Python backend does; in the place of an `OutputChecker`."""
+
+    def wanted(self, requested: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the outputs that are sent."""
+        return requested
+
+    def fits_results(self, results: Sequence[dict[str, Array]], names: tuple[str, ...]) -> bool:
+        """Return whether all of them are numbers, which are sent as they are."""
+        return all(result[name].dtype.kind not in "OS" for name in names for result in results)
+
+    def fits_columns(self, outputs: dict[str, Array], names: tuple[str, ...]) -> bool:
+        """Return false: a model answers each request by itself."""
+        return False
+
+
+class CoroutineLoop:
+    """The event loop in which the coroutines of a model run, in a thread of its own, as long as the process."""
+
+    def __init__(self) -> None:
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._running: set[Future[Any]] = set()
+
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
+        """Run it to its end."""
+        return self._begin(coroutine).result()
+
+    def run_in_background(self, coroutine: Coroutine[Any, Any, Any]) -> None:
+        """Begin it; what it raises is logged."""
+        future = self._begin(coroutine)
+        self._running.add(future)
+        future.add_done_callback(self._note_end)
+
+    def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        loop = self._loop
+        if loop is None:
+            loop = self._loop = asyncio.new_event_loop()
+            # As in Triton's stub: what asks for the loop in `execute` gets this one.
+            asyncio.set_event_loop(loop)
+            threading.Thread(target=loop.run_forever, name="pytriton-coroutines", daemon=True).start()
+        return asyncio.run_coroutine_threadsafe(coroutine, loop)
+
+    def _note_end(self, future: Future[Any]) -> None:
+        self._running.discard(future)
+        if not future.cancelled() and (error := future.exception()) is not None:
+            logger.error("execute failed after it had given control back: %s", told(error))
+
+    def stop(self) -> None:
+        """Let nothing more run on it."""
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+
+
+class Bell:
+    """Wakes the thread that waits for batches; from any thread, at any time, as long as the process."""
+
+    def __init__(self) -> None:
+        self._fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        close_in_child(self)
+
+    def fileno(self) -> int:
+        """Return the descriptor that becomes readable."""
+        return self._fd
+
+    def ring(self) -> None:
+        """Wake it."""
+        os.eventfd_write(self._fd, 1)
+
+    def clear(self) -> None:
+        """Take note."""
+        os.eventfd_read(self._fd)
+
+    def __del__(self) -> None:
+        os.close(self._fd)
+
+
+class ModelService(Service):
+    """What all batches of a Python model have in common.
+
+    Attributes:
+        state: What those who answer must know.
+        bell: Wakes the thread that waits for batches.
+        has_late: Whether a request was open when `execute` had returned: others answer it, from other threads.
+    """
+
+    sink: Sink
+
+    def __init__(self, execute: Execute | None, file: str, name: str, model: ModelSpec, counters: Counters) -> None:
+        """Begin.
+
+        Args:
+            execute: The method of the model; `None` where it has none.
+            file: The file of the model.
+            name: The name of its instance.
+            model: The model as its worker sees it.
+            counters: Where it is counted what happens.
+        """
+        super().__init__(self._call_lane, model, (), counters)
+        self.checker = OutputTaker()  # type: ignore[assignment]
+        self.columns_func = self._call_lane
+        self.state = ModelState(name, model.decoupled, self.writer, self.counters)
+        self.bell = Bell()
+        self.has_late = False
+        self.loop = CoroutineLoop()
+        self._execute = execute
+        self._file = file
+
+    def _call_lane(
+        self, columns: dict[str, Array], rows: list[int], load: Callable[[], Batch]
+    ) -> list[dict[str, Array]] | Outcome:
+        """Call `execute` for the accelerator.
+
+        Args:
+            columns: The inputs over the whole batch.
+            rows: The rows of each request.
+            load: Gives the batch.
+
+        Returns:
+            The outputs of each request, where they are all; else what Python has to see to.
+        """
+        batch = OpenBatch(self.state, load)
+        if len(rows) == 1:
+            requests = [make_request(batch, load, 0, columns)]
+        else:
+            requests = []
+            begin = 0
+            for index, count in enumerate(rows):
+                end = begin + count
+                inputs = {name: column[begin:end] for name, column in columns.items()}
+                requests.append(make_request(batch, load, index, inputs))
+                begin = end
+        outcome = self.call(batch, requests)
+        returned = outcome.returned
+        if returned.__class__ is not list or len(returned) != len(requests) or outcome.failure is not None:
+            return outcome
+        plain = []
+        for request, response in zip(requests, returned, strict=True):
+            if (
+                response.__class__ is not InferenceResponse
+                or request._sender is not None
+                or request._release_flags != RELEASE_ALL
+                or (outputs := plain_outputs(response)) is None
+            ):
+                return outcome
+            plain.append(outputs)
+        return plain
+
+    @calls_model
+    def call(self, batch: OpenBatch, requests: list[InferenceRequest]) -> Outcome:
+        """Call `execute`, and wait for its coroutine, unless the model is decoupled."""
+        try:
+            if self._execute is None:
+                return Outcome(batch, requests, None, f"Python model {self._file} does not implement `execute` method.")
+            returned = self._execute(requests)
+            if returned.__class__ is not list and asyncio.iscoroutine(returned):
+                if self.state.decoupled:
+                    self.loop.run_in_background(returned)
+                    returned = None
+                else:
+                    returned = self.loop.run(returned)
+        except BaseException as error:
+            # Also what ends a program: in `execute` it ends a batch.
+            return Outcome(batch, requests, None, told(error))
+        return Outcome(batch, requests, returned, None)
+
+
+class Execution:
+    """What happens to one batch, from the call to the last answer that the call gives.
+
+    Attributes:
+        failure: What the worker cannot go on after: nothing.
+    """
+
+    failure: BaseException | None = None
+
+    __slots__ = ("_batch", "_called", "_service")
+
+    def __init__(self, service: ModelService, batch: Batch, called: Call | None = None) -> None:
+        """Take a batch, for which `execute` is not called yet, or was by the accelerator."""
+        self._service = service
+        self._batch: Batch | None = batch
+        self._called = called
+
+    def run(self, _run_async: object) -> None:
+        """Serve the batch."""
+        batch = self._batch
+        assert batch is not None
+        self._batch = None
+        service = self._service
+        called = self._called
+        if called is None:
+            began_ns = monotonic_ns()
+            result: Any = self._call(batch)
+        else:
+            began_ns = called.began_ns
+            result, called.result = called.result, None
+            if called.error is not None:
+                raise called.error
+        service.counters.add_call(batch.metadata.size, batch.sent_ns, began_ns, monotonic_ns() - began_ns)
+        try:
+            # What is called must have the only references to the inputs.
+            if result.__class__ is list:
+                opened, batch = OpenBatch(service.state, _giver(batch)), None
+                self._answer_plain(opened, result)
+            else:
+                outcome, batch, result = result, None, None
+                self._answer(outcome)
+        except TritonModelException as error:
+            # Whoever waited for it was told, or is gone.
+            logger.warning("model %s: %s", service.state.name, error)
+
+    def _call(self, batch: Batch) -> Outcome:
+        load = _giver(batch)
+        opened = OpenBatch(self._service.state, load)
+        requests = [make_request(opened, load, index, batch.load_inputs(index)) for index in range(len(batch.rows))]
+        return self._service.call(opened, requests)
+
+    def _answer_plain(self, opened: OpenBatch, results: list[dict[str, Array]]) -> None:
+        """Answer with outputs that the accelerator did not send: strings, others than are wanted, or a full arena."""
+        opened.take(self._service.sink)
+        responses = []
+        while results:
+            index = len(results) - 1
+            wanted = opened.wanted(index)
+            outputs = {name: wire_array(array) for name, array in results.pop().items() if name in wanted}
+            responses.append(ResponseData(index, outputs))
+            del outputs
+        responses.reverse()
+        opened.answer_all(responses)
+
+    def _answer(self, outcome: Outcome) -> None:
+        service = self._service
+        batch, requests, returned = outcome.batch, outcome.requests, outcome.returned
+        failure = outcome.failure
+        responses: list[ResponseData] = []
+        if failure is None:
+            try:
+                responses = self._check(batch, requests, returned)
+            except ModelFailure as error:
+                failure = str(error)
+            except Exception as error:
+                failure = told(error)
+        if failure is not None:
+            for request in requests:
+                request.get_response_sender().close()
+        answered = {response.request for response in responses}
+        left = {index: request for index, request in enumerate(requests) if index not in answered}
+        # Nothing here may refer to the inputs when the last responses are sent.
+        outcome.requests = outcome.returned = requests = returned = request = None  # type: ignore[assignment]
+        if failure is not None:
+            left.clear()
+        batch.take(service.sink)
+        if failure is not None:
+            text = f"Failed to process the request(s) for model '{service.state.name}', message: {failure}"
+            logger.error("%s", text)
+            batch.fail(text)
+            return
+        batch.answer_all(responses)
+        for index in batch.open_requests:
+            request = left[index]
+            if request._release_flags == RELEASE_RESCHEDULE:
+                self._reschedule(batch, index)
+            else:
+                # As long as there is a sender, somebody may answer.
+                request.get_response_sender()
+                service.has_late = True
+
+    def _reschedule(self, batch: OpenBatch, index: int) -> None:
+        text = f"model '{self._service.state.name}': requests cannot be rescheduled on this server"
+        batch.answer_all([ResponseData(index, error=text, code=ErrorCode.UNSUPPORTED)])
+
+    def _check(self, batch: OpenBatch, requests: list[InferenceRequest], returned: Any) -> list[ResponseData]:
+        """Return the responses that `execute` has returned.
+
+        Raises:
+            ModelFailure: It returned what it may not; nothing of it is sent.
+        """
+        state = self._service.state
+        if returned is None:
+            return []
+        if state.decoupled:
+            raise ModelFailure(
+                f"Python model '{state.name}' is using the decoupled mode and the execute function must return None."
+            )
+        if not isinstance(returned, list):
+            raise ModelFailure(f"Expected a list in the execute return, found type '{type(returned)}'.")
+        if len(returned) != len(requests):
+            raise ModelFailure(
+                "Number of InferenceResponse objects do not match the number of InferenceRequest objects. "
+                f"InferenceRequest(s) size is:{len(requests)}, and InferenceResponse(s) size is:{len(returned)}\n"
+            )
+        responses = []
+        for index, (request, response) in enumerate(zip(requests, returned, strict=True)):
+            if response is None:
+                continue
+            if request._release_flags == RELEASE_RESCHEDULE:
+                # The spelling is Triton's.
+                raise ModelFailure(
+                    "Expected a None object in the execute function return list for reschduled request, found type "
+                    f"'{type(response)}'."
+                )
+            if not isinstance(response, InferenceResponse):
+                raise ModelFailure(
+                    "Expected an 'InferenceResponse' object in the execute function return list, found type "
+                    f"'{type(response)}'."
+                )
+            request.get_response_sender().note_returned()
+            responses.append(response_data(index, response, batch.wanted(index), final=True))
+        return responses
+
+
+def _giver(batch: Batch) -> Callable[[], Batch]:
+    return lambda: batch

@@ -1,0 +1,263 @@
+"""The process of one instance of a Python model: loads its `model.py`, lets it serve, and lets it go."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from ..errors import ProtocolError
+from ..model import ModelSpec
+from ..runtime.statistics import Counters
+from ..wire.dtypes import carry_bf16_bits
+from ..worker.worker import Worker
+from .config import ModelConfig, using_decoupled_model_transaction_policy
+from .errors import PythonModelError, calls_model, told
+from .execution import ModelService
+from .module import install
+from .serving import ModelWorker
+
+logger = logging.getLogger(__name__)
+
+_CLASS = "TritonPythonModel"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serve:
+    """What a host is to serve.
+
+    Attributes:
+        args: What `initialize` gets.
+        endpoint: The socket of the model's instance.
+        name: What the worker calls itself.
+    """
+
+    args: Mapping[str, str]
+    endpoint: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PythonModelJob:
+    """What a host is to do.
+
+    Attributes:
+        model_name: The model's name.
+        model_version: Its version.
+        model_file: Its file.
+        model_dir: The folder of the model.
+        model_config: Its configuration as a JSON text.
+        auto_complete: Whether to complete the configuration first.
+        serve: What to serve; `None` where that is said later.
+        log_level: The least level of log records.
+    """
+
+    model_name: str
+    model_version: int
+    model_file: str
+    model_dir: str
+    model_config: str
+    auto_complete: bool = False
+    serve: Serve | None = None
+    log_level: int = 20
+
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> PythonModelJob:
+        """Read a job."""
+        serve = fields.get("serve")
+        return cls(**{**fields, "serve": None if serve is None else Serve(**serve)})
+
+
+class Parent(Protocol):
+    """The process that has started this one, see `process.messages`."""
+
+    def send(self, kind: str, **fields: object) -> None:
+        """Send it a message."""
+
+    def take_signals(self) -> None:
+        """Have SIGTERM end the worker, once it has answered what it has."""
+
+    def wait_for_serve(self) -> Mapping[str, Any]:
+        """Wait until it says what to serve."""
+
+    def look_after(self, worker: Worker) -> bool:
+        """Tell it how a worker is until that has ended; says whether it ended as it should."""
+
+
+class PythonModel:
+    """A `model.py` and its `TritonPythonModel`.
+
+    Args:
+        file: The file.
+        version: The version of the model, which is the name of the package that the module is in.
+
+    Raises:
+        PythonModelError: There is no such file, it does not import, or lacks the class.
+    """
+
+    def __init__(self, file: str, version: int) -> None:
+        self.file = file
+        self._model: Any = None
+        if not os.path.isfile(file):
+            raise PythonModelError(f"Python model file not found in '{file}'")
+        carry_bf16_bits()
+        self._utils = install(os.path.dirname(file))
+        self._class = _loading(self._find_class, version)
+
+    def _find_class(self, version: int) -> Any:
+        module = _import_model(Path(self.file), str(version))
+        return getattr(module, _CLASS)
+
+    def complete(self, name: str, config_text: str) -> str | None:
+        """Let the model complete its configuration.
+
+        Args:
+            name: The model's name.
+            config_text: The configuration as a JSON text.
+
+        Returns:
+            The completed one; `None` where the model has no method for that.
+
+        Raises:
+            PythonModelError: It cannot.
+        """
+        complete = getattr(self._class, "auto_complete_config", None)
+        if complete is None:
+            return None
+        config = _loading(complete, ModelConfig(config_text))
+        if not isinstance(config, ModelConfig):
+            raise PythonModelError(
+                f"auto_complete_config function in model '{name}' must return a valid pb.ModelConfig object."
+            )
+        return json.dumps(config.as_dict())
+
+    def initialize(self, args: Mapping[str, str]) -> None:
+        """Make the model, and call its `initialize`.
+
+        Raises:
+            PythonModelError: It cannot.
+        """
+        self._model = _loading(self._class)
+        if hasattr(self._model, "initialize"):
+            _loading(self._model.initialize, dict(args))
+
+    @property
+    def execute(self) -> Callable[..., Any] | None:
+        """The method that serves; `None` where there is none."""
+        found: Callable[..., Any] | None = getattr(self._model, "execute", None)
+        return found
+
+    @calls_model
+    def finalize(self) -> None:
+        """Call the `finalize` of the model; what it raises is logged."""
+        if not hasattr(self._model, "finalize"):
+            return
+        try:
+            self._model.finalize()
+        except Exception as error:
+            logger.error("finalize failed: %s", told(error))
+
+
+@calls_model
+def _loading(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call what is the model's.
+
+    Raises:
+        PythonModelError: It raised something, `SystemExit` included.
+    """
+    try:
+        return function(*arguments)
+    except PythonModelError:
+        raise
+    except BaseException as error:
+        raise PythonModelError(told(error)) from error
+
+
+def _import_model(file: Path, version: str) -> ModuleType:
+    """Import a model as a module of a package with the name of its version.
+
+    So relative imports find what lies beside it, and others find that and what lies in the folder of the model.
+    """
+    folder = file.parent
+    sys.path += [str(folder), str(folder.parent)]
+    initial = folder / "__init__.py"
+    if initial.is_file():
+        spec = importlib.util.spec_from_file_location(version, initial, submodule_search_locations=[str(folder)])
+        assert spec is not None
+        assert spec.loader is not None
+        package = sys.modules[version] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(package)
+    else:
+        # Not left to the import system: another folder of this name may be on the path.
+        package = sys.modules[version] = ModuleType(version)
+        package.__path__ = [str(folder)]
+    # By the function of the interpreter: that of importlib would be a place in the traceback of whatever goes wrong.
+    module: ModuleType = __import__(f"{version}.{file.stem}", fromlist=[file.stem])
+    return module
+
+
+def model_spec(name: str, version: int, config: Mapping[str, Any]) -> ModelSpec:
+    """Return a model as its worker has to know it: its tensors are between `model.py` and its callers."""
+    max_batch_size = int(config.get("max_batch_size", 0))
+    return ModelSpec(
+        name=name,
+        version=version,
+        inputs=(),
+        outputs=(),
+        batching=max_batch_size > 0,
+        max_batch_size=max_batch_size,
+        decoupled=using_decoupled_model_transaction_policy(config),
+    )
+
+
+def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
+    """Be the host of a model, in the main thread, to its end.
+
+    Args:
+        fields: The job, see `PythonModelJob`.
+        parent: Who has given it.
+
+    Returns:
+        The exit code.
+
+    Raises:
+        PythonModelError: The model cannot be loaded.
+    """
+    try:
+        job = PythonModelJob.from_fields(fields)
+    except TypeError as error:
+        raise ProtocolError(f"the job of a Python model cannot be read: {error}") from error
+    logging.basicConfig(level=job.log_level, format="%(levelname)s %(name)s: %(message)s")
+    model = PythonModel(job.model_file, job.model_version)
+    if job.auto_complete:
+        config = model.complete(job.model_name, job.model_config)
+        parent.send("configured", config=config or "", changed=config is not None)
+    serve = job.serve or Serve(**parent.wait_for_serve())
+    model.initialize(serve.args)
+    service = ModelService(
+        model.execute,
+        job.model_file,
+        serve.args["model_instance_name"],
+        model_spec(job.model_name, job.model_version, json.loads(serve.args["model_config"])),
+        Counters(),
+    )
+    worker = ModelWorker(service, serve.endpoint, serve.name)
+    ended_well: list[bool] = []
+    looking = threading.Thread(target=lambda: ended_well.append(parent.look_after(worker)), name="pytriton-parent-told")
+    parent.take_signals()
+    worker.run(looking.start)
+    service.loop.stop()
+    model.finalize()
+    looking.join()
+    if ended_well == [True]:
+        parent.send("done")
+        return 0
+    return 1

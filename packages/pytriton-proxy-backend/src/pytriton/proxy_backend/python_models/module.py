@@ -1,0 +1,89 @@
+"""The modules that a `model.py` imports: `triton_python_backend_utils`, and `c_python_backend_utils` beneath it."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+from typing import Any
+
+from . import config, tensors
+from .errors import TritonError, TritonModelException
+from .logger import Logger
+from .requests import (
+    RELEASE_ALL,
+    RELEASE_RESCHEDULE,
+    InferenceRequest,
+    InferenceTrace,
+    MemoryType,
+    PreferredMemory,
+)
+from .responses import InferenceResponse
+from .senders import COMPLETE_FINAL, InferenceResponseSender
+
+_CLASSES: dict[str, Any] = {
+    "InferenceRequest": InferenceRequest,
+    "InferenceResponse": InferenceResponse,
+    "Logger": Logger,
+    "PreferredMemory": PreferredMemory,
+    "TRITONSERVER_MEMORY_CPU": MemoryType.TRITONSERVER_MEMORY_CPU,
+    "TRITONSERVER_MEMORY_GPU": MemoryType.TRITONSERVER_MEMORY_GPU,
+    "Tensor": tensors.Tensor,
+    "TritonError": TritonError,
+    "TritonModelException": TritonModelException,
+}
+_UTILS: dict[str, Any] = {
+    **{
+        name: getattr(config, name)
+        for name in (
+            "ModelConfig", "TRITON_STRING_TO_NUMPY", "get_input_config_by_name", "get_output_config_by_name",
+            "numpy_to_triton_type", "triton_string_to_numpy", "triton_to_numpy_type",
+            "using_decoupled_model_transaction_policy",
+        )
+    },
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_END": 2,
+    "TRITONSERVER_REQUEST_FLAG_SEQUENCE_START": 1,
+    "TRITONSERVER_REQUEST_RELEASE_ALL": RELEASE_ALL,
+    "TRITONSERVER_REQUEST_RELEASE_RESCHEDULE": RELEASE_RESCHEDULE,
+    "TRITONSERVER_RESPONSE_COMPLETE_FINAL": COMPLETE_FINAL,
+    "deserialize_bytes_tensor": tensors.deserialize_bytes_tensor,
+    "serialize_byte_tensor": tensors.serialize_byte_tensor,
+}  # fmt: skip
+
+
+def get_input_tensor_by_name(inference_request: InferenceRequest, name: str) -> tensors.Tensor | None:
+    """Return the input of a request that has a name; `None` where it has none."""
+    for tensor in inference_request.inputs():
+        if tensor._name == name:
+            return tensor
+    return None
+
+
+def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) -> tensors.Tensor | None:
+    """Return the output of a response that has a name; `None` where it has none."""
+    for tensor in inference_response.output_tensors():
+        if tensor._name == name:
+            return tensor
+    return None
+
+
+def install(model_dir: str) -> ModuleType:
+    """Make the modules for a model, in this process alone.
+
+    Args:
+        model_dir: What `get_model_dir` returns.
+    """
+    compiled = ModuleType("c_python_backend_utils", "What Triton's stub has compiled; here it is Python.")
+    vars(compiled).update(
+        _CLASSES, InferenceResponseSender=InferenceResponseSender, InferenceTrace=InferenceTrace, MemoryType=MemoryType
+    )
+    utils = ModuleType("triton_python_backend_utils", "What a model of Triton's Python backend works with.")
+    vars(utils).update(
+        _CLASSES,
+        **_UTILS,
+        get_input_tensor_by_name=get_input_tensor_by_name,
+        get_output_tensor_by_name=get_output_tensor_by_name,
+        get_model_dir=lambda: model_dir,
+    )
+    sys.modules[compiled.__name__] = compiled
+    sys.modules[utils.__name__] = utils
+    return utils

@@ -1,0 +1,289 @@
+"""`InferenceResponseSender`, and the batch behind it: which of its requests have their last response."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from ..errors import ArenaFullError, ConnectionLostError
+from ..runtime.service import ResponseSink
+from ..runtime.statistics import Counters
+from ..runtime.texts import shortened
+from ..wire.batch import Batch
+from ..wire.errors import ProtocolError
+from ..wire.layout import ErrorCode
+from ..wire.response import ResponseData, ResponseWriter
+from .errors import ModelFailure, TritonModelException
+from .responses import InferenceResponse, response_data
+
+COMPLETE_FINAL = 1
+"""`TRITONSERVER_RESPONSE_COMPLETE_FINAL`."""
+
+logger = logging.getLogger(__name__)
+
+
+class Sink(ResponseSink, Protocol):
+    """Where the responses to batches go. What it does is done under the lock of its `ModelState`."""
+
+    def note_dropped(self, batch: OpenBatch, index: int) -> None:
+        """Have a request answered for which nobody is left who could; called in any thread, wherever that is."""
+
+
+class ModelState:
+    """What all batches of a model have in common.
+
+    Attributes:
+        name: What errors call the model: the name of its instance.
+        decoupled: Whether a request may get any number of responses.
+        writer: Lays the responses out.
+        counters: Where it is counted what happens.
+        lock: Held by whoever sends, or changes the state of a batch.
+    """
+
+    __slots__ = ("counters", "decoupled", "lock", "name", "writer")
+
+    def __init__(self, name: str, decoupled: bool, writer: ResponseWriter, counters: Counters) -> None:
+        self.name = name
+        self.decoupled = decoupled
+        self.writer = writer
+        self.counters = counters
+        self.lock = threading.Lock()
+
+
+class OpenBatch:
+    """A batch that the model has got.
+
+    While `execute` runs in the accelerator, the connection is the accelerator's, and what is sent waits; `take` sends
+    it. From then on everything goes at once.
+
+    Attributes:
+        state: What it has in common with others.
+    """
+
+    __slots__ = ("_batch", "_count", "_early", "_load", "_number", "_open", "_sink", "state")
+
+    def __init__(self, state: ModelState, load: Callable[[], Batch]) -> None:
+        """Begin.
+
+        Args:
+            state: What it has in common with others.
+            load: Gives the batch.
+        """
+        self.state = state
+        self._load: Callable[[], Batch] | None = load
+        self._batch: Batch | None = None
+        self._early: list[ResponseData] | None = None
+        self._open: list[bool] | None = None
+        self._sink: Sink | None = None
+
+    @property
+    def batch(self) -> Batch:
+        """The batch, as long as a request of it may be open."""
+        batch = self._batch
+        if batch is None:
+            assert self._load is not None  # nobody asks when all is answered
+            batch = self._batch = self._load()
+            self._load = None
+        return batch
+
+    def is_cancelled(self, index: int) -> bool:
+        """Return whether the caller of a request is gone; one that has its last response says no."""
+        return (self._batch is not None or self._load is not None) and self.batch.is_cancelled(index)
+
+    def wanted(self, index: int) -> Sequence[str]:
+        """Return the outputs that a request wants."""
+        batch = self.batch
+        outputs = batch.uniform_outputs
+        return batch.load_requested_outputs(index) if outputs is None else outputs
+
+    # ---- answers ----------------------------------------------------------------------------------------------------
+
+    def take(self, sink: Sink) -> None:
+        """Send what waits, and everything from now on as it comes."""
+        batch = self.batch
+        with self.state.lock:
+            self._number = batch.number
+            self._count = len(batch.rows)
+            self._open = [True] * self._count
+            self._sink = sink
+            early, self._early = self._early, None
+            if early:
+                self._send(early)
+
+    def close(self) -> None:
+        """Forget the batch: all of it is answered."""
+        self._batch = self._load = None
+
+    @property
+    def open_requests(self) -> list[int]:
+        """The requests that have not had their last response."""
+        return [index for index, is_open in enumerate(self._open or ()) if is_open]
+
+    def answer(self, index: int, response: InferenceResponse | None, *, final: bool) -> None:
+        """Send a response to a request.
+
+        Raises:
+            TritonModelException: It cannot be sent.
+        """
+        data = response_data(index, response, () if response is None else self.wanted(index), final=final)
+        with self.state.lock:
+            if self._open is None:
+                if self._early is None:
+                    self._early = []
+                self._early.append(data)
+            elif self._open[index]:
+                self._send([data])
+
+    def answer_all(self, responses: list[ResponseData]) -> None:
+        """Send the last responses to several open requests at once; empties the list."""
+        with self.state.lock:
+            still_open = self._open
+            assert still_open is not None
+            responses[:] = [data for data in responses if still_open[data.request]]
+            self._send(responses)
+
+    def fail(self, text: str, code: ErrorCode = ErrorCode.INTERNAL, kind: str = "callable") -> None:
+        """Answer every request that is open with an error."""
+        with self.state.lock:
+            left = self.open_requests
+            self.state.counters.failed[kind] += len(left)
+            self._send([ResponseData(index, error=shortened(text), code=code) for index in left])
+
+    def _send(self, responses: list[ResponseData]) -> None:
+        """Send responses to open requests, and let go of them; the lock is held."""
+        assert self._open is not None
+        assert self._sink is not None
+        if not responses:
+            return
+        ended = [data.request for data in responses if data.final]
+        for index in ended:
+            self._open[index] = False
+        done = not any(self._open)
+        counters = self.state.counters
+        # Nothing here may refer to the inputs when they are sent for the last time.
+        if done:
+            self.close()
+        try:
+            record = self.state.writer.lay_out(responses)
+            responses.clear()
+            self._sink.respond(self._number, record, done=done)
+            counters.add_output(record.layout.payload_bytes)
+        except ConnectionLostError as error:
+            raise TritonModelException(f"the response cannot be sent: {error}") from error
+        except (ArenaFullError, ProtocolError, TypeError, ValueError) as error:
+            # Whoever waits for it is told, and so is whoever sent it.
+            counters.failed["memory" if isinstance(error, ArenaFullError) else "output"] += len(ended) or 1
+            if done:
+                self._sink.fail(self._number, shortened(str(error)))
+            elif ended:
+                lost = [ResponseData(index, error=shortened(str(error))) for index in ended]
+                self._sink.respond(self._number, self.state.writer.lay_out(lost), done=False)
+            raise TritonModelException(f"the response cannot be sent: {error}") from error
+
+    def drop(self, index: int) -> None:
+        """Have a request answered for which nobody is left who could."""
+        if self._sink is not None:
+            self._sink.note_dropped(self, index)
+
+    def answer_dropped(self, index: int) -> None:
+        """Answer it."""
+        if self._open is None or not self._open[index]:
+            return
+        text = (
+            f"model '{self.state.name}': request {index} of a batch of {self._count} got no last response: expected "
+            "one in the list that execute returns, or a response that is sent with "
+            "TRITONSERVER_RESPONSE_COMPLETE_FINAL; the request and its response sender are gone without it"
+        )
+        logger.error("%s", text)
+        with self.state.lock, contextlib.suppress(TritonModelException):
+            self.state.counters.failed["callable"] += 1
+            self._send([ResponseData(index, error=shortened(text))])
+
+
+class InferenceResponseSender:
+    """Sends the responses to one request, from any thread, also after `execute` has returned."""
+
+    __slots__ = ("_batch", "_closed", "_index", "_sent")
+
+    def __init__(self, batch: OpenBatch | None = None, index: int = 0) -> None:
+        """Begin; without a batch, for a request that the model has made itself, which nobody answers by this."""
+        self._batch = batch
+        self._index = index
+        self._closed = False
+        self._sent = 0
+
+    def send(self, response: InferenceResponse | None = None, flags: int = 0) -> None:
+        """Send a response.
+
+        Args:
+            response: The response; may be `None` where the flag says that it was the last.
+            flags: `TRITONSERVER_RESPONSE_COMPLETE_FINAL` with or after the last response, else 0.
+
+        Raises:
+            TritonModelException: The flags are others, there is no response with flags of 0, the last one was sent
+                before, the model is not decoupled and has sent one, or the server is gone.
+        """
+        if response is not None and not isinstance(response, InferenceResponse):
+            raise TypeError(f"send(response): expected an InferenceResponse, got a {type(response).__name__}")
+        if flags not in (0, COMPLETE_FINAL):
+            raise TritonModelException("Unable to send response. Unsupported flag provided.")
+        if response is None and flags == 0:
+            raise TritonModelException(
+                "Inference Response object must be provided when the response flags is set to zero."
+            )
+        batch = self._batch
+        if batch is None:
+            raise TritonModelException(
+                "Unable to send response. Response sender has no reference to the decoupled state of the model."
+            )
+        try:
+            self._note(batch.state, response is not None, flags)
+        except ModelFailure as failure:
+            raise TritonModelException(str(failure)) from None
+        if response is not None or batch.state.decoupled:
+            # A model that is not decoupled has one response, which is the last whatever its flag says.
+            final = flags == COMPLETE_FINAL or not batch.state.decoupled
+            batch.answer(self._index, response, final=final)
+
+    def note_returned(self) -> None:
+        """Take note of a response that `execute` returns for the request.
+
+        Raises:
+            ModelFailure: There was one before.
+        """
+        if self._batch is not None:
+            self._note(self._batch.state, True, COMPLETE_FINAL)
+
+    def _note(self, state: ModelState, has_response: bool, flags: int) -> None:
+        with state.lock:
+            if not state.decoupled:
+                if has_response and self._sent:
+                    raise ModelFailure(
+                        "Unable to send response. Non-decoupled model cannot send more than one response."
+                    )
+                if not has_response and not self._sent:
+                    raise ModelFailure(
+                        "Unable to send response. Non-decoupled model cannot send complete final before sending a "
+                        "response."
+                    )
+            if self._closed:
+                raise ModelFailure("Unable to send response. Response sender has been closed.")
+            self._closed = flags == COMPLETE_FINAL
+            self._sent += 1
+
+    def close(self) -> None:
+        """Let nothing more be sent."""
+        self._closed = True
+
+    def is_cancelled(self) -> bool:
+        """Return whether the caller of the request is gone."""
+        return self._batch is not None and self._batch.is_cancelled(self._index)
+
+    def __del__(self) -> None:
+        # In any thread, wherever that is just now.
+        batch: Any = getattr(self, "_batch", None)
+        if batch is not None and not self._closed:
+            batch.drop(self._index)
