@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton
 from support.processes import stopped
 from support.serving import local_config, running, server_pid
-from support.waiting import PATIENCE_S, eventually, eventually_async
+from support.waiting import PATIENCE_S, drive, eventually, eventually_async
 
 ROW = np.array([1, 2], np.float32)
 
@@ -103,19 +103,6 @@ def url(request: pytest.FixtureRequest, triton: Triton) -> str:
     address = triton.http_url if request.param == "http" else triton.grpc_url
     assert address is not None
     return address
-
-
-def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run an asynchronous test; asyncio complains of tasks whose error nobody looked at only in its log."""
-    complaints: list[dict[str, Any]] = []
-
-    async def watched() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        await main()
-        await eventually_async(lambda: asyncio.all_tasks() == {asyncio.current_task()})
-
-    asyncio.run(watched())
-    assert complaints == []
 
 
 def test_inference_at_the_same_time(url: str) -> None:

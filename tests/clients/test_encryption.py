@@ -23,6 +23,7 @@ from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request
 from pytriton.triton import Triton, TritonSecurityConfig
+from support.callables import X, Y
 from support.faults.relay import Relay
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S
@@ -30,8 +31,6 @@ from support.waiting import PATIENCE_S
 TOKEN = "a-token"
 ROW = np.array([1.0, 2.0], np.float32)
 
-X = [Tensor((-1,), np.float32, "x")]
-Y = [Tensor((-1,), np.float32, "y")]
 N = [Tensor((1,), np.int64, "n")]
 I = [Tensor((1,), np.int64, "i")]  # noqa: E741 - short like the others
 STREAMING = ModelConfig(decoupled=True)

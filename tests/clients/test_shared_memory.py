@@ -36,14 +36,13 @@ from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request
 from pytriton.triton import Triton, TritonSecurityConfig
+from support.callables import X, Y
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
 TOKEN = "a-token"
 LARGE = np.arange(1 << 18, dtype=np.float32)
 
-X = [Tensor((-1,), np.float32, "x")]
-Y = [Tensor((-1,), np.float32, "y")]
 N = [Tensor((1,), np.int64, "n")]
 
 # How often the callables were called, and what holds them up.

@@ -14,16 +14,15 @@ import pytest
 from pytriton.client import DecoupledModelClient, ModelClient
 from pytriton.client.exceptions import PyTritonClientConnectionError, PyTritonClientError
 from pytriton.decorators import batch
-from pytriton.model_config import ModelConfig, Tensor
+from pytriton.model_config import ModelConfig
 from pytriton.proxy.types import Request
 from pytriton.triton import RestartPolicy, Triton, TritonSecurityConfig
+from support.callables import X, Y
 from support.serving import local_config, running, server_pid, short_home
 from support.waiting import eventually
 
 TOKEN = "a-token"
 LARGE = np.arange(1 << 18, dtype=np.float32)
-X = [Tensor((-1,), np.float32, "x")]
-Y = [Tensor((-1,), np.float32, "y")]
 
 calls: list[str] = []
 

@@ -27,6 +27,7 @@ from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton, TritonSecurityConfig
+from support.callables import X, Y
 from support.faults.relay import Relay
 from support.serving import local_config, open_sockets, running, short_home
 from support.waiting import PATIENCE_S, eventually
@@ -34,8 +35,6 @@ from support.waiting import PATIENCE_S, eventually
 TOKEN = "a-token"
 ROW = np.array([1.0, 2.0], np.float32)
 
-X = [Tensor((-1,), np.float32, "x")]
-Y = [Tensor((-1,), np.float32, "y")]
 N = [Tensor((1,), np.int64, "n")]
 I = [Tensor((1,), np.int64, "i")]  # noqa: E741 - short like the others
 STREAMING = ModelConfig(decoupled=True, max_batch_size=4, batcher=None)

@@ -15,17 +15,16 @@ import pytest
 from pytriton.client import DecoupledModelClient, ModelClient
 from pytriton.client.exceptions import PyTritonClientModelUnavailableError, PyTritonClientTimeoutError
 from pytriton.decorators import batch
-from pytriton.model_config import ModelConfig, Tensor
+from pytriton.model_config import ModelConfig
 from pytriton.proxy.types import Request
 from pytriton.triton import Triton
+from support.callables import X, Y
 from support.processes import stopped
 from support.serving import local_config, open_sockets, running, server_pid, short_home
 from support.waiting import PATIENCE_S, eventually
 
 LIMIT_S = 0.5
 ROW = np.array([1.0, 2.0], np.float32)
-X = [Tensor((-1,), np.float32, "x")]
-Y = [Tensor((-1,), np.float32, "y")]
 
 go_on = threading.Event()
 

@@ -34,13 +34,12 @@ from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidatio
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request
 from pytriton.triton import Triton, TritonConfig, TritonSecurityConfig
+from support.callables import X, Y
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S
 
 ROW = np.ones(1, np.float32)
 BATCH = np.ones((9, 1), np.float32)
-X = [Tensor((-1,), np.float32, "x")]
-Y = [Tensor((-1,), np.float32, "y")]
 NOBODY = "http://localhost:1"
 
 go_on = threading.Event()

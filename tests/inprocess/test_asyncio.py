@@ -24,15 +24,12 @@ from pytriton.inprocess import (
 )
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request
+from support.callables import double
 from support.waiting import PATIENCE_S, eventually
 
 entered = threading.Event()
 release = threading.Event()
 left: queue.SimpleQueue[str] = queue.SimpleQueue()
-
-
-def double(requests: list[Request]) -> list[Any]:
-    return [{"y": request["x"] * 2} for request in requests]
 
 
 def fail(requests: list[Request]) -> list[Any]:

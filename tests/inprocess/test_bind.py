@@ -21,6 +21,8 @@ from support.callables import (
     KINDS,
     STRICT,
     UNCASTABLE,
+    X,
+    Y,
     function,
     name_of,
     yields_nothing,
@@ -30,9 +32,6 @@ from support.inprocess import chain_config
 from support.waiting import PATIENCE_S, eventually
 
 Array = np.ndarray[Any, Any]
-
-X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
-Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
 
 
 class Results:

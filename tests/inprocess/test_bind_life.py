@@ -26,19 +26,14 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.proxy.types import Request, Response
 from pytriton.triton import ProcessWorker
+from support.callables import X, Y, identity
 from support.inprocess import chain_config
 from support.waiting import PATIENCE_S, eventually
 
 Array = np.ndarray[Any, Any]
 
-X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
-Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
 ONE = np.ones((1, 1), np.float32)
 DECOUPLED = ModelConfig(decoupled=True)
-
-
-def identity(requests: list[Request]) -> list[Any]:
-    return [{"y": request["x"]} for request in requests]
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 from pytriton import inprocess
-from pytriton.decorators import batch
 from pytriton.inprocess import Model, ModelControlMode, Server
 from pytriton.inprocess.capi import process
 from pytriton.model_config import ModelConfig, Tensor
+from support.callables import identity
 from support.inprocess import IDENTITY_CONFIG, IDENTITY_SOURCE, chain_config, write_chain, write_identity
-from support.waiting import PATIENCE_S, eventually
+from support.waiting import PATIENCE_S, Held, eventually
 
 X = np.array([[1, 2, 3]], dtype=np.float32)
 
@@ -493,25 +493,6 @@ def test_failing_models_can_be_tolerated(tmp_path: Path) -> None:
 # -- stop and unload with requests in flight ---------------------------------------------------------------------------
 
 
-class Gate:
-    """A callable that answers when it is told to, whatever becomes of the request."""
-
-    def __init__(self) -> None:
-        self.entered = threading.Event()
-        self.opened = threading.Event()
-
-    @batch
-    def __call__(self, **inputs: Any) -> dict[str, Any]:
-        self.entered.set()
-        assert self.opened.wait(PATIENCE_S)
-        return {"y": inputs["x"]}
-
-
-@batch
-def identity(x: Any) -> dict[str, Any]:
-    return {"y": x}
-
-
 def endless(requests: Any) -> Iterator[Any]:
     while True:
         yield [{"y": request.data["x"]} for request in requests]
@@ -566,7 +547,7 @@ def test_request_that_never_ends_does_not_hold_the_server() -> None:
 
 
 def test_stop_that_cannot_finish_says_so_and_can_be_repeated() -> None:
-    gate = Gate()
+    gate = Held(identity)
     server = Server(exit_timeout=1).start()
     model = server.bind("gate", gate, **TENSORS)
     responses = model.infer(inputs={"x": X})
@@ -580,7 +561,7 @@ def test_stop_that_cannot_finish_says_so_and_can_be_repeated() -> None:
     with pytest.raises(inprocess.UnavailableError, match="being stopped"):
         server.ready()
 
-    gate.opened.set()
+    gate.release.set()
     server.stop()
     with pytest.raises(inprocess.InvalidArgumentError, match="not started"):
         server.ready()
@@ -589,7 +570,7 @@ def test_stop_that_cannot_finish_says_so_and_can_be_repeated() -> None:
 
 def test_unload_that_takes_too_long_is_an_error() -> None:
     """NVIDIA's package says nothing then."""
-    gate = Gate()
+    gate = Held(identity)
     with Server(model_control_mode=ModelControlMode.EXPLICIT) as server:
         model = server.bind("gate", gate, **TENSORS)
         responses = model.infer(inputs={"x": X})
@@ -598,5 +579,5 @@ def test_unload_that_takes_too_long_is_an_error() -> None:
         with pytest.raises(inprocess.TimedOutError, match="unloaded model 'gate'"):
             server.unload("gate", wait_until_unloaded=True, polling_interval=0.01, timeout=0.1)
 
-        gate.opened.set()
+        gate.release.set()
         assert np.array_equal(np.asarray(next(responses).outputs["y"]), X)

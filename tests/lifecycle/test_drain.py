@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from pytriton.exceptions import PyTritonBadParameterError
-from pytriton.model_config import ModelConfig, Tensor
+from pytriton.model_config import ModelConfig
 from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.proxy_backend import Worker
 from pytriton.server.control.http import HttpControl, activity_of
@@ -33,17 +33,12 @@ from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.worker_watch import WATCH_PERIOD_S, WorkerWatch, connected_workers
 from pytriton.triton import Triton, TritonSecurityConfig
 from support.bare_server import BareServer, serving
+from support.callables import X, Y, identity
 from support.servers import since
 from support.serving import local_config, running, short_home
-from support.waiting import PATIENCE_S, eventually
+from support.waiting import PATIENCE_S, Held, eventually
 
-X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
-Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
 CALLERS = 6
-
-
-def identity(requests: Any) -> Any:
-    return [{"y": request.data["x"]} for request in requests]
 
 
 def status(address: str, path: str = "/v2/health/ready") -> int:
@@ -234,13 +229,7 @@ def test_another_server_takes_over_without_a_failed_request() -> None:
 
 
 def test_readiness_ends_first_and_requests_are_finished() -> None:
-    entered, release = threading.Event(), threading.Event()
-
-    def held(requests: Any) -> Any:
-        entered.set()
-        release.wait(PATIENCE_S)
-        return identity(requests)
-
+    held = Held(identity)
     triton = Triton(config=local_config())
     triton.bind("held", held, X, Y)
     triton.bind("m", identity, X, Y)
@@ -248,7 +237,7 @@ def test_readiness_ends_first_and_requests_are_finished() -> None:
         url = str(triton.http_url)
         assert status(url) == 200
         asking = pool.submit(ask, url, "held")
-        assert entered.wait(PATIENCE_S)
+        assert held.entered.wait(PATIENCE_S)
         stopping = pool.submit(triton.stop)
         eventually(lambda: status(url) != 200)
         # Also when the models are out of service, one by one.
@@ -256,7 +245,7 @@ def test_readiness_ends_first_and_requests_are_finished() -> None:
         for _ in range(20):
             assert status(url) == 400
         assert not stopping.done()
-        release.set()
+        held.release.set()
         assert asking.result(PATIENCE_S)[0] == 200
         assert stopping.result(PATIENCE_S)
 

@@ -14,14 +14,14 @@ from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from pytriton.model_config import ModelConfig, Tensor
+from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend import description_path, write_description
 from pytriton.server.tritonserver.ports import reserve_ports
 from pytriton.triton import ProcessWorker, RemoteTriton, Triton
 from support.bare_server import BareServer, serving
+from support.callables import X, Y
 from support.faults.forks import (
     BUSY,
     DIES_BY_SIGTERM,
@@ -46,8 +46,6 @@ from support.waiting import PATIENCE_S, eventually
 # From Python 3.12 on, a fork of a process with threads is warned of, and that is what this is about.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
-X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
-Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
 KINDS = pytest.mark.parametrize("kind", [FORK, RAW_FORK], ids=["fork", "raw"])
 
 

@@ -20,22 +20,17 @@ import numpy as np
 import pytest
 
 from pytriton.exceptions import PyTritonBadParameterError
-from pytriton.model_config import ModelConfig, Tensor
+from pytriton.model_config import ModelConfig
 from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.triton import Triton, TritonBase, TritonLifecyclePolicy, TritonModelLoadError, VertextAILifecyclePolicy
+from support.callables import X, Y, identity
 from support.load import under_load
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
-X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
-Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
 WARMUP = [
     ModelWarmup(name="w", batch_size=2, count=3, inputs={"x": WarmupInput(np.float32, shape=(1,), zero_data=True)})
 ]
-
-
-def identity(requests: Any) -> Any:
-    return [{"y": request.data["x"]} for request in requests]
 
 
 def call(url: str | None, method: str, path: str, body: Any = None, token: str | None = None) -> tuple[int, Any]:

@@ -17,19 +17,13 @@ import pytest
 import tritonclient.grpc
 
 from pytriton.exceptions import PyTritonValidationError
-from pytriton.model_config import Tensor
 from pytriton.server.lifecycle.policies import RestartSchedule
 from pytriton.triton import RestartPolicy, Triton, TritonServerExitedError
+from support.callables import X, Y, identity
 from support.serving import local_config, running, server_pid, short_home
 from support.waiting import PATIENCE_S, eventually
 
-X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
-Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
 IN_FLIGHT = 1000
-
-
-def identity(requests: Any) -> Any:
-    return [{"y": request.data["x"]} for request in requests]
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ import pytest
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
 from pytriton.triton import Triton, TritonSecurityConfig, TritonServerStartError
+from support.callables import double
 from support.http import call, infer
 from support.serving import local_config, running, server_pid, short_home
 from support.waiting import eventually
@@ -20,10 +21,6 @@ TENSORS: dict[str, Any] = {
     "inputs": [Tensor((-1,), np.float32, "x")],
     "outputs": [Tensor((-1,), np.float32, "y")],
 }
-
-
-def double(requests: Any) -> Any:
-    return [{"y": request["x"] * 2} for request in requests]
 
 
 def command_line(triton: Triton) -> list[str]:

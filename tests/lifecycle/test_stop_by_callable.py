@@ -14,14 +14,12 @@ import pytest
 
 from pytriton import inprocess
 from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidationError
-from pytriton.model_config import Tensor
 from pytriton.triton import RemoteTriton, Triton
+from support.callables import X, Y
 from support.http import infer
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
-X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
-Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
 # Where a callable waits for itself, its request is cut off after this time, and gets no answer.
 LONG_S = 600
 

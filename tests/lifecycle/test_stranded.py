@@ -22,18 +22,17 @@ import numpy as np
 import pytest
 
 from pytriton.client import DecoupledModelClient
-from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
+from pytriton.model_config import DynamicBatcher, ModelConfig
 from pytriton.proxy_backend.transport.activity import EndpointActivity, ask_activity
 from pytriton.server.lifecycle import orphans
 from pytriton.server.lifecycle.orphans import OrphanedRequests
 from pytriton.triton import Triton
+from support.callables import X, Y, identity
 from support.processes import stopped
 from support.serving import local_config, queued, running, server_pid, short_home
 from support.streams import Stream
 from support.waiting import PATIENCE_S, eventually
 
-X = [Tensor((-1,), np.float32, "x")]
-Y = [Tensor((-1,), np.float32, "y")]
 # The time after which what is held counts as stranded, where the tests do not want to wait so long; and a time that is
 # many times longer, but far from that in which requests are cut off.
 QUIET_S = 0.4
@@ -41,10 +40,6 @@ LONG_S = 1.2
 # More than gRPC reads ahead, in megabytes; and the time in which a server that is given up is gone.
 MANY = 100
 GONE_S = 3.5
-
-
-def identity(requests: Any) -> Any:
-    return [{"y": request["x"]} for request in requests]
 
 
 def twice(requests: Any) -> Iterator[Any]:

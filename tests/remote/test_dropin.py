@@ -37,6 +37,7 @@ from pytriton.proxy_backend.dropin.check import find_server
 from pytriton.proxy_backend.dropin.manifest import read_manifest, render_manifest
 from pytriton.proxy_backend.errors import DropInError
 from pytriton.server.tritonserver.binary import find_tritonserver
+from support.callables import double
 from support.faults.plain_server import PlainServer, plain_server
 from support.waiting import PATIENCE_S
 
@@ -642,10 +643,6 @@ def attached(infer: Any, description: Path, endpoint: Path) -> Iterator[Worker]:
         yield worker
     finally:
         assert worker.stop(PATIENCE_S)
-
-
-def double(requests: Any) -> Any:
-    return [{"y": request["x"] * 2} for request in requests]
 
 
 def triple(requests: Any) -> Any:

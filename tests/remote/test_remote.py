@@ -35,7 +35,7 @@ from pytriton.client.exceptions import (
     PyTritonClientValueError,
 )
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError, PyTritonUnrecoverableError
-from pytriton.model_config import ModelConfig, Tensor
+from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend import Worker, endpoint_path, read_description
 from pytriton.proxy_backend.cli.app import run as run_command
 from pytriton.server.models.worker_watch import connected_workers
@@ -52,14 +52,12 @@ from pytriton.triton import (
     TritonServerExitedError,
     TritonServerStartError,
 )
+from support.callables import X, Y
 from support.faults.relay import Relay
 from support.load import under_load
 from support.servers import server_version
 from support.serving import arena_mappings, local_config, running, server_pid, short_home
-from support.waiting import PATIENCE_S, eventually
-
-X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
-Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
+from support.waiting import PATIENCE_S, Held, eventually
 
 
 def times(factor: float) -> Callable[[Any], Any]:
@@ -281,23 +279,17 @@ def test_changes_under_load_lose_no_request(protected: tuple[Triton, Server], pr
 
 
 def test_stop_answers_what_is_in_flight(server: Server) -> None:
-    entered, release = threading.Event(), threading.Event()
-
-    def held(requests: Any) -> Any:
-        entered.set()
-        release.wait(PATIENCE_S)
-        return times(2)(requests)
-
+    held = Held(times(2))
     triton = RemoteTriton(server.grpc_url)
     triton.bind("m", held, X, Y)
     triton.connect()
     with ThreadPoolExecutor(2) as pool:
         asking = pool.submit(server.ask, "m")
-        assert entered.wait(PATIENCE_S)
+        assert held.entered.wait(PATIENCE_S)
         stopping = pool.submit(triton.stop)
         eventually(lambda: not server.is_ready("m"))
         assert not stopping.done()
-        release.set()
+        held.release.set()
         assert asking.result(PATIENCE_S) == 2
         assert stopping.result(PATIENCE_S)
 

@@ -20,6 +20,7 @@ from pytriton.triton import (
     TritonServerError,
     VertextAILifecyclePolicy,
 )
+from support.callables import double
 from support.http import call, infer, tensor
 from support.servers import before, since
 from support.serving import local_config, server_pid, short_home
@@ -29,10 +30,6 @@ TENSORS: dict[str, Any] = {
     "outputs": [Tensor((-1,), np.float32, "y")],
 }
 REQUEST = {"inputs": [tensor("x", 1, 2)]}
-
-
-def double(requests: Any) -> Any:
-    return [{"y": request["x"] * 2} for request in requests]
 
 
 def negate(requests: Any) -> Any:

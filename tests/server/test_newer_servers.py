@@ -13,6 +13,7 @@ from pytriton.client import AsyncioDecoupledModelClient, DecoupledModelClient, M
 from pytriton.client.exceptions import PyTritonClientInferenceServerError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.triton import Triton
+from support.callables import double
 from support.http import call, infer, tensor
 from support.servers import since
 from support.serving import local_config, running, server_pid
@@ -22,10 +23,6 @@ TENSORS: dict[str, Any] = {
     "outputs": [Tensor((-1,), np.float32, "y")],
 }
 REGION = {"key": "/nowhere", "offset": 0, "byte_size": 8}
-
-
-def double(requests: Any) -> Any:
-    return [{"y": request["x"] * 2} for request in requests]
 
 
 def twice(requests: Any) -> Any:

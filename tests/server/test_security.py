@@ -18,6 +18,7 @@ from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
 from pytriton.server.settings.security import DEFAULT_PROTECTED_ENDPOINTS, VALID_TRITON_ENDPOINTS
 from pytriton.triton import Triton, TritonSecurityConfig, TritonServerError
+from support.callables import double
 from support.http import call, infer, tensor
 from support.servers import has_tracing
 from support.serving import local_config, server_pid, short_home
@@ -29,10 +30,6 @@ TENSORS: dict[str, Any] = {
 }
 TOKEN = "a-token-with=signs"
 GRPC_HEADER = "triton-grpc-protocol-triton-access-token"
-
-
-def double(requests: Any) -> Any:
-    return [{"y": request["x"] * 2} for request in requests]
 
 
 def command_line(triton: Triton) -> str:

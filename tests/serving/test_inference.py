@@ -22,13 +22,12 @@ from pytriton.decorators import batch, sample
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton
+from support.callables import X, Y
 from support.serving import arena_mappings, local_config, running, server_pid, short_home
 from support.waiting import PATIENCE_S
 
 Array = np.ndarray[Any, Any]
 
-X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
-Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
 NUMERIC = [
     np.bool_, np.int8, np.int16, np.int32, np.int64, np.uint8, np.uint16, np.uint32, np.uint64,
     np.float16, np.float32, np.float64,

@@ -22,12 +22,10 @@ from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.proxy_backend import read_description
 from pytriton.triton import ProcessWorker, Triton, TritonModelLoadError
+from support.callables import X, Y
 from support.load import under_load
 from support.serving import arena_mappings, local_config, queued, running, short_home
-from support.waiting import PATIENCE_S, eventually
-
-X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
-Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
+from support.waiting import PATIENCE_S, Held, eventually
 
 
 def times(factor: float, pause_s: float = 0.0) -> Callable[[Any], Any]:
@@ -47,20 +45,6 @@ def times_async(factor: float, pause_s: float) -> Callable[[Any], Any]:
         return [{"y": request.data["x"] * np.float32(factor)} for request in requests]
 
     return infer
-
-
-class Held:
-    """A callable that waits in the middle of a request."""
-
-    def __init__(self, factor: float) -> None:
-        self._infer = times(factor)
-        self.entered = threading.Event()
-        self.release = threading.Event()
-
-    def __call__(self, requests: Any) -> Any:
-        self.entered.set()
-        self.release.wait(PATIENCE_S)
-        return self._infer(requests)
 
 
 def call(triton: Triton, method: str, path: str, body: Any = None) -> tuple[int, Any]:
@@ -149,7 +133,7 @@ def test_rebind_under_load_loses_no_request(triton: Triton, home: Path) -> None:
 
 @pytest.mark.parametrize("config", [None, ModelConfig(max_batch_size=7)], ids=["callable", "configuration"])
 def test_the_old_callable_finishes_what_it_has(triton: Triton, config: ModelConfig | None) -> None:
-    held = Held(2)
+    held = Held(times(2))
     triton.rebind("m", held)
     with ThreadPoolExecutor(3) as pool:
         old = pool.submit(ask, triton, "m")
@@ -168,7 +152,7 @@ def test_the_old_callable_finishes_what_it_has(triton: Triton, config: ModelConf
 
 
 def test_a_callable_that_does_not_end_is_cut_off(triton: Triton, caplog: pytest.LogCaptureFixture) -> None:
-    held = Held(2)
+    held = Held(times(2))
     triton.rebind("m", held)
     with ThreadPoolExecutor(1) as pool:
         old = pool.submit(ask, triton, "m")
@@ -334,7 +318,7 @@ def test_other_versions_stay(triton: Triton, home: Path, leaving: int) -> None:
 
 
 def test_unbind_waits_for_what_is_in_flight(home: Path) -> None:
-    held = Held(2)
+    held = Held(times(2))
     triton = Triton(config=local_config(allow_metrics=True, metrics_address="127.0.0.1", metrics_port=0))
     triton.bind("held", held, X, Y)
     with running(triton), ThreadPoolExecutor(3) as pool:
@@ -354,7 +338,7 @@ def test_unbind_waits_for_what_is_in_flight(home: Path) -> None:
 
 
 def test_unbind_cuts_off_what_does_not_end(triton: Triton, home: Path, caplog: pytest.LogCaptureFixture) -> None:
-    held = Held(2)
+    held = Held(times(2))
     triton.bind("held", held, X, Y)
     with ThreadPoolExecutor(1) as pool:
         asking = pool.submit(ask, triton, "held")
@@ -369,7 +353,7 @@ def test_unbind_cuts_off_what_does_not_end(triton: Triton, home: Path, caplog: p
 
 
 def test_stop_ends_the_wait_of_unbind_but_not_the_request(triton: Triton) -> None:
-    held = Held(2)
+    held = Held(times(2))
     triton.bind("held", held, X, Y)
     with ThreadPoolExecutor(3) as pool:
         asking = pool.submit(ask, triton, "held")
@@ -466,7 +450,7 @@ def test_a_failed_bind_leaves_nothing(triton: Triton, home: Path, caplog: pytest
 
 
 def test_stop_ends_a_long_warm_up(home: Path) -> None:
-    held = Held(1)
+    held = Held(times(1))
     config = ModelConfig(
         model_warmup=[
             ModelWarmup(

@@ -17,15 +17,26 @@ from tritonclient.utils import InferenceServerException
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton
-from support.callables import BAD, GOOD, KINDS, ONE, STRICT, UNCASTABLE, function, name_of, yields_nothing, yields_twice
+from support.callables import (
+    BAD,
+    GOOD,
+    KINDS,
+    ONE,
+    STRICT,
+    UNCASTABLE,
+    X,
+    Y,
+    function,
+    name_of,
+    yields_nothing,
+    yields_twice,
+)
 from support.serving import local_config, running, short_home
 from support.streams import Stream
 from support.waiting import PATIENCE_S
 
 Array = np.ndarray[Any, Any]
 
-X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
-Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
 FOUR = DynamicBatcher(preferred_batch_size=[4], max_queue_delay_microseconds=20_000_000)
 
 # ---- results of every form ------------------------------------------------------------------------------------------

@@ -18,9 +18,10 @@ import pytest
 
 from pytriton.client import AsyncioDecoupledModelClient, DecoupledModelClient
 from pytriton.client.exceptions import PyTritonClientInferenceServerError
-from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
+from pytriton.model_config import DynamicBatcher, ModelConfig
 from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton
+from support.callables import X, Y
 from support.servers import server_version
 from support.serving import arena_mappings, local_config, running, short_home
 from support.streams import Event, Stream
@@ -28,8 +29,6 @@ from support.waiting import PATIENCE_S, eventually
 
 Array = np.ndarray[Any, Any]
 
-X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
-Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
 # A batch goes out when it is full, however long its last request takes to come.
 FOUR = DynamicBatcher(preferred_batch_size=[4], max_queue_delay_microseconds=20_000_000)
 MIB = 1 << 20

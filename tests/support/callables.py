@@ -1,4 +1,4 @@
-"""Callables of every kind, and results of every form, for models with an input `x` and an output `y`."""
+"""Callables of every kind, and results of every form, for models with an input `X` and an output `Y`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,20 @@ from typing import Any, cast
 
 import numpy as np
 
+from pytriton.model_config import Tensor
 from pytriton.proxy.types import Request, Response
+
+X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
+Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
+
+
+def double(requests: Any) -> list[Any]:
+    return [{"y": request["x"] * 2} for request in requests]
+
+
+def identity(requests: Any) -> list[Any]:
+    return [{"y": request["x"]} for request in requests]
+
 
 # ---- callables of every kind: x = 13 is bad luck --------------------------------------------------------------------
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import threading
 import time
-from collections.abc import Callable
-from typing import Literal, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, Literal, TypeVar
 
 Found = TypeVar("Found")
 
@@ -32,3 +34,32 @@ async def eventually_async(
         assert time.monotonic() < deadline, f"it did not come true within {timeout_s:g} s"
         await asyncio.sleep(_LOOK_S)
     return found
+
+
+def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run an asynchronous test; asyncio complains of tasks whose error nobody looked at only in its log."""
+    complaints: list[dict[str, Any]] = []
+
+    async def watched() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
+        await main()
+        gc.collect()
+        await eventually_async(lambda: asyncio.all_tasks() == {asyncio.current_task()})
+
+    asyncio.run(watched())
+    gc.collect()
+    assert complaints == []
+
+
+class Held:
+    """A callable that waits in the middle of a request: it has begun when `entered` is set, and ends with `release`."""
+
+    def __init__(self, infer: Callable[[Any], Any]) -> None:
+        self._infer = infer
+        self.entered = threading.Event()
+        self.release = threading.Event()
+
+    def __call__(self, requests: Any) -> Any:
+        self.entered.set()
+        assert self.release.wait(PATIENCE_S)
+        return self._infer(requests)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pytriton.model_config import ModelConfig, Tensor
+from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend import (
     AttachError,
     DescriptionError,
@@ -31,6 +31,7 @@ from pytriton.proxy_backend import (
 from pytriton.proxy_backend.worker.attach import Attachment, find_endpoint, serve_endpoint
 from pytriton.triton import Triton
 from support import python_proxy
+from support.callables import X, Y
 from support.http import call, infer
 from support.load import Load, under_load
 from support.paths import TESTS
@@ -38,8 +39,6 @@ from support.process_models import HANG, NEVER_AGAIN, PID
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
-X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
-Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
 PROGRAMS = ["pytriton", "pytriton.proxy_backend"]
 
 

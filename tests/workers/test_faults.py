@@ -29,6 +29,7 @@ from pytriton.proxy.types import Request
 from pytriton.proxy_backend import Worker
 from pytriton.proxy_backend.transport.activity import EndpointActivity, ask_activity
 from support.bare_server import F4, Array, BareServer, serving
+from support.callables import double
 from support.paths import TESTS
 from support.processes import stop
 from support.waiting import PATIENCE_S, eventually
@@ -170,10 +171,6 @@ class Calls:
         assert len(self.answers) + len(self.errors) == self.count
         assert all(value == 2 * number for number, value in self.answers.items())
         return self
-
-
-def double(requests: list[Request]) -> list[dict[str, Array]]:
-    return [{"y": request["x"] * 2} for request in requests]
 
 
 def assert_next_works(server: BareServer, model: str = "plain") -> None:

@@ -15,15 +15,12 @@ from tritonclient.utils import InferenceServerException
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request
 from pytriton.triton import Triton
+from support.callables import double
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
 Array = np.ndarray[Any, Any]
 F4 = np.dtype("float32")
-
-
-def double(requests: list[Request]) -> list[dict[str, Array]]:
-    return [{"y": request["x"] * 2} for request in requests]
 
 
 def test_a_bound_callable_that_is_stuck() -> None:

@@ -27,18 +27,16 @@ import pytriton.decorators
 import pytriton.proxy_backend
 from pytriton.client import DecoupledModelClient
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonUnrecoverableError, PyTritonValidationError
-from pytriton.model_config import ModelConfig, Tensor
+from pytriton.model_config import ModelConfig
 from pytriton.model_config.common import ModelWarmup, WarmupInput
 from pytriton.triton import ProcessWorker, Triton, TritonModelLoadError, TritonWorkerError
 from support import process_models
+from support.callables import X, Y
 from support.http import call, infer, tensor
 from support.load import Load, under_load
 from support.process_models import DIE, EXIT, HANG, NEVER_AGAIN, PID, RAISE, STOPPED
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
-
-X = [Tensor(name="x", dtype=np.float32, shape=(-1,))]
-Y = [Tensor(name="y", dtype=np.float32, shape=(-1,))]
 
 
 def is_there(pid: int) -> bool:

@@ -38,8 +38,9 @@ from tritonclient.utils import InferenceServerException
 from pytriton.proxy.types import Request
 from pytriton.proxy_backend import AttachError, ModelSpec, TensorSpec, Worker
 from support.bare_server import F4, Array, BareServer, serving
+from support.callables import double
 from support.paths import ROOT
-from support.waiting import PATIENCE_S, eventually
+from support.waiting import PATIENCE_S, Held, eventually
 
 GENERATOR = ROOT / "packages/pytriton-proxy-backend/tests/golden/generate.py"
 MIB = 1 << 20
@@ -103,10 +104,6 @@ class Server(BareServer):
             max_batch_size=8,
             strict=False,
         )
-
-
-def double(requests: list[Request]) -> list[dict[str, Array]]:
-    return [{"y": request["x"] * 2} for request in requests]
 
 
 @pytest.fixture(scope="module")
@@ -602,18 +599,12 @@ def test_a_request_waits_for_the_worker_that_comes(server: Server, pool: ThreadP
 
 
 def test_a_worker_that_detaches_finishes_what_it_has(server: Server, pool: ThreadPoolExecutor) -> None:
-    entered, leave = threading.Event(), threading.Event()
-
-    def slow(requests: list[Request]) -> list[dict[str, Array]]:
-        entered.set()
-        assert leave.wait(PATIENCE_S)
-        return double(requests)
-
+    slow = Held(double)
     with server.worker("plain", slow) as worker:
         answer = pool.submit(server.infer, "plain", ONE)
-        assert entered.wait(PATIENCE_S)
+        assert slow.entered.wait(PATIENCE_S)
         stopped: Future[bool] = pool.submit(worker.stop, PATIENCE_S)
-        leave.set()
+        slow.release.set()
         assert answer.result(PATIENCE_S).tolist() == [[2, 4]]
         assert stopped.result(PATIENCE_S)
     assert_alive(server)

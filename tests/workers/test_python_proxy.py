@@ -39,6 +39,7 @@ from pytriton.proxy_backend.wire.layout import ErrorCode
 from pytriton.proxy_backend.wire.record import Record
 from pytriton.proxy_backend.wire.response import ResponseData, ResponseWriter, read_responses
 from pytriton.proxy_backend.zmq_keys import CurveKeys, KeyFileError, KeysMissingError
+from support.callables import double
 from support.processes import stopped
 from support.python_proxy import (
     Caller,
@@ -77,10 +78,6 @@ def either_address(request: pytest.FixtureRequest, short: Path) -> str:
         return f"ipc://{short}/model.1.zmq"
     # There is room for the link's own socket alone.
     return f"ipc://{short}/{'m' * (105 - len(str(short)))}"
-
-
-def double(requests: Any) -> Any:
-    return [{"y": request["x"] * 2} for request in requests]
 
 
 # ---- records -------------------------------------------------------------------------------------------------------

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import socket
 import threading
 import time
 import warnings
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ from pytriton.client.exceptions import (
     PyTritonClientTimeoutError,
     PyTritonClientValueError,
 )
-from support.waiting import eventually_async
+from support.waiting import drive, eventually_async
 
 ROW = np.array([1.0, 2.0], dtype=np.float32)
 ADD = ModelSpec(
@@ -44,21 +43,6 @@ ADD = ModelSpec(
     (TensorSpec("a", (-1,), np.float32), TensorSpec("b", (-1,), np.float32, optional=True)),
     (TensorSpec("sum", (-1,), np.float32),),
 )
-
-
-def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run an asynchronous test; asyncio complains of tasks whose error nobody looked at only in its log."""
-    complaints: list[dict[str, Any]] = []
-
-    async def watched() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        await main()
-        gc.collect()
-        await eventually_async(lambda: asyncio.all_tasks() == {asyncio.current_task()})
-
-    asyncio.run(watched())
-    gc.collect()
-    assert complaints == []
 
 
 def open_sockets() -> int:

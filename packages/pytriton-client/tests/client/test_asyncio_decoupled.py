@@ -5,7 +5,7 @@ import gc
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,24 +21,9 @@ from pytriton.client.exceptions import (
     PyTritonClientTimeoutError,
     PyTritonClientValueError,
 )
-from support.waiting import eventually_async
+from support.waiting import drive, eventually_async
 
 Client = AsyncioDecoupledModelClient
-
-
-def drive(main: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run an asynchronous test; asyncio complains of tasks whose error nobody looked at only in its log."""
-    complaints: list[dict[str, Any]] = []
-
-    async def watched() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda _, context: complaints.append(context))
-        await main()
-        gc.collect()
-        await eventually_async(lambda: asyncio.all_tasks() == {asyncio.current_task()})
-
-    asyncio.run(watched())
-    gc.collect()
-    assert complaints == []
 
 
 async def read_into(came: list[ModelResult], results: AsyncIterator[ModelResult]) -> None:

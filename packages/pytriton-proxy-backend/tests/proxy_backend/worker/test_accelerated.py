@@ -2,7 +2,6 @@
 
 import contextlib
 import gc
-import logging
 import os
 import signal
 import struct
@@ -33,15 +32,6 @@ F8 = np.dtype("float64")
 Array = np.ndarray[Any, Any]
 Serve = Callable[..., tuple[Worker, Any]]
 INPUT_RELEASED, BATCH_DONE = 1, 2
-
-
-@pytest.fixture(autouse=True)
-def _no_record_kept() -> Iterator[None]:
-    """pytest keeps log records with their tracebacks, and these keep the inputs, which would not go back then."""
-    logger = logging.getLogger("pytriton.proxy_backend")
-    logger.setLevel(logging.CRITICAL + 1)
-    yield
-    logger.setLevel(logging.NOTSET)
 
 
 class Columns:

@@ -25,21 +25,12 @@ from pytriton.proxy.types import Request, Response
 from pytriton.proxy_backend import AttachError, ModelSpec, TensorSpec, VersionMismatchError, Worker
 from pytriton.proxy_backend.protocol import worker as worker_protocol
 from pytriton.proxy_backend.transport import connection
-from support.waiting import PATIENCE_S, eventually
+from support.waiting import PATIENCE_S, Held, eventually
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 pytestmark = pytest.mark.usefixtures("both_ways")
 F4 = np.dtype("float32")
 Serve = Callable[..., tuple[Worker, Any]]
-
-
-@pytest.fixture(autouse=True)
-def _no_record_kept() -> Iterator[None]:
-    """pytest keeps log records with their tracebacks, and these keep the inputs, which would not go back then."""
-    logger = logging.getLogger("pytriton.proxy_backend")
-    logger.setLevel(logging.CRITICAL + 1)
-    yield
-    logger.setLevel(logging.NOTSET)
 
 
 def spec(**changes: Any) -> ModelSpec:
@@ -780,21 +771,15 @@ def test_attaches_again_when_the_server_went_away(
 
 
 def test_stop_finishes_what_is_in_flight(serve: Serve, golden: ModuleType) -> None:
-    entered, leave = threading.Event(), threading.Event()
-
-    def slow(requests: list[Request]) -> Any:
-        entered.set()
-        assert leave.wait(PATIENCE_S)
-        return double(requests)
-
+    slow = Held(double)
     worker, peer = serve(slow)
     peer.batch(1, record(golden, 1, [1.0]))
-    assert entered.wait(PATIENCE_S)
+    assert slow.entered.wait(PATIENCE_S)
     ended: list[bool] = []
     stopper = threading.Thread(target=lambda: ended.append(worker.stop(PATIENCE_S)))
     stopper.start()
     assert peer.answer().kind == golden.DETACH
-    leave.set()
+    slow.release.set()
     assert values(peer.responses(peer.answer())) == [[[2]]]
     peer.close()
     stopper.join(PATIENCE_S)
@@ -805,21 +790,15 @@ def test_stop_finishes_what_is_in_flight(serve: Serve, golden: ModuleType) -> No
 
 
 def test_stop_says_when_it_took_too_long_and_cuts_the_connection(serve: Serve, golden: ModuleType) -> None:
-    entered, leave = threading.Event(), threading.Event()
-
-    def stuck(requests: list[Request]) -> Any:
-        entered.set()
-        assert leave.wait(PATIENCE_S)
-        return double(requests)
-
+    stuck = Held(double)
     worker, peer = serve(stuck)
     peer.batch(1, record(golden, 1, [1.0]))
-    assert entered.wait(PATIENCE_S)
+    assert stuck.entered.wait(PATIENCE_S)
     assert not worker.stop(0.05)
     assert peer.answer().kind == golden.DETACH
     with pytest.raises(EOFError):
         peer.receive()
-    leave.set()
+    stuck.release.set()
 
 
 def test_stop_before_anybody_listens(make_worker: Callable[..., Worker]) -> None:
