@@ -34,6 +34,7 @@ NUMERIC = [
 ]  # fmt: skip
 
 kept: list[Array] = []
+batches: list[int] = []
 started = threading.Event()
 release = threading.Event()
 cancelled = threading.Event()
@@ -159,6 +160,7 @@ def optional(requests: list[Request]) -> list[dict[str, Array]]:
 
 
 def block(requests: list[Request]) -> list[dict[str, Array]]:
+    batches.append(len(requests))
     started.set()
     release.wait(PATIENCE_S)
     return doubled(requests)
@@ -443,16 +445,19 @@ def test_inputs_over_the_budget(connect: Connect) -> None:
 
 def test_many_callers_of_a_slow_model_share_batches(triton: Triton) -> None:
     assert triton.http_url is not None
-    release.clear()
-    started.clear()
+    batches.clear()
     with ThreadPoolExecutor(9) as pool, ModelClient(triton.http_url, "block") as client:
-        first = pool.submit(client.infer_sample, np.zeros(1, np.float32))
-        assert started.wait(PATIENCE_S)
-        rest = [pool.submit(client.infer_sample, np.full(1, number, np.float32)) for number in range(8)]
-        time.sleep(0.3)
-        release.set()
-        first.result(PATIENCE_S)
-        assert [float(future.result(PATIENCE_S)["y"][0]) for future in rest] == [number * 2.0 for number in range(8)]
+        # Until some have come while the first one was held.
+        while max(batches, default=1) == 1:
+            release.clear()
+            started.clear()
+            first = pool.submit(client.infer_sample, np.zeros(1, np.float32))
+            assert started.wait(PATIENCE_S)
+            rest = [pool.submit(client.infer_sample, np.full(1, number, np.float32)) for number in range(8)]
+            release.set()
+            first.result(PATIENCE_S)
+            answers = [float(future.result(PATIENCE_S)["y"][0]) for future in rest]
+            assert answers == [number * 2.0 for number in range(8)]
 
 
 # ---- decoupled models -----------------------------------------------------------------------------------------------

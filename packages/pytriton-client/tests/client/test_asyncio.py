@@ -551,10 +551,10 @@ def test_from_existing_client_of_every_class(server: Any) -> None:
 
 def test_unclosed_client_is_told_of_and_leaves_no_connection(server: Any) -> None:
     async def main() -> None:
+        before = open_sockets()
         async with AsyncioModelClient(server.url, "add") as closed:
             await closed.infer_sample(ROW)
-        await asyncio.sleep(0.2)  # the server's side of it
-        before = open_sockets()
+        await eventually_async(lambda: open_sockets() <= before)
         client = AsyncioModelClient(server.url, "add")
         await client.infer_sample(ROW)
         view = client.with_options(timeout_s=5)
@@ -595,13 +595,16 @@ def test_server_that_breaks_off(answer: bytes) -> None:
 def test_idle_connection_that_the_server_closes() -> None:
     async def main() -> None:
         requests: list[bytes] = []
+        noticed: list[bytes] = []  # by the client, which has closed its side, too
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             head = await reader.readuntil(b"\r\n\r\n")
             requests.append(head)
             body = b'{"outputs":[]}' if head.startswith(b"POST") else b""
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
-            await writer.drain()
+            writer.write_eof()
+            await reader.read()
+            noticed.append(head)
             writer.close()
 
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as listening:
@@ -610,11 +613,10 @@ def test_idle_connection_that_the_server_closes() -> None:
                 for _ in range(3):
                     # At once, when nobody may have noticed yet: a question can be asked again.
                     await client.wait_for_server(300)
-                await asyncio.sleep(0.05)
                 for _ in range(3):
                     # An inference cannot, so it takes another connection where the end has been noticed.
+                    await eventually_async(lambda: noticed == requests)
                     assert await client.infer_sample(ROW) == {}
-                    await asyncio.sleep(0.05)
         assert len(requests) == 6
 
     drive(main)
