@@ -111,7 +111,7 @@ def asyncio_stream(url: str, model: str, calls: int) -> tuple[float, float]:
 
 
 async def measure_tasks(call: Callable[[], Awaitable[Any]], calls: int, tasks: int) -> tuple[float, float]:
-    """As ``measure``, the calls shared out among tasks."""
+    """Measure as ``measure`` does, with the calls shared out among tasks."""
 
     async def repeat(count: int) -> None:
         for _ in range(count):

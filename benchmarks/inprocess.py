@@ -155,7 +155,7 @@ def infer(model: inprocess.Model, x: Array) -> Array:
 
 
 def time_calls(call: Call, calls: int) -> float:
-    """Give the median time of a call, in microseconds."""
+    """Return the median time of a call, in microseconds."""
     found = []
     for _ in range(calls):
         begin = time.perf_counter_ns()
@@ -219,7 +219,7 @@ def measure_large(server: inprocess.Server, first: First, report: Report, calls:
 
 
 def resident_mib() -> float:
-    """Give the resident memory of this process, in MiB."""
+    """Return the resident memory of this process, in MiB."""
     gc.collect()
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / _MIB
 

@@ -33,7 +33,7 @@ IDENTITY_CONFIG: dict[str, Any] = {"backend": "python", **_TENSORS}
 
 
 def chain_config(model: str) -> dict[str, Any]:
-    """Of an ensemble that hands its request on to another model of the same tensors. It takes no time to load."""
+    """Return the configuration of an ensemble of one model with the same tensors, which loads in no time."""
     step = {"model_name": model, "model_version": -1, "input_map": {"x": "x"}, "output_map": {"y": "y"}}
     return {"platform": "ensemble", **_TENSORS, "ensemble_scheduling": {"step": [step]}}
 

@@ -72,7 +72,7 @@ def queued(triton: Triton, model: str) -> int:
 
 @contextmanager
 def short_home() -> Iterator[Path]:
-    """A `PYTRITON_HOME` short enough for sockets, which must be empty in the end."""
+    """Set a `PYTRITON_HOME` short enough for sockets; it must be empty in the end."""
     before = os.environ.get("PYTRITON_HOME")
     with tempfile.TemporaryDirectory(prefix="pt") as folder:
         os.environ["PYTRITON_HOME"] = folder

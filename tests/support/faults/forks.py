@@ -110,7 +110,7 @@ def is_there(pid: int) -> bool:
 
 @contextlib.contextmanager
 def killed_in_the_end(pid: int) -> Iterator[int]:
-    """A child that must be there until the end of the block, and is killed then."""
+    """Check that a child is there until the end of the block, and kill it then."""
     try:
         yield pid
         assert is_there(pid)

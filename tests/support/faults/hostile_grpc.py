@@ -86,7 +86,7 @@ class HostileGrpcServer(grpc.GenericRpcHandler):  # type: ignore[misc, unused-ig
 
 @contextlib.contextmanager
 def hostile_grpc_server(compression: grpc.Compression | None = None) -> Iterator[HostileGrpcServer]:
-    """A server of that kind, whose answers are compressed or not."""
+    """Run a server of that kind, whose answers are compressed or not."""
     server = HostileGrpcServer(compression)
     try:
         yield server
@@ -125,7 +125,7 @@ GOOD_HEADERS = literal(b":status", b"200") + literal(b"content-type", b"applicat
 
 @contextlib.contextmanager
 def by_hand(answer: bytes, keeps_open: bool) -> Iterator[str]:
-    """The address of a server that sends the same bytes to everyone who has sent a request, whatever it was."""
+    """Run a server that answers every request with the same bytes, whatever it was; yield its address."""
     listening = socket.create_server(("127.0.0.1", 0), backlog=64)
     is_over = threading.Event()
     connections: set[socket.socket] = set()

@@ -152,7 +152,7 @@ def _place_of(path: str) -> tuple[str, bytes]:
 
 @contextlib.contextmanager
 def hostile_server() -> Iterator[HostileServer]:
-    """A server of that kind."""
+    """Run a server of that kind."""
     server = HostileServer()
     try:
         yield server
@@ -215,7 +215,7 @@ class Caller:
 
 @contextlib.contextmanager
 def caller(kind: str, url: str, **options: Any) -> Iterator[Caller]:
-    """A client that is closed in the end."""
+    """Make a client, and close it in the end."""
     one = Caller(kind, url, **options)
     try:
         yield one

@@ -109,7 +109,7 @@ class Served:
 
 @contextmanager
 def served(**settings: Any) -> Iterator[Served]:
-    """A server with the models of `bodies.MODELS`. Its death is for the test to tell.
+    """Run a server with the models of `bodies.MODELS`. Its death is for the test to tell.
 
     Args:
         settings: Of the server, beside those of a local one.

@@ -17,7 +17,7 @@ import pytest
 from pytriton.client._core.requests import Call, InferRequest, InferResponse
 from pytriton.client._core.spec import ModelSpec, TensorSpec
 from pytriton.client._shm import placing, pool, regions
-from pytriton.client._shm.pool import RegionPool, leavings_of
+from pytriton.client._shm.pool import RegionPool, stale_regions_of
 from pytriton.client._shm.regions import Region, is_left_behind, remove_left_files
 
 pytestmark = pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="needs the shared memory of Linux")
@@ -29,7 +29,7 @@ URL = "http://localhost:1"
 @pytest.fixture(autouse=True)
 def _nothing_left() -> Iterator[None]:
     before = set(os.listdir("/dev/shm"))
-    leavings_of(URL).names.clear()
+    stale_regions_of(URL).names.clear()
     yield
     assert not [name for name in set(os.listdir("/dev/shm")) - before if f".{os.getpid()}." in name]
 
@@ -41,7 +41,7 @@ def made(regions_: RegionPool, size: int) -> Region:
 
 
 def left() -> list[str]:
-    return list(leavings_of(URL).names)
+    return list(stale_regions_of(URL).names)
 
 
 def test_region_has_its_memory_and_nobody_else_sees_it() -> None:

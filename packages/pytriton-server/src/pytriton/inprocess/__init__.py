@@ -107,7 +107,7 @@ if _TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> str:
-        """Give `__version__`, the version of pytriton-server, whose look-up takes longer than the whole import."""
+        """Return `__version__`, the version of pytriton-server, whose look-up takes longer than the whole import."""
         if name != "__version__":
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         from importlib import metadata

@@ -25,7 +25,7 @@ from .._core.url import TritonUrl
 from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError, PyTritonClientSharedMemoryError
 from ..warnings import SharedMemoryWarning
 from .placing import Expectations, Placed, layout_of_inputs
-from .pool import RegionPool, leavings_of
+from .pool import RegionPool, stale_regions_of
 from .regions import FOLDER, Region, is_left_behind, remove_left_files
 
 __all__ = ["SharedMemory", "is_usable"]
@@ -79,7 +79,7 @@ class SharedMemory:
         self._is_required = is_required
         self._least_bytes = 1 if is_required else LEAST_BYTES
         self._pool = RegionPool(target.url)
-        self._leavings = leavings_of(target.url)
+        self._stale = stale_regions_of(target.url)
         self._expectations = Expectations(max_response_bytes)
         self._lock = threading.Lock()
         self._has_swept = self._has_warned = self._is_off = False
@@ -136,13 +136,13 @@ class SharedMemory:
         if not inputs and not outputs:
             return placed
         try:
-            if self._leavings.names and time.monotonic() >= self._leavings.not_before:
+            if self._stale.names and time.monotonic() >= self._stale.not_before:
                 yield from self._unregister_left()
             if inputs:
                 placed.place_inputs((yield from self._get(placed.room_for(inputs), deadline)), inputs)
             if outputs:
                 placed.place_outputs((yield from self._get(placed.room_for(outputs), deadline)), outputs, spec)
-        except _NotToBeHadError as error:
+        except _UnavailableError as error:
             placed.give_back()
             self._refuse(error)
             return Placed(self._pool, request)
@@ -167,7 +167,7 @@ class SharedMemory:
             placed.forget()
             if was_unknown:
                 text = f"the server forgets what it registers: {error.server_message}"
-                self._refuse(_NotToBeHadError(0, text, error))
+                self._refuse(_UnavailableError(0, text, error))
             return True
         placed.leave()
         text = error.server_message or ""
@@ -181,7 +181,7 @@ class SharedMemory:
         self._pool.close()
         patience = Deadline(_PATIENCE_S)
         yield from self._unregister_left()
-        while self._leavings.names and self._leavings.was_early and not patience.is_over:
+        while self._stale.names and self._stale.was_early and not patience.is_over:
             yield Pause(_CLOSE_PAUSE_S)
             yield from self._unregister_left()
 
@@ -195,14 +195,14 @@ class SharedMemory:
             yield from self._unregister_left()
             region = self._pool.make(size)
         except OSError as error:
-            raise _NotToBeHadError(size, str(error), error, is_shortage=error.errno in _SHORTAGES) from error
+            raise _UnavailableError(size, str(error), error, is_shortage=error.errno in _SHORTAGES) from error
         try:
             yield Exchange(methodcaller("register_shared_memory", region.name, region.size, deadline.remaining_s()))
         except BaseException as error:
             self._pool.leave(region)
             if isinstance(error, PyTritonClientInferenceServerError):
                 is_shortage = error.status in _BUSY_STATUSES
-                raise _NotToBeHadError(size, error.message, error, is_shortage=is_shortage) from error
+                raise _UnavailableError(size, error.message, error, is_shortage=is_shortage) from error
             raise
         finally:
             region.unlink()
@@ -221,30 +221,30 @@ class SharedMemory:
             logger.debug("Regions of clients that are gone stay registered: %s", error)
             return
         for name in filter(is_left_behind, names):
-            self._leavings.add(name)
+            self._stale.add(name)
 
     def _unregister_left(self) -> Generator[PlanStep, Any, None]:
         deadline = Deadline(_TIDY_TIMEOUT_S)
-        for _ in range(len(self._leavings.names)):
+        for _ in range(len(self._stale.names)):
             try:
-                name = self._leavings.names.popleft()
+                name = self._stale.names.popleft()
             except IndexError:
                 return  # another thread was faster
             try:
                 yield Exchange(methodcaller("unregister_shared_memory", name, deadline.remaining_s()))
             except PyTritonClientInferenceServerError as error:
                 if _IN_USE_TEXT in error.message or error.status in _BUSY_STATUSES:
-                    self._leavings.put_back(name, _TIDY_PAUSE_S)
+                    self._stale.put_back(name, _TIDY_PAUSE_S)
                 else:
                     logger.debug("The server keeps the region %s: %s", name, error)
             except BaseException as error:
-                self._leavings.put_back(name, _TIDY_PAUSE_S)
+                self._stale.put_back(name, _TIDY_PAUSE_S)
                 if not isinstance(error, PyTritonClientError):
                     raise
                 logger.debug("The server was not told to forget the region %s: %s", name, error)
                 return
 
-    def _refuse(self, error: _NotToBeHadError) -> None:
+    def _refuse(self, error: _UnavailableError) -> None:
         """Raise what is wrong, or warn once."""
         message = (
             f"Shared memory for the model {self._target.model} at {self._target.url} cannot be had: "
@@ -261,7 +261,7 @@ class SharedMemory:
             warnings.warn(f"{message} Tensors travel in requests and responses.", SharedMemoryWarning, stacklevel=2)
 
 
-class _NotToBeHadError(Exception):
+class _UnavailableError(Exception):
     """No region of that size can be had."""
 
     def __init__(self, size: int, text: str, reason: Exception, *, is_shortage: bool = False) -> None:

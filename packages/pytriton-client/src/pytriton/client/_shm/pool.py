@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from .regions import Region, room
 
-__all__ = ["Leavings", "RegionPool", "leavings_of"]
+__all__ = ["RegionPool", "StaleRegions", "stale_regions_of"]
 
 # How much may be free, and how much lent: a part of all shared memory of the host.
 _SHARE = 4
@@ -34,7 +34,7 @@ _LEAST_BYTES = 1 << 16
 _WASTE = 2
 
 
-class Leavings:
+class StaleRegions:
     """The names of regions that one server has mapped and no client of this process uses any more.
 
     Attributes:
@@ -62,12 +62,12 @@ class Leavings:
         return self.not_before > 0.0
 
 
-_leavings: dict[str, Leavings] = {}
+_stale: dict[str, StaleRegions] = {}
 
 
-def leavings_of(url: str) -> Leavings:
-    """Return the leavings at a server."""
-    return _leavings.setdefault(url, Leavings())
+def stale_regions_of(url: str) -> StaleRegions:
+    """Return those of a server."""
+    return _stale.setdefault(url, StaleRegions())
 
 
 class RegionPool:
@@ -78,12 +78,12 @@ class RegionPool:
     """
 
     def __init__(self, url: str) -> None:
-        self._leavings = leavings_of(url)
+        self._stale = stale_regions_of(url)
         # Of each region that the server may have mapped, how often the server had forgotten all of them before.
         self._known: dict[str, int] = {}
         self._begin()
         # A client that is dropped without close() leaves its regions to the next one.
-        weakref.finalize(self, _leave_all, self._leavings, self._known).atexit = False
+        weakref.finalize(self, _leave_all, self._stale, self._known).atexit = False
         _pools.add(self)
 
     def _begin(self) -> None:
@@ -196,7 +196,7 @@ class RegionPool:
         self._free.pop(region, None)
         self._lent.pop(region, None)
         if self._known.pop(region.name, None) is not None:
-            self._leavings.add(region.name)
+            self._stale.add(region.name)
 
 
 _pools: weakref.WeakSet[RegionPool] = weakref.WeakSet()
@@ -210,8 +210,8 @@ def _count_fork() -> None:
 
 def _begin_in_child() -> None:
     """Leave the regions to the parent. A lock may be held by a thread that the child does not have."""
-    for leavings in _leavings.values():
-        leavings.names.clear()
+    for stale in _stale.values():
+        stale.names.clear()
     for pool in list(_pools):
         pool._begin()
 
@@ -228,6 +228,6 @@ def _put(returned: deque[Region], region: Region, _gone: object) -> None:
     returned.append(region)
 
 
-def _leave_all(leavings: Leavings, known: dict[str, int]) -> None:
+def _leave_all(stale: StaleRegions, known: dict[str, int]) -> None:
     for name in known:
-        leavings.add(name)
+        stale.add(name)

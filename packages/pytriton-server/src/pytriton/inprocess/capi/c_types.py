@@ -39,7 +39,7 @@ ENUM = c_int
 
 
 def out(kind: Any) -> Any:
-    """Give the type of an argument that the function writes to, or of an array that it reads."""
+    """Return the type of an argument that the function writes to, or of an array that it reads."""
     return POINTER(kind)
 
 

@@ -157,12 +157,12 @@ _CLASSES: dict[int, type[TritonError]] = {
 
 
 def error_class(code: int) -> type[TritonError]:
-    """Give the class for a code of the C API; `UnknownError` for a code that is not known here."""
+    """Return the class for a code of the C API; `UnknownError` for a code that is not known here."""
     return _CLASSES.get(code, UnknownError)
 
 
 def code_of(error: BaseException) -> ErrorCode:
-    """Give the code that an exception is reported to Triton with.
+    """Return the code that an exception is reported to Triton with.
 
     Returns:
         The code of the class for a `TritonError`, `INTERNAL` for everything else.
@@ -192,7 +192,7 @@ def wrong_argument(name: str, expected: str, received: object, *, where: str | N
 
 
 def checked_integer(name: str, value: object, allowed: range, kind: str = "an int", *, where: str | None = None) -> int:
-    """Give an integer, also one of numpy, as an `int`.
+    """Return an integer, also one of numpy, as an `int`.
 
     Args:
         name: Name of the argument.
@@ -213,7 +213,7 @@ def checked_integer(name: str, value: object, allowed: range, kind: str = "an in
 
 
 def encoded_text(name: str, text: object, *, where: str | None = None) -> bytes:
-    """Give a text as the C API takes it.
+    """Return a text as the C API takes it.
 
     Args:
         name: Name of the argument.

@@ -79,7 +79,7 @@ _state = _shared_state()
 
 
 def shared(name: str, make: Callable[[], _Result]) -> _Result:
-    """Give the one object of a name in this process, also to a package that was imported a second time.
+    """Return the one object of a name in this process, also to a package that was imported a second time.
 
     Args:
         name: Name of the object.
@@ -204,7 +204,7 @@ def _after_fork(state: _State) -> None:
 
 
 def _exit_without_destructors() -> Callable[[], None]:
-    """Give a function that makes the exit of this process skip the destructors of libraries that are loaded by now.
+    """Return a function that makes the exit of this process skip the destructors of libraries that are loaded by now.
 
     At exit, Triton's library waits for the thread that reads the metrics of devices. In a forked child that thread is
     not there, and waiting for it crashes or never ends. What Python does at its exit is done before, and output that C

@@ -83,7 +83,7 @@ class ServerAccess:
         return self._forked_from is not None
 
     def use(self) -> _Call:
-        """Give the handle for a call, in a `with` block, and keep the server from being deleted during it.
+        """Return the handle for a call, in a `with` block, and keep the server from being deleted during it.
 
         Raises:
             UnavailableError: If the server is being stopped.

@@ -125,7 +125,7 @@ class Model:
         return request
 
     def metadata(self) -> dict[str, Any]:
-        """Give the names, types and shapes of the inputs and outputs, the platform and the versions.
+        """Return the names, types and shapes of the inputs and outputs, the platform and the versions.
 
         Raises:
             NotFoundError: If the model is not loaded.
@@ -133,7 +133,7 @@ class Model:
         return self._ask("TRITONSERVER_ServerModelMetadata")
 
     def config(self, config_version: int = 1) -> dict[str, Any]:
-        """Give the configuration that the server uses.
+        """Return the configuration that the server uses.
 
         Args:
             config_version: Version of the format. Triton has 1.
@@ -146,7 +146,7 @@ class Model:
         return self._ask("TRITONSERVER_ServerModelConfig", version)
 
     def statistics(self) -> dict[str, Any]:
-        """Give counts and durations of the requests since the model was loaded, in nanoseconds.
+        """Return counts and durations of the requests since the model was loaded, in nanoseconds.
 
         Raises:
             NotFoundError: If the model is not loaded.
@@ -251,7 +251,7 @@ class ModelDictionary(dict[tuple[str, int], Model]):
         return super().__contains__(key)
 
     def get(self, key: tuple[str, int] | str, default: Any = None) -> Any:
-        """Give a model as the index operation does, or `default` if there is none."""
+        """Return a model as the index operation does, or `default` if there is none."""
         try:
             return self[key]
         except KeyError:

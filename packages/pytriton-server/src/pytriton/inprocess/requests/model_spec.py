@@ -84,7 +84,7 @@ def fetch_spec(model: Model) -> ModelSpec:
 
 
 def known_spec(model: Model) -> ModelSpec:
-    """Give the description that was fetched last, or fetch it."""
+    """Return the description that was fetched last, or fetch it."""
     return model._access().model_specs.get((model.name, model.version)) or fetch_spec(model)
 
 

@@ -67,7 +67,7 @@ class InferenceRequest:
 
 
 def output_gpu(request: InferenceRequest) -> int | None:
-    """Give the number of the GPU that outputs are wanted on; `None` for host memory.
+    """Return the number of the GPU that outputs are wanted on; `None` for host memory.
 
     Raises:
         InvalidArgumentError: If `output_memory_type` names no kind of memory.

@@ -87,7 +87,7 @@ def _json(config: Mapping[str, Any], where: str) -> str:
 
 
 def files_of(name: str, parameters: Mapping[str, Parameter]) -> dict[str, bytes]:
-    """Give the files of a model that is given by parameters, with its configuration as `config.pbtxt`.
+    """Return the files of a model that is given by parameters, with its configuration as `config.pbtxt`.
 
     Args:
         name: Name of the model.

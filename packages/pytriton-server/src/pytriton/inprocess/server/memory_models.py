@@ -140,7 +140,7 @@ def config_text(name: str, config: str) -> bytes:
 
 
 def _messages() -> Any:
-    """Give the module with the message `ModelConfig`, without the client around it, which loads all of gRPC."""
+    """Return the module with the message `ModelConfig`, without the client around it, which loads all of gRPC."""
     loaded = sys.modules.get(_MESSAGES)
     if loaded is not None:
         return loaded

@@ -153,7 +153,7 @@ class Options:
         option_values(self)
 
     def repositories(self) -> list[str]:
-        """Give the model repositories as a list of paths.
+        """Return the model repositories as a list of paths.
 
         Raises:
             OptionTypeError: If `model_repository` is neither a path nor several of them.

@@ -194,12 +194,12 @@ class Server:
         return self._flag("TRITONSERVER_ServerIsReady")
 
     def metadata(self) -> dict[str, Any]:
-        """Give the name, the version and the extensions of the server."""
+        """Return the name, the version and the extensions of the server."""
         metadata: dict[str, Any] = self._running().ask("TRITONSERVER_ServerMetadata")
         return metadata
 
     def metrics(self, metric_format: MetricFormat = MetricFormat.PROMETHEUS) -> str:
-        """Give the metrics of all servers of this process and of the metrics made with `Metric`.
+        """Return the metrics of all servers of this process and of the metrics made with `Metric`.
 
         Args:
             metric_format: Format of the text.
@@ -225,7 +225,7 @@ class Server:
     # -- models ------------------------------------------------------------------------------------------------------
 
     def model(self, model_name: str, model_version: int = -1) -> Model:
-        """Give a model by its name. Nothing is looked up before it is used.
+        """Return a model by its name. Nothing is looked up before it is used.
 
         Args:
             model_name: Name of the model.

@@ -90,7 +90,7 @@ class Session(ServerAccess):
             raise failure
 
     def _no_server(self, values: dict[str, Any], folders: Folders) -> TritonError:
-        """Give the error for a server that could not even look for models."""
+        """Return the error for a server that could not even look for models."""
         if process.is_alone(self):
             try:
                 # Once more, for what it says when it fails for good.

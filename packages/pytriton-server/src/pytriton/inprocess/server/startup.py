@@ -61,7 +61,7 @@ class Folders:
 
 
 def _unless_missing_default(path: bytes | None) -> bytes | None:
-    """Give a path, or `None` for one that scripts only name because a container has it, where there is none."""
+    """Return a path, or `None` for one that scripts only name because a container has it, where there is none."""
     if path is not None and path.rstrip(b"/") in _DEFAULTS_OF_CONTAINERS and not os.path.isdir(path):
         return None
     return path

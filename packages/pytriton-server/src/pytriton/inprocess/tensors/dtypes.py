@@ -67,7 +67,7 @@ BIT_WIDTHS: Final = {data_type: dtype.itemsize * 8 for data_type, dtype in NUMPY
 
 
 def data_type_of(dtype: np.dtype[Any]) -> DataType | None:
-    """Give the data type of arrays of a numpy dtype, of either byte order; `None` if Triton has no such type."""
+    """Return the data type of arrays of a numpy dtype, of either byte order; `None` if Triton has no such type."""
     kind = dtype.kind
     if kind in "OSU":
         return DataType.BYTES
@@ -78,7 +78,7 @@ def data_type_of(dtype: np.dtype[Any]) -> DataType | None:
 
 
 def data_type_of_dlpack(code: int, bits: int, lanes: int) -> DataType | None:
-    """Give the data type of a DLPack tensor; `None` if Triton has no such type."""
+    """Return the data type of a DLPack tensor; `None` if Triton has no such type."""
     return _OF_DLPACK.get((code, bits)) if lanes == 1 else None
 
 
@@ -96,7 +96,7 @@ def bfloat16_bits(values: Array) -> Array:
 
 
 def bfloat16_values(bits: Array) -> Array:
-    """Give the values of bfloat16 bits.
+    """Return the values of bfloat16 bits.
 
     Returns:
         An array of `ml_dtypes.bfloat16` on the same memory if that package is installed, otherwise `float32` values,

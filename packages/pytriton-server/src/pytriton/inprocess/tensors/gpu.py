@@ -29,7 +29,7 @@ _EXPECTED = '"cpu", "gpu", "gpu:<number>", a MemoryType, or a pair of a MemoryTy
 
 
 def parse_device(device: Any) -> tuple[MemoryType, int]:
-    """Give kind of memory and number of a device; pinned host memory counts as host memory.
+    """Return kind of memory and number of a device; pinned host memory counts as host memory.
 
     Raises:
         InvalidArgumentError: If it names no device.
@@ -193,7 +193,7 @@ _lock = threading.Lock()
 
 
 def gpu_allocator(find: Callable[[int], tuple[int, dict[int, MemoryBuffer]]]) -> int | None:
-    """Give the address of the allocator for outputs on GPUs, of which the process has one.
+    """Return the address of the allocator for outputs on GPUs, of which the process has one.
 
     Args:
         find: Gives, for the number of a request, the GPU that it wants its outputs on and where their memory is kept.

@@ -150,14 +150,14 @@ class _ExternalMemory:
 
 
 def view_of_address(address: int, size_bytes: int, owner: object, *, read_only: bool = False) -> Array:
-    """Give memory as an array of bytes that keeps its owner alive, as long as the array or a view of it lives."""
+    """Return memory as an array of bytes that keeps its owner alive, as long as the array or a view of it lives."""
     if not size_bytes:
         return np.empty(0, np.uint8)
     return np.asarray(_ExternalMemory(address, size_bytes, owner, read_only))
 
 
 def array_of(buffer: MemoryBuffer, dtype: np.dtype[Any], shape: tuple[int, ...]) -> Array:
-    """Give host memory as an array that keeps it.
+    """Return host memory as an array that keeps it.
 
     Raises:
         UnsupportedError: If it is memory of a device.

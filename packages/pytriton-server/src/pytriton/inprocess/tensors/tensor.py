@@ -143,7 +143,7 @@ class Tensor:
         )
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        """Give the elements as a numpy array: on the same memory where there are numbers that numpy knows.
+        """Return the elements as a numpy array: on the same memory where there are numbers that numpy knows.
 
         Strings become an `object` array of `bytes`; bfloat16 becomes `ml_dtypes.bfloat16` on the same memory if that
         package is installed, otherwise `float32`.
@@ -218,7 +218,7 @@ class Tensor:
         return _from_strings(bytes_array)
 
     def to_bytes_array(self) -> Array:
-        """Give the strings as an `object` array of `bytes`, with the shape of the tensor.
+        """Return the strings as an `object` array of `bytes`, with the shape of the tensor.
 
         Raises:
             InvalidArgumentError: If it is not a tensor of strings, or its memory is not in Triton's form.
@@ -239,7 +239,7 @@ class Tensor:
             ) from error
 
     def to_string_array(self) -> Array:
-        """Give the strings as an `object` array of `str`, with the shape of the tensor.
+        """Return the strings as an `object` array of `str`, with the shape of the tensor.
 
         Raises:
             InvalidArgumentError: If it is not a tensor of strings, or one of them is not UTF-8.
@@ -259,7 +259,7 @@ class Tensor:
         return decoded.reshape(self.shape)
 
     def to_host(self) -> Tensor:
-        """Give the tensor in host memory: itself if it is there, otherwise a copy.
+        """Return the tensor in host memory: itself if it is there, otherwise a copy.
 
         Raises:
             UnsupportedError: If it is on a device and the package `cupy` is not installed.
@@ -267,7 +267,7 @@ class Tensor:
         return self.to_device(MemoryType.CPU)
 
     def to_device(self, device: Any) -> Tensor:
-        """Give the tensor on a device: itself if it is there, otherwise a copy.
+        """Return the tensor on a device: itself if it is there, otherwise a copy.
 
         Args:
             device: `"cpu"`, `"gpu"`, `"gpu:0"`, a `MemoryType`, or a pair of a `MemoryType` or a `DLDeviceType` and the

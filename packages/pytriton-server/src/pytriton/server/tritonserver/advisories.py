@@ -90,7 +90,7 @@ ADVISORIES = tuple(Advisory(**{**fields, "guard": Guard(fields["guard"])}) for f
 
 
 def advisories_of(version: str) -> list[Advisory]:
-    """Give what is known of a version of tritonserver, the most severe first.
+    """Return what is known of a version of tritonserver, the most severe first.
 
     Every version before the one with the fix counts as affected: bulletins rarely say where a fault came in.
 
