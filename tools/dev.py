@@ -26,7 +26,7 @@ MATRIX_NUMPYS = ("1", "2")
 # What `test` runs on the oldest and the newest Python, too: most of what differs between them, in a minute each.
 SHORT_TESTS = (
     "-m",
-    "not slow and not soak",
+    "not slow and not ci and not soak",
     "packages/pytriton-decorators/tests",
     "packages/pytriton-proxy-backend/tests",
     "packages/pytriton-server/tests",
@@ -37,7 +37,7 @@ SHORT_TESTS = (
 # What `test --quick` runs: in a minute, with some real servers among it.
 QUICK_TESTS = (
     "-m",
-    "not slow and not soak",
+    "not slow and not ci and not soak",
     "packages/pytriton-decorators/tests",
     "packages/pytriton-proxy-backend/tests",
     "packages/pytriton-server/tests/server/models",
@@ -204,7 +204,7 @@ def prepare(runner: Runner) -> int:
 
 
 def test(runner: Runner, arguments: Sequence[str]) -> int:
-    """Run every check there is; with --quick, those of a minute; with other arguments, only pytest with these."""
+    """Run all checks; with --quick those of a minute, with --ci also long ones; with others, only pytest with these."""
     servers = test_servers()
     code = prepare(runner)
     if code != 0:
@@ -220,7 +220,8 @@ def test(runner: Runner, arguments: Sequence[str]) -> int:
             ]
         )
         return code
-    if arguments:
+    long = list(arguments) == ["--ci"]
+    if arguments and not long:
         codes = [runner.run("pytest", *arguments)]
         for server in servers:
             say(f"The same with {server}")
@@ -230,11 +231,13 @@ def test(runner: Runner, arguments: Sequence[str]) -> int:
     for dist in LONE_DISTS:
         runner.step(f"pytriton-{dist} with no sibling", "run", f"+dist={dist}", "alone:test")
     # Those of the lone distributions have run by now; the matrix runs them with their siblings.
-    tests = ("packages/pytriton-server/tests", "tests")
+    tests = (*(("-m", "not soak") if long else ()), "packages/pytriton-server/tests", "tests")
     runner.step("All other tests", "run", "test", *tests)
     for server in servers:
         runner.step(f"Tests with {server}", "run", "test", *tests, extra={SERVER_VARIABLE: str(server)})
     skipped = short_matrix(runner)
+    if not long:
+        skipped.append("a minute of mixed traffic, and Ray Serve on two nodes: `test --ci`, as CI does")
     code = runner.finish()
     say_skipped(skipped)
     return code
@@ -379,7 +382,7 @@ COMMANDS: dict[str, Callable[[Runner, Sequence[str]], int]] = {
 
 
 def test_servers() -> list[Path]:
-    """Give the further servers to run the tests with.
+    """Return the further servers to run the tests with.
 
     Raises:
         DevError: If a folder that the variable names holds none.

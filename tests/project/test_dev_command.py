@@ -71,9 +71,22 @@ def test_the_tests_run_with_each_server(dev: Any, servers: list[Path], monkeypat
     assert dev.test(runner, []) == 0
     assert [server for _, server in runner.ran] == ["", *map(str, servers)]
     # What needs no server is not run again.
-    assert [arguments[2:] for arguments, server in runner.ran if server] == [
-        ("packages/pytriton-server/tests", "tests")
-    ] * 2
+    tests = ("packages/pytriton-server/tests", "tests")
+    assert [arguments[2:] for arguments, server in runner.ran if server] == [tests] * 2
+
+
+def test_the_long_ones_run_in_ci_and_are_told_of_elsewhere(
+    dev: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dev, "MATRIX_PYTHONS", ())
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert (ROOT / ".ci" / "run").read_text().endswith("exec python3 tools/dev.py test --ci\n")
+    for arguments, selected in (([], False), (["--ci"], True)):
+        runner = Recorder()
+        assert dev.test(runner, arguments) == 0
+        [(ran, _)] = runner.ran
+        assert (ran[2:4] == ("-m", "not soak")) is selected
+        assert ("`test --ci`" in capsys.readouterr().out) is not selected
 
 
 def test_the_quick_ones_run_once_and_what_they_leave_out_is_told(

@@ -43,6 +43,7 @@ def check(found: dict[str, Any], killed: int) -> None:
     assert found["rebound"] >= 1
 
 
+@pytest.mark.ci
 @pytest.mark.slow(seconds=70)
 @pytest.mark.timeout(2400)
 def test_a_minute_of_everything(tmp_path: Path) -> None:

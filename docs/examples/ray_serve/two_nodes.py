@@ -19,7 +19,7 @@ from ray.cluster_utils import Cluster
 from softmax_app import Softmax
 
 REQUESTS = 64
-TIMEOUT_S = 120.0
+TIMEOUT_S = 600.0
 OBJECT_STORE_BYTES = 80 << 20
 
 
