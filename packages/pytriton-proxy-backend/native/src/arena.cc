@@ -31,6 +31,8 @@ namespace pytriton {
 namespace {
 
 constexpr uint64_t kFirstSegment = 1u << 20;
+// Blocks of one worker's arenas are whole segments' slices: more segments than this only a broken peer announces.
+constexpr size_t kMaxSegments = 4096;
 
 uint64_t AlignUp(uint64_t value, uint64_t alignment) { return (value + alignment - 1) & ~(alignment - 1); }
 
@@ -98,6 +100,12 @@ Segment::~Segment() {
 void Segment::CloseFd() {
   if (fd_ >= 0) close(fd_);
   fd_ = -1;
+}
+
+int Segment::TakeFd() {
+  const int fd = fd_;
+  fd_ = -1;
+  return fd;
 }
 
 Arena::Result Arena::Allocate(uint64_t length, Block* block) {
@@ -204,6 +212,55 @@ std::vector<uint32_t> Arena::Trim(uint64_t now_ns, uint64_t idle_ns) {
     ++it;
   }
   return gone;
+}
+
+bool PeerArena::Add(uint32_t id, int fd, uint64_t length, std::string* error) {
+  if (fd < 0) {
+    *error = "it announced a segment without its descriptor";
+    return false;
+  }
+  if (segments_.count(id) != 0 || segments_.size() >= kMaxSegments) {
+    *error = "it announced segment " + std::to_string(id) + " twice, or too many segments";
+    close(fd);
+    return false;
+  }
+  // Blocks are aligned, so a budget that is not is rounded up.
+  const uint64_t budget = std::max(budget_, budget_ + (kAlignment - 1));
+  if (length > budget || size_ > budget - length) {
+    *error = "with segment " + std::to_string(id) + " of " + std::to_string(length) +
+             " bytes its arena would have more than arena_budget_bytes, " + std::to_string(budget_) + "; it has " +
+             std::to_string(size_);
+    close(fd);
+    return false;
+  }
+  std::shared_ptr<Segment> segment = Segment::Attach(id, fd, length, error);
+  if (!segment) return false;
+  size_ += length;
+  segments_[id] = std::move(segment);
+  return true;
+}
+
+void PeerArena::Remove(uint32_t id) {
+  const auto found = segments_.find(id);
+  if (found == segments_.end()) return;
+  size_ -= found->second->size();
+  segments_.erase(found);
+}
+
+void PeerArena::Clear() {
+  segments_.clear();
+  size_ = 0;
+}
+
+std::shared_ptr<Segment> PeerArena::Find(uint32_t id, uint64_t offset, uint64_t length, std::string* error) const {
+  const auto found = segments_.find(id);
+  if (found != segments_.end() && offset <= found->second->size() && length <= found->second->size() - offset &&
+      offset % kAlignment == 0) {
+    return found->second;
+  }
+  *error = "at " + std::to_string(offset) + ", length " + std::to_string(length) + ", of segment " +
+           std::to_string(id) + ", outside of its arena";
+  return nullptr;
 }
 
 }  // namespace pytriton

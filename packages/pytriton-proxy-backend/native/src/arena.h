@@ -25,6 +25,8 @@ class Segment {
   uint8_t* data() const { return data_; }
   int fd() const { return fd_; }
   void CloseFd();
+  // Hands the descriptor to the caller.
+  int TakeFd();
 
  private:
   Segment(uint32_t id, int fd, uint8_t* data, uint64_t size) : id_(id), fd_(fd), data_(data), size_(size) {}
@@ -83,6 +85,24 @@ class Arena {
   uint64_t in_use_ = 0;
   uint32_t next_id_ = 1;
   std::vector<Owned> segments_;
+};
+
+// The arena that the peer owns, as it has announced it.
+class PeerArena {
+ public:
+  explicit PeerArena(uint64_t budget) : budget_(budget) {}
+
+  // A segment of `length` bytes that came with `fd`, which is taken over. False with the reason.
+  bool Add(uint32_t id, int fd, uint64_t length, std::string* error);
+  void Remove(uint32_t id);
+  void Clear();
+  // The segment that holds a block, null with the reason where there is none. It lasts as long as somebody has it.
+  std::shared_ptr<Segment> Find(uint32_t id, uint64_t offset, uint64_t length, std::string* error) const;
+
+ private:
+  const uint64_t budget_;
+  std::map<uint32_t, std::shared_ptr<Segment>> segments_;
+  uint64_t size_ = 0;  // of all of them
 };
 
 }  // namespace pytriton

@@ -14,6 +14,7 @@
 #include <string>
 
 #include "batch.h"
+#include "calls.h"
 #include "endpoint.h"
 #include "python_model.h"
 #include "settings.h"
@@ -141,13 +142,15 @@ TRITONSERVER_Error* HasPythonModels(TRITONBACKEND_Backend* backend, bool* answer
   return error;
 }
 
-TRITONSERVER_Error* LoadOwn(const pytriton::ModelIdentity& identity, const std::string& repository, Model* loaded) {
+TRITONSERVER_Error* LoadOwn(
+    TRITONBACKEND_Model* model, const pytriton::ModelIdentity& identity, const std::string& repository, Model* loaded) {
   pytriton::Settings settings;
   const std::string folder = repository + "/" + std::to_string(identity.version) + "/";
   PYTRITON_RETURN_IF_ERROR(ReadSettings(folder + pytriton::kSideFileName, &settings));
   WarnAboutSharing("model '" + identity.name + "' version " + std::to_string(identity.version),
                    folder + kDescriptionName, settings);
   auto endpoint = std::make_unique<pytriton::Endpoint>(identity, settings);
+  PYTRITON_RETURN_IF_ERROR(pytriton::OfferCalls(model, identity, endpoint.get()));
   std::string error;
   if (!endpoint->Listen(&error)) {
     return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "model '" + identity.name + "': " + error);
@@ -198,7 +201,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInitialize(TRITONBACKEND_
     auto loaded = std::make_unique<Model>();
     PYTRITON_RETURN_IF_ERROR(
         python ? pytriton::PythonModel::Load(model, backend, identity, repository, &loaded->python)
-               : LoadOwn(identity, repository, loaded.get()));
+               : LoadOwn(model, identity, repository, loaded.get()));
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelSetState(model, loaded.get()));
     loaded.release();
     return nullptr;

@@ -103,7 +103,7 @@ Batch::Batch(
   items_.reserve(count);
   if (!decoupled_) last_responses_.reserve(count);
   for (uint32_t i = 0; i < count; ++i) {
-    Item item{requests[i], nullptr, 1, true, false, false, false};
+    Item item{requests[i], nullptr, 1, true, false, false, false, false};
     if (decoupled_) PYTRITON_LOG_IF_ERROR(TRITONBACKEND_ResponseFactoryNew(&item.factory, item.request), "response factory");
     items_.push_back(item);
   }
@@ -316,7 +316,7 @@ constexpr uint32_t kNone = UINT32_MAX;
 
 // The rows of one response in a tensor of a record.
 struct Slice {
-  const ResponseTensor* tensor;
+  const RecordTensor* tensor;
   int64_t rows;  // -1: the tensor belongs to the response alone
   const uint8_t* data;
   uint64_t length;
@@ -329,7 +329,7 @@ struct Slices {
     uint32_t first = kNone;
     uint32_t last = kNone;
     // Does not hold the strings that its shape announces.
-    const ResponseTensor* broken = nullptr;
+    const RecordTensor* broken = nullptr;
   };
   std::vector<Slice> all;
   std::vector<Chain> chains;  // by response
@@ -344,10 +344,10 @@ struct Slices {
   }
 };
 
-bool HasOutputs(const ResponseEntry& entry) { return (entry.flags & (kResponseError | kResponseEmpty)) == 0; }
+bool HasOutputs(const ResponseEntry& entry) { return (entry.flags & kResponseNothing) == 0; }
 
 // Elements of a tensor along its dimensions from `first` on.
-uint64_t CountElements(const ResponseTensor& tensor, uint32_t first) {
+uint64_t CountElements(const RecordTensor& tensor, uint32_t first) {
   uint64_t count = 1;
   for (uint32_t d = first; d < tensor.dims_count; ++d) count *= static_cast<uint64_t>(tensor.dims[d]);
   return count;
@@ -391,7 +391,7 @@ void Cut(const ResponseRecord& record, Slices* slices) {
 }
 
 bool WriteOutput(TRITONBACKEND_Response* response, const Slice& slice, std::vector<int64_t>* dims, std::string* error) {
-  const ResponseTensor& tensor = *slice.tensor;
+  const RecordTensor& tensor = *slice.tensor;
   dims->assign(tensor.dims, tensor.dims + tensor.dims_count);
   if (slice.rows >= 0) (*dims)[0] = slice.rows;
   TRITONBACKEND_Output* output = nullptr;
@@ -423,7 +423,7 @@ void Batch::Respond(const ResponseRecord& record) {
   const auto& entries = record.entries();
   thread_local Slices slices;
   thread_local std::vector<int64_t> dims;
-  thread_local std::vector<ResponseParameter> parameters;
+  thread_local std::vector<RecordParameter> parameters;
   Cut(record, &slices);
   for (size_t i = 0; i < entries.size(); ++i) {
     const auto& entry = entries[i];
@@ -435,10 +435,14 @@ void Batch::Respond(const ResponseRecord& record) {
                              std::to_string(id_) + " after its last response; the answer is dropped");
       continue;
     }
-    const bool final = !decoupled_ || (entry.flags & (kResponseFinal | kResponseError)) != 0;
+    const bool final =
+        !decoupled_ || (entry.flags & (kResponseFinal | kResponseError | kResponseReschedule)) != 0;
     const Slices::Chain& chain = slices.chains[i];
     std::string error;
-    if (IsGone(item)) {
+    if ((entry.flags & kResponseReschedule) != 0) {
+      item.rescheduled = true;
+      item.success = true;
+    } else if (IsGone(item)) {
       item.success = final && (entry.flags & kResponseError) == 0;
     } else if ((entry.flags & kResponseError) != 0) {
       SendError(item, static_cast<TRITONSERVER_Error_Code>(entry.error_code <= 7 ? entry.error_code : 1),
@@ -510,6 +514,31 @@ void Batch::Fail(TRITONSERVER_Error_Code code, const std::string& text) {
   Finish(NowNs());
 }
 
+void Batch::Release(Item& item) {
+  if (item.rescheduled) {
+    const std::string error =
+        TakeMessage(TRITONBACKEND_RequestRelease(item.request, TRITONSERVER_REQUEST_RELEASE_RESCHEDULE));
+    if (error.empty()) {
+      item.request = nullptr;
+    } else {
+      // As by a model without an iterative scheduler, or while it is unloaded: the request is still ours.
+      SendError(item, TRITONSERVER_ERROR_INTERNAL, error);
+    }
+  }
+  if (item.factory != nullptr) {
+    if (item.request != nullptr && !item.ended && late_ends_ != nullptr) {
+      late_ends_->Add(item.factory);
+    } else {
+      PYTRITON_LOG_IF_ERROR(TRITONBACKEND_ResponseFactoryDelete(item.factory), "response factory");
+    }
+    item.factory = nullptr;
+  }
+  if (item.request == nullptr) return;
+  PYTRITON_LOG_IF_ERROR(
+      TRITONBACKEND_RequestRelease(item.request, TRITONSERVER_REQUEST_RELEASE_ALL), "releasing a request");
+  item.request = nullptr;
+}
+
 void Batch::Finish(uint64_t compute_end_ns) {
   const uint64_t end_ns = NowNs();
   const uint64_t sent_ns = sent_ns_ != 0 ? sent_ns_ : started_ns_;
@@ -523,17 +552,7 @@ void Batch::Finish(uint64_t compute_end_ns) {
         TRITONBACKEND_ModelInstanceReportStatistics(
             instance_, item.request, item.success, started_ns_, sent_ns, compute_end_ns, end_ns),
         "request statistics");
-    if (item.factory != nullptr) {
-      if (!item.ended && late_ends_ != nullptr) {
-        late_ends_->Add(item.factory);
-      } else {
-        PYTRITON_LOG_IF_ERROR(TRITONBACKEND_ResponseFactoryDelete(item.factory), "response factory");
-      }
-      item.factory = nullptr;
-    }
-    PYTRITON_LOG_IF_ERROR(
-        TRITONBACKEND_RequestRelease(item.request, TRITONSERVER_REQUEST_RELEASE_ALL), "releasing a request");
-    item.request = nullptr;
+    Release(item);
     --open_;
   }
   if (open_ == 0 && !reported_ && any_success) {

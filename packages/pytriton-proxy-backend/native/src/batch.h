@@ -77,6 +77,7 @@ class Batch {
     bool success;
     bool cancelled;
     bool ended;  // its last response, or what stands for it, is with Triton
+    bool rescheduled;  // goes back to Triton's scheduler, without a last response
   };
 
   bool CollectRequest(uint32_t index, BatchSource* source, std::string* error);
@@ -87,6 +88,8 @@ class Batch {
   void SendError(Item& item, TRITONSERVER_Error_Code code, const std::string& text);
   // Sends a response, the last one of its request only when `Finish` is through with that. Takes both over.
   void Send(TRITONBACKEND_Response* response, bool last, TRITONSERVER_Error* error);
+  // Gives a request back to Triton, which is to schedule it anew where `item.rescheduled`.
+  void Release(Item& item);
   // Sees to the end of the requests that have their last response: statistics, release, and that response. In this
   // order: the caller whom the response wakes then finds everything done.
   void Finish(uint64_t compute_end_ns);

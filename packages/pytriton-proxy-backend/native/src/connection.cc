@@ -1,9 +1,8 @@
 #include "connection.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sys/socket.h>
-#include <sys/syscall.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <cstring>
 #include <utility>
 
+#include "errno_text.h"
 #include "triton_util.h"
 
 namespace pytriton {
@@ -22,34 +22,11 @@ constexpr uint64_t kEagerAcknowledge = 64 << 10;
 constexpr uint32_t kMaxInFlight = 1024;
 // How long the messages of one worker are read in a row.
 constexpr uint64_t kTurnNs = 2 * 1000 * 1000;
-// Blocks of one worker's arenas are whole segments' slices: more segments than this only a broken peer announces.
-constexpr size_t kMaxSegments = 4096;
 
 std::string VersionText(uint16_t major, uint16_t minor) {
   return std::to_string(major) + "." + std::to_string(minor);
 }
 
-// Of Linux 6.5 and 5.3; the headers that this is built with may be older.
-#ifndef SO_PEERPIDFD
-constexpr int SO_PEERPIDFD = 77;
-#endif
-#ifndef SYS_pidfd_open
-constexpr long SYS_pidfd_open = 434;
-#endif
-
-// A descriptor of the process that has connected a socket; -1 where there is none to be had.
-int ProcessOf(int fd) {
-  int process_fd = -1;
-  socklen_t length = sizeof(process_fd);
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERPIDFD, &process_fd, &length) == 0) return process_fd;
-  ucred peer{};
-  length = sizeof(peer);
-  // The number is 0 where the process is in a container that this one does not see into.
-  if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0 || peer.pid <= 0) return -1;
-  return static_cast<int>(syscall(SYS_pidfd_open, peer.pid, 0));
-}
-
-constexpr int kSendTimeoutMs = 5000;
 constexpr uint64_t kCancelPollNs = 20 * 1000 * 1000;
 // How long a worker with several batches may say nothing at all after one of them has expired.
 constexpr uint64_t kSilenceNs = 1000 * 1000 * 1000;
@@ -63,7 +40,8 @@ Connection::Connection(int fd, const ModelIdentity& model, const Settings& setti
       settings_(settings),
       owner_(owner),
       accepted_ns_(NowNs()),
-      inputs_(settings.arena_budget_bytes) {
+      inputs_(settings.arena_budget_bytes),
+      outputs_(settings.arena_budget_bytes) {
   label_ = "a peer that has not said its name";
 }
 
@@ -158,7 +136,7 @@ void Connection::ActivityLocked(std::string* error) {
   if (TryWriteLocked(&message, &sent, error)) CloseLocked("it knows what it asked for", true);
 }
 
-bool Connection::HelloLocked(const uint8_t* body, uint32_t body_length, std::string* error) {
+bool Connection::HelloLocked(MessageType type, const uint8_t* body, uint32_t body_length, std::string* error) {
   Greeting greeting{};
   std::memcpy(&greeting, body, std::min<size_t>(body_length, sizeof(greeting)));
   constexpr size_t kVersionEnd = offsetof(Greeting, pid);
@@ -185,6 +163,11 @@ bool Connection::HelloLocked(const uint8_t* body, uint32_t body_length, std::str
   if (!is_same_user) return false;
   if (!IsForThisModel(text, greeting.model_version, error)) return false;
   capabilities_ = greeting.capabilities & kCapabilities;
+  if (owner_->calls() == nullptr) capabilities_ &= ~uint64_t{kCapCalls};
+  if (type == MessageType::kCaller) {
+    HandOverLocked();
+    return true;
+  }
   if (settings_.decoupled && (capabilities_ & kCapDecoupled) == 0) {
     *error = "the model is decoupled and the worker, protocol " + theirs + ", cannot answer so";
     return false;
@@ -208,33 +191,23 @@ bool Connection::HelloLocked(const uint8_t* body, uint32_t body_length, std::str
   return true;
 }
 
-// ---- what it reads --------------------------------------------------------------------------------------------------
-
-bool Connection::SegmentLocked(const Message& message, int fd, std::string* error) {
+void Connection::HandOverLocked() {
+  const int fd = fcntl(fd_, F_DUPFD_CLOEXEC, 0);
   if (fd < 0) {
-    *error = "it announced a segment without its descriptor";
-    return false;
+    CloseLocked("its connection for calls could not be made: " + Errno("fcntl"), false);
+    return;
   }
-  if (outputs_.count(message.segment) != 0 || outputs_.size() >= kMaxSegments) {
-    *error = "it announced segment " + std::to_string(message.segment) + " twice, or too many segments";
+  if (!SendGreetingLocked(MessageType::kWelcome, model_.name)) {
     close(fd);
-    return false;
+    CloseLocked("the answer to its greeting could not be sent", false);
+    return;
   }
-  // Blocks are aligned, so a budget that is not is rounded up.
-  const uint64_t budget = std::max(settings_.arena_budget_bytes, settings_.arena_budget_bytes + (kAlignment - 1));
-  if (message.length > budget || outputs_size_ > budget - message.length) {
-    *error = "with segment " + std::to_string(message.segment) + " of " + std::to_string(message.length) +
-             " bytes its arena would have more than arena_budget_bytes, " +
-             std::to_string(settings_.arena_budget_bytes) + "; it has " + std::to_string(outputs_size_);
-    close(fd);
-    return false;
-  }
-  auto segment = Segment::Attach(message.segment, fd, message.length, error);
-  if (!segment) return false;
-  outputs_size_ += message.length;
-  outputs_[message.segment] = std::move(segment);
-  return true;
+  // From here on the socket is another's: it goes from the list of connections, and is not shut down.
+  state_.store(ConnectionState::kClosed, std::memory_order_release);
+  owner_->calls()->Serve(fd, label_);
 }
+
+// ---- what it reads --------------------------------------------------------------------------------------------------
 
 void Connection::ReleaseInputLocked(Batch* batch) {
   if (!batch->input_in_use) return;
@@ -255,16 +228,14 @@ bool Connection::ResponseLocked(const Message& message, std::string* error) {
     *error = "it answered batch " + std::to_string(message.batch) + ", which it does not have";
     return false;
   }
-  auto segment = outputs_.find(message.segment);
-  if (segment == outputs_.end() || message.offset > segment->second->size() ||
-      message.length > segment->second->size() - message.offset || message.offset % kAlignment != 0) {
-    *error = "its response lies at " + std::to_string(message.offset) + ", length " + std::to_string(message.length) +
-             ", of segment " + std::to_string(message.segment) + ", outside of its arena";
+  const auto segment = outputs_.Find(message.segment, message.offset, message.length, error);
+  if (!segment) {
+    *error = "its response lies " + *error;
     return false;
   }
   Batch* batch = found->second.get();
   if (!record_.Parse(
-          segment->second->data() + message.offset, message.length, message.batch, batch->size(),
+          segment->data() + message.offset, message.length, message.batch, batch->size(),
           settings_.decoupled, error)) {
     *error = "its response record is malformed: " + *error;
     return false;
@@ -312,21 +283,16 @@ bool Connection::ReleaseLocked(const Message& message, std::string* error) {
   return true;
 }
 
-bool Connection::HandleLocked(
-    const Message& message, const uint8_t* body, uint32_t body_length, int fd, std::string* error) {
+bool Connection::HandleLocked(const Packet& packet, std::string* error) {
+  const Message& message = packet.message;
   const auto type = static_cast<MessageType>(message.type);
-  if (fd >= 0 && type != MessageType::kSegment) {
-    close(fd);
-    *error = "it sent a descriptor with a message that carries none";
-    return false;
-  }
   if (state() == ConnectionState::kGreeting) {
-    if (type == MessageType::kHello) {
-      if (HelloLocked(body, body_length, error)) return true;
+    if (type == MessageType::kHello || (type == MessageType::kCaller && owner_->calls() != nullptr)) {
+      if (HelloLocked(type, packet.body, packet.body_length, error)) return true;
       SendGreetingLocked(MessageType::kRefuse, *error);
       return false;
     }
-    if (fd >= 0) close(fd);
+    if (packet.fd >= 0) close(packet.fd);
     if (type == MessageType::kActivity) {
       ActivityLocked(error);
       return error->empty();
@@ -336,18 +302,14 @@ bool Connection::HandleLocked(
   }
   switch (type) {
     case MessageType::kSegment:
-      return SegmentLocked(message, fd, error);
-    case MessageType::kSegmentClose: {
-      const auto closed = outputs_.find(message.segment);
-      if (closed == outputs_.end()) return true;
-      outputs_size_ -= closed->second->size();
-      outputs_.erase(closed);
+      return outputs_.Add(message.segment, packet.fd, message.length, error);
+    case MessageType::kSegmentClose:
+      outputs_.Remove(message.segment);
       return true;
-    }
     case MessageType::kResponse:
       return ResponseLocked(message, error);
     case MessageType::kFail:
-      return FailLocked(message, body, body_length, error);
+      return FailLocked(message, packet.body, packet.body_length, error);
     case MessageType::kRelease:
       return ReleaseLocked(message, error);
     case MessageType::kDetach:
@@ -367,77 +329,28 @@ void Connection::ProcessEnded() {
 
 void Connection::Process() {
   std::lock_guard<std::mutex> lock(mutex_);
-  alignas(8) uint8_t packet[kMaxPacket];
+  Packet packet;
   uint64_t deadline_ns = 0;
   while (state() != ConnectionState::kClosed) {
-    iovec part{packet, sizeof(packet)};
-    msghdr header{};
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int) * 4)];
-    header.msg_iov = &part;
-    header.msg_iovlen = 1;
-    header.msg_control = control;
-    header.msg_controllen = sizeof(control);
-    const ssize_t received = recvmsg(fd_, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (received < 0) {
-      if (errno == EINTR) continue;
-      if (errno == EAGAIN || errno == EWOULDBLOCK) break;
-      CloseLocked(std::string("reading from it failed: ") + std::strerror(errno), false);
-      break;
-    }
+    std::string error;
+    const Received received = ReceivePacket(fd_, &packet, &error);
+    if (received == Received::kNothing) break;
     if (silent_) {
       silent_ = false;
       silent_since_ns_ = 0;
     }
-    int fd = -1;
-    const bool truncated = (header.msg_flags & MSG_CTRUNC) != 0;
-    bool surplus = truncated;
-    for (cmsghdr* cmsg = CMSG_FIRSTHDR(&header); cmsg != nullptr; cmsg = CMSG_NXTHDR(&header, cmsg)) {
-      if (cmsg->cmsg_level != SOL_SOCKET || cmsg->cmsg_type != SCM_RIGHTS) continue;
-      const size_t count = (cmsg->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-      for (size_t i = 0; i < count; ++i) {
-        int descriptor;
-        std::memcpy(&descriptor, CMSG_DATA(cmsg) + i * sizeof(int), sizeof(int));
-        if (fd < 0) {
-          fd = descriptor;
-        } else {
-          surplus = true;
-          close(descriptor);
-        }
-      }
-    }
-    if (received == 0) {
-      if (fd >= 0) close(fd);
+    if (received == Received::kEnd) {
       const bool expected = state() == ConnectionState::kDetaching && in_flight_.empty();
       CloseLocked("it closed its connection", expected);
       break;
     }
-    Message message{};
-    std::string error;
-    if (static_cast<size_t>(received) < sizeof(message) || (header.msg_flags & MSG_TRUNC) != 0) {
-      error = "it sent a packet of " + std::to_string(received) + " bytes, a message has " +
-              std::to_string(sizeof(message)) + " to " + std::to_string(kMaxPacket);
-      if (fd >= 0) close(fd);
-    } else {
-      std::memcpy(&message, packet, sizeof(message));
-      if (message.size != static_cast<uint32_t>(received)) {
-        error = "its message says " + std::to_string(message.size) + " bytes, " + std::to_string(received) + " came";
-        if (fd >= 0) close(fd);
-      } else if (surplus) {
-        // The kernel says the same where it could not install the descriptor here.
-        error = truncated && fd < 0 ? "its descriptor could not be received: this process has too many files open"
-                                    : "it sent more than one descriptor with a message";
-        if (fd >= 0) close(fd);
-      } else {
-        HandleLocked(
-            message, packet + sizeof(message), static_cast<uint32_t>(received - sizeof(message)), fd, &error);
-      }
-    }
+    if (received == Received::kPacket) HandleLocked(packet, &error);
     if (!error.empty()) {
       CloseLocked(error, false);
       break;
     }
     // The answer that everybody waited for: whatever follows makes the socket readable again, so do not ask for it.
-    if ((message.flags & kFlagBatchDone) != 0 && in_flight_.empty()) break;
+    if ((packet.message.flags & kFlagBatchDone) != 0 && in_flight_.empty()) break;
     // A stream may send faster than it is read here: the other workers, and cancellations, have their turn too.
     const uint64_t now_ns = NowNs();
     if (deadline_ns == 0) {
@@ -455,29 +368,10 @@ void Connection::Process() {
 
 bool Connection::WriteLocked(
     Message* message, const void* body, size_t body_length, int fd, std::string* error) {
-  message->size = static_cast<uint32_t>(sizeof(Message) + body_length);
-  iovec parts[2] = {{message, sizeof(Message)}, {const_cast<void*>(body), body_length}};
-  msghdr header{};
-  header.msg_iov = parts;
-  header.msg_iovlen = body_length == 0 ? 1 : 2;
-  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))] = {};
-  if (fd >= 0) {
-    header.msg_control = control;
-    header.msg_controllen = sizeof(control);
-    cmsghdr* cmsg = CMSG_FIRSTHDR(&header);
-    cmsg->cmsg_level = SOL_SOCKET;
-    cmsg->cmsg_type = SCM_RIGHTS;
-    cmsg->cmsg_len = CMSG_LEN(sizeof(int));
-    std::memcpy(CMSG_DATA(cmsg), &fd, sizeof(int));
-  }
   const uint64_t deadline_ns = NowNs() + uint64_t{kSendTimeoutMs} * 1000000u;
   for (;;) {
-    if (sendmsg(fd_, &header, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) return true;
-    if (errno == EINTR) continue;
-    if (errno != EAGAIN && errno != EWOULDBLOCK) {
-      *error = std::string("sending to it failed: ") + std::strerror(errno);
-      return false;
-    }
+    const Sent sent = SendPacket(fd_, message, body, body_length, fd, error);
+    if (sent != Sent::kNoRoom) return sent == Sent::kSent;
     const uint64_t now_ns = NowNs();
     if (now_ns >= deadline_ns) {
       *error = "it read nothing from its socket for " + std::to_string(kSendTimeoutMs / 1000) + " s";
@@ -489,13 +383,9 @@ bool Connection::WriteLocked(
 }
 
 bool Connection::TryWriteLocked(Message* message, bool* sent, std::string* error) {
-  message->size = sizeof(Message);
-  do {
-    *sent = send(fd_, message, sizeof(Message), MSG_NOSIGNAL | MSG_DONTWAIT) >= 0;
-  } while (!*sent && errno == EINTR);
-  if (*sent || errno == EAGAIN || errno == EWOULDBLOCK) return true;
-  *error = std::string("sending to it failed: ") + std::strerror(errno);
-  return false;
+  const Sent result = SendPacket(fd_, message, nullptr, 0, -1, error);
+  *sent = result == Sent::kSent;
+  return result != Sent::kFailed;
 }
 
 bool Connection::AcknowledgeLocked(std::string* error) {
@@ -704,8 +594,7 @@ void Connection::CloseLocked(const std::string& reason, bool expected) {
   }
   load_.fetch_sub(left, std::memory_order_acq_rel);
   in_flight_.clear();
-  outputs_.clear();
-  outputs_size_ = 0;
+  outputs_.Clear();
 }
 
 }  // namespace pytriton

@@ -12,6 +12,7 @@
 
 #include "arena.h"
 #include "batch.h"
+#include "packet.h"
 #include "protocol.h"
 #include "record.h"
 #include "settings.h"
@@ -25,7 +26,8 @@ struct ModelIdentity {
 };
 
 // States: kGreeting -> kAttached -> kDetaching -> kClosed, and from each straight to kClosed.
-//   kGreeting   the socket is accepted, HELLO has not come, nor ACTIVITY, whose answer ends it
+//   kGreeting   the socket is accepted, HELLO has not come, nor ACTIVITY, whose answer ends it, nor CALLER, with which
+//               another takes the socket over
 //   kAttached   takes batches
 //   kDetaching  the worker asked to leave: finishes what it has, gets nothing new
 //   kClosed     shut down; every batch it had is answered. The descriptor lives as long as the object, so that its
@@ -38,6 +40,14 @@ struct Activity {
   uint64_t taken;      // batches that there have been
 };
 
+// What serves the connections over which workers call into the server.
+class CallService {
+ public:
+  virtual ~CallService() = default;
+  // Takes over the socket of a worker that has been welcomed.
+  virtual void Serve(int fd, const std::string& label) = 0;
+};
+
 // Whom a connection tells of its end. Called with the connection's mutex held: it must not call back.
 class ConnectionOwner {
  public:
@@ -47,6 +57,8 @@ class ConnectionOwner {
   // A batch that a lost worker has not begun to answer and that another one may have.
   virtual void TakeBack(std::unique_ptr<Batch> batch) = 0;
   virtual Activity GetActivity() const = 0;
+  // Null where workers cannot call into the server.
+  virtual CallService* calls() const { return nullptr; }
 };
 
 class Connection {
@@ -93,12 +105,13 @@ class Connection {
 
  private:
   void CloseLocked(const std::string& reason, bool expected);
-  bool HandleLocked(const Message& message, const uint8_t* body, uint32_t body_length, int fd, std::string* error);
+  bool HandleLocked(const Packet& packet, std::string* error);
   bool IsForThisModel(const std::string& text, uint64_t version, std::string* error) const;
   bool IsSameUser(ucred* peer, std::string* error) const;
   void ActivityLocked(std::string* error);
-  bool HelloLocked(const uint8_t* body, uint32_t body_length, std::string* error);
-  bool SegmentLocked(const Message& message, int fd, std::string* error);
+  bool HelloLocked(MessageType type, const uint8_t* body, uint32_t body_length, std::string* error);
+  // Lets the socket go to whoever serves calls; its end here.
+  void HandOverLocked();
   bool ResponseLocked(const Message& message, std::string* error);
   bool FailLocked(const Message& message, const uint8_t* body, uint32_t body_length, std::string* error);
   bool ReleaseLocked(const Message& message, std::string* error);
@@ -129,9 +142,8 @@ class Connection {
   std::mutex mutex_;  // guards everything below
   std::string label_;
   uint64_t capabilities_ = 0;
-  Arena inputs_;                                          // ours: the worker reads it
-  std::map<uint32_t, std::unique_ptr<Segment>> outputs_;  // the worker's
-  uint64_t outputs_size_ = 0;                             // of all of them
+  Arena inputs_;       // ours: the worker reads it
+  PeerArena outputs_;  // the worker's
   std::map<uint64_t, std::unique_ptr<Batch>> in_flight_;
   std::map<uint64_t, std::unique_ptr<Batch>>::node_type spare_;  // the memory of the last place in it, for the next
   uint64_t consumed_ = 0;      // RESPONSE messages read

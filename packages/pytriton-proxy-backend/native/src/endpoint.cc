@@ -114,6 +114,7 @@ Endpoint::~Endpoint() {
     unlink(settings_.endpoint.c_str());
   }
   for (const auto& connection : *connections_) connection->Close("the model is unloaded", true);
+  calls_.reset();
   for (auto* left : {&orphans_, &waiting_}) {
     for (auto& orphan : *left) Refuse(orphan.batch.get(), TRITONSERVER_ERROR_UNAVAILABLE, "the model is unloaded");
   }

@@ -29,6 +29,8 @@ class Endpoint : private ConnectionOwner {
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
+  // Lets workers call into the server. Before `Listen`.
+  void OfferCalls(std::unique_ptr<CallService> calls) { calls_ = std::move(calls); }
   // Binds the socket and starts to accept workers. False with the reason.
   bool Listen(std::string* error);
   const Settings& settings() const { return settings_; }
@@ -56,6 +58,7 @@ class Endpoint : private ConnectionOwner {
   void WorkerLost(const std::string& what) override;
   void TakeBack(std::unique_ptr<Batch> batch) override;
   Activity GetActivity() const override { return {in_flight_.load(), next_batch_.load() - 1}; }
+  CallService* calls() const override { return calls_.get(); }
   // Hands the orphans to idle workers, as far as there are any. False where one of these has no room.
   bool Redeliver();
   void PutBack(Orphan orphan);
@@ -90,6 +93,7 @@ class Endpoint : private ConnectionOwner {
 
   const ModelIdentity model_;
   const Settings settings_;
+  std::unique_ptr<CallService> calls_;
   std::atomic<uint64_t> next_batch_{1};
   std::atomic<uint64_t> in_flight_{0};
   int listen_fd_ = -1;

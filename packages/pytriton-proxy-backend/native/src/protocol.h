@@ -14,8 +14,10 @@ constexpr uint16_t kMinor = 0;
 enum Capability : uint64_t {
   kCapDecoupled = 1u << 0,  // the worker may answer one request with any number of responses
   kCapCancel = 1u << 1,     // the worker reads CANCEL messages
+  kCapCalls = 1u << 2,      // calls into the server, over a connection of their own
+  kCapReschedule = 1u << 3,  // a response may be RESCHEDULE
 };
-constexpr uint64_t kCapabilities = kCapDecoupled | kCapCancel;
+constexpr uint64_t kCapabilities = kCapDecoupled | kCapCancel | kCapCalls | kCapReschedule;
 
 enum class MessageType : uint16_t {
   kHello = 1,         // worker -> proxy: greeting
@@ -30,10 +32,31 @@ enum class MessageType : uint16_t {
   kCancel = 10,       // proxy -> worker: request `index` of the batch is not wanted any more
   kDetach = 11,       // worker -> proxy: no more batches, please; the proxy closes once nothing is in flight
   kActivity = 12,     // in place of a greeting: how many batches are in flight; and the answer, which ends the connection
+  kCaller = 13,       // in place of HELLO, with a greeting: a connection for calls
+  kCall = 14,         // worker -> proxy, in one: an operation, with a CallBody and a text; a batch record may lie there
+  kResult = 15,       // proxy -> worker, in one: the call is done, and its value
 };
 
-constexpr uint16_t kFlagInputReleased = 1u << 0;  // RESPONSE, FAIL: the batch's input block is free again
-constexpr uint16_t kFlagBatchDone = 1u << 1;      // RESPONSE, FAIL: nothing more comes for this batch
+constexpr uint16_t kFlagInputReleased = 1u << 0;  // RESPONSE, FAIL, RESULT: the batch's input block is free again
+constexpr uint16_t kFlagBatchDone = 1u << 1;      // RESPONSE, FAIL, RESULT: nothing more comes for this batch
+constexpr uint16_t kFlagStream = 1u << 2;         // CALL of INFER: any number of responses may come
+
+// What a CALL is about, its `index`.
+enum class Operation : uint32_t {
+  kInfer = 1,
+  kLoadModel = 2,
+  kUnloadModel = 3,
+  kModelReady = 4,
+  kMetricFamily = 5,
+  kMetric = 6,
+  kMetricIncrement = 7,
+  kMetricSet = 8,
+  kMetricObserve = 9,
+  kMetricValue = 10,
+  kMetricDelete = 11,
+  kMetricFamilyDelete = 12,
+  kLog = 13,
+};
 
 struct Message {
   uint16_t type;
@@ -66,6 +89,16 @@ struct Greeting {
   uint64_t execution_timeout_ms;  // WELCOME: how long a batch may take; 0: as long as it likes
 };
 static_assert(sizeof(Greeting) == 72);
+
+// Follows the header of CALL; then the rest of the packet is a text.
+struct CallBody {
+  int64_t subject;        // INFER, MODEL_READY: the model's version; of a metric: its number; see docs/protocol.md
+  double value;           // of an operation on a metric
+  uint64_t parent_batch;  // INFER: the batch for whose request it is made, 0 for none: to be traced with it
+  uint32_t parent_request;
+  uint8_t reserved[4];
+};
+static_assert(sizeof(CallBody) == 32);
 
 constexpr uint32_t kModelBatching = 1u << 0;
 constexpr uint32_t kModelDecoupled = 1u << 1;
@@ -126,6 +159,9 @@ static_assert(sizeof(RequestEntry) == 80);
 constexpr uint32_t kResponseFinal = 1u << 0;  // nothing more comes for this request
 constexpr uint32_t kResponseError = 1u << 1;
 constexpr uint32_t kResponseEmpty = 1u << 2;  // no outputs: only ends the request (decoupled)
+constexpr uint32_t kResponseReschedule = 1u << 3;  // no outputs: the request goes back to Triton's scheduler
+// Entries with one of these have no rows in tensors over the whole batch.
+constexpr uint32_t kResponseNothing = kResponseError | kResponseEmpty | kResponseReschedule;
 
 struct ResponseEntry {
   uint32_t request;  // its place in the batch

@@ -6,6 +6,7 @@
 #include <climits>
 #include <utility>
 
+#include "calls.h"
 #include "triton_util.h"
 
 namespace pytriton {
@@ -120,6 +121,8 @@ TRITONSERVER_Error* PythonModel::Start(TRITONBACKEND_ModelInstance* instance, st
   const char* name = nullptr;
   TRITONSERVER_InstanceGroupKind kind;
   int32_t device = 0;
+  TRITONBACKEND_Model* model = nullptr;
+  if (auto* error = TRITONBACKEND_ModelInstanceModel(instance, &model)) return error;
   if (auto* error = TRITONBACKEND_ModelInstanceName(instance, &name)) return error;
   if (auto* error = TRITONBACKEND_ModelInstanceKind(instance, &kind)) return error;
   if (auto* error = TRITONBACKEND_ModelInstanceDeviceId(instance, &device)) return error;
@@ -131,6 +134,7 @@ TRITONSERVER_Error* PythonModel::Start(TRITONBACKEND_ModelInstance* instance, st
         "the path of a socket is too long: '" + settings.endpoint + "'; choose a shorter workspace");
   }
   auto made = std::make_unique<PythonInstance>(identity_, settings);
+  if (auto* error = OfferCalls(model, identity_, &made->endpoint_)) return error;
   std::string reason;
   if (!made->endpoint_.Listen(&reason)) {
     return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "model '" + identity_.name + "': " + reason);

@@ -46,20 +46,19 @@ void BatchSource::Clear() {
   outputs.clear();
 }
 
-bool LayoutBatch(const BatchSource& source, BatchLayout* layout, std::string* error) {
-  uint64_t metadata = sizeof(RecordHeader) + source.requests.size() * sizeof(RequestEntry) +
-                      source.tensors.size() * sizeof(TensorEntry) + source.dims.size() * sizeof(int64_t) +
-                      source.parameters.size() * sizeof(ParameterEntry) + source.outputs.size() * sizeof(StringRef);
-  for (const auto& request : source.requests) {
-    metadata += request.id.size() + request.correlation_string.size() + request.trace_context.size() + 3;
-  }
+namespace {
+
+// The bytes of the tables and texts that all records have, with the places of the payloads behind `metadata`.
+bool FinishLayout(
+    const RecordSource& source, const char* what, uint64_t metadata, BatchLayout* layout, std::string* error) {
+  metadata += source.tensors.size() * sizeof(TensorEntry) + source.dims.size() * sizeof(int64_t) +
+              source.parameters.size() * sizeof(ParameterEntry);
   for (const auto& tensor : source.tensors) metadata += tensor.name.size() + 1;
   for (const auto& parameter : source.parameters) metadata += parameter.key.size() + parameter.text.size() + 2;
-  for (const auto& output : source.outputs) metadata += output.size() + 1;
   metadata = AlignUp(metadata, kAlignment);
   if (metadata > kMaxMetadata) {
-    *error = "the metadata of the batch (ids, parameters, names) take " + std::to_string(metadata) +
-             " bytes, the protocol allows " + std::to_string(kMaxMetadata);
+    *error = std::string("the metadata of the ") + what + " (ids, parameters, names) take " +
+             std::to_string(metadata) + " bytes, the protocol allows " + std::to_string(kMaxMetadata);
     return false;
   }
   uint64_t total = metadata;
@@ -68,7 +67,7 @@ bool LayoutBatch(const BatchSource& source, BatchLayout* layout, std::string* er
       if (tensor.in_place != in_place) continue;
       uint64_t next;
       if (__builtin_add_overflow(total, tensor.length, &next) || next > UINT64_MAX - kAlignment) {
-        *error = "the tensors of the batch are larger than 64 bits can count";
+        *error = std::string("the tensors of the ") + what + " are larger than 64 bits can count";
         return false;
       }
       total = AlignUp(next, kAlignment);
@@ -80,69 +79,39 @@ bool LayoutBatch(const BatchSource& source, BatchLayout* layout, std::string* er
   return true;
 }
 
-void WriteBatch(
-    const BatchSource& source, const BatchLayout& layout, uint64_t batch, uint64_t received_ns, uint8_t* out) {
-  Cursor cursor(out, sizeof(RecordHeader));
-  auto* header = reinterpret_cast<RecordHeader*>(out);
-  RequestEntry* requests;
-  TensorEntry* tensors;
-  int64_t* dims;
-  ParameterEntry* parameters;
-  StringRef* outputs;
-  const uint32_t requests_offset = cursor.Table(source.requests.size(), &requests);
-  const uint32_t tensors_offset = cursor.Table(source.tensors.size(), &tensors);
-  const uint32_t dims_offset = cursor.Table(source.dims.size(), &dims);
-  const uint32_t parameters_offset = cursor.Table(source.parameters.size(), &parameters);
-  const uint32_t outputs_offset = cursor.Table(source.outputs.size(), &outputs);
+RecordHeader MakeHeader(uint32_t magic, uint64_t batch, size_t entries, size_t tensors, const BatchLayout& layout) {
+  RecordHeader header{};
+  header.magic = magic;
+  header.entry_count = static_cast<uint32_t>(entries);
+  header.tensor_count = static_cast<uint32_t>(tensors);
+  header.batch = batch;
+  header.metadata_length = layout.metadata_length;
+  header.record_length = layout.record_length;
+  return header;
+}
 
-  // What no table and no text fills, before the payloads: workers know batches by these bytes.
-  std::memset(out + layout.metadata_length - kAlignment, 0, kAlignment);
-  *header = RecordHeader{};
-  header->magic = kBatchMagic;
-  header->entry_count = static_cast<uint32_t>(source.requests.size());
-  header->tensor_count = static_cast<uint32_t>(source.tensors.size());
-  header->batch = batch;
-  header->metadata_length = layout.metadata_length;
-  header->record_length = layout.record_length;
-  header->entries_offset = requests_offset;
-  header->tensors_offset = tensors_offset;
-  header->received_ns = received_ns;
-
-  if (!source.dims.empty()) std::memcpy(dims, source.dims.data(), source.dims.size() * sizeof(int64_t));
-  for (size_t i = 0; i < source.outputs.size(); ++i) outputs[i] = cursor.String(source.outputs[i]);
+void WriteParameters(const RecordSource& source, Cursor* cursor, ParameterEntry* parameters) {
   for (size_t i = 0; i < source.parameters.size(); ++i) {
     const auto& from = source.parameters[i];
     auto& to = parameters[i];
-    to.key = cursor.String(from.key);
-    const StringRef text = cursor.String(from.text);
+    to.key = cursor->String(from.key);
+    const StringRef text = cursor->String(from.text);
     to.type = from.type;
     to.length = text.length;
     to.value = from.type == 0 ? text.offset : from.value;
   }
-  for (size_t i = 0; i < source.requests.size(); ++i) {
-    const auto& from = source.requests[i];
-    auto& to = requests[i];
-    to = RequestEntry{};
-    to.rows = from.rows;
-    to.flags = from.flags;
-    to.priority = from.priority;
-    to.timeout_us = from.timeout_us;
-    to.correlation_id = from.correlation_id;
-    to.id = cursor.String(from.id);
-    to.correlation_string = cursor.String(from.correlation_string);
-    to.trace_context = cursor.String(from.trace_context);
-    to.parameters_offset = parameters_offset + from.first_parameter * sizeof(ParameterEntry);
-    to.parameters_count = from.parameter_count;
-    to.outputs_offset = outputs_offset + from.first_output * sizeof(StringRef);
-    to.outputs_count = from.output_count;
-  }
+}
+
+void WriteTensors(
+    const RecordSource& source, const BatchLayout& layout, uint32_t dims_offset, Cursor* cursor, TensorEntry* tensors,
+    uint8_t* out) {
   uint64_t payload = layout.metadata_length;
   uint64_t in_place = layout.written_length;
   for (size_t i = 0; i < source.tensors.size(); ++i) {
     const auto& from = source.tensors[i];
     auto& to = tensors[i];
     to = TensorEntry{};
-    to.name = cursor.String(from.name);
+    to.name = cursor->String(from.name);
     to.dtype = from.dtype;
     to.dims_count = from.dims_count;
     to.owner = from.owner;
@@ -163,9 +132,91 @@ void WriteBatch(
   }
 }
 
-// ---- responses ---------------------------------------------------------------------------------------------------
+}  // namespace
 
-bool ResponseRecord::CheckString(StringRef ref, const char* what, std::string* error) const {
+bool LayoutBatch(const BatchSource& source, BatchLayout* layout, std::string* error) {
+  uint64_t metadata = sizeof(RecordHeader) + source.requests.size() * sizeof(RequestEntry) +
+                      source.outputs.size() * sizeof(StringRef);
+  for (const auto& request : source.requests) {
+    metadata += request.id.size() + request.correlation_string.size() + request.trace_context.size() + 3;
+  }
+  for (const auto& output : source.outputs) metadata += output.size() + 1;
+  return FinishLayout(source, "batch", metadata, layout, error);
+}
+
+void WriteBatch(
+    const BatchSource& source, const BatchLayout& layout, uint64_t batch, uint64_t received_ns, uint8_t* out) {
+  Cursor cursor(out, sizeof(RecordHeader));
+  RequestEntry* requests;
+  TensorEntry* tensors;
+  int64_t* dims;
+  ParameterEntry* parameters;
+  StringRef* outputs;
+  // What no table and no text fills, before the payloads: workers know batches by these bytes.
+  std::memset(out + layout.metadata_length - kAlignment, 0, kAlignment);
+  auto* header = reinterpret_cast<RecordHeader*>(out);
+  *header = MakeHeader(kBatchMagic, batch, source.requests.size(), source.tensors.size(), layout);
+  header->received_ns = received_ns;
+  header->entries_offset = cursor.Table(source.requests.size(), &requests);
+  header->tensors_offset = cursor.Table(source.tensors.size(), &tensors);
+  const uint32_t dims_offset = cursor.Table(source.dims.size(), &dims);
+  const uint32_t parameters_offset = cursor.Table(source.parameters.size(), &parameters);
+  const uint32_t outputs_offset = cursor.Table(source.outputs.size(), &outputs);
+
+  if (!source.dims.empty()) std::memcpy(dims, source.dims.data(), source.dims.size() * sizeof(int64_t));
+  for (size_t i = 0; i < source.outputs.size(); ++i) outputs[i] = cursor.String(source.outputs[i]);
+  WriteParameters(source, &cursor, parameters);
+  for (size_t i = 0; i < source.requests.size(); ++i) {
+    const auto& from = source.requests[i];
+    auto& to = requests[i];
+    to = RequestEntry{};
+    to.rows = from.rows;
+    to.flags = from.flags;
+    to.priority = from.priority;
+    to.timeout_us = from.timeout_us;
+    to.correlation_id = from.correlation_id;
+    to.id = cursor.String(from.id);
+    to.correlation_string = cursor.String(from.correlation_string);
+    to.trace_context = cursor.String(from.trace_context);
+    to.parameters_offset = parameters_offset + from.first_parameter * sizeof(ParameterEntry);
+    to.parameters_count = from.parameter_count;
+    to.outputs_offset = outputs_offset + from.first_output * sizeof(StringRef);
+    to.outputs_count = from.output_count;
+  }
+  WriteTensors(source, layout, dims_offset, &cursor, tensors, out);
+}
+
+bool LayoutResponse(const ResponseSource& source, BatchLayout* layout, std::string* error) {
+  return FinishLayout(
+      source, "response", sizeof(RecordHeader) + sizeof(ResponseEntry) + source.error.size() + 1, layout, error);
+}
+
+void WriteResponse(const ResponseSource& source, const BatchLayout& layout, uint64_t batch, uint8_t* out) {
+  Cursor cursor(out, sizeof(RecordHeader));
+  ResponseEntry* entry;
+  TensorEntry* tensors;
+  int64_t* dims;
+  ParameterEntry* parameters;
+  std::memset(out + layout.metadata_length - kAlignment, 0, kAlignment);
+  auto* header = reinterpret_cast<RecordHeader*>(out);
+  *header = MakeHeader(kResponseMagic, batch, 1, source.tensors.size(), layout);
+  header->entries_offset = cursor.Table(1, &entry);
+  header->tensors_offset = cursor.Table(source.tensors.size(), &tensors);
+  const uint32_t dims_offset = cursor.Table(source.dims.size(), &dims);
+  *entry = ResponseEntry{};
+  entry->parameters_offset = cursor.Table(source.parameters.size(), &parameters);
+  entry->parameters_count = static_cast<uint32_t>(source.parameters.size());
+  entry->flags = source.flags;
+  entry->error_code = source.error_code;
+  if (!source.dims.empty()) std::memcpy(dims, source.dims.data(), source.dims.size() * sizeof(int64_t));
+  entry->error = cursor.String(source.error);
+  WriteParameters(source, &cursor, parameters);
+  WriteTensors(source, layout, dims_offset, &cursor, tensors, out);
+}
+
+// ---- what a peer has written -------------------------------------------------------------------------------------
+
+bool PeerRecord::CheckString(StringRef ref, const char* what, std::string* error) const {
   const uint64_t end = uint64_t{ref.offset} + ref.length;
   if (ref.offset < sizeof(RecordHeader) || end >= metadata_.size() || metadata_[end] != 0 ||
       std::memchr(metadata_.data() + ref.offset, 0, ref.length) != nullptr) {
@@ -178,7 +229,7 @@ bool ResponseRecord::CheckString(StringRef ref, const char* what, std::string* e
 }
 
 template <typename T>
-bool ResponseRecord::CheckTable(uint64_t offset, uint64_t count, const char* what, std::string* error) const {
+bool PeerRecord::CheckTable(uint64_t offset, uint64_t count, const char* what, std::string* error) const {
   if (count == 0) return true;
   if (offset % 8 != 0 || offset < sizeof(RecordHeader) || offset > metadata_.size() ||
       count > (metadata_.size() - offset) / sizeof(T)) {
@@ -190,79 +241,63 @@ bool ResponseRecord::CheckTable(uint64_t offset, uint64_t count, const char* wha
   return true;
 }
 
-bool ResponseRecord::Parse(
-    const uint8_t* block, uint64_t length, uint64_t batch, uint32_t request_count, bool decoupled,
-    std::string* error, const uint8_t* const* payloads) {
-  entries_.clear();
+bool PeerRecord::ReadHeader(
+    const uint8_t* block, uint64_t length, uint32_t magic, uint64_t batch, RecordHeader* header, std::string* error) {
   tensors_.clear();
-  RecordHeader header;
-  if (length < sizeof(header)) {
-    *error = "a response record of " + std::to_string(length) + " bytes is shorter than its header";
+  if (length < sizeof(*header)) {
+    *error = "a record of " + std::to_string(length) + " bytes is shorter than its header";
     return false;
   }
-  std::memcpy(&header, block, sizeof(header));
-  if (header.magic != kResponseMagic || header.batch != batch) {
-    *error = "the record does not answer batch " + std::to_string(batch) + ": magic " + std::to_string(header.magic) +
-             ", batch " + std::to_string(header.batch);
+  std::memcpy(header, block, sizeof(*header));
+  if (header->magic != magic || header->batch != batch) {
+    *error = "the record is not that of batch " + std::to_string(batch) + ": magic " + std::to_string(header->magic) +
+             ", batch " + std::to_string(header->batch);
     return false;
   }
-  if (header.metadata_length < sizeof(header) || header.metadata_length > kMaxMetadata ||
-      header.metadata_length > header.record_length || header.record_length > length) {
-    *error = "lengths do not nest: metadata " + std::to_string(header.metadata_length) + ", record " +
-             std::to_string(header.record_length) + ", block " + std::to_string(length);
+  if (header->metadata_length < sizeof(*header) || header->metadata_length > kMaxMetadata ||
+      header->metadata_length > header->record_length || header->record_length > length) {
+    *error = "lengths do not nest: metadata " + std::to_string(header->metadata_length) + ", record " +
+             std::to_string(header->record_length) + ", block " + std::to_string(length);
     return false;
   }
-  metadata_.resize(header.metadata_length);
-  std::memcpy(metadata_.data(), block, header.metadata_length);
-  if (!CheckTable<ResponseEntry>(header.entries_offset, header.entry_count, "responses", error) ||
-      !CheckTable<TensorEntry>(header.tensors_offset, header.tensor_count, "tensors", error)) {
-    return false;
-  }
-  const uint8_t* base = metadata_.data();
-  entries_.resize(header.entry_count);
-  if (header.entry_count != 0) {
-    std::memcpy(entries_.data(), base + header.entries_offset, header.entry_count * sizeof(ResponseEntry));
-  }
-  uint64_t rows = 0;
-  std::vector<bool> seen(request_count);
-  for (const auto& entry : entries_) {
-    if (entry.request >= request_count) {
-      *error = "response to request " + std::to_string(entry.request) + " of a batch of " +
-               std::to_string(request_count);
-      return false;
-    }
-    if (!decoupled && seen[entry.request]) {
-      *error = "two responses to request " + std::to_string(entry.request) + " of a model that is not decoupled";
-      return false;
-    }
-    seen[entry.request] = true;
-    if ((entry.flags & (kResponseError | kResponseEmpty)) == 0) rows += entry.rows;
-    if ((entry.flags & kResponseError) != 0 && !CheckString(entry.error, "an error text", error)) return false;
-    if (!CheckTable<ParameterEntry>(entry.parameters_offset, entry.parameters_count, "parameters", error)) return false;
-    for (uint32_t i = 0; i < entry.parameters_count; ++i) {
-      ParameterEntry parameter;
-      std::memcpy(&parameter, base + entry.parameters_offset + i * sizeof(parameter), sizeof(parameter));
-      if (!CheckString(parameter.key, "a parameter's name", error)) return false;
-      if (parameter.type == 0) {
-        if (parameter.value > UINT32_MAX ||
-            !CheckString({static_cast<uint32_t>(parameter.value), parameter.length}, "a parameter's value", error)) {
-          if (error->empty()) *error = "a parameter's value lies outside the metadata";
-          return false;
-        }
-      } else if (parameter.type > 3) {
-        *error = "unknown parameter type " + std::to_string(parameter.type);
+  metadata_.resize(header->metadata_length);
+  std::memcpy(metadata_.data(), block, header->metadata_length);
+  return true;
+}
+
+bool PeerRecord::CheckParameters(uint32_t offset, uint32_t count, std::string* error) const {
+  if (!CheckTable<ParameterEntry>(offset, count, "parameters", error)) return false;
+  for (uint32_t i = 0; i < count; ++i) {
+    ParameterEntry parameter;
+    std::memcpy(&parameter, metadata_.data() + offset + i * sizeof(parameter), sizeof(parameter));
+    if (!CheckString(parameter.key, "a parameter's name", error)) return false;
+    if (parameter.type == 0) {
+      if (parameter.value > UINT32_MAX ||
+          !CheckString({static_cast<uint32_t>(parameter.value), parameter.length}, "a parameter's value", error)) {
+        if (error->empty()) *error = "a parameter's value lies outside the metadata";
         return false;
       }
+    } else if (parameter.type > 3) {
+      *error = "unknown parameter type " + std::to_string(parameter.type);
+      return false;
     }
   }
+  return true;
+}
+
+bool PeerRecord::ReadTensors(
+    const uint8_t* block, const RecordHeader& header, const char* what, size_t owners, const uint64_t* rows,
+    const uint8_t* const* payloads, std::string* error) {
+  if (!CheckTable<TensorEntry>(header.tensors_offset, header.tensor_count, "tensors", error)) return false;
+  const uint8_t* base = metadata_.data();
   tensors_.reserve(header.tensor_count);
   for (uint32_t i = 0; i < header.tensor_count; ++i) {
     TensorEntry entry;
     std::memcpy(&entry, base + header.tensors_offset + i * sizeof(entry), sizeof(entry));
     if (!CheckString(entry.name, "a tensor's name", error)) return false;
-    const auto where = [&] { return std::string("output '") + Text(entry.name) + "': "; };
-    if (entry.owner != kWholeBatch && entry.owner >= entries_.size()) {
-      *error = where() + "belongs to response " + std::to_string(entry.owner) + " of " + std::to_string(entries_.size());
+    const auto where = [&] { return std::string(what) + " '" + Text(entry.name) + "': "; };
+    if (entry.owner != kWholeBatch && entry.owner >= owners) {
+      *error = where() + "belongs to entry " + std::to_string(entry.owner) + " of " + std::to_string(owners);
       return false;
     }
     const bool strings = entry.dtype == 13;
@@ -293,9 +328,10 @@ bool ResponseRecord::Parse(
                std::to_string(header.record_length);
       return false;
     }
-    if (entry.owner == kWholeBatch && (entry.dims_count == 0 || static_cast<uint64_t>(dims[0]) != rows)) {
+    if (rows != nullptr && entry.owner == kWholeBatch &&
+        (entry.dims_count == 0 || static_cast<uint64_t>(dims[0]) != *rows)) {
       *error = where() + "has " + (entry.dims_count == 0 ? std::string("no") : std::to_string(dims[0])) +
-               " rows for the whole batch, its responses have " + std::to_string(rows);
+               " rows for the whole batch, its responses have " + std::to_string(*rows);
       return false;
     }
     const uint8_t* payload = payloads == nullptr || payloads[i] == nullptr ? block + entry.payload_offset : payloads[i];
@@ -305,19 +341,97 @@ bool ResponseRecord::Parse(
   return true;
 }
 
+void PeerRecord::ReadParameters(uint32_t offset, uint32_t count, std::vector<RecordParameter>* out) const {
+  out->clear();
+  for (uint32_t i = 0; i < count; ++i) {
+    ParameterEntry parameter;
+    std::memcpy(&parameter, metadata_.data() + offset + i * sizeof(parameter), sizeof(parameter));
+    const char* text = parameter.type == 0 ? Text({static_cast<uint32_t>(parameter.value), 0}) : "";
+    out->push_back({Text(parameter.key), parameter.type, text, parameter.value});
+  }
+}
+
+bool ResponseRecord::Parse(
+    const uint8_t* block, uint64_t length, uint64_t batch, uint32_t request_count, bool decoupled,
+    std::string* error, const uint8_t* const* payloads) {
+  entries_.clear();
+  RecordHeader header;
+  if (!ReadHeader(block, length, kResponseMagic, batch, &header, error) ||
+      !CheckTable<ResponseEntry>(header.entries_offset, header.entry_count, "responses", error)) {
+    return false;
+  }
+  entries_.resize(header.entry_count);
+  if (header.entry_count != 0) {
+    std::memcpy(
+        entries_.data(), metadata_.data() + header.entries_offset, header.entry_count * sizeof(ResponseEntry));
+  }
+  uint64_t rows = 0;
+  std::vector<bool> seen(request_count);
+  for (const auto& entry : entries_) {
+    if (entry.request >= request_count) {
+      *error = "response to request " + std::to_string(entry.request) + " of a batch of " +
+               std::to_string(request_count);
+      return false;
+    }
+    if (!decoupled && seen[entry.request]) {
+      *error = "two responses to request " + std::to_string(entry.request) + " of a model that is not decoupled";
+      return false;
+    }
+    seen[entry.request] = true;
+    if ((entry.flags & kResponseNothing) == 0) rows += entry.rows;
+    if ((entry.flags & kResponseError) != 0 && !CheckString(entry.error, "an error text", error)) return false;
+    if (!CheckParameters(entry.parameters_offset, entry.parameters_count, error)) return false;
+  }
+  return ReadTensors(block, header, "output", entries_.size(), &rows, payloads, error);
+}
+
 std::string_view ResponseRecord::ErrorText(const ResponseEntry& entry) const {
   return {Text(entry.error), entry.error.length};
 }
 
-void ResponseRecord::Parameters(const ResponseEntry& entry, std::vector<ResponseParameter>* out) const {
-  out->clear();
-  for (uint32_t i = 0; i < entry.parameters_count; ++i) {
-    ParameterEntry parameter;
-    std::memcpy(
-        &parameter, metadata_.data() + entry.parameters_offset + i * sizeof(parameter), sizeof(parameter));
-    const char* text = parameter.type == 0 ? Text({static_cast<uint32_t>(parameter.value), 0}) : "";
-    out->push_back({Text(parameter.key), parameter.type, text, parameter.value});
+void ResponseRecord::Parameters(const ResponseEntry& entry, std::vector<RecordParameter>* out) const {
+  ReadParameters(entry.parameters_offset, entry.parameters_count, out);
+}
+
+bool CallRecord::Parse(const uint8_t* block, uint64_t length, uint64_t call, std::string* error) {
+  RecordHeader header;
+  if (!ReadHeader(block, length, kBatchMagic, call, &header, error) ||
+      !CheckTable<RequestEntry>(header.entries_offset, header.entry_count, "requests", error)) {
+    return false;
   }
+  if (header.entry_count != 1) {
+    *error = "a call has 1 request, " + std::to_string(header.entry_count) + " came";
+    return false;
+  }
+  std::memcpy(&entry_, metadata_.data() + header.entries_offset, sizeof(entry_));
+  if (!CheckString(entry_.id, "the request's id", error) ||
+      !CheckString(entry_.correlation_string, "the correlation id", error) ||
+      !CheckParameters(entry_.parameters_offset, entry_.parameters_count, error) ||
+      !CheckTable<StringRef>(entry_.outputs_offset, entry_.outputs_count, "outputs", error)) {
+    return false;
+  }
+  for (uint32_t i = 0; i < entry_.outputs_count; ++i) {
+    StringRef name;
+    std::memcpy(&name, metadata_.data() + entry_.outputs_offset + i * sizeof(name), sizeof(name));
+    if (!CheckString(name, "an output's name", error)) return false;
+  }
+  return ReadTensors(block, header, "input", 1, nullptr, nullptr, error);
+}
+
+std::vector<RecordParameter> CallRecord::Parameters() const {
+  std::vector<RecordParameter> parameters;
+  ReadParameters(entry_.parameters_offset, entry_.parameters_count, &parameters);
+  return parameters;
+}
+
+std::vector<const char*> CallRecord::Outputs() const {
+  std::vector<const char*> outputs;
+  for (uint32_t i = 0; i < entry_.outputs_count; ++i) {
+    StringRef name;
+    std::memcpy(&name, metadata_.data() + entry_.outputs_offset + i * sizeof(name), sizeof(name));
+    outputs.push_back(Text(name));
+  }
+  return outputs;
 }
 
 bool SplitStrings(

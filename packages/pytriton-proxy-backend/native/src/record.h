@@ -11,7 +11,7 @@
 
 namespace pytriton {
 
-// ---- what goes into a batch record: views on the caller's memory, collected first, written once ---------------
+// ---- what goes into a record: views on the caller's memory, collected first, written once ----------------------
 
 struct Piece {
   const void* data;
@@ -22,9 +22,9 @@ struct TensorSource {
   std::string_view name;
   uint32_t dtype;
   uint32_t owner;
-  uint32_t first_dim;  // in BatchSource::dims
+  uint32_t first_dim;  // in RecordSource::dims
   uint32_t dims_count;
-  uint32_t first_piece;  // in BatchSource::pieces
+  uint32_t first_piece;  // in RecordSource::pieces
   uint32_t piece_count;
   uint64_t length;  // of all its pieces
   bool in_place = false;  // its only piece is used where it lies: its place behind the record's other payloads is void
@@ -52,15 +52,25 @@ struct RequestSource {
   uint32_t output_count = 0;
 };
 
-struct BatchSource {
-  std::vector<RequestSource> requests;
+struct RecordSource {
   std::vector<TensorSource> tensors;
   std::vector<int64_t> dims;
   std::vector<Piece> pieces;
   std::vector<ParameterSource> parameters;
+};
+
+struct BatchSource : RecordSource {
+  std::vector<RequestSource> requests;
   std::vector<std::string_view> outputs;
 
   void Clear();
+};
+
+// One response, which all tensors and parameters belong to.
+struct ResponseSource : RecordSource {
+  uint32_t flags = 0;
+  uint32_t error_code = 0;
+  std::string_view error;
 };
 
 struct BatchLayout {
@@ -76,6 +86,10 @@ bool LayoutBatch(const BatchSource& source, BatchLayout* layout, std::string* er
 void WriteBatch(
     const BatchSource& source, const BatchLayout& layout, uint64_t batch, uint64_t received_ns, uint8_t* out);
 
+// The same for a response record. Zero bytes inside of texts end them there, as they do for whoever reads them.
+bool LayoutResponse(const ResponseSource& source, BatchLayout* layout, std::string* error);
+void WriteResponse(const ResponseSource& source, const BatchLayout& layout, uint64_t batch, uint8_t* out);
+
 // Notes in a record written by WriteBatch when it is sent.
 inline void StampSent(uint8_t* record, uint64_t sent_ns) {
   reinterpret_cast<RecordHeader*>(record)->sent_ns = sent_ns;
@@ -86,9 +100,9 @@ inline uint64_t CancelledOffset(uint32_t request) {
   return sizeof(RecordHeader) + uint64_t{request} * sizeof(RequestEntry) + offsetof(RequestEntry, cancelled);
 }
 
-// ---- what comes out of a response record -----------------------------------------------------------------------
+// ---- what comes out of the record of a peer ---------------------------------------------------------------------
 
-struct ResponseTensor {
+struct RecordTensor {
   const char* name;  // ends with a zero byte
   uint32_t dtype;
   uint32_t owner;
@@ -98,7 +112,7 @@ struct ResponseTensor {
   uint64_t payload_length;
 };
 
-struct ResponseParameter {
+struct RecordParameter {
   const char* key;
   uint32_t type;
   const char* text;  // ends with a zero byte
@@ -106,8 +120,31 @@ struct ResponseParameter {
 };
 
 // The peer may write to its arena at any time: metadata are copied before they are checked, payloads are only ever
-// copied, never trusted.
-class ResponseRecord {
+// copied or handed on, never trusted.
+class PeerRecord {
+ public:
+  const std::vector<RecordTensor>& tensors() const { return tensors_; }
+
+ protected:
+  bool ReadHeader(
+      const uint8_t* block, uint64_t length, uint32_t magic, uint64_t batch, RecordHeader* header, std::string* error);
+  bool CheckString(StringRef ref, const char* what, std::string* error) const;
+  template <typename T>
+  bool CheckTable(uint64_t offset, uint64_t count, const char* what, std::string* error) const;
+  bool CheckParameters(uint32_t offset, uint32_t count, std::string* error) const;
+  // Reads the tensors of `owners` entries. `rows`: what those over the whole batch must have, null where they may have
+  // any shape.
+  bool ReadTensors(
+      const uint8_t* block, const RecordHeader& header, const char* what, size_t owners, const uint64_t* rows,
+      const uint8_t* const* payloads, std::string* error);
+  const char* Text(StringRef ref) const { return reinterpret_cast<const char*>(metadata_.data()) + ref.offset; }
+  void ReadParameters(uint32_t offset, uint32_t count, std::vector<RecordParameter>* out) const;
+
+  std::vector<uint8_t> metadata_;
+  std::vector<RecordTensor> tensors_;
+};
+
+class ResponseRecord : public PeerRecord {
  public:
   // `block` holds `length` readable bytes; `decoupled` allows several responses to one request. `payloads` has, for a
   // peer in this process, the address of every tensor's payload that does not lie in the block, else 0; all of it may
@@ -117,19 +154,26 @@ class ResponseRecord {
       std::string* error, const uint8_t* const* payloads = nullptr);
 
   const std::vector<ResponseEntry>& entries() const { return entries_; }
-  const std::vector<ResponseTensor>& tensors() const { return tensors_; }
   std::string_view ErrorText(const ResponseEntry& entry) const;
-  void Parameters(const ResponseEntry& entry, std::vector<ResponseParameter>* out) const;
+  void Parameters(const ResponseEntry& entry, std::vector<RecordParameter>* out) const;
 
  private:
-  bool CheckString(StringRef ref, const char* what, std::string* error) const;
-  const char* Text(StringRef ref) const { return reinterpret_cast<const char*>(metadata_.data()) + ref.offset; }
-  template <typename T>
-  bool CheckTable(uint64_t offset, uint64_t count, const char* what, std::string* error) const;
-
-  std::vector<uint8_t> metadata_;
   std::vector<ResponseEntry> entries_;
-  std::vector<ResponseTensor> tensors_;
+};
+
+// The one request of a call.
+class CallRecord : public PeerRecord {
+ public:
+  bool Parse(const uint8_t* block, uint64_t length, uint64_t call, std::string* error);
+
+  const RequestEntry& entry() const { return entry_; }
+  const char* id() const { return Text(entry_.id); }
+  const char* correlation_string() const { return Text(entry_.correlation_string); }
+  std::vector<RecordParameter> Parameters() const;
+  std::vector<const char*> Outputs() const;
+
+ private:
+  RequestEntry entry_{};
 };
 
 // Splits the elements of a BYTES payload (length, then data) after every `counts[i]` elements. `ends[i]` gets the

@@ -72,7 +72,7 @@ uint64_t Use(const ResponseRecord& record) {
   const auto add = [&](const void* data, uint64_t length) {
     for (uint64_t i = 0; i < length; ++i) sum += static_cast<const uint8_t*>(data)[i];
   };
-  std::vector<ResponseParameter> parameters;
+  std::vector<RecordParameter> parameters;
   for (const auto& entry : record.entries()) {
     if ((entry.flags & kResponseError) != 0) {
       const auto text = record.ErrorText(entry);

@@ -53,7 +53,7 @@ void CompareGreeting(const char* name, MessageType type, Greeting greeting, cons
 void Messages() {
   Greeting greeting{};
   greeting.max_in_flight = 64;
-  greeting.capabilities = kCapabilities;
+  greeting.capabilities = kCapDecoupled | kCapCancel;
   greeting.model_version = 1;
   CompareGreeting("hello", MessageType::kHello, greeting, "classify\nmodel\n07e15f480f14f849abbf0cefca44dce9");
   greeting.model_version = 0;
@@ -69,6 +69,10 @@ void Messages() {
   greeting.model_flags |= kModelDecoupled;
   greeting.capabilities = 0;
   CompareGreeting("welcome_decoupled_no_capabilities", MessageType::kWelcome, greeting, "tokens");
+  Greeting caller{};
+  caller.max_in_flight = 1;
+  caller.capabilities = kCapDecoupled | kCapCancel | kCapCalls;
+  CompareGreeting("caller", MessageType::kCaller, caller, "classify");
 
   const auto message = [](MessageType type) {
     Message made{};
@@ -118,6 +122,26 @@ void Messages() {
   activity.batch = 9;
   activity.length = 3;
   CompareMessage("activity", activity);
+  Message call = message(MessageType::kCall);
+  call.flags = kFlagStream;
+  call.batch = 9;
+  call.segment = 2;
+  call.index = static_cast<uint32_t>(Operation::kInfer);
+  call.offset = (uint64_t{1} << 32) + 128;
+  call.length = uint64_t{1} << 32;
+  const CallBody infer{-1, 0, 7, 2, {}};
+  CompareMessage(
+      "call_infer", call, std::string(reinterpret_cast<const char*>(&infer), sizeof(infer)) + "gr\xc3\xb6\xc3\x9f" "er");
+  Message set = message(MessageType::kCall);
+  set.batch = 10;
+  set.index = static_cast<uint32_t>(Operation::kMetricSet);
+  const CallBody metric{3, 0.25, 0, 0, {}};
+  CompareMessage("call_metric", set, std::string(reinterpret_cast<const char*>(&metric), sizeof(metric)));
+  Message result = message(MessageType::kResult);
+  result.flags = kFlagBatchDone;
+  result.batch = 10;
+  result.length = uint64_t{1} << 62;
+  CompareMessage("result", result);
 }
 
 uint64_t Bits(double value) {
@@ -241,7 +265,7 @@ void ParseMixed() {
   CHECK(record.entries().size() == 3);
   const auto& first = record.entries()[0];
   CHECK(first.request == 0 && first.flags == 0 && first.parameters_count == 5);
-  std::vector<ResponseParameter> parameters;
+  std::vector<RecordParameter> parameters;
   record.Parameters(first, &parameters);
   CHECK(parameters.size() == 5);
   CHECK(std::string(parameters[0].key) == "text" && parameters[0].type == 0);
@@ -264,6 +288,65 @@ void ParseMixed() {
   CHECK(label.payload_length == 0);
 }
 
+// Every place where it may be cut off, and every byte that may be wrong, is refused or read inside of it.
+void ParseTheCall() {
+  const std::string raw = Read("record_call");
+  CallRecord record;
+  std::string error;
+  CHECK(record.Parse(reinterpret_cast<const uint8_t*>(raw.data()), raw.size(), 9, &error));
+  const auto& entry = record.entry();
+  CHECK(entry.flags == 3 && entry.priority == 2 && entry.timeout_us == 1500000 && entry.correlation_id == 77);
+  CHECK(std::string(record.id()) == "call" && std::string(record.correlation_string()).empty());
+  const auto outputs = record.Outputs();
+  CHECK(outputs.size() == 2 && std::string(outputs[0]) == "y" && std::string(outputs[1]) == "label");
+  const auto parameters = record.Parameters();
+  CHECK(parameters.size() == 5 && std::string(parameters[0].text) == "gr\xc3\xbc\xc3\x9f" "e");
+  CHECK(parameters[4].type == 3 && parameters[4].value == Bits(0.25));
+  CHECK(record.tensors().size() == 2);
+  const auto& x = record.tensors()[0];
+  CHECK(std::string(x.name) == "x" && x.dtype == 11 && x.dims_count == 2 && x.dims[0] == 2 && x.payload_length == 16);
+  CHECK(!record.Parse(reinterpret_cast<const uint8_t*>(raw.data()), raw.size(), 8, &error));
+  for (size_t length = 0; length < raw.size(); ++length) {
+    error.clear();
+    CHECK(!record.Parse(reinterpret_cast<const uint8_t*>(raw.data()), length, 9, &error));
+    CHECK(!error.empty());
+  }
+  const std::string batch = Read("record_batch");
+  CHECK(!record.Parse(reinterpret_cast<const uint8_t*>(batch.data()), batch.size(), 7, &error));
+}
+
+void WriteTheAnswer() {
+  const float y[] = {1, 2, 3, 4};
+  const char label[] = "\0\0\0\0" "\4\0\0\0eins";
+  ResponseSource source;
+  source.parameters = {
+      {"text", 0, "gr\xc3\xbc\xc3\x9f" "e", 0},
+      {"empty", 0, "", 0},
+      {"count", 1, {}, static_cast<uint64_t>(-(int64_t{1} << 62))},
+      {"flag", 2, {}, 1},
+      {"rate", 3, {}, Bits(0.25)},
+  };
+  source.dims = {2, 2, 2};
+  source.pieces = {{y, sizeof(y)}, {label, sizeof(label) - 1}};
+  source.tensors = {{"y", 11, 0, 0, 2, 0, 1, sizeof(y)}, {"label", 13, 0, 2, 1, 1, 1, sizeof(label) - 1}};
+  BatchLayout layout;
+  std::string error;
+  CHECK(LayoutResponse(source, &layout, &error));
+  CHECK(layout.record_length == Read("record_call_answer").size());
+  alignas(64) static uint8_t out[4096];
+  WriteResponse(source, layout, 9, out);
+  Compare("record_call_answer", out, layout.record_length);
+}
+
+void ParseRescheduled() {
+  const std::string raw = Read("record_response_rescheduled");
+  ResponseRecord record;
+  std::string error;
+  CHECK(record.Parse(reinterpret_cast<const uint8_t*>(raw.data()), raw.size(), 7, 3, false, &error));
+  CHECK(record.entries()[1].flags == (kResponseFinal | kResponseReschedule));
+  CHECK(record.tensors()[0].dims[0] == 2);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -273,5 +356,8 @@ int main(int argc, char** argv) {
   WriteTheBatch();
   ParseColumns();
   ParseMixed();
+  ParseTheCall();
+  WriteTheAnswer();
+  ParseRescheduled();
   return 0;
 }

@@ -21,10 +21,12 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 
 HELLO, WELCOME, REFUSE, SEGMENT, SEGMENT_CLOSE, BATCH, RESPONSE, FAIL, RELEASE, CANCEL, DETACH, ACTIVITY = range(1, 13)
+CALLER, CALL, RESULT = range(13, 16)
 # Of an input "x" and an output "y", both FP32 of one free dimension.
 DIGEST = "07e15f480f14f849abbf0cefca44dce9"
-INPUT_RELEASED, BATCH_DONE = 1, 2
-FINAL, ERROR, EMPTY = 1, 2, 4
+INPUT_RELEASED, BATCH_DONE, STREAM = 1, 2, 4
+FINAL, ERROR, EMPTY, RESCHEDULE = 1, 2, 4, 8
+INFER, METRIC_SET = 1, 8
 STRING, INT, BOOL, DOUBLE = range(4)
 INT64, FP32, BYTES = 9, 11, 13
 WHOLE_BATCH = 0xFFFFFFFF
@@ -134,6 +136,11 @@ class Answer:
     error_code: int = 1
     error: str | None = None
     parameters: dict[str, Value] = field(default_factory=dict)
+
+
+def call_body(subject: int, text: str, value: float = 0.0, parent: tuple[int, int] = (0, 0)) -> bytes:
+    """What follows the header of CALL."""
+    return struct.pack("<qdQI4x", subject, value, *parent) + text.encode()
 
 
 class Texts:
@@ -266,6 +273,28 @@ def response_record(batch: int, answers: Sequence[Answer], tensors: Sequence[Ten
     return _record(RESPONSE_MAGIC, batch, entries, len(answers), table + dims + parameters_table + texts.raw, tensors)
 
 
+def answer_record(call: int, answer: Answer, tensors: Sequence[Tensor] = ()) -> bytes:
+    """The answer to a call as the proxy backend writes it, with a text for whatever may have one."""
+    dims_offset = 64 + 48 + 48 * len(tensors)
+    parameters_offset = dims_offset + 8 * sum(len(tensor.shape) for tensor in tensors)
+    texts = Texts(parameters_offset + 24 * len(answer.parameters))
+    error = texts.add(answer.error or "")
+    parameters_table = b""
+    for key, value in answer.parameters.items():
+        place = texts.add(key)
+        text = texts.add(value if isinstance(value, str) else "")
+        kind, bits = (STRING, text[0]) if isinstance(value, str) else parameter_bits(value)
+        parameters_table += struct.pack("<IIIIQ", *place, kind, text[1], bits)
+    entry = struct.pack(
+        "<IIIIIIII16x", 0, answer.flags, 0, answer.error_code, *error, parameters_offset, len(answer.parameters)
+    )
+    names = [texts.add(tensor.name) for tensor in tensors]
+    dims = b"".join(struct.pack("<q", dim) for tensor in tensors for dim in tensor.shape)
+    metadata_length = align(texts.offset + len(texts.raw), 64)
+    table = _tensor_table(tensors, names, dims_offset, metadata_length)
+    return _record(RESPONSE_MAGIC, call, entry, 1, table + dims + parameters_table + texts.raw, tensors)
+
+
 # ---- the vectors ---------------------------------------------------------------------------------------------------
 
 PARAMETERS: dict[str, Value] = {"text": "grüße", "empty": "", "count": -(1 << 62), "flag": True, "rate": 0.25}
@@ -323,6 +352,35 @@ def golden_mixed() -> bytes:
     return response_record(7, answers, tensors)
 
 
+def golden_rescheduled() -> bytes:
+    """A request that goes back to the scheduler, between two that are answered."""
+    tensors = [Tensor("y", FP32, [2, 1], struct.pack("<2f", 1, 2))]
+    answers = [Answer(0, rows=1), Answer(1, flags=FINAL | RESCHEDULE), Answer(2, rows=1)]
+    return response_record(7, answers, tensors)
+
+
+def golden_call() -> bytes:
+    """The request of a call, with all that one may have."""
+    request = Request(
+        rows=1, flags=3, priority=2, timeout_us=1_500_000, correlation_id=77, id="call", parameters=PARAMETERS,
+        outputs=["y", "label"],
+    )  # fmt: skip
+    tensors = [
+        Tensor("x", FP32, [2, 2], struct.pack("<4f", 1, 2, 3, 4)),
+        Tensor("text", BYTES, [2], strings(b"", "grüße".encode())),
+    ]
+    return batch_record(9, [request], tensors)
+
+
+def golden_call_answer() -> bytes:
+    """Outputs and parameters that a model gave."""
+    tensors = [
+        Tensor("y", FP32, [2, 2], struct.pack("<4f", 1, 2, 3, 4), owner=0),
+        Tensor("label", BYTES, [2], strings(b"", b"eins"), owner=0),
+    ]
+    return answer_record(9, Answer(0, flags=0, error_code=0, parameters=PARAMETERS), tensors)
+
+
 def vectors() -> dict[str, bytes]:
     """Every vector by the name of its file."""
     welcome: dict[str, Any] = {
@@ -357,10 +415,26 @@ def vectors() -> dict[str, bytes]:
         "detach": message(DETACH),
         "activity_ask": message(ACTIVITY),
         "activity": message(ACTIVITY, batch=9, length=3),
+        "caller": greeting(CALLER, "classify", capabilities=7),
+        "call_infer": message(
+            CALL,
+            flags=STREAM,
+            batch=9,
+            segment=2,
+            index=INFER,
+            offset=(1 << 32) + 128,
+            length=1 << 32,
+            body=call_body(-1, "größer", parent=(7, 2)),
+        ),
+        "call_metric": message(CALL, batch=10, index=METRIC_SET, body=call_body(3, "", 0.25)),
+        "result": message(RESULT, flags=BATCH_DONE, batch=10, length=1 << 62),
         "record_batch": golden_batch(),
         "record_response_columns": golden_columns(),
         "record_response_plain": golden_plain(),
         "record_response_mixed": golden_mixed(),
+        "record_response_rescheduled": golden_rescheduled(),
+        "record_call": golden_call(),
+        "record_call_answer": golden_call_answer(),
     }
     return {f"{name}.bin": raw for name, raw in made.items()}
 

@@ -12,7 +12,7 @@ SANITIZERS = ("-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 # Longer where somebody looks for more: PYTRITON_FUZZ_S=600 pytest -k fuzz
 FUZZ_S = float(os.environ.get("PYTRITON_FUZZ_S", "12"))
 GOLDEN = Path(__file__).parents[1] / "golden"
-CONNECTION_SOURCES = ["connection.cc", "arena.cc", "record.cc"]
+CONNECTION_SOURCES = ["connection.cc", "arena.cc", "packet.cc", "record.cc"]
 ENDPOINT_SOURCES = [*CONNECTION_SOURCES, "endpoint.cc", "late_ends.cc"]
 LIBRARY_SOURCES = ["arena.cc", "control.cc", "record.cc", "settings.cc"]
 GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "limits", "shape_check")]

@@ -13,11 +13,12 @@ from pytriton.proxy_backend.system.native import BACKEND_NAME
 from pytriton.proxy_backend.wire import dtypes, layout
 
 DOCUMENT = Path(__file__).parents[4] / "docs" / "protocol.md"
-SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "string": 8}
-CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "string": "II"}
+SIZES = {"u8": 1, "u16": 2, "u32": 4, "u64": 8, "i64": 8, "f64": 8, "string": 8}
+CODES = {"u8": "B", "u16": "H", "u32": "I", "u64": "Q", "i64": "q", "f64": "d", "string": "II"}
 STRUCTS = {
     "Message": layout.MESSAGE,
     "Greeting": layout.GREETING,
+    "CallBody": layout.CALL,
     "RecordHeader": layout.RECORD,
     "StringRef": layout.STRING_REF,
     "RequestEntry": layout.REQUEST,
@@ -146,6 +147,12 @@ def test_flags(title: str, ours: Any, prefix: str, header: dict[str, str]) -> No
     assert stated == {member.name: member.value for member in ours}
     for name, value in stated.items():
         assert int(header[prefix + name.title().replace("_", "")]) == value
+
+
+def test_operations(header: dict[str, str]) -> None:
+    stated = numbers("Operations")
+    assert stated == {member.name: member.value for member in layout.Operation}
+    assert {name: int(header[name]) for name in stated} == stated
 
 
 def test_numbers_of_triton() -> None:

@@ -13,6 +13,7 @@
     │   └── VersionMismatchError    worker and proxy backend speak different protocols
     ├── ConnectionLostError     the server went away
     ├── ProtocolError           a message or record that the protocol does not allow
+    ├── CallFailedError         the server refused what a worker asked of it
     ├── ArenaFullError          a tensor does not fit into the budget of shared memory
     └── OutputError             the callable returned something that cannot be sent (also a ValueError)
 """
@@ -26,6 +27,7 @@ from .wire.errors import AttachError, ProtocolError, ProxyBackendError, VersionM
 __all__ = [
     "ArenaFullError",
     "AttachError",
+    "CallFailedError",
     "ConnectionLostError",
     "DescriptionError",
     "DropInError",
@@ -122,6 +124,18 @@ class WorkerProcessError(ProxyBackendError):
 
 class ConnectionLostError(ProxyBackendError):
     """The proxy backend closed the connection, or its server died."""
+
+
+class CallFailedError(ProxyBackendError):
+    """The server refused, or could not do, what a worker asked of it; the text is Triton's.
+
+    Attributes:
+        code: Triton's error code, `ErrorCode`.
+    """
+
+    def __init__(self, message: str, *, code: int) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 class ArenaFullError(ProxyBackendError):

@@ -1,5 +1,6 @@
 """The golden vectors from Python: every packet, the batch record in, the response records out."""
 
+import dataclasses
 import mmap
 import struct
 from pathlib import Path
@@ -11,14 +12,14 @@ import pytest
 
 from pytriton.proxy.types import make_requests
 from pytriton.proxy_backend import VersionMismatchError
-from pytriton.proxy_backend.errors import AttachError
+from pytriton.proxy_backend.errors import AttachError, ProtocolError
 from pytriton.proxy_backend.transport.arena import PeerArena
 from pytriton.proxy_backend.wire import layout, messages
-from pytriton.proxy_backend.wire.batch import BatchReader
+from pytriton.proxy_backend.wire.batch import BatchReader, RequestData, lay_out_batch
 from pytriton.proxy_backend.wire.greetings import GreetingError, Hello, Welcome, parse_answer, parse_hello
 from pytriton.proxy_backend.wire.layout import Capability
 from pytriton.proxy_backend.wire.record import Record
-from pytriton.proxy_backend.wire.response import ResponseData, ResponseWriter
+from pytriton.proxy_backend.wire.response import ResponseData, ResponseWriter, read_responses
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -94,7 +95,8 @@ def test_welcome() -> None:
 
 
 def test_a_later_minor_is_read_as_far_as_it_is_known() -> None:
-    assert parse_answer(read("welcome_minor_9")) == parse_answer(read("welcome"))
+    later = parse_answer(read("welcome_minor_9"))
+    assert later == dataclasses.replace(parse_answer(read("welcome")), capabilities=Capability(sum(Capability)))
 
 
 def test_refusal_carries_its_reason() -> None:
@@ -208,6 +210,59 @@ def test_response_record_of_everything_else(golden: ModuleType) -> None:
         ResponseData(2, empty=True),
     ]
     assert written(ResponseWriter().lay_out(answers)) == read("record_response_mixed")
+
+
+def test_response_record_that_gives_a_request_back() -> None:
+    y = np.array([[1], [2]], np.float32)
+    answers = [ResponseData(0, {"y": y[:1]}), ResponseData(1, reschedule=True), ResponseData(2, {"y": y[1:]})]
+    raw = read("record_response_rescheduled")
+    given_back = read_responses(memoryview(raw), 7, 3, decoupled=False)
+    assert [response.reschedule for response in given_back] == [False, True, False]
+    assert [response.outputs.keys() for response in given_back] == [{"y"}, set(), {"y"}]
+    # Written response by response, not as one tensor: what is read is the same.
+    again = read_responses(memoryview(written(ResponseWriter().lay_out(answers))), 7, 3, decoupled=False)
+    assert [response.reschedule for response in again] == [False, True, False]
+    assert again[2].outputs["y"].tolist() == [[2]]
+
+
+def test_call() -> None:
+    assert without_sender(Hello(name="classify", capabilities=7).pack(layout.MessageType.CALLER)) == without_sender(
+        read("caller")
+    )
+    infer = messages.pack_call(
+        9, layout.Operation.INFER, (2, (1 << 32) + 128, 1 << 32), text="größer", subject=-1, parent=(7, 2),
+        flags=messages.STREAM,
+    )  # fmt: skip
+    assert infer == read("call_infer")
+    assert messages.pack_call(10, layout.Operation.METRIC_SET, (0, 0, 0), subject=3, value=0.25) == read("call_metric")
+    kind, flags, _, number, *_, value = messages.read_header(read("result"), len(read("result")))
+    assert (kind, flags, number, messages.as_float(value)) == (messages.RESULT, messages.BATCH_DONE, 10, 2.0)
+    with pytest.raises(ProtocolError, match="a name of 5000 bytes is too long"):
+        messages.pack_call(1, layout.Operation.INFER, (1, 0, 64), text="n" * 5000)
+
+
+def test_record_of_a_call(golden: ModuleType) -> None:
+    strings_of_two = np.array([b"", "grüße".encode()], object)
+    request = RequestData(
+        {"x": np.array([[1, 2], [3, 4]], np.float32), "text": strings_of_two}, ["y", "label"], "call", 2, 1_500_000,
+        77, 3, parameters=golden.PARAMETERS,
+    )  # fmt: skip
+    raw = read("record_call")
+    written_by_us = written(lay_out_batch([request], batching=False), 9)
+    for record in (raw, written_by_us):
+        batch = BatchReader(False).read(np.frombuffer(record, np.uint8), record, 0, 9)
+        assert batch.load_fields(0) == ("call", 2, 1_500_000, 77, 3, "")
+        assert batch.load_parameters(0) == golden.PARAMETERS
+        assert batch.load_requested_outputs(0) == ["y", "label"]
+        assert batch.columns["x"].tolist() == [[1, 2], [3, 4]]
+        assert strings(batch.columns["text"]) == [b"", "grüße".encode()]
+
+
+def test_answer_to_a_call(golden: ModuleType) -> None:
+    [answer] = read_responses(memoryview(read("record_call_answer")), 9, 1, decoupled=True)
+    assert (answer.parameters, answer.error) == (golden.PARAMETERS, None)
+    assert answer.outputs["y"].tolist() == [[1, 2], [3, 4]]
+    assert strings(answer.outputs["label"]) == [b"", b"eins"]
 
 
 def test_magics_are_readable() -> None:

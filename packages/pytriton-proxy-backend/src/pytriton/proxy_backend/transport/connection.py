@@ -23,7 +23,7 @@ from ..protocol.worker import WorkerProtocol
 from ..system.forks import close_in_child
 from ..wire.batch import Batch, BatchReader
 from ..wire.greetings import Hello, Welcome
-from ..wire.layout import MAX_PACKET, ErrorCode
+from ..wire.layout import CAPABILITIES, MAX_PACKET, ErrorCode
 from ..wire.messages import BATCH, CANCEL, SEGMENT, SEGMENT_CLOSE, pack_segment, pack_segment_close
 from ..wire.record import Record
 from .arena import InputBlock, NewSegment, OwnArena, OwnedBlock, PeerArena
@@ -37,16 +37,17 @@ _ARENA_TIMEOUT_S = 30.0
 # How late a block that nobody uses any more is given back while no request comes.
 TICK_S = 1.0
 # Room for more descriptors than any message carries, so that a peer's surplus is seen and closed.
-_ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 # With MSG_TRUNC, the size of a packet that is too long is told, too.
-_RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_TRUNC
+RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_TRUNC
 
 
 class GreetingTimeoutError(AttachError):
     """The proxy backend did not answer a greeting in time: it is slow or stopped, and may come back."""
 
 
-def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+def descriptors_of(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
+    """Return the descriptors that came with a packet."""
     fds = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
@@ -54,7 +55,8 @@ def _descriptors(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
     return fds.tolist()
 
 
-def _timeval(seconds: float) -> bytes:
+def timeval(seconds: float) -> bytes:
+    """Return a time in seconds as the kernel takes it for the timeouts of a socket."""
     whole = int(seconds)
     return struct.pack("@ll", whole, int((seconds - whole) * 1e6))
 
@@ -83,6 +85,7 @@ class Connection:
         *,
         max_in_flight: int = 1,
         model: ModelSpec | None = None,
+        capabilities: int = CAPABILITIES,
     ) -> None:
         """Connect and greet.
 
@@ -91,6 +94,7 @@ class Connection:
             name: What the worker calls itself.
             max_in_flight: Batches that it takes at once.
             model: What it serves: a proxy backend of another model, or of other tensors, refuses it.
+            capabilities: What the worker can do; `welcome` says what both can.
 
         Raises:
             FileNotFoundError: If nobody listens there yet; `ConnectionRefusedError` likewise.
@@ -105,7 +109,7 @@ class Connection:
         self.buffer = bytearray(MAX_PACKET)
         self._views = [memoryview(self.buffer)]
         self.outputs = OwnArena(0)
-        self._prepare(WorkerProtocol(hello_for(name, model, max_in_flight), self.outputs.release))
+        self._prepare(WorkerProtocol(hello_for(name, model, max_in_flight, capabilities), self.outputs.release))
         self.inputs = PeerArena(self.protocol.segments.released)
         try:
             self._socket.settimeout(GREETING_TIMEOUT_S)
@@ -118,8 +122,8 @@ class Connection:
             self.protocol.receive(packet, len(packet))
             # The kernel's own timeouts: unlike Python's they cost no call of poll before each message.
             self._socket.settimeout(None)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(TICK_S))
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _timeval(SEND_TIMEOUT_S))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(TICK_S))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(SEND_TIMEOUT_S))
         except TimeoutError as error:
             self._socket.close()
             raise GreetingTimeoutError(
@@ -188,14 +192,14 @@ class Connection:
 
     def _read(self, flags: int = 0) -> bool:
         try:
-            size, ancillary, _, _ = self._socket.recvmsg_into(self._views, _ANCILLARY_SIZE, flags | _RECEIVE_FLAGS)
+            size, ancillary, _, _ = self._socket.recvmsg_into(self._views, ANCILLARY_SIZE, flags | RECEIVE_FLAGS)
         except BlockingIOError:
             raise
         except ConnectionResetError:
             return False  # closed by the proxy backend with messages of ours unread
         except OSError as error:
             raise ConnectionLostError(f"the connection to the proxy backend broke: {error}") from error
-        return self.take(size, _descriptors(ancillary) if ancillary else [])
+        return self.take(size, descriptors_of(ancillary) if ancillary else [])
 
     def take(self, size: int, fds: list[int]) -> bool:
         """Take a packet that lies in `buffer`; says whether the connection goes on.
@@ -370,15 +374,20 @@ class Connection:
         self._socket.close()
 
 
-def hello_for(name: str, model: ModelSpec | None, max_in_flight: int, memory_token: bytes = b"") -> Hello:
+def hello_for(
+    name: str,
+    model: ModelSpec | None,
+    max_in_flight: int,
+    capabilities: int = CAPABILITIES,
+    memory_token: bytes = b"",
+) -> Hello:
     """Return the greeting of a worker for a model, or for any where that is `None`."""
-    if model is None:
-        return Hello(name=name, max_in_flight=max_in_flight, memory_token=memory_token)
     return Hello(
         name=name,
-        model_name=model.name,
-        model_version=model.version,
-        tensors_digest=model.tensors_digest,
+        model_name="" if model is None else model.name,
+        model_version=0 if model is None else model.version,
+        tensors_digest="" if model is None else model.tensors_digest,
         max_in_flight=max_in_flight,
+        capabilities=capabilities,
         memory_token=memory_token,
     )

@@ -72,7 +72,7 @@ class ZmqConnection(Connection):
         self._link = ZmqSocket(address, listen=False, client_keys=keys)
         caller = MemoryCaller(address)
         try:
-            hello = hello_for(name, model, max_in_flight, caller.token)
+            hello = hello_for(name, model, max_in_flight, memory_token=caller.token)
             self._prepare(WorkerProtocol(hello, self._free, named_releases=True))
             self._greet()
             self._memory = caller.accepted(self.protocol.segments)

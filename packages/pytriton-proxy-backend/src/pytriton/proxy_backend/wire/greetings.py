@@ -12,6 +12,7 @@ from .messages import HEADER_SIZE, Buffer, pack_greeting
 
 _MAX_IN_FLIGHT = 1024
 _OURS = (layout.MAJOR, layout.MINOR)
+_KNOWN = sum(Capability)
 _BODY = HEADER_SIZE
 _TEXT = HEADER_SIZE + GREETING.size
 
@@ -46,13 +47,13 @@ class Hello:
     pid: int = 0
     version: tuple[int, int] = _OURS
 
-    def pack(self) -> bytes:
-        """Return the packet, as from this process."""
+    def pack(self, kind: MessageType = MessageType.HELLO) -> bytes:
+        """Return the packet, as from this process; CALLER is that of a connection for calls."""
         lines = f"\n{self.model_name}\n{self.tensors_digest}\n{self.memory_token.hex()}".rstrip("\n").encode()
         # The name is for people: what is too long of it goes, what tells the model stays.
         name = self.name.replace("\n", " ").encode("utf-8", "replace")[: max(0, MAX_TEXT - len(lines))]
         return _pack(
-            MessageType.HELLO,
+            kind,
             name + lines,
             max_in_flight=self.max_in_flight,
             capabilities=self.capabilities,
@@ -205,7 +206,7 @@ def parse_answer(packet: Buffer) -> Welcome:
         model_version=model_version,
         batching=bool(model_flags & ModelFlag.BATCHING),
         decoupled=bool(model_flags & ModelFlag.DECOUPLED),
-        capabilities=Capability(capabilities & CAPABILITIES),
+        capabilities=Capability(capabilities & _KNOWN),
         arena_budget=budget,
         arena_idle_s=idle_ms / 1000,
         execution_timeout_s=timeout_ms / 1000 or None,

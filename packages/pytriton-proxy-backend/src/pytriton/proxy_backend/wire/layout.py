@@ -26,8 +26,11 @@ class Capability(enum.IntFlag):
 
     DECOUPLED = 1 << 0
     CANCEL = 1 << 1
+    CALLS = 1 << 2
+    RESCHEDULE = 1 << 3
 
 
+# What every worker here has, and the Python proxy; whoever has more says so.
 CAPABILITIES = Capability.DECOUPLED | Capability.CANCEL
 
 
@@ -46,13 +49,35 @@ class MessageType(enum.IntEnum):
     CANCEL = 10
     DETACH = 11
     ACTIVITY = 12
+    CALLER = 13
+    CALL = 14
+    RESULT = 15
 
 
 class MessageFlag(enum.IntFlag):
-    """Of RESPONSE and FAIL."""
+    """Of RESPONSE, FAIL and RESULT; STREAM of CALL."""
 
     INPUT_RELEASED = 1 << 0
     BATCH_DONE = 1 << 1
+    STREAM = 1 << 2
+
+
+class Operation(enum.IntEnum):
+    """What a CALL is about."""
+
+    INFER = 1
+    LOAD_MODEL = 2
+    UNLOAD_MODEL = 3
+    MODEL_READY = 4
+    METRIC_FAMILY = 5
+    METRIC = 6
+    METRIC_INCREMENT = 7
+    METRIC_SET = 8
+    METRIC_OBSERVE = 9
+    METRIC_VALUE = 10
+    METRIC_DELETE = 11
+    METRIC_FAMILY_DELETE = 12
+    LOG = 13
 
 
 class ModelFlag(enum.IntFlag):
@@ -75,6 +100,7 @@ class ResponseFlag(enum.IntFlag):
     FINAL = 1 << 0
     ERROR = 1 << 1
     EMPTY = 1 << 2
+    RESCHEDULE = 1 << 3
 
 
 class ErrorCode(enum.IntEnum):
@@ -105,6 +131,8 @@ MESSAGE = struct.Struct("<HHIQQIIQQ")
 # arena_idle_ms, execution_timeout_ms; then the text
 GREETING = struct.Struct("<8sHHIIIQIIQQQQ")
 GREETING_VERSION = struct.Struct("<8sHH")
+# subject, value, parent_batch, parent_request; then the text
+CALL = struct.Struct("<qdQI4x")
 MAX_PACKET = 4096
 MAX_TEXT = MAX_PACKET - MESSAGE.size - GREETING.size
 

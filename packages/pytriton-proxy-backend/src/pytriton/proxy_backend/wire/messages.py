@@ -11,7 +11,7 @@ import struct
 
 from . import layout
 from .errors import ProtocolError
-from .layout import MAX_PACKET, MAX_TEXT, MessageFlag, MessageType
+from .layout import MAX_PACKET, MAX_TEXT, MessageFlag, MessageType, Operation
 
 Header = tuple[int, int, int, int, int, int, int, int, int]
 Buffer = bytes | bytearray | memoryview
@@ -28,8 +28,12 @@ RELEASE = int(MessageType.RELEASE)
 CANCEL = int(MessageType.CANCEL)
 DETACH = int(MessageType.DETACH)
 ACTIVITY = int(MessageType.ACTIVITY)
+CALLER = int(MessageType.CALLER)
+CALL = int(MessageType.CALL)
+RESULT = int(MessageType.RESULT)
 INPUT_RELEASED = int(MessageFlag.INPUT_RELEASED)
 BATCH_DONE = int(MessageFlag.BATCH_DONE)
+STREAM = int(MessageFlag.STREAM)
 
 HEADER_SIZE = layout.MESSAGE.size
 _SEGMENT_FIELD = struct.Struct("<24xI20x")
@@ -62,7 +66,7 @@ def read_reason(packet: Buffer) -> str:
 
 
 def pack_greeting(kind: MessageType, body: bytes) -> bytes:
-    """Pack HELLO, WELCOME or REFUSE: see `greetings`, which makes the body."""
+    """Pack HELLO, CALLER, WELCOME or REFUSE: see `greetings`, which makes the body."""
     return _pack(kind, 0, HEADER_SIZE + len(body), 0, 0, 0, 0, 0, 0) + body
 
 
@@ -115,6 +119,45 @@ def pack_detach() -> bytes:
 def pack_activity(taken: int = 0, in_flight: int = 0) -> bytes:
     """Pack the question for the activity, or the answer: batches that there have been, and that are in flight."""
     return _pack(ACTIVITY, 0, HEADER_SIZE, taken, 0, 0, 0, 0, in_flight)
+
+
+def pack_call(
+    number: int,
+    operation: Operation,
+    place: tuple[int, int, int],
+    *,
+    text: str = "",
+    subject: int = 0,
+    value: float = 0.0,
+    parent: tuple[int, int] = (0, 0),
+    flags: int = 0,
+) -> bytes:
+    """Pack a call into the server.
+
+    Args:
+        number: Of the call.
+        operation: What it is about.
+        place: Segment, offset and length of its record; length 0 is none.
+        text: A model, a metric family, or a file.
+        subject: See `docs/protocol.md`.
+        value: Of an operation on a metric.
+        parent: The batch, and the request of it, for which it is made.
+        flags: STREAM where any number of responses may come.
+
+    Raises:
+        ProtocolError: If the text does not fit into a packet.
+    """
+    raw = layout.CALL.pack(subject, value, *parent) + text.encode("utf-8", "surrogateescape")
+    size = HEADER_SIZE + len(raw)
+    if size > MAX_PACKET:
+        raise ProtocolError(f"a name of {size - HEADER_SIZE - layout.CALL.size} bytes is too long: {text[:60]!r}...")
+    segment, offset, length = place
+    return _pack(CALL, flags, size, number, 0, segment, operation, offset, length) + raw
+
+
+def as_float(bits: int) -> float:
+    """Return the floating-point number that a RESULT carries."""
+    return float(struct.unpack("<d", struct.pack("<Q", bits))[0])
 
 
 def name_of(kind: int) -> str:

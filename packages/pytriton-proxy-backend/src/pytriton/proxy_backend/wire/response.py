@@ -30,6 +30,7 @@ _MAX_ERROR_TEXT = 1 << 20
 _FINAL = int(layout.ResponseFlag.FINAL)
 _ERROR = int(layout.ResponseFlag.ERROR)
 _EMPTY = int(layout.ResponseFlag.EMPTY)
+_RESCHEDULE = int(layout.ResponseFlag.RESCHEDULE)
 
 
 @dataclass
@@ -44,6 +45,8 @@ class ResponseData:
         code: The error's code.
         final: Whether nothing more comes for the request.
         empty: Whether it only ends the request's stream.
+        reschedule: Whether it gives the request back to Triton's scheduler instead, for a later batch. The proxy
+            backend must have the capability.
     """
 
     request: int
@@ -53,11 +56,12 @@ class ResponseData:
     code: int = layout.ErrorCode.INTERNAL
     final: bool = True
     empty: bool = False
+    reschedule: bool = False
 
     @property
     def has_outputs(self) -> bool:
         """Whether it has rows in the tensors over the whole batch."""
-        return self.error is None and not self.empty
+        return self.error is None and not self.empty and not self.reschedule
 
 
 # ---- writing -------------------------------------------------------------------------------------------------------
@@ -235,6 +239,7 @@ def _lay_out(responses: Sequence[ResponseData], rows: Sequence[int], tensors: Se
     for response, row in zip(responses, rows, strict=True):
         error = response.error
         flags = _FINAL * response.final | _ERROR * (error is not None) | _EMPTY * response.empty
+        flags |= _RESCHEDULE * response.reschedule
         text = (0, 0) if error is None else metadata.text(error[:_MAX_ERROR_TEXT])
         entries += layout.RESPONSE.pack(
             response.request, flags, row, response.code, *text, *metadata.parameters(response.parameters)
@@ -275,8 +280,9 @@ def read_responses(record: memoryview, number: int, request_count: int, *, decou
             parameters=metadata.parameters(*parameters),
             error=metadata.text(error_offset, error_length) if flags & _ERROR else None,
             code=code,
-            final=not decoupled or bool(flags & (_FINAL | _ERROR)),
+            final=not decoupled or bool(flags & (_FINAL | _ERROR | _RESCHEDULE)),
             empty=bool(flags & _EMPTY),
+            reschedule=bool(flags & _RESCHEDULE),
         )
         responses.append(response)
         rows.append(row if response.has_outputs else 0)

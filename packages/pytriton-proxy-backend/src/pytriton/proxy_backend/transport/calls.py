@@ -1,0 +1,561 @@
+"""Calls of a worker into the server: inference with its models, loading and unloading them, metrics, its log.
+
+They go over a connection of their own to the endpoint that the worker serves, or any other of the same server, so that
+any thread may call at any time, whatever the connection for batches is at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..errors import AttachError, CallFailedError, ConnectionLostError, ProtocolError, ProxyBackendError
+from ..protocol.calls import CallsProtocol
+from ..system.forks import call_in_child, replace_descriptors
+from ..wire import messages
+from ..wire.batch import RequestData, lay_out_batch
+from ..wire.greetings import Hello
+from ..wire.layout import CAPABILITIES, MAX_PACKET, Capability, ErrorCode, Operation
+from ..wire.messages import BATCH_DONE, Header, pack_segment, pack_segment_close, read_reason
+from ..wire.record import Array, ParameterValue
+from ..wire.response import read_responses
+from .arena import OwnArena, OwnedBlock, PeerArena
+from .connection import (
+    ANCILLARY_SIZE,
+    GREETING_TIMEOUT_S,
+    RECEIVE_FLAGS,
+    SEND_TIMEOUT_S,
+    TICK_S,
+    descriptors_of,
+    timeval,
+)
+
+__all__ = ["Call", "CallResult", "Calls"]
+
+logger = logging.getLogger(__name__)
+
+_ARENA_TIMEOUT_S = 30.0
+
+
+class CallResult(NamedTuple):
+    """One answer to a call.
+
+    Attributes:
+        error: What went wrong, instead of outputs.
+        outputs: The outputs by name; numbers are views on shared memory, which lasts as long as they do.
+        parameters: The response parameters.
+        final: Whether nothing more comes.
+        value: The number of what was made, or the bits of what was asked for, where the call is no inference.
+    """
+
+    error: CallFailedError | None
+    outputs: dict[str, Array]
+    parameters: Mapping[str, ParameterValue]
+    final: bool
+    value: int = 0
+
+
+class Call:
+    """A call that is under way: iterate over its answers, with `for` or `async for`, or take the first one.
+
+    Thread-safe; each answer goes to one of those who wait. What nobody waits for is kept.
+    """
+
+    def __init__(self, cancel: Callable[[Call], None], on_response: Callable[[CallResult], object] | None) -> None:
+        self.number = 0
+        self._cancel = cancel
+        self._on_response = on_response
+        self._results: collections.deque[CallResult] = collections.deque()
+        self._ended = False  # the last answer has been taken
+        self._changed = threading.Condition()
+        self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = []
+
+    def cancel(self) -> None:
+        """Say that nobody wants it any more; an answer comes nevertheless, mostly an error."""
+        self._cancel(self)
+
+    def result(self, timeout_s: float | None = None) -> CallResult:
+        """Wait for the next answer.
+
+        Args:
+            timeout_s: For how long, in seconds; the call is cancelled after that.
+
+        Raises:
+            TimeoutError: If it does not come in time.
+            StopIteration: If there is none any more.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._results or self._ended, timeout_s):
+                self._cancel(self)
+                raise TimeoutError(f"the server did not answer a call within {timeout_s:g} s; it was cancelled")
+            return self._take()
+
+    def __iter__(self) -> Iterator[CallResult]:
+        """Iterate over the answers, as they come."""
+        return self
+
+    def __next__(self) -> CallResult:
+        """Wait for the next answer."""
+        return self.result()
+
+    def __aiter__(self) -> AsyncIterator[CallResult]:
+        """Iterate over the answers, as they come, in an event loop."""
+        return self
+
+    async def __anext__(self) -> CallResult:
+        """Wait for the next answer in an event loop."""
+        came = asyncio.Event()
+        waiter = (asyncio.get_running_loop(), came)
+        while True:
+            with self._changed:
+                if self._results or self._ended:
+                    try:
+                        return self._take()
+                    except StopIteration:
+                        raise StopAsyncIteration from None
+                came.clear()
+                self._waiters.append(waiter)
+            try:
+                await came.wait()
+            finally:
+                with self._changed, contextlib.suppress(ValueError):
+                    self._waiters.remove(waiter)
+
+    def _take(self) -> CallResult:
+        if not self._results:
+            raise StopIteration
+        result = self._results.popleft()
+        self._ended = result.final
+        return result
+
+    def deliver(self, result: CallResult) -> None:
+        """Take an answer that came."""
+        if self._on_response is not None:
+            try:
+                self._on_response(result)
+            except Exception:
+                logger.exception("what an answer of the server was passed to failed")
+            return
+        with self._changed:
+            self._results.append(result)
+            self._changed.notify_all()
+            waiters = self._waiters
+            self._waiters = []
+        for loop, came in waiters:
+            # The loop may be closed.
+            with contextlib.suppress(RuntimeError):
+                loop.call_soon_threadsafe(came.set)
+
+
+class Calls:
+    """What a worker may ask of the server. Thread-safe; all but `infer`, `log` and the discarding of metrics wait."""
+
+    def __init__(self, endpoint: Path, name: str) -> None:
+        """Connect.
+
+        Args:
+            endpoint: The socket of a native proxy backend.
+            name: What the worker calls itself, for logs.
+
+        Raises:
+            AttachError: If the proxy backend refuses, or takes no calls as an older one.
+            OSError: If nobody listens there, or the system is out of descriptors or memory.
+        """
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
+        self._pending: dict[int, Call] = {}
+        self._discarded: collections.deque[tuple[Operation, int]] = collections.deque()
+        self._ending: ProxyBackendError | None = None
+        self._outputs = OwnArena(0)
+        hello = Hello(name=name, capabilities=CAPABILITIES | Capability.CALLS)
+        self._protocol: CallsProtocol[OwnedBlock] = CallsProtocol(hello, self._free)
+        self._inputs = PeerArena(self._protocol.segments.released)
+        self._buffer = bytearray(MAX_PACKET)
+        self._socket = self._connect(endpoint)
+        self._outputs.budget = self._protocol.welcome.arena_budget
+        call_in_child(self, Calls._end_in_child)
+        self._thread = threading.Thread(target=self._run, name="pytriton-calls", daemon=True)
+        self._thread.start()
+
+    def _connect(self, endpoint: Path) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.settimeout(GREETING_TIMEOUT_S)
+            connection.connect(os.fspath(endpoint))
+            connection.send(self._protocol.greet())
+            packet = connection.recv(MAX_PACKET)
+            if not packet:
+                raise AttachError(
+                    f"the proxy backend at {endpoint} closed a connection for calls: its server ends, or it is older "
+                    "than this worker and takes none"
+                )
+            self._protocol.receive(packet, len(packet))
+            connection.settimeout(None)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval(TICK_S))
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval(SEND_TIMEOUT_S))
+        except TimeoutError as error:
+            connection.close()
+            raise AttachError(
+                f"the proxy backend at {endpoint} did not answer a greeting within {GREETING_TIMEOUT_S:g} s"
+            ) from error
+        except BaseException:
+            connection.close()
+            raise
+        return connection
+
+    # ---- what may be asked ------------------------------------------------------------------------------------------
+
+    def infer(
+        self,
+        model: str,
+        inputs: Mapping[str, Array],
+        outputs: Sequence[str] = (),
+        *,
+        version: int = -1,
+        request_id: str = "",
+        correlation_id: int | str = 0,
+        flags: int = 0,
+        priority: int = 0,
+        timeout_us: int = 0,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        parent: tuple[int, int] = (0, 0),
+        stream: bool = False,
+        on_response: Callable[[CallResult], object] | None = None,
+    ) -> Call:
+        """Have a model of the server infer. The inputs are copied before this returns.
+
+        Args:
+            model: Its name.
+            inputs: Its inputs by name.
+            outputs: The outputs that are wanted; all where there are none.
+            version: Its version; -1 is the one that Triton chooses.
+            request_id: Id of the request.
+            correlation_id: Of a sequence.
+            flags: Of a sequence, `RequestFlag`.
+            priority: Of the request; 0 is the model's default.
+            timeout_us: How long it may wait in the model's queue, in microseconds.
+            parameters: Request parameters.
+            parent: Number of the batch, and place of the request in it, for which this is done: it is traced with that.
+            stream: Whether any number of responses may come, as from a decoupled model.
+            on_response: Called with each answer, in the thread that reads them; the call itself then has none.
+
+        Returns:
+            The call. What is wrong with the request is its answer, an error.
+
+        Raises:
+            ArenaFullError: If the inputs do not fit into the budget of shared memory.
+            ConnectionLostError: If the server is gone.
+            TypeError: If Triton has no such dtype; `ValueError` if a string cannot be carried.
+        """
+        request = RequestData(
+            inputs, outputs, request_id, priority, timeout_us, correlation_id, flags, "", parameters or {}
+        )
+        return self._start(
+            Operation.INFER, request, on_response, text=model, subject=version, parent=parent, stream=stream
+        )
+
+    def load_model(
+        self,
+        name: str,
+        files: Mapping[str, bytes] | None = None,
+        config: str = "",
+    ) -> None:
+        """Load a model, and wait until that is done.
+
+        Args:
+            name: Its name.
+            files: Files of it by path, as `file:1/model.onnx`, in place of those in the repository.
+            config: Its configuration as JSON, in place of that in the repository.
+
+        Raises:
+            CallFailedError: If it cannot be loaded.
+        """
+        inputs: dict[str, Array] = {path: np.frombuffer(data, np.uint8) for path, data in (files or {}).items()}
+        self._ask(Operation.LOAD_MODEL, RequestData(inputs, parameters={"config": config} if config else {}), text=name)
+
+    def unload_model(self, name: str, *, dependents: bool = False) -> None:
+        """Have a model unloaded, `dependents` with it: the models of an ensemble. Its end may come later.
+
+        Raises:
+            CallFailedError: If that cannot be.
+        """
+        self._ask(Operation.UNLOAD_MODEL, text=name, subject=int(dependents))
+
+    def is_model_ready(self, name: str, version: int = -1) -> bool:
+        """Return whether a model is ready.
+
+        Raises:
+            CallFailedError: If there is no such model.
+        """
+        return bool(self._ask(Operation.MODEL_READY, text=name, subject=version))
+
+    def metric_family(self, name: str, description: str, kind: int) -> int:
+        """Make a metric family, which lasts as long as this connection: `kind` 0 counts, 1 is a gauge, 2 a histogram.
+
+        Returns:
+            Its number.
+
+        Raises:
+            CallFailedError: If Triton refuses it; the same for all that follows.
+        """
+        request = RequestData({}, parameters={"description": description})
+        return self._ask(Operation.METRIC_FAMILY, request, text=name, subject=kind)
+
+    def metric(self, family: int, labels: Mapping[str, str], buckets: Sequence[float] | None = None) -> int:
+        """Make a metric of a family; returns its number. A histogram needs the upper bounds of its `buckets`."""
+        inputs: dict[str, Array] = {} if buckets is None else {"buckets": np.array(buckets, np.float64)}
+        return self._ask(Operation.METRIC, RequestData(inputs, parameters=dict(labels)), subject=family)
+
+    def metric_increment(self, metric: int, value: float) -> None:
+        """Add to a metric."""
+        self._ask(Operation.METRIC_INCREMENT, subject=metric, value=value)
+
+    def metric_set(self, metric: int, value: float) -> None:
+        """Set a gauge."""
+        self._ask(Operation.METRIC_SET, subject=metric, value=value)
+
+    def metric_observe(self, metric: int, value: float) -> None:
+        """Observe a value of a histogram."""
+        self._ask(Operation.METRIC_OBSERVE, subject=metric, value=value)
+
+    def metric_value(self, metric: int) -> float:
+        """Return the value of a counter or a gauge."""
+        return messages.as_float(self._ask(Operation.METRIC_VALUE, subject=metric))
+
+    def discard_metric(self, metric: int) -> None:
+        """Delete a metric, soon; may be called by a finalizer, at whatever place."""
+        self._discard(Operation.METRIC_DELETE, metric)
+
+    def discard_metric_family(self, family: int) -> None:
+        """Delete a metric family with all of its metrics, likewise."""
+        self._discard(Operation.METRIC_FAMILY_DELETE, family)
+
+    def log(self, level: int, message: str, file: str = "", line: int = 0) -> None:
+        """Write a record into Triton's log; does not wait for that.
+
+        Args:
+            level: Triton's: 0 informs, 1 warns, 2 is an error, 3 is verbose.
+            message: The text.
+            file: The source file that it comes from.
+            line: The line there.
+        """
+        request = RequestData({}, parameters={"message": message.replace("\0", "\\0")})
+        self._start(Operation.LOG, request, _log_refused, text=file, subject=level, value=float(line))
+
+    # ---- sending ----------------------------------------------------------------------------------------------------
+
+    def _ask(self, operation: Operation, request: RequestData | None = None, **fields: Any) -> int:
+        result = self._start(operation, request, None, **fields).result()
+        if result.error is not None:
+            raise result.error
+        return result.value
+
+    def _start(
+        self,
+        operation: Operation,
+        request: RequestData | None,
+        on_response: Callable[[CallResult], object] | None,
+        **fields: Any,
+    ) -> Call:
+        record = None if request is None else lay_out_batch([request], batching=False)
+        call = Call(self._cancel, on_response)
+        with self._lock:
+            self._send_discarded()
+            block = None
+            length = 0
+            if record is not None:
+                length = record.layout.length
+                block = self._allocate(length)
+                record.write(block.memory, block.offset, self._protocol.next_number)
+            self._check_open()
+            try:
+                call.number, packet = self._protocol.call(operation, block=block, length=length, **fields)
+            except ProtocolError:
+                if block is not None:
+                    self._free(block)
+                raise
+            self._pending[call.number] = call
+            try:
+                self._send([*self._protocol.release(), packet])
+            except ConnectionLostError:
+                del self._pending[call.number]
+                raise
+        return call
+
+    def _discard(self, operation: Operation, number: int) -> None:
+        self._discarded.append((operation, number))
+        # A finalizer may run inside of what holds the lock in this very thread; then the next message brings it along.
+        if self._lock.acquire(blocking=False):
+            try:
+                self._send_discarded()
+            finally:
+                self._lock.release()
+
+    def _send_discarded(self) -> None:
+        while self._discarded and self._ending is None:
+            operation, number = self._discarded.popleft()
+            call = Call(self._cancel, _discard_refused)
+            call.number, packet = self._protocol.call(operation, subject=number)
+            self._pending[call.number] = call
+            self._send([packet])
+
+    def _cancel(self, call: Call) -> None:
+        with self._lock:
+            packet = self._protocol.cancel(call.number)
+            if packet is not None and self._ending is None:
+                self._send([packet])
+
+    def _allocate(self, length: int) -> OwnedBlock:
+        deadline = time.monotonic() + _ARENA_TIMEOUT_S
+        while True:
+            self._check_open()
+            block = self._outputs.allocate(length)
+            if block is not None:
+                return block
+            if length <= self._outputs.budget and not self._outputs.can_grow(length):
+                unused = self._outputs.drop_unused()
+                self._send([pack_segment_close(number) for number in unused])
+                # Blocks that calls in flight have come back.
+                if not unused and self._room.wait(max(0.0, deadline - time.monotonic())):
+                    continue
+                if unused:
+                    continue
+            self._announce(length)
+
+    def _announce(self, length: int) -> None:
+        segment = self._outputs.add_segment(length)  # raises, with the numbers, where the budget does not allow it
+        try:
+            socket.send_fds(self._socket, [pack_segment(segment.number, segment.size)], [segment.fd])
+        except OSError as error:
+            raise _lost(error) from error
+        finally:
+            os.close(segment.fd)
+
+    def _free(self, block: OwnedBlock) -> None:
+        self._outputs.release(block)
+        self._room.notify_all()
+
+    def _send(self, packets: Sequence[bytes]) -> None:
+        try:
+            for packet in packets:
+                self._socket.send(packet)
+        except OSError as error:
+            raise _lost(error) from error
+
+    def _check_open(self) -> None:
+        if self._ending is not None:
+            raise ConnectionLostError(f"no calls into the server any more: {self._ending}")
+
+    # ---- receiving --------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        views = [memoryview(self._buffer)]
+        ending: ProxyBackendError = ConnectionLostError("the proxy backend closed the connection for calls")
+        try:
+            while True:
+                try:
+                    size, ancillary, _, _ = self._socket.recvmsg_into(views, ANCILLARY_SIZE, RECEIVE_FLAGS)
+                except BlockingIOError:
+                    self._tick()
+                    continue
+                if size == 0:
+                    break
+                self._take(size, descriptors_of(ancillary) if ancillary else [])
+        except ProxyBackendError as error:
+            ending = error
+        except OSError as error:
+            ending = _lost(error)
+        self._end(ending)
+
+    def _tick(self) -> None:
+        with self._lock:
+            self._send_discarded()
+            self._send(self._protocol.release())
+            if self._outputs.has_idle():
+                self._send(list(map(pack_segment_close, self._outputs.trim(self._protocol.welcome.arena_idle_s))))
+
+    def _take(self, size: int, fds: list[int]) -> None:
+        with self._lock:
+            try:
+                header = self._protocol.receive(self._buffer, size, len(fds))
+                kind, flags, _, number, _, segment, _, _, length = header
+                if kind == messages.SEGMENT:
+                    self._inputs.attach(segment, fds.pop(), length)
+                elif kind == messages.SEGMENT_CLOSE:
+                    self._inputs.detach(segment)
+            finally:
+                for fd in fds:
+                    os.close(fd)
+            if kind not in (messages.RESPONSE, messages.FAIL, messages.RESULT):
+                return
+            call = self._pending.pop(number) if flags & BATCH_DONE else self._pending[number]
+        call.deliver(self._read(header, size))
+
+    def _read(self, header: Header, size: int) -> CallResult:
+        kind, flags, _, number, _, segment, code, offset, length = header
+        final = bool(flags & BATCH_DONE)
+        if kind == messages.RESULT:
+            return CallResult(None, {}, {}, final, length)
+        if kind == messages.FAIL:
+            return CallResult(CallFailedError(read_reason(self._buffer[:size]), code=code), {}, {}, final)
+        block: Any = self._inputs.block(segment, offset, length)[0]
+        try:
+            [response] = read_responses(memoryview(block), number, 1, decoupled=True)
+        except (ProtocolError, ValueError) as reason:
+            error = CallFailedError(f"an answer of the server cannot be read: {reason}", code=ErrorCode.INVALID_ARG)
+            return CallResult(error, {}, {}, final)
+        if response.error is not None:
+            return CallResult(CallFailedError(response.error, code=response.code), {}, {}, final)
+        return CallResult(None, response.outputs, response.parameters, final)
+
+    # ---- the end ----------------------------------------------------------------------------------------------------
+
+    def _end(self, ending: ProxyBackendError) -> None:
+        with self._lock:
+            self._ending = ending
+            pending = list(self._pending.values())
+            self._pending.clear()
+            self._room.notify_all()
+            self._socket.close()
+        for call in pending:
+            error = CallFailedError(f"the call was lost: {ending}", code=ErrorCode.UNAVAILABLE)
+            call.deliver(CallResult(error, {}, {}, True))
+
+    def close(self) -> None:
+        """End the connection: what is under way is cancelled, and fails. Metrics that were made here go."""
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _end_in_child(self) -> None:
+        # A child that was forked has the descriptor and not the thread.
+        self._ending = ConnectionLostError("this process was forked from the one that has the connection")
+        replace_descriptors([self._socket.fileno()])
+
+
+def _lost(error: OSError) -> ConnectionLostError:
+    if isinstance(error, BlockingIOError):
+        return ConnectionLostError(f"the proxy backend read nothing from its socket for {SEND_TIMEOUT_S:g} s")
+    return ConnectionLostError(f"the connection for calls broke: {error}")
+
+
+def _log_refused(result: CallResult) -> None:
+    if result.error is not None:
+        logger.warning("the server did not take a record for its log: %s", result.error)
+
+
+def _discard_refused(result: CallResult) -> None:
+    if result.error is not None:
+        logger.warning("a metric was not deleted: %s", result.error)
