@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pytriton.proxy_backend.python_models.execution import Execution
 from support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("both_ways")
@@ -394,3 +395,28 @@ def test_nothing_is_kept_of_batches(serve: Serve, golden: ModuleType) -> None:
         return sum(isinstance(thing, InferenceRequest) for thing in gc.get_objects())
 
     assert eventually(lambda: left() == 0)
+
+
+# ---- who serves what -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("max_batch_size", [0, 8])
+def test_plain_batches_are_the_accelerators(
+    serve: Serve, golden: ModuleType, both_ways: str, monkeypatch: pytest.MonkeyPatch, max_batch_size: int
+) -> None:
+    in_python = []
+    run = Execution.run
+
+    def counted(self: Execution, run_async: object) -> None:
+        in_python.append(self)
+        run(self, run_async)
+
+    monkeypatch.setattr(Execution, "run", counted)
+    peer = serve(DOUBLE, config={"max_batch_size": max_batch_size})
+    tensor = golden.Tensor("x", golden.FP32, [1, 2], struct.pack("<2f", 1.0, 2.0))
+    for number in range(1, 11):
+        raw = golden.batch_record(number, [golden.Request(outputs=["y"])], [tensor])
+        [response] = ask(peer, bytes(raw), number)
+        assert response.outputs["y"].tolist() == [[2.0, 4.0]]
+    # The first one finds no arena yet.
+    assert len(in_python) == (1 if both_ways == "accelerated" else 10)

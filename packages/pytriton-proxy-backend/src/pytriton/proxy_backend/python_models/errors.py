@@ -69,6 +69,11 @@ class TritonError:
         self._message = message
         self._code = code
 
+    @staticmethod
+    def of_number(number: int) -> ErrorCode:
+        """Return the code with a number; one that Triton has not is that of what is unknown."""
+        return ErrorCode(number) if number in ErrorCode.__members__.values() else ErrorCode.UNKNOWN
+
     def code(self) -> ErrorCode:
         """Return its code."""
         return self._code

@@ -22,7 +22,7 @@ from ..wire.record import Array
 from ..wire.response import ResponseData
 from .errors import ModelFailure, TritonModelException, calls_model, told
 from .requests import RELEASE_ALL, RELEASE_RESCHEDULE, InferenceRequest, make_request
-from .responses import InferenceResponse, plain_outputs, response_data
+from .responses import InferenceResponse, response_data
 from .senders import ModelState, OpenBatch, Sink
 from .tensors import wire_array
 
@@ -191,9 +191,13 @@ class ModelService(Service):
                 response.__class__ is not InferenceResponse
                 or request._sender is not None
                 or request._release_flags != RELEASE_ALL
-                or (outputs := plain_outputs(response)) is None
+                or response._error is not None
+                or response._parameters
             ):
                 return outcome
+            outputs = {}
+            for tensor in response._tensors:
+                outputs[tensor._name] = tensor._array
             plain.append(outputs)
         return plain
 

@@ -23,6 +23,7 @@ from .config import ModelConfig, using_decoupled_model_transaction_policy
 from .errors import PythonModelError, calls_model, told
 from .execution import ModelService
 from .module import install
+from .server import SERVER, Phase
 from .serving import ModelWorker
 
 logger = logging.getLogger(__name__)
@@ -241,11 +242,14 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
         config = model.complete(job.model_name, job.model_config)
         parent.send("configured", config=config or "", changed=config is not None)
     serve = job.serve or Serve(**parent.wait_for_serve())
+    name = serve.args["model_instance_name"]
+    SERVER.set_endpoint(Path(serve.endpoint), name, serve.name)
     model.initialize(serve.args)
+    SERVER.phase = Phase.SERVING
     service = ModelService(
         model.execute,
         job.model_file,
-        serve.args["model_instance_name"],
+        name,
         model_spec(job.model_name, job.model_version, json.loads(serve.args["model_config"])),
         Counters(),
     )
@@ -254,8 +258,10 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
     looking = threading.Thread(target=lambda: ended_well.append(parent.look_after(worker)), name="pytriton-parent-told")
     parent.take_signals()
     worker.run(looking.start)
+    SERVER.phase = Phase.FINALIZING
     service.loop.stop()
     model.finalize()
+    SERVER.close()
     looking.join()
     if ended_well == [True]:
         parent.send("done")

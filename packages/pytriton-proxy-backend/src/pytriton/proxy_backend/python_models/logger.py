@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import enum
 import logging
-from typing import Protocol
+import sys
+from types import FrameType
+
+from ..wire.errors import ProxyBackendError
+from .errors import TritonModelException
+from .server import SERVER
 
 
 class Level(enum.IntEnum):
@@ -14,13 +19,6 @@ class Level(enum.IntEnum):
     WARNING = 1
     ERROR = 2
     VERBOSE = 3
-
-
-class LogSink(Protocol):
-    """Where log records go."""
-
-    def log(self, level: Level, message: str, file: str, line: int) -> None:
-        """Write one record."""
 
 
 _LEVELS = {
@@ -49,6 +47,16 @@ class Logger:
                 "Logger.log(message, level): expected a str and a level of Logger, got "
                 f"{type(message).__name__} and {type(level).__name__}"
             )
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename == __file__:
+            frame = frame.f_back
+        if frame is not None and SERVER.has_endpoint:
+            try:
+                SERVER.calls().log(int(level), message, frame.f_code.co_filename, frame.f_lineno)
+            except (TritonModelException, ProxyBackendError) as error:
+                _logger.warning("the server's log cannot be written to: %s", error)
+            else:
+                return
         _logger.log(_LEVELS[level], "%s", message)
 
     @staticmethod

@@ -6,7 +6,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from . import config, tensors
+from . import config, metrics, tensors
+from .bls import ResponseIterator
 from .errors import TritonError, TritonModelException
 from .logger import Logger
 from .requests import (
@@ -24,12 +25,16 @@ _CLASSES: dict[str, Any] = {
     "InferenceRequest": InferenceRequest,
     "InferenceResponse": InferenceResponse,
     "Logger": Logger,
+    "MetricFamily": metrics.MetricFamily,
     "PreferredMemory": PreferredMemory,
     "TRITONSERVER_MEMORY_CPU": MemoryType.TRITONSERVER_MEMORY_CPU,
     "TRITONSERVER_MEMORY_GPU": MemoryType.TRITONSERVER_MEMORY_GPU,
     "Tensor": tensors.Tensor,
     "TritonError": TritonError,
     "TritonModelException": TritonModelException,
+    "is_model_ready": metrics.is_model_ready,
+    "load_model": metrics.load_model,
+    "unload_model": metrics.unload_model,
 }
 _UTILS: dict[str, Any] = {
     **{
@@ -74,7 +79,13 @@ def install(model_dir: str) -> ModuleType:
     """
     compiled = ModuleType("c_python_backend_utils", "What Triton's stub has compiled; here it is Python.")
     vars(compiled).update(
-        _CLASSES, InferenceResponseSender=InferenceResponseSender, InferenceTrace=InferenceTrace, MemoryType=MemoryType
+        _CLASSES,
+        InferenceResponseSender=InferenceResponseSender,
+        InferenceTrace=InferenceTrace,
+        MemoryType=MemoryType,
+        Metric=metrics.Metric,
+        MetricKind=metrics.MetricKind,
+        ResponseIterator=ResponseIterator,
     )
     utils = ModuleType("triton_python_backend_utils", "What a model of Triton's Python backend works with.")
     vars(utils).update(

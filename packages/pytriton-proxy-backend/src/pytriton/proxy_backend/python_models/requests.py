@@ -8,10 +8,12 @@ from typing import Any
 
 from ..wire.batch import Batch
 from ..wire.record import Array
+from . import bls
 from .errors import TritonModelException
-from .parameters import checked_parameters, given_text, received_text
+from .responses import checked_parameters, given_text, received_text
 from .senders import InferenceResponseSender, OpenBatch
-from .tensors import Tensor, make_tensor
+from .server import SERVER
+from .tensors import Tensor, make_tensor, wire_array
 
 RELEASE_ALL = 1
 """`TRITONSERVER_REQUEST_RELEASE_ALL`."""
@@ -49,10 +51,17 @@ class PreferredMemory:
 class InferenceTrace:
     """The trace of a request, which a request to another model may go on with."""
 
-    __slots__ = ("_context",)
+    __slots__ = ("_context", "parent")
 
-    def __init__(self, context: str = "") -> None:
+    def __init__(self, context: str = "", parent: tuple[int, int] = (0, 0)) -> None:
+        """Begin.
+
+        Args:
+            context: Its W3C trace context as a JSON text.
+            parent: The number of the batch, and the place of the request in it; 0 is no batch.
+        """
         self._context = context
+        self.parent = parent
 
     def get_context(self) -> str | None:
         """Return its W3C trace context as a JSON text; `None` where there is none."""
@@ -174,7 +183,10 @@ class InferenceRequest:
 
     def trace(self) -> InferenceTrace:
         """Return its trace."""
-        return self._trace if self._load is None else InferenceTrace(self._fields()[5])
+        if self._load is None:
+            return self._trace
+        batch = self._received()
+        return InferenceTrace(batch.load_fields(self._index)[5], (batch.number, self._index))
 
     def requested_output_names(self) -> set[str]:
         """Return the outputs that are wanted."""
@@ -192,6 +204,61 @@ class InferenceRequest:
 
     def _fields(self) -> tuple[str, int, int, int | str, int, str]:
         return self._received().load_fields(self._index)
+
+    # ---- to another model -------------------------------------------------------------------------------------------
+
+    def exec(self, decoupled: bool = False) -> Any:
+        """Have the other model answer it, and wait for that.
+
+        Args:
+            decoupled: Whether any number of responses may come.
+
+        Returns:
+            The response, which may be an error; with `decoupled` an iterator of responses, the last of which may have
+            no outputs.
+
+        Raises:
+            TritonModelException: It is called outside of `execute`, or the request is one that came.
+        """
+        return bls.execute(self._ask, decoupled)
+
+    def async_exec(self, decoupled: bool = False) -> Any:
+        """Have the other model answer it, in a running event loop.
+
+        Args:
+            decoupled: Whether any number of responses may come.
+
+        Returns:
+            A future of what `exec` returns.
+
+        Raises:
+            TritonModelException: As `exec`.
+            RuntimeError: No event loop is running.
+        """
+        return bls.execute_async(self._ask, decoupled)
+
+    def _ask(self, stream: bool, on_response: Callable[[Any], object]) -> Any:
+        if self._load is not None:
+            raise TritonModelException(
+                "a request that came cannot be sent to a model: make one of its inputs with InferenceRequest(...)"
+            )
+        inputs = {tensor._name: wire_array(tensor._array) for tensor in self._inputs}
+        if len(inputs) != len(self._inputs):
+            raise TritonModelException("the request has two inputs of the same name")
+        return SERVER.calls().infer(
+            str(self._model_name),
+            inputs,
+            sorted(self._outputs),
+            version=self._model_version,
+            request_id=self._request_id,
+            correlation_id=self._correlation_id,
+            flags=self.flags(),
+            timeout_us=self._timeout,
+            parameters=self._parameters,
+            parent=self._trace.parent,
+            stream=stream,
+            on_response=on_response,
+        )
 
     # ---- what becomes of it -----------------------------------------------------------------------------------------
 

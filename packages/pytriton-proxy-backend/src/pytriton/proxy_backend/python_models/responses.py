@@ -1,15 +1,49 @@
-"""`InferenceResponse`: outputs or an error, and parameters."""
+"""`InferenceResponse`: outputs or an error, and parameters, which are JSON for whoever reads them."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..wire.record import Array, ParameterValue
+from ..wire.record import ParameterValue
 from ..wire.response import ResponseData
 from .errors import TritonError, TritonModelException
-from .parameters import checked_parameters, given_text
 from .tensors import Tensor, wire_array
+
+
+class ReceivedParameters(dict[str, ParameterValue]):
+    """Parameters that came with a response of another model."""
+
+
+def checked_parameters(parameters: Any) -> Mapping[str, ParameterValue]:
+    """Check the parameters that a model gives; `None` is none.
+
+    Raises:
+        TritonModelException: If they are no dictionary of text to bool, int or text.
+    """
+    if parameters is None:
+        return {}
+    if not isinstance(parameters, dict):
+        raise TritonModelException(f"Expect parameters to be a dict, got {type(parameters)}")
+    for key, value in parameters.items():
+        if not isinstance(key, str):
+            raise TritonModelException(f"Expect parameters keys to have type str, found type {type(key)}")
+        if not isinstance(value, (bool, int, str)):
+            raise TritonModelException(f"Expect parameters values to have type bool/int/str, found type {type(value)}")
+        if type(value) is int and not -(1 << 63) <= value < 1 << 63:
+            raise TritonModelException(f"Expect parameters values to fit into 64 bits, found {value} for '{key}'")
+    return dict(parameters)
+
+
+def received_text(parameters: Mapping[str, ParameterValue]) -> str:
+    """Return the JSON text of parameters that came with a request: without blanks, as Triton writes it."""
+    return json.dumps(parameters, separators=(",", ":"), ensure_ascii=False)
+
+
+def given_text(parameters: Mapping[str, ParameterValue]) -> str:
+    """Return the JSON text of parameters of a request or response: as `json.dumps` writes those of the model itself."""
+    return received_text(parameters) if isinstance(parameters, ReceivedParameters) else json.dumps(parameters)
 
 
 class InferenceResponse:
@@ -32,19 +66,17 @@ class InferenceResponse:
         error: Any = None,
         parameters: Any = None,
     ) -> None:
-        tensors = list(output_tensors)
+        tensors: list[Tensor] = list(output_tensors)
         for tensor in tensors:
-            if tensor.__class__ is not Tensor and not isinstance(tensor, Tensor):
-                if tensor is None:
-                    raise TritonModelException("Output tensor for inference response should not be empty.")
-                raise TypeError(f"output_tensors: expected a list of Tensor, got a {type(tensor).__name__} in it")
+            if tensor.__class__ is not Tensor:
+                _check(tensor)
+        self._tensors = tensors
+        self._error: TritonError | None = error
+        self._parameters: Mapping[str, ParameterValue] | None = None
         if error is not None and not isinstance(error, TritonError):
             raise TypeError(f"error: expected a TritonError, got a {type(error).__name__}")
-        self._tensors: list[Tensor] = tensors
-        self._error: TritonError | None = error
-        self._parameters: Mapping[str, ParameterValue] | None = (
-            None if parameters is None else checked_parameters(parameters)
-        )
+        if parameters is not None:
+            self._parameters = checked_parameters(parameters)
 
     def output_tensors(self) -> list[Tensor]:
         """Return its outputs."""
@@ -63,11 +95,11 @@ class InferenceResponse:
         return given_text(self._parameters or {})
 
 
-def plain_outputs(response: InferenceResponse) -> dict[str, Array] | None:
-    """Return the outputs of a response, where it has nothing else."""
-    if response._error is not None or response._parameters:
-        return None
-    return {tensor._name: tensor._array for tensor in response._tensors}
+def _check(tensor: object) -> None:
+    if tensor is None:
+        raise TritonModelException("Output tensor for inference response should not be empty.")
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"output_tensors: expected a list of Tensor, got a {type(tensor).__name__} in it")
 
 
 def response_data(

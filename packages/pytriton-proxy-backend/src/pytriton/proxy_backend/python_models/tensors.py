@@ -28,17 +28,16 @@ class Tensor:
     __slots__ = ("_array", "_name")
 
     def __init__(self, name: str, array: Array) -> None:
-        if not isinstance(array, np.ndarray) or not isinstance(name, str):
-            raise TypeError(
-                f"Tensor(name, array): expected a str and a numpy.ndarray, got {type(name).__name__} and "
-                f"{type(array).__name__}"
-            )
-        if not name:
-            raise TritonModelException("Tensor name cannot be an empty string.")
-        if array.dtype not in _SUPPORTED and array.dtype.kind != "S":
-            raise TritonModelException("NumPy dtype is not supported.")
+        if (
+            array.__class__ is not _ARRAY
+            or name.__class__ is not str
+            or not name
+            or array.dtype not in _SUPPORTED
+            or not array.flags.c_contiguous
+        ):
+            array = _checked(name, array)
         self._name = name
-        self._array: Array = array if array.flags.c_contiguous else np.ascontiguousarray(array)
+        self._array = array
 
     def name(self) -> str:
         """Return its name."""
@@ -104,7 +103,21 @@ class Tensor:
         return dlpack.CPU, 0
 
 
+_ARRAY = np.ndarray
 _SUPPORTED = frozenset(map(dtype_of, range(1, BYTES_CODE + 1)))
+
+
+def _checked(name: str, array: Array) -> Array:
+    if not isinstance(array, np.ndarray) or not isinstance(name, str):
+        raise TypeError(
+            f"Tensor(name, array): expected a str and a numpy.ndarray, got {type(name).__name__} and "
+            f"{type(array).__name__}"
+        )
+    if not name:
+        raise TritonModelException("Tensor name cannot be an empty string.")
+    if array.dtype not in _SUPPORTED and array.dtype.kind != "S":
+        raise TritonModelException("NumPy dtype is not supported.")
+    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def make_tensor(name: str, array: Array) -> Tensor:

@@ -146,7 +146,7 @@ class AcceleratedSource:
         if (
             columns is None
             or wanted is None
-            or not self._service.model.batching
+            or not self.takes(metadata)
             or len(columns) > _MAX_INPUTS
             or metadata.has_trace()
         ):
@@ -159,6 +159,10 @@ class AcceleratedSource:
         _, rows, input_bytes = metadata.size
         return metadata, metadata.rows, rows, input_bytes, tuple(inputs)
 
+    def takes(self, metadata: BatchMetadata) -> bool:
+        """Return whether batches with these metadata may be plain, as far as the model is concerned."""
+        return self._service.model.batching
+
     def lay_out(self, metadata: BatchMetadata, result: Any) -> tuple[Any, ...] | None:
         """See `_accelerator.Host`."""
         service = self._service
@@ -168,11 +172,11 @@ class AcceleratedSource:
             if len(result) != len(metadata.rows):
                 return None
             record = service.writer.lay_out_results(result, names, service.checker.fits_results)
-            return None if record is None else _described(record, names, result, is_list=True)
+            return None if record is None else described(record, names, result, is_list=True)
         if result.__class__ is not dict or service.columns_func is None:
             return None
         record = lay_out_columns(metadata, result, names, service.checker.fits_columns)
-        return None if record is None else _described(record, names, [result], is_list=False)
+        return None if record is None else described(record, names, [result], is_list=False)
 
     def make_room(self, length: int) -> tuple[int, int, int, int] | None:
         """See `_accelerator.Host`."""
@@ -221,7 +225,7 @@ class AcceleratedSource:
         return Batch(metadata, block, number, received_ns, sent_ns, self._service.model.batching, columns)
 
 
-def _described(
+def described(
     record: Record, names: tuple[str, ...], results: list[dict[str, Array]], *, is_list: bool
 ) -> tuple[Any, ...] | None:
     """Return a record that is laid out as the accelerator takes it; `None` where it has to be written in Python."""

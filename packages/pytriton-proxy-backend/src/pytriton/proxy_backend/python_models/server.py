@@ -1,0 +1,93 @@
+"""The server behind a model: calls into it, and what may be asked of it when."""
+
+from __future__ import annotations
+
+import enum
+import importlib
+import logging
+import threading
+from pathlib import Path
+from typing import Any
+
+from ..wire.errors import ProxyBackendError
+from .errors import TritonModelException
+
+logger = logging.getLogger(__name__)
+
+
+class Phase(enum.Enum):
+    """How far the model of this process is."""
+
+    LOADING = "loading"
+    SERVING = "serving"
+    FINALIZING = "finalizing"
+
+
+class Server:
+    """The server, as the model of this process sees it. Thread-safe.
+
+    Attributes:
+        phase: How far the model is.
+        name: What errors call the model: the name of its instance.
+    """
+
+    def __init__(self) -> None:
+        self.phase = Phase.LOADING
+        self.name = ""
+        self._endpoint: Path | None = None
+        self._label = ""
+        self._calls: Any = None
+        self._lock = threading.Lock()
+
+    def set_endpoint(self, endpoint: Path, name: str, label: str) -> None:
+        """Say where the server is.
+
+        Args:
+            endpoint: The socket of the model's instance.
+            name: The name of the instance.
+            label: What the worker calls itself.
+        """
+        self._endpoint = endpoint
+        self.name = name
+        self._label = label
+
+    def calls(self) -> Any:
+        """Return what calls the server, connected when it is first asked for.
+
+        Raises:
+            TritonModelException: There is no server, or it cannot be called.
+        """
+        with self._lock:
+            if self._calls is None:
+                if self._endpoint is None:
+                    raise TritonModelException(
+                        "the server can be called from `initialize` on, not while the configuration is completed"
+                    )
+                # Not at the top: most models do without.
+                transport = importlib.import_module("..transport.calls", __package__)
+                try:
+                    self._calls = transport.Calls(self._endpoint, self._label)
+                except (ProxyBackendError, OSError) as error:
+                    raise TritonModelException(f"the server cannot be called: {error}") from error
+            return self._calls
+
+    @property
+    def has_endpoint(self) -> bool:
+        """Whether it can be called."""
+        return self._endpoint is not None
+
+    def failed(self, what: str, error: Exception) -> TritonModelException:
+        """Return the error of a call that failed, in the words of Triton's stub."""
+        return TritonModelException(f"{what}: Failed to process the request for model '{self.name}', message: {error}")
+
+    def close(self) -> None:
+        """End the connection for calls: what is under way fails, and metrics go."""
+        with self._lock:
+            calls, self._calls = self._calls, None
+            self._endpoint = None
+        if calls is not None:
+            calls.close()
+
+
+SERVER = Server()
+"""The server of this process."""
