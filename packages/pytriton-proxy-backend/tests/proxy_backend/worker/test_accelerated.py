@@ -408,13 +408,13 @@ def test_results_that_grow_and_shrink(serve: Serve, golden: ModuleType) -> None:
 
 def test_larger_responses_ask_for_no_block(serve: Serve, golden: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
-    make_room = accelerated._AcceleratedSource.make_room
+    make_room = accelerated.AcceleratedSource.make_room
 
     def counted(self: Any, length: int) -> Any:
         asked.append(length)
         return make_room(self, length)
 
-    monkeypatch.setattr(accelerated._AcceleratedSource, "make_room", counted)
+    monkeypatch.setattr(accelerated.AcceleratedSource, "make_room", counted)
     _, peer = serve(Columns(lambda data: {"y": data["x"]}))
     number = 0
     for _ in range(2):
