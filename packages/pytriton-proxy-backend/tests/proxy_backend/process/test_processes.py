@@ -19,7 +19,6 @@ from pytriton.proxy_backend.process.messages import (
     encode_message,
     encode_statistics,
     find_not_json,
-    parse_job,
 )
 from pytriton.proxy_backend.runtime.statistics import Counters, add_statistics
 from pytriton.proxy_backend.worker.loading import load_target, target_of
@@ -85,9 +84,6 @@ def test_a_job_is_what_it_was() -> None:
     text = json.dumps({**json.loads(job.to_text()), "format": 99})
     with pytest.raises(ProtocolError, match="expected a job of format 1, got 99"):
         WorkerJob.from_text(text)
-    assert isinstance(parse_job(job.to_text()), WorkerJob)
-    with pytest.raises(ProtocolError, match="expected a job of format 1, got 99"):
-        parse_job(text)
 
 
 @pytest.mark.parametrize("serve", [None, PythonModelServing(args={"model_version": "1"}, endpoint="/e", name="n")])
@@ -101,7 +97,10 @@ def test_a_job_of_a_python_model_is_what_it_was(serve: PythonModelServing | None
         auto_complete=serve is None,
         serve=serve,
     )
-    assert parse_job(job.to_text()) == job
+    fields = json.loads(job.to_text())["python_model"]
+    assert PythonModelJob.from_fields(fields) == job
+    with pytest.raises(ProtocolError, match="the job of a Python model cannot be read"):
+        PythonModelJob.from_fields({**fields, "more": 1})
     assert job.endpoint == ("" if serve is None else "/e")
 
 

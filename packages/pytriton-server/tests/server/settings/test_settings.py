@@ -23,7 +23,7 @@ def test_positional_arguments_are_refused() -> None:
 
 def test_fields_of_the_reference_are_there() -> None:
     names = {field.name for field in dataclasses.fields(TritonConfig)}
-    assert len(names) == 55
+    assert len(names) == 58
     assert {
         "model_repository",
         "grpc_keepalive_permit_without_calls",
@@ -221,6 +221,7 @@ def test_every_field_can_come_from_the_environment(monkeypatch: pytest.MonkeyPat
         "grpc_restricted_protocol": "health:a=b",
         "grpc_infer_response_compression_level": "low",
         "python_models": "workers",
+        "model_control_mode": "poll",
         "sagemaker_safe_port_range": "1-2",
         "metrics_config": "a=1",
         "trace_config": "rate=1",

@@ -64,6 +64,26 @@ def test_what_is_set_is_passed_once_and_unchanged(config: TritonConfig, option: 
     assert [part for part in made if part.partition("=")[0] == name] == [option]
 
 
+@pytest.mark.parametrize(
+    ("config", "models", "loaded"),
+    [
+        (TritonConfig(load_model=["a"]), [], ["a"]),
+        (TritonConfig(load_model=["a"]), ["b", "a"], ["a", "b"]),
+        (TritonConfig(load_model=[]), ["b"], ["b"]),
+        (TritonConfig(model_control_mode="explicit"), ["b"], ["*"]),
+        (TritonConfig(model_control_mode="poll"), ["b"], []),
+        (TritonConfig(model_control_mode="none"), [], []),
+    ],
+)
+def test_what_is_loaded_at_the_start(config: TritonConfig, models: list[str], loaded: list[str]) -> None:
+    made = build_command(config, OPEN, FOLDERS, NO_PORTS, models)
+    assert [part.partition("=")[2] for part in made if part.startswith("--load-model=")] == loaded
+    (mode,) = (part.partition("=")[2] for part in made if part.startswith("--model-control-mode="))
+    assert mode == (config.model_control_mode or "explicit")
+    # Where models cannot be taken out of service by calls, the server waits for their requests itself.
+    assert ("--exit-timeout-secs=30" in made) is (mode != "explicit")
+
+
 def test_lists_become_repeated_options() -> None:
     made = command(TritonConfig(cache_config=["local,size=1", "redis,host=a"], model_repository=Path("/mine")))
     assert made.count("--cache-config=local,size=1") == 1

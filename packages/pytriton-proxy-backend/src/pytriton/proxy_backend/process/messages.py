@@ -133,23 +133,22 @@ class PythonModelJob:
         """Return the job as the child reads it."""
         return json.dumps({"format": FORMAT, "python_model": asdict(self)})
 
+    @classmethod
+    def from_fields(cls, fields: Mapping[str, Any]) -> PythonModelJob:
+        """Read what is behind `python_model` in a job.
+
+        Raises:
+            ProtocolError: It is no such job.
+        """
+        try:
+            serve = fields.get("serve")
+            return cls(**{**fields, "serve": None if serve is None else PythonModelServing(**serve)})
+        except TypeError as error:
+            raise ProtocolError(f"the job of a Python model cannot be read: {error}") from error
+
 
 Job = WorkerJob | PythonModelJob
 """What a worker process is to do."""
-
-
-def parse_job(text: str) -> Job:
-    """Read a job.
-
-    Raises:
-        ProtocolError: It is of another format.
-    """
-    fields = json.loads(text)
-    if "python_model" not in fields or fields.get("format") != FORMAT:
-        return WorkerJob.from_text(text)
-    made: dict[str, Any] = fields["python_model"]
-    serve = made.pop("serve")
-    return PythonModelJob(**made, serve=None if serve is None else PythonModelServing(**serve))
 
 
 def encode_message(kind: str, **fields: object) -> bytes:

@@ -9,13 +9,12 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from ..errors import ProtocolError
 from ..model import ModelSpec
+from ..process.messages import PythonModelJob, PythonModelServing
 from ..runtime.statistics import Counters
 from ..wire.dtypes import carry_bf16_bits
 from ..worker.worker import Worker
@@ -29,52 +28,6 @@ from .serving import ModelWorker
 logger = logging.getLogger(__name__)
 
 _CLASS = "TritonPythonModel"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Serve:
-    """What a host is to serve.
-
-    Attributes:
-        args: What `initialize` gets.
-        endpoint: The socket of the model's instance.
-        name: What the worker calls itself.
-    """
-
-    args: Mapping[str, str]
-    endpoint: str
-    name: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class PythonModelJob:
-    """What a host is to do.
-
-    Attributes:
-        model_name: The model's name.
-        model_version: Its version.
-        model_file: Its file.
-        model_dir: The folder of the model.
-        model_config: Its configuration as a JSON text.
-        auto_complete: Whether to complete the configuration first.
-        serve: What to serve; `None` where that is said later.
-        log_level: The least level of log records.
-    """
-
-    model_name: str
-    model_version: int
-    model_file: str
-    model_dir: str
-    model_config: str
-    auto_complete: bool = False
-    serve: Serve | None = None
-    log_level: int = 20
-
-    @classmethod
-    def from_fields(cls, fields: Mapping[str, Any]) -> PythonModelJob:
-        """Read a job."""
-        serve = fields.get("serve")
-        return cls(**{**fields, "serve": None if serve is None else Serve(**serve)})
 
 
 class Parent(Protocol):
@@ -232,16 +185,13 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
     Raises:
         PythonModelError: The model cannot be loaded.
     """
-    try:
-        job = PythonModelJob.from_fields(fields)
-    except TypeError as error:
-        raise ProtocolError(f"the job of a Python model cannot be read: {error}") from error
+    job = PythonModelJob.from_fields(fields)
     logging.basicConfig(level=job.log_level, format="%(levelname)s %(name)s: %(message)s")
     model = PythonModel(job.model_file, job.model_version)
     if job.auto_complete:
         config = model.complete(job.model_name, job.model_config)
         parent.send("configured", config=config or "", changed=config is not None)
-    serve = job.serve or Serve(**parent.wait_for_serve())
+    serve = job.serve or PythonModelServing(**parent.wait_for_serve())
     name = serve.args["model_instance_name"]
     SERVER.set_endpoint(Path(serve.endpoint), name, serve.name)
     model.initialize(serve.args)

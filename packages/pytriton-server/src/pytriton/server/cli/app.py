@@ -134,6 +134,80 @@ def worker(
     run_command(["worker", *arguments, "--", target], program="pytriton")
 
 
+@app.command("serve-repository")
+def serve_repository(
+    repository: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A model repository, as tritonserver takes it. Nothing in it changes.")
+    ],
+    python_models: Annotated[
+        str,
+        typer.Option(
+            help="Who runs the model.py of models for Triton's Python backend: workers, processes of this Python or of "
+            "the model's environment; or stub, that backend itself."
+        ),
+    ] = "workers",
+    model_control_mode: Annotated[
+        str,
+        typer.Option(
+            help="How models come and go: explicit, loaded at the start and then when asked; poll, when their files "
+            "change; none, loaded at the start."
+        ),
+    ] = "explicit",
+    load_model: Annotated[
+        list[str] | None, typer.Option(help="With explicit: a model to load at the start, in place of all; repeatable.")
+    ] = None,
+    repository_poll_secs: Annotated[
+        int | None, typer.Option(help="With poll: how often files are looked at, in seconds; 15 by default.")
+    ] = None,
+    address: Annotated[str, typer.Option(help="Where HTTP, gRPC and metrics listen.")] = "0.0.0.0",
+    http_port: Annotated[int, typer.Option(help="Port of HTTP; 0 takes a free one.")] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="Port of gRPC; 0 takes a free one.")] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="Port of the metrics; 0 takes a free one.")] = 8002,
+    exit_on_error: Annotated[
+        bool,
+        typer.Option("--exit-on-error/--no-exit-on-error", help="End where a model cannot be loaded at the start."),
+    ] = True,
+    access_token: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PYTRITON_ACCESS_TOKEN",
+            help="What callers have to send as triton-access-token to load and unload models, and to use shared "
+            "memory, statistics, traces and log settings; without one, nobody can. Others can see a command line.",
+        ),
+    ] = None,
+    unprotected: Annotated[
+        bool, typer.Option("--unprotected", help="Let everybody who reaches the server do all that.")
+    ] = False,
+    log_level: Annotated[str, typer.Option(help="The least level: DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+) -> None:
+    """Serve a model repository, models for Triton's Python backend included, until SIGINT or SIGTERM.
+
+    Further settings come from environment variables, such as PYTRITON_TRITON_CONFIG_CACHE_CONFIG.
+    """
+    from pytriton.server.cli.repository import serve_repository as serve
+
+    serve(
+        {
+            "model_repository": repository,
+            "python_models": python_models,
+            "model_control_mode": model_control_mode,
+            "load_model": load_model or None,
+            "repository_poll_secs": repository_poll_secs,
+            "http_address": address,
+            "grpc_address": address,
+            "metrics_address": address,
+            "http_port": http_port,
+            "grpc_port": grpc_port,
+            "metrics_port": metrics_port,
+            # Triton itself would end without saying which model it was.
+            "exit_on_error": None if exit_on_error else False,
+        },
+        access_token=access_token,
+        unprotected=unprotected,
+        log_level=log_level,
+    )
+
+
 def _environment(_steps: Steps, folder: Path) -> None:
     # What the parts need takes a second to import, which is too long for `--help`.
     from pytriton.server.cli.environment import describe_environment

@@ -32,12 +32,14 @@ from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.backends import make_backends, make_python_backend
 from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.server.tritonserver.command_line import (
+    DRAIN_TIMEOUT_S,
     EXIT_TIMEOUT_S,
     QUIET_WITHOUT_GPU,
     ServerFolders,
     build_command,
     control_headers,
     has_gpu,
+    is_controlled,
     redacted,
     secrets_of,
 )
@@ -59,7 +61,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DRAIN_DEADLINE_S", "ServerSession", "Session"]
 
-DRAIN_DEADLINE_S = 30.0
+DRAIN_DEADLINE_S = float(DRAIN_TIMEOUT_S)
 """How long a stop waits for requests that are being served, in seconds, unless `exit_timeout_secs` says."""
 
 _START_ATTEMPTS = 3
@@ -300,6 +302,12 @@ class ServerSession:
             linger(control, linger_s, most_s=left, ended=lambda seconds: process.wait(seconds) or hurried())
         if process.wait(0.0):
             return _END_S
+        if self._supervisor is not None:
+            # A model that is loading for minutes, or for ever, is not waited for.
+            self._supervisor.stop_loading()
+        if not is_controlled(self._config):
+            # Nothing can be taken out of service: the server waits for its requests itself.
+            return max(0.0, deadline - time.monotonic()) + _EXIT_MARGIN_S
         result = drain_requests(process, control, self._host, ports, deadline=deadline, hurried=hurried)
         if result is DrainResult.CUT:
             return CUT_DEADLINE_S
@@ -344,7 +352,8 @@ class ServerSession:
     ) -> None:
         self._ports = ports
         try:
-            command = build_command(self._config, self._security, folders, ports)
+            names = {model.name for model in self._host.models}
+            command = build_command(self._config, self._security, folders, ports, names)
             logger.debug("Starting %s", redacted(command))
             self._control = control = self._make_control(ports)
             process = self._spawn(command, control, cancelled)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,16 @@ from typing import Any
 from pytriton.proxy_backend import ProxySettings
 from pytriton.proxy_backend.process.child import Launch
 from pytriton.proxy_backend.process.messages import PythonModelJob, PythonModelServing
+from pytriton.server.python_models.environments import EnvironmentRefused, Environments
+from pytriton.server.tritonserver.stubs import STUB
 
 __all__ = ["ModelRefused", "PythonModel", "settings_text"]
 
 _DEFAULT_FILE = "model.py"
 _PYTHON = "python"
+_MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
+
+logger = logging.getLogger(__name__)
 
 
 class ModelRefused(Exception):
@@ -32,6 +39,7 @@ class PythonModel:
         file: Its `model.py`.
         config: Its configuration, as JSON.
         completes: Whether the configuration is to be completed.
+        launch: How its hosts are started.
     """
 
     name: str
@@ -40,17 +48,24 @@ class PythonModel:
     file: Path
     config: str
     completes: bool
+    launch: Launch
 
     @classmethod
-    def announced(cls, fields: tuple[str, ...]) -> PythonModel:
+    def announced(cls, fields: tuple[str, ...], environments: Environments) -> PythonModel:
         """Read the fields of `FrameKind.MODEL`.
+
+        Args:
+            fields: The fields.
+            environments: Where interpreters come from that the model names.
 
         Raises:
             ModelRefused: It cannot be loaded.
         """
         name, version, folder, config, _, completes, backend, backend_folder = fields
-        file_name = json.loads(config).get("default_model_filename") or _DEFAULT_FILE
-        file = Path(folder, version, file_name)
+        described = json.loads(config)
+        parameters = {name: each.get("string_value", "") for name, each in described.get("parameters", {}).items()}
+        _check_cpu_only(parameters)
+        file = Path(folder, version, described.get("default_model_filename") or _DEFAULT_FILE)
         if backend != _PYTHON and not file.exists():
             # A backend that is itself a `model.py` serves all its models with that.
             file = Path(backend_folder, _DEFAULT_FILE)
@@ -61,11 +76,8 @@ class PythonModel:
             file=file,
             config=config,
             completes=completes == "1",
+            launch=_launch(parameters, folder, environments),
         )
-
-    def launch(self) -> Launch:
-        """Return how its hosts are started."""
-        return Launch()
 
     def completion_job(self, log_level: int) -> PythonModelJob:
         """Return the job of a host that is to complete the configuration."""
@@ -121,3 +133,26 @@ def settings_text(config: str, endpoint: Path) -> str:
         batching=int(fields.get("max_batch_size") or 0) > 0,
         decoupled=bool((fields.get("model_transaction_policy") or {}).get("decoupled")),
     ).to_text()
+
+
+def _launch(parameters: Mapping[str, str], folder: str, environments: Environments) -> Launch:
+    if Path(folder, STUB).exists():
+        logger.warning(
+            "%s holds a %s for another Python, which is not used: name that Python with EXECUTION_ENV_PATH",
+            folder,
+            STUB,
+        )
+    path = parameters.get("EXECUTION_ENV_PATH", "")
+    if not path:
+        return Launch()
+    try:
+        return environments.launch(path.replace(_MODEL_DIRECTORY, folder))
+    except EnvironmentRefused as error:
+        raise ModelRefused(str(error)) from error
+
+
+def _check_cpu_only(parameters: Mapping[str, str]) -> None:
+    value = parameters.get("FORCE_CPU_ONLY_INPUT_TENSORS", "yes")
+    if value not in ("yes", "no"):
+        # As Triton's Python backend says it.
+        raise ModelRefused(f"Incorrect value for FORCE_CPU_ONLY_INPUT_TENSORS: {value}'")

@@ -28,6 +28,7 @@ from pytriton.server.python_models.control import (
     receive_frame,
     send_frame,
 )
+from pytriton.server.python_models.environments import Environments
 from pytriton.server.python_models.models import ModelRefused, PythonModel, settings_text
 
 __all__ = ["FINALIZE_TIMEOUT_S", "HostSupervisor"]
@@ -35,6 +36,7 @@ __all__ = ["FINALIZE_TIMEOUT_S", "HostSupervisor"]
 FINALIZE_TIMEOUT_S = 30.0
 """How long a host may take for what is in flight and for `finalize` when its instance is unloaded, in seconds."""
 
+_STOPPED = "the server is being stopped"
 _SOCKET_NAME = "control"
 _BACKLOG = 128
 _POLL_S = 0.2
@@ -74,11 +76,13 @@ class HostSupervisor:
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
         self._numbers = itertools.count(1)
+        self._environments = Environments(folder / "environments")
         self._lock = threading.Lock()
         # All that follows is guarded by the lock.
         self._connections: dict[threading.Thread, socket.socket] = {}
         self._models: dict[str, _Loaded] = {}
         self._hosts: set[HostProcess] = set()
+        self._is_stopping = False
         self._deadline: float | None = None
 
     @property
@@ -111,8 +115,13 @@ class HostSupervisor:
         self._thread = threading.Thread(target=self._accept, name="pytriton-hosts", daemon=True)
         self._thread.start()
 
+    def stop_loading(self) -> None:
+        """End the hosts that are still loading, and start none from now on."""
+        with self._lock:
+            self._is_stopping = True
+
     def close(self, timeout_s: float) -> None:
-        """End all hosts, those that are still loading at once, and let go of everything.
+        """End all hosts and let go of everything.
 
         Args:
             timeout_s: How long they may take for what is in flight and for `finalize`, in seconds.
@@ -120,6 +129,7 @@ class HostSupervisor:
         listener, self._listener = self._listener, None
         if listener is None:
             return
+        self.stop_loading()
         with self._lock:
             self._deadline = time.monotonic() + timeout_s
             connections, hosts = dict(self._connections), list(self._hosts)
@@ -180,13 +190,13 @@ class HostSupervisor:
             channel.close()
 
     def _serve_model(self, channel: socket.socket, fields: tuple[str, ...]) -> None:
-        model = PythonModel.announced(fields)
+        model = PythonModel.announced(fields, self._environments)
         endpoint = self._folder / str(next(self._numbers))
         spare: HostProcess | None = None
         try:
             completed = ""
             if model.completes:
-                spare = HostProcess(model.completion_job(_log_level(model, 0)), 0, launch=model.launch())
+                spare = HostProcess(model.completion_job(_log_level(model, 0)), 0, launch=model.launch)
                 self._start(spare)
                 self._wait(channel, spare, spare.wait_configured)
                 completed = spare.completed_config
@@ -217,7 +227,7 @@ class HostSupervisor:
         try:
             if host is None:
                 job = loaded.model.serving_job(serving, _log_level(loaded.model, number))
-                host = HostProcess(job, number, launch=loaded.model.launch())
+                host = HostProcess(job, number, launch=loaded.model.launch)
                 self._start(host)
             else:
                 host.serve(serving)
@@ -234,8 +244,8 @@ class HostSupervisor:
 
     def _start(self, host: HostProcess) -> None:
         with self._lock:
-            if self._deadline is not None:
-                raise ModelRefused("the server is being stopped")
+            if self._is_stopping:
+                raise ModelRefused(_STOPPED)
             self._hosts.add(host)
         host.start()
 
@@ -257,8 +267,10 @@ class HostSupervisor:
         """
         try:
             while not step(_POLL_S):
-                if self._deadline is not None or has_ended(channel):
-                    raise ModelRefused("the server is being stopped")
+                if self._is_stopping or has_ended(channel):
+                    # What it is at is for nobody, and may never end.
+                    host.stop(0.0)
+                    raise ModelRefused(_STOPPED)
         except AttachError as error:
             raise ModelRefused(host.load_error or str(error)) from error
 

@@ -68,6 +68,14 @@ class TritonConfig:
     python_models: str | None = None
     """Who runs the `model.py` of models in there whose backend is `python`: `stub` is Triton's Python backend (when
     unset), `workers` are processes of any Python, this one's by default, which are replaced when they die."""
+    model_control_mode: str | None = None
+    """How the models of `model_repository` come and go: `explicit` when somebody asks, with all of them loaded at the
+    start (when unset), `poll` when their files change, `none` not at all. With the last two, models are bound before
+    the start, and not after it."""
+    repository_poll_secs: int | None = None
+    """How often the files are looked at with `poll`, in seconds (15 when unset)."""
+    load_model: list[str] | None = None
+    """Names of the models of `model_repository` that are loaded at the start with `explicit` (all when unset)."""
     id: str | None = None
     """Name of the server, as in its metadata."""
     log_verbose: int | None = None

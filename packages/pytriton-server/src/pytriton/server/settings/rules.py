@@ -31,6 +31,7 @@ _LARGEST = {"http_max_input_size": 2**63 - 1, "grpc_infer_thread_count": 128}
 _LARGEST_PORT = 65535
 # Everything else starts at 0.
 _SMALLEST = {
+    "repository_poll_secs": 1,
     "http_thread_count": 1,
     "http_max_input_size": 1,
     "grpc_infer_thread_count": 2,
@@ -274,6 +275,7 @@ def _items(pattern: str, form: str, example: str) -> Callable[[list[str], str], 
 
 _FORMATS: dict[str, Callable[[Any, str], object]] = {
     "python_models": _one_of("stub", "workers"),
+    "model_control_mode": _one_of("explicit", "poll", "none"),
     "grpc_infer_response_compression_level": _one_of("none", "low", "medium", "high"),
     "http_header_forward_pattern": _check_pattern,
     "grpc_header_forward_pattern": _check_pattern,

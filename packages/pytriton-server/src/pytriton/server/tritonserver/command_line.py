@@ -1,7 +1,7 @@
 """From settings to the command line of tritonserver."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -11,13 +11,16 @@ from pytriton.server.settings.security import TRITON_ACCESS_HEADER, TritonSecuri
 from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts
 
 __all__ = [
+    "DRAIN_TIMEOUT_S",
     "EXIT_TIMEOUT_S",
+    "EXPLICIT",
     "OWN_SETTINGS",
     "QUIET_WITHOUT_GPU",
     "ServerFolders",
     "build_command",
     "control_headers",
     "has_gpu",
+    "is_controlled",
     "redacted",
     "secrets_of",
 ]
@@ -30,6 +33,12 @@ METRICS_INTERVAL_MS = 500
 
 QUIET_WITHOUT_GPU = ("CudaDriverHelper has not been initialized", "CUDA driver version is insufficient")
 """What tritonserver complains about on a machine without a GPU, where it means nothing."""
+
+DRAIN_TIMEOUT_S = 30
+"""How long it waits for requests where nobody can take the models out of service before, likewise."""
+
+EXPLICIT = "explicit"
+"""The value of `TritonConfig.model_control_mode` with which models are loaded and unloaded by calls."""
 
 OWN_SETTINGS = frozenset({"python_models"})
 """Fields of `TritonConfig` that are no options of tritonserver."""
@@ -51,7 +60,11 @@ class ServerFolders:
 
 
 def build_command(
-    config: TritonConfig, security: TritonSecurityConfig, folders: ServerFolders, ports: ReservedPorts
+    config: TritonConfig,
+    security: TritonSecurityConfig,
+    folders: ServerFolders,
+    ports: ReservedPorts,
+    models: Collection[str] = (),
 ) -> list[str]:
     """Return program and arguments. What the user set is never changed; what is unset gets what this package needs.
 
@@ -60,6 +73,7 @@ def build_command(
         security: The token and what it protects.
         folders: Where tritonserver finds things.
         ports: The ports to listen on, in place of those in `config`.
+        models: Names of the bound models.
     """
     values: dict[str, object] = {
         field.name: getattr(config, field.name) for field in fields(config) if field.name not in OWN_SETTINGS
@@ -77,7 +91,8 @@ def build_command(
         # The errors for models that cannot be loaded have names and reasons, which an exit code has not.
         "exit_on_error": False,
         # Requests are waited for before the server gets its signal; what remains are idle connections.
-        "exit_timeout_secs": EXIT_TIMEOUT_S,
+        "exit_timeout_secs": EXIT_TIMEOUT_S if is_controlled(config) else DRAIN_TIMEOUT_S,
+        "model_control_mode": EXPLICIT,
         "allow_gpu_metrics": None if has_gpu() else False,
         "cache_directory": folders.caches,
         # Its thread sleeps for half of the interval, and the end of the server waits for it.
@@ -90,14 +105,21 @@ def build_command(
     command = [str(folders.executable)]
     for name, value in values.items():
         command += _options(name, value)
-    command += [
-        f"--backend-directory={folders.backends}",
-        "--model-control-mode=explicit",
-        "--load-model=*",
-    ]
+    if is_controlled(config):
+        named = config.load_model is not None
+        command += [
+            f"--load-model={name}" for name in sorted(models) if named and name not in (config.load_model or ())
+        ]
+        command += [] if named else ["--load-model=*"]
+    command.append(f"--backend-directory={folders.backends}")
     if not has_gpu():
         command.append("--pinned-memory-pool-byte-size=0")
     return command + _restrictions(config, security)
+
+
+def is_controlled(config: TritonConfig) -> bool:
+    """Tell whether models can be loaded and unloaded by calls."""
+    return (config.model_control_mode or EXPLICIT).lower() == EXPLICIT
 
 
 def redacted(command: Sequence[str]) -> str:

@@ -1,0 +1,159 @@
+"""The Python of a model that names one, `EXECUTION_ENV_PATH`: a folder, or an archive that is unpacked once.
+
+As with Triton's Python backend, a folder is an environment of conda or a virtual environment, and an archive what
+`conda-pack` or `venv-pack` makes of one. What its `bin/activate` exports is what the processes of the model get.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import tarfile
+import threading
+from pathlib import Path, PurePosixPath
+
+import pytriton.proxy
+import pytriton.proxy_backend
+from pytriton.proxy_backend.process.child import Launch
+from pytriton.proxy_backend.system.shortage import explain
+
+__all__ = ["EnvironmentRefused", "Environments"]
+
+_ACTIVATION_TIMEOUT_S = 120.0
+# What a shell has of its own.
+_OF_THE_SHELL = frozenset({"_", "PWD", "OLDPWD", "SHLVL", "PS1"})
+_INTERPRETERS = ("python3", "python")
+
+
+class EnvironmentRefused(Exception):
+    """An environment cannot be used; the text says why."""
+
+
+class Environments:
+    """The environments of the models of one server.
+
+    Args:
+        folder: Where archives are unpacked, and where other interpreters find this package; made on demand.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        # By the file that an archive is: its device, number, size and time.
+        self._unpacked: dict[tuple[int, int, int, int], Path] = {}
+        self._launches: dict[Path, Launch] = {}
+
+    def launch(self, path: str) -> Launch:
+        """Return how a process is started with the interpreter of an environment.
+
+        Args:
+            path: The folder or the archive.
+
+        Raises:
+            EnvironmentRefused: It cannot be used.
+        """
+        try:
+            # Of parallel loads of one environment, the first unpacks it.
+            with self._lock:
+                place = Path(path).resolve()
+                if not place.exists():
+                    raise EnvironmentRefused(f"Failed to get the canonical path for {path}.")
+                root = place if place.is_dir() else self._unpack(place)
+                if root not in self._launches:
+                    self._launches[root] = self._find(root)
+                return self._launches[root]
+        except (OSError, tarfile.TarError, EOFError) as error:
+            reason = explain(error) if isinstance(error, OSError) else str(error)
+            raise EnvironmentRefused(f"EXECUTION_ENV_PATH {path} cannot be used: {reason}") from error
+
+    def _unpack(self, archive: Path) -> Path:
+        status = archive.stat()
+        key = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        if key not in self._unpacked:
+            target = self._folder / str(next(self._numbers))
+            target.mkdir(parents=True)
+            try:
+                with tarfile.open(archive) as tar:
+                    for member in tar:
+                        _extract(tar, member, target)
+            except BaseException:
+                shutil.rmtree(target, ignore_errors=True)
+                raise
+            self._unpacked[key] = target
+        return self._unpacked[key]
+
+    def _find(self, root: Path) -> Launch:
+        candidates = [root / "bin" / name for name in _INTERPRETERS]
+        python = next((each for each in candidates if os.access(each, os.X_OK)), None)
+        if python is None:
+            raise EnvironmentRefused(f"EXECUTION_ENV_PATH {root} holds no interpreter that can be run: {candidates[0]}")
+        variables: dict[str, str | None] = dict(_activated(root))
+        own = str(self._own_package())
+        inherited = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+        variables["PYTHONPATH"] = os.pathsep.join(filter(None, [own, inherited]))
+        # Those of the server's own Python.
+        variables |= dict.fromkeys(("PYTHONHOME", "PYTHONEXECUTABLE"))
+        return Launch(python=str(python), environment=variables)
+
+    def _own_package(self) -> Path:
+        """Return a folder with what a host is made of, and nothing else that is installed beside it."""
+        folder = self._folder / "lib"
+        for package in (pytriton.proxy_backend, pytriton.proxy):
+            source = Path(package.__path__[0]).resolve()
+            link = folder / "pytriton" / source.name
+            if not link.is_symlink():
+                link.parent.mkdir(parents=True, exist_ok=True)
+                link.symlink_to(source, target_is_directory=True)
+        return folder
+
+
+def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
+    """Unpack one member, where it lies inside of the folder, and not behind a link."""
+    _check_inside(member.name, target)
+    if member.islnk():
+        _check_inside(member.linkname, target)
+    elif not (member.isfile() or member.isdir() or member.issym()):
+        raise tarfile.ExtractError(f"{member.name!r} is neither a file, nor a folder, nor a link")
+    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
+    member.mode = member.mode & 0o755 | 0o600
+    # Checked above, as Pythons before 3.12 cannot.
+    tar.extraction_filter = staticmethod(lambda each, _: each)
+    tar.extract(member, target)
+
+
+def _check_inside(name: str, target: Path) -> None:
+    path = PurePosixPath(name)
+    parent = target / path.parent
+    if path.is_absolute() or ".." in path.parts or parent.resolve() != target.resolve() / path.parent:
+        raise tarfile.ExtractError(f"{name!r} would lie outside of the folder that it is unpacked into")
+
+
+def _activated(root: Path) -> dict[str, str]:
+    """Return what the activation of an environment changes."""
+    script = root / "bin" / "activate"
+    if not script.is_file():
+        return {"PATH": os.pathsep.join([str(root / "bin"), os.environ.get("PATH", os.defpath)])}
+    command = 'source "$0" >&2 && exec env -0'
+    try:
+        done = subprocess.run(
+            ["bash", "-c", command, str(script)],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ACTIVATION_TIMEOUT_S,
+            check=True,
+        )
+    except subprocess.CalledProcessError as error:
+        said = error.stderr.decode(errors="replace").strip()
+        raise EnvironmentRefused(f"{script} ended with exit code {error.returncode}: {said}") from error
+    except subprocess.TimeoutExpired as error:
+        raise EnvironmentRefused(f"{script} did not end within {_ACTIVATION_TIMEOUT_S:g} s") from error
+    variables = dict(item.split("=", 1) for item in os.fsdecode(done.stdout).split("\0") if "=" in item)
+    before = os.environ
+    return {
+        name: text
+        for name, text in variables.items()
+        if before.get(name) != text and name not in _OF_THE_SHELL and not name.startswith("BASH_FUNC_")
+    }

@@ -1,0 +1,336 @@
+"""Models for Triton's Python backend on workers: loaded, served, replaced, unloaded and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.client import ModelClient
+from pytriton.client.exceptions import PyTritonClientInferenceServerError
+from pytriton.exceptions import PyTritonValidationError
+from pytriton.server.errors import TritonModelLoadError
+from pytriton.server.python_models import supervisor
+from pytriton.triton import RestartPolicy, Triton
+from support.http import call
+from support.serving import local_config, running, server_pid, short_home
+from support.waiting import PATIENCE_S, eventually
+
+HEAD = "import json\nimport os\nimport time\n\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n\n\n"
+EXECUTE = """
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            if x[0] == 13:
+                os._exit(3)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", FACTOR * x)]))
+        return responses
+"""
+MODEL = HEAD + "FACTOR = np.float32(2)\n\n\nclass TritonPythonModel:" + EXECUTE
+TENSORS = """
+input { name: "x" data_type: TYPE_FP32 dims: -1 }
+output { name: "y" data_type: TYPE_FP32 dims: -1 }
+"""
+CONFIG = f'backend: "python"\n{TENSORS}'
+
+
+def write(repository: Path, name: str, model: str, config: str = CONFIG, version: int = 1) -> Path:
+    """Write a model; return the folder of its version."""
+    folder = repository / name / str(version)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.py").write_text(model)
+    (folder.parent / "config.pbtxt").write_text(config)
+    return folder
+
+
+@contextlib.contextmanager
+def served(repository: Path, **settings: Any) -> Iterator[Triton]:
+    """Serve a repository with workers."""
+    restart = settings.pop("restart", None)
+    settings = {"python_models": "workers", "model_repository": repository, **settings}
+    with short_home(), running(Triton(config=local_config(**settings), restart=restart)) as triton:
+        yield triton
+
+
+def infer(triton: Triton, model: str, *values: float, version: int | None = None) -> list[float]:
+    """Return what a model makes of some values."""
+    with ModelClient(str(triton.http_url), model, str(version or "") or None, inference_timeout_s=PATIENCE_S) as client:
+        answer: list[float] = client.infer_sample(x=np.array(values, np.float32))["y"].tolist()
+        return answer
+
+
+def ask(triton: Triton, action: str, model: str) -> tuple[int, Any]:
+    """Load or unload a model by a call; return status and answer."""
+    headers = {"triton-access-token": str(triton.get_access_token())}
+    return call(triton.http_url, "POST", f"/v2/repository/models/{model}/{action}", {}, headers)
+
+
+def hosts() -> dict[int, str]:
+    """Return the processes of this program that run a `model.py`, with their command lines."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            command = (folder / "cmdline").read_bytes().decode(errors="replace")
+            if int(parent) == os.getpid() and "pytriton.proxy_backend.worker_main" in command:
+                found[int(folder.name)] = command
+    return found
+
+
+def test_an_unmodified_model_is_served(tmp_path: Path) -> None:
+    life = (
+        "    def initialize(self, args):\n"
+        "        with open(args['model_repository'] + '/' + args['model_instance_name'] + '.json', 'w') as file:\n"
+        "            json.dump({**args, 'pid': os.getpid()}, file)\n"
+        "\n"
+        "    def finalize(self):\n"
+        "        open(os.path.join(pb_utils.get_model_dir(), 'finalized'), 'a').write('x')\n"
+    )
+    parameters = 'parameters { key: "a" value: { string_value: "b" } }'
+    config = CONFIG + "instance_group { count: 2 kind: KIND_CPU }\n" + parameters
+    write(tmp_path, "double", MODEL + life, config)
+    with served(tmp_path) as triton:
+        for value in range(20):
+            assert infer(triton, "double", value % 13, 2) == [2 * (value % 13), 4]
+        told = [json.loads((tmp_path / "double" / f"double_0_{number}.json").read_text()) for number in range(2)]
+        assert {each.pop("pid") for each in told} == set(hosts())
+        for number, args in enumerate(told):
+            assert json.loads(args.pop("model_config"))["parameters"]["a"] == {"string_value": "b"}
+            assert args == {
+                "model_instance_kind": "CPU",
+                "model_instance_name": f"double_0_{number}",
+                "model_instance_device_id": "0",
+                "model_repository": str(tmp_path / "double"),
+                "model_version": "1",
+                "model_name": "double",
+            }
+        assert ask(triton, "unload", "double")[0] == 200
+        eventually(lambda: not hosts())
+        assert (tmp_path / "double" / "1" / "finalized").read_text() == "xx"
+
+
+def test_models_are_loaded_reloaded_and_unloaded_by_calls(tmp_path: Path) -> None:
+    write(tmp_path, "later", MODEL)
+    write(tmp_path, "first", MODEL)
+    with served(tmp_path, load_model=["first"]) as triton:
+        assert infer(triton, "first", 1) == [2]
+        first = set(hosts())
+        assert ask(triton, "load", "later")[0] == 200
+        assert infer(triton, "later", 1) == [2]
+        (before,) = hosts().keys() - first
+        write(tmp_path, "later", MODEL.replace("float32(2)", "float32(5)"))
+        assert ask(triton, "load", "later")[0] == 200
+        assert infer(triton, "later", 1) == [5]
+        eventually(lambda: before not in hosts())
+        assert ask(triton, "unload", "later")[0] == 200
+        eventually(lambda: len(hosts()) == 1)
+        assert infer(triton, "first", 1) == [2]
+
+
+def test_versions_are_served_side_by_side(tmp_path: Path) -> None:
+    config = CONFIG + "version_policy { all { } }"
+    write(tmp_path, "both", MODEL, config)
+    write(tmp_path, "both", MODEL.replace("float32(2)", "float32(3)"), config, version=2)
+    with served(tmp_path) as triton:
+        assert infer(triton, "both", 1, version=1) == [2]
+        assert infer(triton, "both", 1, version=2) == [3]
+        assert len(hosts()) == 2
+
+
+def test_a_repository_is_polled(tmp_path: Path) -> None:
+    folder = write(tmp_path, "first", MODEL)
+    with served(tmp_path, model_control_mode="poll", repository_poll_secs=1) as triton:
+        assert infer(triton, "first", 1) == [2]
+        write(tmp_path, "second", MODEL.replace("float32(2)", "float32(3)"))
+        eventually(lambda: call(triton.http_url, "GET", "/v2/models/second/ready")[0] == 200)
+        assert infer(triton, "second", 1) == [3]
+        (folder / "model.py").write_text(MODEL.replace("float32(2)", "float32(7)"))
+        eventually(lambda: infer(triton, "first", 1) == [7])
+
+
+BROKEN: dict[str, tuple[str, str]] = {
+    "does not import": ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
+    "syntax": ("def f(:\n", r"model\.py.*line 1|line 1.*model\.py"),
+    "no class": ("class Other:\n    pass\n", "TritonPythonModel"),
+    "raises in initialize": (
+        MODEL + "\n    def initialize(self, args):\n        raise ValueError('no weights')\n",
+        "no weights",
+    ),
+    "exits in initialize": (
+        MODEL + "\n    def initialize(self, args):\n        os._exit(7)\n",
+        "ended with exit code 7",
+    ),
+    "exits at its import": ("import os\nos._exit(8)\n", "ended with exit code 8"),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_what_cannot_be_loaded_says_why(what: str, tmp_path: Path) -> None:
+    text, said = BROKEN[what]
+    write(tmp_path, "broken", text)
+    with short_home(), pytest.raises(TritonModelLoadError) as caught:
+        Triton(config=local_config(python_models="workers", model_repository=tmp_path)).run()
+    assert re.search(said, str(caught.value), re.DOTALL)
+    assert not hosts()
+
+
+def test_a_model_that_was_mended_is_loaded(tmp_path: Path) -> None:
+    write(tmp_path, "broken", BROKEN["raises in initialize"][0])
+    write(tmp_path, "whole", MODEL)
+    with served(tmp_path, exit_on_error=False) as triton:
+        assert infer(triton, "whole", 1) == [2]
+        status, answer = ask(triton, "load", "broken")
+        assert status == 400
+        assert "no weights" in answer["error"]
+        write(tmp_path, "broken", MODEL)
+        assert ask(triton, "load", "broken")[0] == 200
+        assert infer(triton, "broken", 1) == [2]
+
+
+def test_a_configuration_is_completed(tmp_path: Path) -> None:
+    completing = MODEL.replace(
+        "class TritonPythonModel:",
+        "class TritonPythonModel:\n"
+        "    @staticmethod\n"
+        "    def auto_complete_config(config):\n"
+        "        config.set_max_batch_size(4)\n"
+        "        config.add_input({'name': 'x', 'data_type': 'TYPE_FP32', 'dims': [-1]})\n"
+        "        config.add_output({'name': 'y', 'data_type': 'TYPE_FP32', 'dims': [-1]})\n"
+        "        return config\n",
+    ).replace("x[0] == 13", "x[0, 0] == 13")
+    write(tmp_path, "completed", completing, 'backend: "python"')
+    with served(tmp_path) as triton:
+        status, config = call(triton.http_url, "GET", "/v2/models/completed/config")
+        assert (status, config["max_batch_size"]) == (200, 4)
+        assert [tensor["name"] for tensor in config["input"] + config["output"]] == ["x", "y"]
+        assert infer(triton, "completed", 1, 2) == [2, 4]
+
+
+def test_a_host_that_ends_is_replaced(tmp_path: Path) -> None:
+    write(tmp_path, "double", MODEL)
+    with served(tmp_path) as triton:
+        assert infer(triton, "double", 1) == [2]
+        (before,) = hosts()
+        with pytest.raises(PyTritonClientInferenceServerError, match="worker"):
+            infer(triton, "double", 13)
+        # It waits for the next one.
+        assert infer(triton, "double", 1) == [2]
+        (after,) = hosts()
+        os.kill(after, signal.SIGKILL)
+        eventually(lambda: after not in hosts())
+        assert infer(triton, "double", 2) == [4]
+        assert before not in hosts()
+
+
+def test_a_server_that_dies_takes_its_hosts_along(tmp_path: Path) -> None:
+    write(tmp_path, "double", MODEL)
+    with served(tmp_path, restart=RestartPolicy()) as triton:
+        (before,) = hosts()
+        os.kill(server_pid(triton), signal.SIGKILL)
+        eventually(lambda: before not in hosts())
+        eventually(lambda: triton.is_alive() and hosts() and _is_served(triton))
+        assert infer(triton, "double", 1) == [2]
+
+
+def _is_served(triton: Triton) -> bool:
+    try:
+        return bool(call(triton.http_url, "GET", "/v2/models/double/ready")[0] == 200)
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("where", ["finalize", "initialize"])
+def test_a_model_that_hangs_does_not_keep_the_server(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(supervisor, "FINALIZE_TIMEOUT_S", 1.0)
+    hang = f"\n    def {where}(self, *args):\n        open('{tmp_path}/begun', 'w').close()\n        time.sleep(3600)\n"
+    write(tmp_path, "hangs", MODEL + hang)
+    with served(tmp_path, load_model=[]) as triton:
+        if where == "finalize":
+            assert ask(triton, "load", "hangs")[0] == 200
+            assert ask(triton, "unload", "hangs")[0] == 200
+            eventually(lambda: not hosts())
+            assert "is still busy after the time to stop: it is killed" in caplog.text
+            return
+        in_background(lambda: ask(triton, "load", "hangs"))
+        eventually((tmp_path / "begun").exists)
+    assert not hosts()
+
+
+def in_background(function: Callable[[], object]) -> None:
+    """Call a function, whose answer nobody waits for, in a thread."""
+
+    def run() -> None:
+        with contextlib.suppress(OSError):
+            function()
+
+    threading.Thread(target=run, daemon=True).start()
+
+
+def test_ensembles_and_bound_callables_stand_beside_them(tmp_path: Path) -> None:
+    steps = "".join(
+        f'step {{ model_name: "{name}" model_version: -1 input_map {{ key: "{a}" value: "{b}" }} '
+        f'output_map {{ key: "{c}" value: "{d}" }} }}\n'
+        for name, a, b, c, d in (("double", "x", "x", "y", "middle"), ("double", "x", "middle", "y", "y"))
+    )
+    write(tmp_path, "double", MODEL)
+    (tmp_path / "chain" / "1").mkdir(parents=True)
+    (tmp_path / "chain" / "config.pbtxt").write_text(
+        f'platform: "ensemble"\n{TENSORS}ensemble_scheduling {{\n{steps}}}'
+    )
+    with served(tmp_path) as triton:
+        assert infer(triton, "chain", 1, 2) == [4, 8]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_command_serves_a_repository(tmp_path: Path, number: signal.Signals) -> None:
+    life = "\n    def finalize(self):\n        print('finalized by', os.getppid(), flush=True)\n"
+    write(tmp_path, "double", MODEL + life)
+    options = ["--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0", "--access-token=secret"]
+    with short_home():
+        command = [sys.executable, "-m", "pytriton", "serve-repository", str(tmp_path), *options]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            assert process.stdout is not None
+            written = ""
+            while not (found := re.search(r"Started HTTPService at (\S+:\d+)", written)):
+                line = process.stdout.readline()
+                assert line, written
+                written += line
+            url = f"http://{found[1]}"
+            with ModelClient(url, "double", inference_timeout_s=PATIENCE_S) as client:
+                assert client.infer_sample(x=np.array([1], np.float32))["y"].tolist() == [2]
+            assert call(url, "POST", "/v2/repository/models/double/unload", {})[0] == 403
+            process.send_signal(number)
+            written = process.stdout.read()
+            assert process.wait(PATIENCE_S) == 0, written
+        assert f"finalized by {process.pid}" in written
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+    write(tmp_path, "broken", BROKEN["raises in initialize"][0])
+    command = [sys.executable, "-m", "pytriton", "serve-repository", str(tmp_path), "--http-port=0", "--grpc-port=0"]
+    with short_home():
+        done = subprocess.run(
+            [*command, "--metrics-port=0", "--log-level=ERROR"], capture_output=True, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert re.search(r"^Error: tritonserver cannot load model 'broken'.*no weights", done.stderr, re.MULTILINE)
+
+
+def test_what_python_models_may_be() -> None:
+    settings: Mapping[str, Any] = {"python_models": "mine"}
+    with pytest.raises(PyTritonValidationError, match="must be one of stub, workers; got 'mine'"):
+        local_config(**settings)
