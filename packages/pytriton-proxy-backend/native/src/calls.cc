@@ -11,6 +11,7 @@
 #include <cstring>
 #include <deque>
 #include <map>
+#include <set>
 #include <stdexcept>
 #include <thread>
 #include <utility>
@@ -407,7 +408,10 @@ void Caller::Respond(const std::shared_ptr<Call>& call, TRITONSERVER_InferenceRe
   std::lock_guard<std::mutex> lock(mutex_);
   // Whoever wants one response has it with the first.
   const Answer answer{call, response, final || !call->stream, NowNs()};
-  if (closed_ || call->done || (waiting_.empty() && TryAnswer(answer))) {
+  // Answers of one call keep their order; a small one need not wait for a large one of another.
+  const bool waits = std::any_of(
+      waiting_.begin(), waiting_.end(), [&call](const Answer& before) { return before.call == call; });
+  if (closed_ || call->done || (!waits && TryAnswer(answer))) {
     DeleteResponse(response);
     return;
   }
@@ -611,21 +615,29 @@ bool Caller::TryAnswer(const Answer& answer) {
 }
 
 void Caller::AnswerWaiting() {
-  while (!waiting_.empty() && !closed_) {
-    const Answer& answer = waiting_.front();
-    if (!TryAnswer(answer)) {
-      if (NowNs() - answer.since_ns < kArenaTimeoutNs) return;
+  std::deque<Answer> left;
+  std::set<const Call*> blocked;
+  for (const Answer& answer : waiting_) {
+    bool answered = blocked.count(answer.call.get()) == 0 && TryAnswer(answer);
+    if (!answered && NowNs() - answer.since_ns >= kArenaTimeoutNs) {
       Fail(answer.call,
-           {TRITONSERVER_ERROR_UNAVAILABLE,
-            "for " + std::to_string(kArenaTimeoutNs / kMillisecond) + " ms the arena of this worker, " +
-                std::to_string(responses_.budget()) + " bytes, had no room for the outputs: " +
-                std::to_string(responses_.in_use()) +
-                " are in use by outputs that are kept. Raise arena_budget_bytes of the model that calls"},
+           Failure{
+               TRITONSERVER_ERROR_UNAVAILABLE,
+               "for " + std::to_string(kArenaTimeoutNs / kMillisecond) + " ms the arena of this worker, " +
+                   std::to_string(responses_.budget()) + " bytes, had no room for the outputs: " +
+                   std::to_string(responses_.in_use()) +
+                   " are in use by outputs that are kept. Raise arena_budget_bytes of the model that calls"},
            answer.final);
+      answered = true;
     }
-    DeleteResponse(answer.response);
-    waiting_.pop_front();
+    if (answered) {
+      DeleteResponse(answer.response);
+    } else {
+      blocked.insert(answer.call.get());
+      left.push_back(answer);
+    }
   }
+  waiting_.swap(left);
 }
 
 void Caller::Post(Message message, std::string body, int fd) {

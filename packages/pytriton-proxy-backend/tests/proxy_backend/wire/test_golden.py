@@ -12,7 +12,7 @@ import pytest
 
 from pytriton.proxy.types import make_requests
 from pytriton.proxy_backend import VersionMismatchError
-from pytriton.proxy_backend.errors import AttachError, ProtocolError
+from pytriton.proxy_backend.errors import AttachError
 from pytriton.proxy_backend.transport.arena import PeerArena
 from pytriton.proxy_backend.wire import layout, messages
 from pytriton.proxy_backend.wire.batch import BatchReader, RequestData, lay_out_batch
@@ -237,7 +237,7 @@ def test_call() -> None:
     assert messages.pack_call(10, layout.Operation.METRIC_SET, (0, 0, 0), subject=3, value=0.25) == read("call_metric")
     kind, flags, _, number, *_, value = messages.read_header(read("result"), len(read("result")))
     assert (kind, flags, number, messages.as_float(value)) == (messages.RESULT, messages.BATCH_DONE, 10, 2.0)
-    with pytest.raises(ProtocolError, match="a name of 5000 bytes is too long"):
+    with pytest.raises(ValueError, match="a name of 5000 bytes is too long"):
         messages.pack_call(1, layout.Operation.INFER, (1, 0, 64), text="n" * 5000)
 
 

@@ -107,7 +107,7 @@ class CallsProtocol(Generic[B]):
             Its number, and the packet.
 
         Raises:
-            ProtocolError: If the text is too long; nothing has changed then.
+            ValueError: If the text is too long; nothing has changed then.
         """
         place = (0, 0) if block is None else (block.segment, block.offset)
         packet = pack_call(
@@ -133,6 +133,12 @@ class CallsProtocol(Generic[B]):
         """Return what tells of the blocks that nobody uses any more."""
         released = self.segments.released
         return [pack_release(*released.popleft()) for _ in range(len(released))] if released else []
+
+    def end(self) -> None:
+        """Forget all that was under way."""
+        self.state = State.CLOSED
+        self.calls.clear()
+        self._lent.clear()
 
     def _settle(self, number: int, flags: int) -> None:
         place = self.calls[number]

@@ -256,7 +256,8 @@ class Calls:
         Raises:
             ArenaFullError: If the inputs do not fit into the budget of shared memory.
             ConnectionLostError: If the server is gone.
-            TypeError: If Triton has no such dtype; `ValueError` if a string cannot be carried.
+            TypeError: If Triton has no such dtype.
+            ValueError: If a string or the name of the model cannot be carried.
         """
         request = RequestData(
             inputs, outputs, request_id, priority, timeout_us, correlation_id, flags, "", parameters or {}
@@ -381,7 +382,7 @@ class Calls:
             self._check_open()
             try:
                 call.number, packet = self._protocol.call(operation, block=block, length=length, **fields)
-            except ProtocolError:
+            except ValueError:
                 if block is not None:
                     self._free(block)
                 raise
@@ -528,6 +529,10 @@ class Calls:
             self._pending.clear()
             self._room.notify_all()
             self._socket.close()
+            # What views of users do not hold goes now, not with the last reference to this object.
+            self._protocol.end()
+            self._outputs = OwnArena(0)
+            self._inputs = PeerArena()
         for call in pending:
             error = CallFailedError(f"the call was lost: {ending}", code=ErrorCode.UNAVAILABLE)
             call.deliver(CallResult(error, {}, {}, True))

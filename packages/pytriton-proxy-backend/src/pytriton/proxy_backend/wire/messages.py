@@ -145,12 +145,12 @@ def pack_call(
         flags: STREAM where any number of responses may come.
 
     Raises:
-        ProtocolError: If the text does not fit into a packet.
+        ValueError: If the text does not fit into a packet.
     """
     raw = layout.CALL.pack(subject, value, *parent) + text.encode("utf-8", "surrogateescape")
     size = HEADER_SIZE + len(raw)
     if size > MAX_PACKET:
-        raise ProtocolError(f"a name of {size - HEADER_SIZE - layout.CALL.size} bytes is too long: {text[:60]!r}...")
+        raise ValueError(f"a name of {size - HEADER_SIZE - layout.CALL.size} bytes is too long: {text[:60]!r}...")
     segment, offset, length = place
     return _pack(CALL, flags, size, number, 0, segment, operation, offset, length) + raw
 
