@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -46,14 +45,6 @@ def may_unshare() -> bool:
         return subprocess.run([*UNSHARE, "true"], capture_output=True, timeout=PATIENCE_S, check=False).returncode == 0
     except FileNotFoundError:
         return False
-
-
-@pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A `PYTRITON_HOME` short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="pt") as folder:
-        monkeypatch.setenv("PYTRITON_HOME", folder)
-        yield Path(folder)
 
 
 @contextlib.contextmanager

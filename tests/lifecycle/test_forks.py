@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
@@ -47,14 +46,6 @@ from support.waiting import PATIENCE_S, eventually
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 KINDS = pytest.mark.parametrize("kind", [FORK, RAW_FORK], ids=["fork", "raw"])
-
-
-@pytest.fixture
-def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A `PYTRITON_HOME` short enough for sockets."""
-    with tempfile.TemporaryDirectory(prefix="pt") as folder:
-        monkeypatch.setenv("PYTRITON_HOME", folder)
-        yield Path(folder)
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """The build hooks of pytriton-server and pytriton-proxy-backend, in the cases that a built wheel does not show."""
 
 import ctypes
-import importlib.util
 import os
 import re
 import shutil
@@ -13,18 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from support.paths import ROOT
+from support.paths import ROOT, load_program
 
 
 def load_hook(dist: str) -> types.ModuleType:
-    spec = importlib.util.spec_from_file_location(
-        f"hatch_build_{dist.replace('-', '_')}", ROOT / "packages" / f"pytriton-{dist}" / "hatch_build.py"
-    )
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(ROOT / "packages" / f"pytriton-{dist}" / "hatch_build.py")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from support.paths import ROOT
+from support.paths import ROOT, load_program
 
 VARIABLE = "PYTRITON_TEST_TRITONSERVERS"
 
@@ -43,12 +42,7 @@ class Recorder:
 
 @pytest.fixture
 def dev() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("dev", ROOT / "tools" / "dev.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(ROOT / "tools" / "dev.py")
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """What a user gets: the built distributions in environments that know nothing of this checkout."""
 
 import fcntl
-import importlib.util
 import os
 import struct
 import subprocess
@@ -13,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.paths import ROOT
+from support.paths import ROOT, load_program
 
 pytestmark = [pytest.mark.slow(seconds=100), pytest.mark.timeout(3600)]
 
@@ -110,12 +109,7 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[P
 @pytest.fixture(scope="session")
 def dev() -> types.ModuleType:
     """The module of tools/dev.py, which is a program and not installed."""
-    spec = importlib.util.spec_from_file_location("dev", ROOT / "tools" / "dev.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return load_program(ROOT / "tools" / "dev.py")
 
 
 @pytest.fixture(scope="session")

@@ -37,6 +37,7 @@ from pytriton.proxy_backend.dropin.check import find_server
 from pytriton.proxy_backend.dropin.manifest import read_manifest, render_manifest
 from pytriton.proxy_backend.errors import DropInError
 from pytriton.server.tritonserver.binary import find_tritonserver
+from support.bare_server import running_worker
 from support.callables import double
 from support.faults.plain_server import PlainServer, plain_server
 from support.waiting import PATIENCE_S
@@ -634,15 +635,8 @@ def test_check_says_where_the_protocol_is_another(command: Any, repository: Path
 # ---- served --------------------------------------------------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def attached(infer: Any, description: Path, endpoint: Path) -> Iterator[Worker]:
-    worker = Worker(infer, read_description(description), endpoint)
-    worker.start()
-    try:
-        worker.wait_attached(PATIENCE_S)
-        yield worker
-    finally:
-        assert worker.stop(PATIENCE_S)
+def attached(infer: Any, description: Path, endpoint: Path) -> contextlib.AbstractContextManager[Worker]:
+    return running_worker(infer, read_description(description), endpoint)
 
 
 def triple(requests: Any) -> Any:

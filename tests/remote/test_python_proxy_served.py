@@ -6,7 +6,7 @@ import signal
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ import pytest
 from pytriton.client import DecoupledModelClient, ModelClient
 from pytriton.proxy_backend import Worker, read_description
 from pytriton.proxy_backend.cli.app import run as run_command
+from support.bare_server import running_worker
 from support.faults.plain_server import PlainServer, plain_server
 from support.python_backend import why_no_python_backend
 from support.python_proxy import wait_line, worker_process
@@ -45,15 +46,9 @@ class Served:
     def address(self, name: str) -> str:
         return f"ipc://{self.sockets}/{name}.1.zmq"
 
-    @contextmanager
-    def worker(self, name: str, infer: Any) -> Iterator[Worker]:
-        made = Worker(infer, read_description(self.repository / name / "1" / "pytriton.json"), self.address(name))
-        made.start()
-        try:
-            made.wait_attached(PATIENCE_S)
-            yield made
-        finally:
-            assert made.stop(PATIENCE_S)
+    def worker(self, name: str, infer: Any) -> AbstractContextManager[Worker]:
+        model = read_description(self.repository / name / "1" / "pytriton.json")
+        return running_worker(infer, model, self.address(name))
 
 
 def add(repository: Path, sockets: Path, name: str, *options: str) -> None:

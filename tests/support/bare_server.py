@@ -170,7 +170,7 @@ def serving(server: BareServer) -> Iterator[BareServer]:
 
 
 @contextlib.contextmanager
-def running_worker(infer_func: Callable[..., Any], model: ModelSpec, endpoint: Path) -> Iterator[Worker]:
+def running_worker(infer_func: Callable[..., Any], model: ModelSpec, endpoint: Path | str) -> Iterator[Worker]:
     """Attach a worker in this process while a block runs."""
     worker = Worker(infer_func, model, endpoint)
     worker.start()

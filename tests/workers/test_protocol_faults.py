@@ -26,7 +26,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -39,7 +38,7 @@ from pytriton.proxy.types import Request
 from pytriton.proxy_backend import AttachError, ModelSpec, TensorSpec, Worker
 from support.bare_server import F4, Array, BareServer, serving
 from support.callables import double
-from support.paths import ROOT
+from support.paths import ROOT, load_program
 from support.waiting import PATIENCE_S, Held, eventually
 
 GENERATOR = ROOT / "packages/pytriton-proxy-backend/tests/golden/generate.py"
@@ -58,17 +57,7 @@ else:
     TYPES["BF16"] = None
 
 
-def load_generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("golden_generate_for_faults", GENERATOR)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-wire = load_generator()
+wire = load_program(GENERATOR)
 
 
 class Server(BareServer):
@@ -283,7 +272,7 @@ def test_a_later_minor_attaches(server: Server) -> None:
             struct.unpack_from("<8sHHIIIQIIQQQQ", worker.packet, 48)
         )
         assert (major, minor, pid, uid) == (1, 0, server.process.pid, os.geteuid())
-        assert (in_flight, capabilities, flags, version, budget, idle, limit) == (1, 3, 1, 1, 4 << 30, 10_000, 0)
+        assert (in_flight, capabilities, flags, version, budget, idle, limit) == (1, 0b1111, 1, 1, 4 << 30, 10_000, 0)
         assert worker.packet[120:] == b"plain"
         fields = worker.receive_kind(wire.SEGMENT)
         assert (fields[5], fields[8]) == (1, MIB)

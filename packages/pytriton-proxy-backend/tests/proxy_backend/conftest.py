@@ -5,7 +5,6 @@ import contextlib
 import fcntl
 import gc
 import hashlib
-import importlib.util
 import mmap
 import os
 import shlex
@@ -13,7 +12,6 @@ import shutil
 import socket
 import struct
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -26,6 +24,7 @@ import pytest
 
 from pytriton.proxy_backend.wire.accelerator import accelerator
 from pytriton.proxy_backend.wire.batch import BatchMetadata, BatchReader
+from support.paths import load_program
 from support.waiting import PATIENCE_S
 
 TESTS = Path(__file__).parents[1]
@@ -37,13 +36,7 @@ MESSAGE = struct.Struct("<HHIQQIIQQ")
 @pytest.fixture(scope="session")
 def golden() -> ModuleType:
     """The script that made the golden vectors: it builds packets and records without any code of ours."""
-    spec = importlib.util.spec_from_file_location("golden_generate", TESTS / "golden" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return load_program(TESTS / "golden" / "generate.py")
 
 
 # ---- a proxy backend at the wire -----------------------------------------------------------------------------------

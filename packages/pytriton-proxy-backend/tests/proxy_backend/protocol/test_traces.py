@@ -1,7 +1,6 @@
 """Both ends of a connection against the recorded conversations in `golden/traces`."""
 
 import collections
-import importlib.util
 import struct
 import sys
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pytriton.proxy_backend.protocol.segments import PeerSegments, State
 from pytriton.proxy_backend.protocol.worker import WorkerProtocol
 from pytriton.proxy_backend.wire import messages
 from pytriton.proxy_backend.wire.greetings import Hello
+from support.paths import load_program
 
 FOLDER = Path(__file__).parents[2] / "golden"
 TRACES = sorted((FOLDER / "traces").glob("*.trace"))
@@ -234,11 +234,7 @@ def test_trace(path: Path, side: str, golden: ModuleType) -> None:
 
 def test_traces_are_what_the_generator_makes(golden: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "generate", golden)
-    spec = importlib.util.spec_from_file_location("golden_generate_traces", FOLDER / "generate_traces.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_program(FOLDER / "generate_traces.py")
     assert list(module.stale_traces()) == []
     assert {path.name for path in TRACES} == set(module.traces())
 
