@@ -190,7 +190,7 @@ def infer(requests):
 keys = CurveKeys(secret_key_file=Path(keys[0]), server_key_file=Path(keys[1])) if keys else None
 worker = Worker(infer, read_description(Path(description)), address, curve_keys=keys)
 worker.start()
-worker.wait_attached(60)
+worker.wait_attached(600)
 print("attached", flush=True)
 sys.stdin.read()
 worker.stop(20)

@@ -538,7 +538,7 @@ def stuck(requests):
     time.sleep(3600)
 worker = Worker(stuck, spec, Path(sys.argv[1]))
 worker.start()
-worker.wait_attached(30)
+worker.wait_attached(600)
 print("attached", flush=True)
 time.sleep(3600)
 """

@@ -29,6 +29,6 @@ with Triton(config=TritonConfig(http_port=PORT)) as triton:
             print(client.infer_sample(np.array([1, 2], np.float32))["tripled"])
         print(remote.is_alive(), remote.is_connected())
         remote.stop()
-        thread.join(timeout=30)
+        thread.join(timeout=600)
         print(thread.is_alive(), remote.is_connected())
     print(triton.is_alive())

@@ -122,7 +122,7 @@ def main() -> None:
         say("starved")
         sys.stdin.readline()
         give_descriptors()
-    worker.wait_attached(30.0)
+    worker.wait_attached(600.0)
     say("attached")
     sys.stdin.readline()
     give_descriptors()

@@ -277,8 +277,9 @@ def test_a_silent_peer_is_tried_again_and_named(
     worker = make_worker()
     worker.start()
     reason = f"the proxy backend at {proxy.endpoint} did not answer a greeting within 0.1 s"
+    eventually(lambda: reason in caplog.text)
     with pytest.raises(AttachError, match=rf"was not attached after [\d.]+ s: .* The last attempt: {reason}"):
-        worker.wait_attached(1.0)
+        worker.wait_attached(0.3)
     assert worker.is_alive
     assert caplog.text.count(reason) == 1
     monkeypatch.setattr(connection, "GREETING_TIMEOUT_S", PATIENCE_S)

@@ -1,6 +1,7 @@
 import http.client
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,9 +17,10 @@ from pytriton.server.lifecycle.startup import wait_until_up
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TritonSecurityConfig
+from pytriton.server.tritonserver.command_line import EXIT_TIMEOUT_S
 from pytriton.server.tritonserver.ports import ReservedPorts, port_setting_of_bind_failure, reserve_ports
 from pytriton.server.tritonserver.process import LOG_TAIL_LINES, ExitReport, ServerProcess
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
 
 StartServer = Callable[..., tuple[ServerProcess, ReservedPorts]]
 
@@ -56,12 +58,12 @@ def test_start_answer_stop(start_server: StartServer) -> None:
     control = wait_up(process, ports)
     assert control.is_ready()
     assert process.exit_code is None
-    assert process.stop(30.0) == 0
+    assert process.stop(PATIENCE_S) == 0
     assert not process.is_running
     assert not control.is_listening()
     assert any("Started HTTPService" in line for line in process.log_tail)
     # Once more does nothing.
-    assert process.stop(30.0) == 0
+    assert process.stop(PATIENCE_S) == 0
 
 
 def test_an_idle_connection_does_not_hold_up_the_end(start_server: StartServer) -> None:
@@ -71,8 +73,10 @@ def test_an_idle_connection_does_not_hold_up_the_end(start_server: StartServer) 
     connection = http.client.HTTPConnection(ports.http.host, ports.http.port, timeout=300)
     connection.request("GET", "/v2/health/live")
     connection.getresponse().read()
-    # tritonserver waits for it for as long as --exit-timeout-secs says, which without our setting is 30 s.
-    assert process.stop(20.0) == 0
+    assert process.stop(PATIENCE_S) == 0
+    # tritonserver counts down from what --exit-timeout-secs says, which without our setting is 30 s.
+    waits = re.findall(r"Timeout (\d+): Found", "\n".join(process.log_tail))
+    assert max(map(int, waits)) == EXIT_TIMEOUT_S
     connection.close()
 
 
@@ -118,7 +122,7 @@ def test_an_ordered_end_is_reported_as_expected() -> None:
     reports: list[ExitReport] = []
     process = make("import time; time.sleep(100)", on_exit=reports.append)
     process.start()
-    process.stop(20.0)
+    process.stop(PATIENCE_S)
     assert [report.expected for report in reports] == [True]
 
 
