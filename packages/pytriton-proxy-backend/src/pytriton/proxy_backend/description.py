@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -94,6 +93,9 @@ def write_description(path: Path, model: ModelSpec) -> None:
         OSError: If the file cannot be written.
     """
     text = render_description(model)
+    # Not at the top: workers only read.
+    import tempfile
+
     fd, scratch = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # made with mode 0600
     try:
         with open(fd, "w", encoding="utf-8") as file:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from dataclasses import dataclass
@@ -72,6 +71,9 @@ class ModelSpec:
             [[tensor.name, code_of(tensor.dtype), list(tensor.shape), tensor.optional] for tensor in side]
             for side in (self.inputs, self.outputs)
         ]
+        # Not at the top: it loads a library of cryptography.
+        import hashlib
+
         return hashlib.sha256(json.dumps(tensors).encode()).hexdigest()[:32]
 
 

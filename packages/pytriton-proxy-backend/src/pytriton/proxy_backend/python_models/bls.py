@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .errors import TritonError, TritonModelException
 from .responses import InferenceResponse, ReceivedParameters
 from .server import SERVER, Phase
 from .tensors import make_tensor
 
-Ask = Callable[[bool, Callable[[Any], object]], Any]
+if TYPE_CHECKING:
+    import asyncio
+
+    from ..transport.calls import Call, CallResult
+
+Ask = Callable[[bool, "Callable[[CallResult], object]"], "Call"]
 
 
 class ResponseIterator:
@@ -24,7 +28,7 @@ class ResponseIterator:
         self._responses: list[InferenceResponse] = []
         self._given = 0
         self._is_complete = False
-        self._call: Any = None
+        self._call: Call | None = None
 
     def __iter__(self) -> Iterator[InferenceResponse]:
         if self._is_complete and self._given == len(self._responses):
@@ -52,7 +56,7 @@ class _Responses:
         self._iterator = iterator
         self._on_first = on_first
 
-    def __call__(self, result: Any) -> None:
+    def __call__(self, result: CallResult) -> None:
         iterator = self._iterator
         with iterator._changed:
             is_first = not iterator._responses
@@ -63,7 +67,7 @@ class _Responses:
             self._on_first()
 
 
-def _response_of(result: Any) -> InferenceResponse:
+def _response_of(result: CallResult) -> InferenceResponse:
     if result.error is not None:
         return InferenceResponse(error=TritonError(str(result.error), TritonError.of_number(result.error.code)))
     made = InferenceResponse([make_tensor(name, array) for name, array in result.outputs.items()])
@@ -108,6 +112,8 @@ def execute(ask: Ask, decoupled: bool) -> Any:
 
 def execute_async(ask: Ask, decoupled: bool) -> asyncio.Future[Any]:
     """Make a call in the running event loop; returns a future of what `execute` returns."""
+    import asyncio
+
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
     iterator = ResponseIterator()

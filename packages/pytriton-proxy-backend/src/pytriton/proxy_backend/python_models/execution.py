@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import threading
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future
 from time import monotonic_ns
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..model import ModelSpec
 from ..runtime.execution import Call
@@ -25,6 +23,10 @@ from .requests import RELEASE_ALL, RELEASE_RESCHEDULE, InferenceRequest, make_re
 from .responses import InferenceResponse, response_data
 from .senders import ModelState, OpenBatch, Sink
 from .tensors import wire_array
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +86,9 @@ class CoroutineLoop:
         future.add_done_callback(self._note_end)
 
     def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        # Not at the top: most models have no coroutines.
+        import asyncio
+
         loop = self._loop
         if loop is None:
             loop = self._loop = asyncio.new_event_loop()
@@ -208,7 +213,7 @@ class ModelService(Service):
             if self._execute is None:
                 return Outcome(batch, requests, None, f"Python model {self._file} does not implement `execute` method.")
             returned = self._execute(requests)
-            if returned.__class__ is not list and asyncio.iscoroutine(returned):
+            if returned.__class__ is not list and isinstance(returned, Coroutine):
                 if self.state.decoupled:
                     self.loop.run_in_background(returned)
                     returned = None

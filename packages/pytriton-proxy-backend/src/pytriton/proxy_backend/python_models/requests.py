@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..wire.batch import Batch
 from ..wire.record import Array
@@ -14,6 +14,9 @@ from .responses import checked_parameters, given_text, received_text
 from .senders import InferenceResponseSender, OpenBatch
 from .server import SERVER
 from .tensors import Tensor, make_tensor, wire_array
+
+if TYPE_CHECKING:
+    from ..transport.calls import Call, CallResult
 
 RELEASE_ALL = 1
 """`TRITONSERVER_REQUEST_RELEASE_ALL`."""
@@ -237,7 +240,7 @@ class InferenceRequest:
         """
         return bls.execute_async(self._ask, decoupled)
 
-    def _ask(self, stream: bool, on_response: Callable[[Any], object]) -> Any:
+    def _ask(self, stream: bool, on_response: Callable[[CallResult], object]) -> Call:
         if self._load is not None:
             raise TritonModelException(
                 "a request that came cannot be sent to a model: make one of its inputs with InferenceRequest(...)"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import enum
-import importlib
 import logging
 import threading
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..wire.errors import ProxyBackendError
 from .errors import TritonModelException
+
+if TYPE_CHECKING:
+    from ..transport.calls import Calls
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +38,7 @@ class Server:
         self.name = ""
         self._endpoint: Path | None = None
         self._label = ""
-        self._calls: Any = None
+        self._calls: Calls | None = None
         self._lock = threading.Lock()
 
     def set_endpoint(self, endpoint: Path, name: str, label: str) -> None:
@@ -51,7 +53,7 @@ class Server:
         self.name = name
         self._label = label
 
-    def calls(self) -> Any:
+    def calls(self) -> Calls:
         """Return what calls the server, connected when it is first asked for.
 
         Raises:
@@ -64,9 +66,10 @@ class Server:
                         "the server can be called from `initialize` on, not while the configuration is completed"
                     )
                 # Not at the top: most models do without.
-                transport = importlib.import_module("..transport.calls", __package__)
+                from ..transport.calls import Calls
+
                 try:
-                    self._calls = transport.Calls(self._endpoint, self._label)
+                    self._calls = Calls(self._endpoint, self._label)
                 except (ProxyBackendError, OSError) as error:
                     raise TritonModelException(f"the server cannot be called: {error}") from error
             return self._calls

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import logging
+import sys
 import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from functools import partial
@@ -188,6 +188,8 @@ class Execution:
         self._respond()
 
     async def _stream_async(self, results: AsyncGenerator[Any, Any]) -> None:
+        import asyncio
+
         try:
             if self._service.model.decoupled:
                 async for self._result in results:
@@ -310,7 +312,7 @@ class Execution:
             # Nobody reads this stream any more: it ends here, whatever becomes of the others.
             service.counters.failed["cancelled"] += 1
             self._given_up = True
-            return ResponseData(index, error=self._text(asyncio.CancelledError()), code=ErrorCode.CANCELLED)
+            return ResponseData(index, error=self._cancelled_text(), code=ErrorCode.CANCELLED)
         if isinstance(result, BaseException):
             return self._refuse(index, result)
         if result is None and decoupled:
@@ -398,7 +400,7 @@ class Execution:
         elif isinstance(error, _OURS):
             kind = "memory" if isinstance(error, ArenaFullError) else "output"
             logger.warning("%s", error_text(error))
-        elif isinstance(error, asyncio.CancelledError):
+        elif _is_cancellation(error):
             kind = "cancelled"
             code = ErrorCode.CANCELLED
         else:
@@ -415,7 +417,7 @@ class Execution:
         """Note an error that comes when every request has its last answer: there is nobody to tell it to."""
         if isinstance(error, self._service.unrecoverable):
             self.failure = error
-        if not isinstance(error, asyncio.CancelledError):
+        if not _is_cancellation(error):
             name = self._service.model.name
             logger.warning("model %s: the callable failed after its last response\n%s", name, _trace(error))
         error.__traceback__ = None
@@ -425,10 +427,19 @@ class Execution:
         model = self._service.model
         if isinstance(error, _OURS):
             return shortened(error_text(error))
-        if isinstance(error, asyncio.CancelledError):
-            return f"model '{model.name}': the request was cancelled"
+        if _is_cancellation(error):
+            return self._cancelled_text()
         text = f"model '{model.name}': the inference callable raised {type(error).__name__}: {error_text(error)}"
         return shortened(f"{text}\n{_trace(error)}" if model.send_tracebacks else text)
+
+    def _cancelled_text(self) -> str:
+        return f"model '{self._service.model.name}': the request was cancelled"
+
+
+def _is_cancellation(error: BaseException) -> bool:
+    # Where nobody has imported asyncio there are none.
+    asyncio = sys.modules.get("asyncio")
+    return asyncio is not None and isinstance(error, asyncio.CancelledError)
 
 
 def _trace(error: BaseException) -> str:

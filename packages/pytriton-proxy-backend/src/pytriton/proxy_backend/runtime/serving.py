@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytriton.proxy.tracers import find_tracer, worker_tracer
 
 from ..wire.batch import Batch
 from .execution import Execution
 from .service import BatchSource, Service
+
+# asyncio is imported where a coroutine runs: most worker processes have none, and are smaller by 6 MB without.
+if TYPE_CHECKING:
+    import asyncio
 
 OnFailure = Callable[[BaseException], None]
 ASYNC_MAX_IN_FLIGHT = 64
@@ -31,12 +34,16 @@ class LazyLoop:
         Raises:
             OSError: The system is out of descriptors or memory.
         """
+        import asyncio
+
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
         return self._loop
 
     def run(self, awaitable: Awaitable[Any]) -> Any:
         """Run it to its end."""
+        import asyncio
+
         loop = self.make()
         task = asyncio.ensure_future(awaitable, loop=loop)
         while True:
@@ -52,6 +59,8 @@ class LazyLoop:
         loop = self._loop
         if loop is None:
             return
+        import asyncio
+
         left = asyncio.all_tasks(loop)
         for task in left:
             task.cancel()
@@ -62,6 +71,8 @@ class LazyLoop:
 
 
 async def _ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    import asyncio
+
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
@@ -121,6 +132,8 @@ def make_execution(service: Service, batch: Batch, own_tracer: Any) -> Execution
 
 async def serve_async(service: Service, source: BatchSource, on_failure: OnFailure) -> None:
     """Serve an asynchronous callable until the connection closes, with as many batches at once as come."""
+    import asyncio
+
     own_tracer = worker_tracer()
     loop = asyncio.get_running_loop()
     closed: asyncio.Future[None] = loop.create_future()

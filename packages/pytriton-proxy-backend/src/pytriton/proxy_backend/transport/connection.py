@@ -386,7 +386,8 @@ def hello_for(
         name=name,
         model_name="" if model is None else model.name,
         model_version=0 if model is None else model.version,
-        tensors_digest="" if model is None else model.tensors_digest,
+        # Of a model whose tensors the worker does not know, nothing can be compared.
+        tensors_digest=model.tensors_digest if model is not None and (model.inputs or model.outputs) else "",
         max_in_flight=max_in_flight,
         capabilities=capabilities,
         memory_token=memory_token,

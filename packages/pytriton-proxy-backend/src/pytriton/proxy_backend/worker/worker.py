@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import contextvars
 import errno
@@ -306,6 +305,8 @@ class Worker:
             serve_accelerated(service, connection, loop, self._give_up, native.Lane)
 
     async def _run_async(self, service: Service) -> None:
+        import asyncio
+
         await warm_up_async(service, self._warmup)
         self._warmed()
         max_in_flight = STREAMS_MAX_IN_FLIGHT if self.model.decoupled else ASYNC_MAX_IN_FLIGHT
