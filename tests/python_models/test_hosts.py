@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,74 +19,15 @@ import pytest
 
 from pytriton.client import ModelClient
 from pytriton.client.exceptions import PyTritonClientInferenceServerError
-from pytriton.exceptions import PyTritonValidationError
+from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidationError
+from pytriton.model_config import Tensor
 from pytriton.server.errors import TritonModelLoadError
 from pytriton.server.python_models import supervisor
 from pytriton.triton import RestartPolicy, Triton
 from support.http import call
+from support.python_models import CONFIG, MODEL, TENSORS, ask, hosts, infer, served, write
 from support.serving import local_config, running, server_pid, short_home
 from support.waiting import PATIENCE_S, eventually
-
-HEAD = "import json\nimport os\nimport time\n\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n\n\n"
-EXECUTE = """
-    def execute(self, requests):
-        responses = []
-        for request in requests:
-            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
-            if x[0] == 13:
-                os._exit(3)
-            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", FACTOR * x)]))
-        return responses
-"""
-MODEL = HEAD + "FACTOR = np.float32(2)\n\n\nclass TritonPythonModel:" + EXECUTE
-TENSORS = """
-input { name: "x" data_type: TYPE_FP32 dims: -1 }
-output { name: "y" data_type: TYPE_FP32 dims: -1 }
-"""
-CONFIG = f'backend: "python"\n{TENSORS}'
-
-
-def write(repository: Path, name: str, model: str, config: str = CONFIG, version: int = 1) -> Path:
-    """Write a model; return the folder of its version."""
-    folder = repository / name / str(version)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "model.py").write_text(model)
-    (folder.parent / "config.pbtxt").write_text(config)
-    return folder
-
-
-@contextlib.contextmanager
-def served(repository: Path, **settings: Any) -> Iterator[Triton]:
-    """Serve a repository with workers."""
-    restart = settings.pop("restart", None)
-    settings = {"python_models": "workers", "model_repository": repository, **settings}
-    with short_home(), running(Triton(config=local_config(**settings), restart=restart)) as triton:
-        yield triton
-
-
-def infer(triton: Triton, model: str, *values: float, version: int | None = None) -> list[float]:
-    """Return what a model makes of some values."""
-    with ModelClient(str(triton.http_url), model, str(version or "") or None, inference_timeout_s=PATIENCE_S) as client:
-        answer: list[float] = client.infer_sample(x=np.array(values, np.float32))["y"].tolist()
-        return answer
-
-
-def ask(triton: Triton, action: str, model: str) -> tuple[int, Any]:
-    """Load or unload a model by a call; return status and answer."""
-    headers = {"triton-access-token": str(triton.get_access_token())}
-    return call(triton.http_url, "POST", f"/v2/repository/models/{model}/{action}", {}, headers)
-
-
-def hosts() -> dict[int, str]:
-    """Return the processes of this program that run a `model.py`, with their command lines."""
-    found = {}
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            command = (folder / "cmdline").read_bytes().decode(errors="replace")
-            if int(parent) == os.getpid() and "pytriton.proxy_backend.worker_main" in command:
-                found[int(folder.name)] = command
-    return found
 
 
 def test_an_unmodified_model_is_served(tmp_path: Path) -> None:
@@ -328,6 +269,35 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
         )
     assert done.returncode == 1
     assert re.search(r"^Error: tritonserver cannot load model 'broken'.*no weights", done.stderr, re.MULTILINE)
+
+
+def test_models_are_bound_by_their_folders(tmp_path: Path) -> None:
+    double = write(tmp_path, "double", MODEL).parent
+    triple = write(tmp_path, "triple", MODEL.replace("float32(2)", "float32(3)")).parent
+    broken = write(tmp_path, "broken", BROKEN["raises in initialize"][0]).parent
+    before = sorted(tmp_path.rglob("*"))
+    triton = Triton(config=local_config())
+    triton.bind_model(double)
+    with pytest.raises(PyTritonInvalidOperationError, match="There is a model 'double' already"):
+        triton.bind_model(tmp_path / "double")
+    with pytest.raises(PyTritonValidationError, match="there is none at"):
+        triton.bind_model(tmp_path / "nothing")
+    with pytest.raises(PyTritonInvalidOperationError, match="There is a model 'Double' already, which is no"):
+        triton.bind("Double", lambda **_: {}, [Tensor((-1,), np.float32)], [Tensor((-1,), np.float32)])
+    with short_home(), running(triton):
+        assert infer(triton, "double", 2) == [4]
+        triton.bind_model(str(triple))
+        assert infer(triton, "triple", 2) == [6]
+        with pytest.raises(TritonModelLoadError, match="no weights"):
+            triton.bind_model(broken)
+        triton.unbind_model("double")
+        eventually(lambda: len(hosts()) == 1)
+        with pytest.raises(PyTritonInvalidOperationError, match="has added no model 'double', but triple"):
+            triton.unbind_model("double")
+        triton.stop()
+        triton.run()
+        assert infer(triton, "triple", 2) == [6]
+    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_what_python_models_may_be() -> None:

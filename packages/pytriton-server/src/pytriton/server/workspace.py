@@ -4,6 +4,7 @@
 <workspace>/            0700
     .lock               locked by the owner for as long as it lives
     models/             model repository
+    folders/            links to models of the user's that are served as they are
     backends/           what tritonserver loads its backends from
     endpoints/          unix sockets between tritonserver and the workers
     hosts/              the same for the processes of `model.py` models, where workers serve these
@@ -29,7 +30,7 @@ __all__ = ["USERS_SUFFIX", "Workspace", "default_home", "remove_abandoned"]
 _PREFIX = "server-"
 _LOCK = ".lock"
 _ATTEMPTS = 10
-_CONTENTS = {_LOCK, "models", "backends", "endpoints", "hosts"}
+_CONTENTS = {_LOCK, "models", "folders", "backends", "endpoints", "hosts"}
 USERS_SUFFIX = ".users"
 """Of files beside the sockets. As long as somebody has one of them locked, the folder stays: see `sharing`."""
 
@@ -79,6 +80,11 @@ class Workspace:
     def model_store_path(self) -> Path:
         """The model repository."""
         return self._path / "models"
+
+    @property
+    def folders_path(self) -> Path:
+        """A model repository of links to folders of the user's; made on demand."""
+        return self._path / "folders"
 
     @property
     def backends_path(self) -> Path:

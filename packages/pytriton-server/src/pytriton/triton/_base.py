@@ -10,7 +10,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
@@ -173,6 +173,10 @@ class TritonBase(abc.ABC):
                     "(names that differ only in case count as the same), or call rebind() to replace it."
                 )
             self._models.check_same_config(model)
+            if model.name.lower() in map(str.lower, self._other_names()):
+                raise PyTritonInvalidOperationError(
+                    f"There is a model {model.name!r} already, which is no bound callable: choose another name."
+                )
             # Not at the start only, so that a path that is too long for sockets is an error before anything is started.
             model.side_files(self._workspace.endpoints_path)
             if session is not None:
@@ -407,6 +411,10 @@ class TritonBase(abc.ABC):
     def _find_failure(self) -> BaseException | None:
         """Return the error of a server or worker that has failed; None where all is well."""
         return next((model.error for model in list(self._models.values()) if model.error is not None), None)
+
+    def _other_names(self) -> Collection[str]:
+        """Return the names of the models that are no bound callables."""
+        return ()
 
     def _running(self) -> Session | None:
         self._restart_if_dead()

@@ -4,9 +4,10 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from pathlib import Path
 
-from pytriton.exceptions import PyTritonError, PyTritonValidationError
+from pytriton.exceptions import PyTritonError, PyTritonInvalidOperationError, PyTritonValidationError
 from pytriton.server.errors import PortInUseError, TritonServerExitedError, describe_exit, quote_log
 from pytriton.server.lifecycle.policies import (
     RestartPolicy,
@@ -23,7 +24,7 @@ from pytriton.server.tritonserver.guard import GuardConfig
 from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts
 from pytriton.server.tritonserver.process import ExitReport
 from pytriton.server.workspace import Workspace
-from pytriton.triton._base import STARTUP_TIMEOUT_S, TritonBase
+from pytriton.triton._base import STARTUP_TIMEOUT_S, WAIT_FORM_MODEL_TIMEOUT_S, TritonBase
 from pytriton.triton._registry import Registry
 
 __all__ = ["Triton", "running"]
@@ -97,6 +98,8 @@ class Triton(TritonBase):
         self._config = (TritonConfig() if config is None else config).with_environment()
         self._security = security_config or TritonSecurityConfig()
         self._server: ServerSession | None = None
+        # Models that are served by their folders, by name.
+        self._folders: dict[str, Path] = {}
         self._restart_policy = restart
         self._guard = guard
         self._schedule: RestartSchedule | None = None
@@ -147,6 +150,62 @@ class Triton(TritonBase):
         """Return the token that protected endpoints ask for; None if there is none."""
         return self._security.access_token
 
+    def bind_model(self, path: "str | os.PathLike[str]") -> None:
+        """Serve a model of a folder of yours, such as one with a `model.py` for Triton's Python backend, as it is.
+
+        Processes of this Python, or of the environment that the model names, run its `model.py`, unless
+        `TritonConfig(python_models="stub")` leaves that to Triton's Python backend. Nothing in the folder is changed.
+        On a running server, the model is served when this returns. After `stop` it stays for the next start.
+
+        Args:
+            path: The folder, with `config.pbtxt` and a folder for each version, as in a model repository. Its name is
+                that of the model.
+
+        Raises:
+            PyTritonValidationError: There is no such folder.
+            PyTritonInvalidOperationError: There is a model of this name already; or the running server was started
+                without such a model and without `TritonConfig(python_models="workers")`.
+            TritonModelLoadError: The running server did not load it, with Triton's reason.
+        """
+        # Not resolved: the name counts, whatever it leads to.
+        folder = Path(os.path.abspath(os.path.expanduser(path)))
+        if not folder.is_dir():
+            raise PyTritonValidationError(
+                f"bind_model takes the folder of a model; there is none at {folder}.",
+                expected="a folder",
+                received=str(path),
+            )
+        self._check_not_forked()
+        with self._changing():
+            taken = {*self._folders, *(model.name for model in self._models.values())}
+            if folder.name.lower() in map(str.lower, taken):
+                raise PyTritonInvalidOperationError(
+                    f"There is a model {folder.name!r} already: give the folder another name, or call unbind first."
+                )
+            if self._running() is not None and self._server is not None:
+                self._server.load_folder(folder, WAIT_FORM_MODEL_TIMEOUT_S)
+            self._folders[folder.name] = folder
+
+    def unbind_model(self, name: str) -> None:
+        """Take a model away that `bind_model` has added.
+
+        Args:
+            name: The name of its folder.
+
+        Raises:
+            PyTritonInvalidOperationError: There is no such model.
+            TritonServerError: The running server refused, or did not answer. The model is served as before.
+        """
+        self._check_not_forked()
+        with self._changing():
+            if name not in self._folders:
+                raise PyTritonInvalidOperationError(
+                    f"bind_model has added no model {name!r}, but {', '.join(sorted(self._folders)) or 'none'}."
+                )
+            if self._running() is not None and self._server is not None:
+                self._server.unload_folder(name, WAIT_FORM_MODEL_TIMEOUT_S)
+            del self._folders[name]
+
     def run(self) -> None:
         """Start the server in the background and return when all bound models are served. Does nothing if it runs.
 
@@ -192,10 +251,14 @@ class Triton(TritonBase):
             self._security,
             self._workspace,
             guard=self._guard,
+            folders=self._folders.values(),
             on_exit=self._on_exit,
             on_unrecoverable=self._on_unrecoverable,
         )
         return self._server
+
+    def _other_names(self) -> Collection[str]:
+        return self._folders
 
     def _current(self) -> ServerSession | None:
         return self._server if self._session is not None else None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from pytriton.exceptions import PyTritonInvalidOperationError
 from pytriton.proxy_backend import BACKEND_NAME, library_path
 from pytriton.server.control.http import Control, ControlError, HttpControl
 from pytriton.server.errors import (
@@ -119,6 +120,7 @@ class ServerSession:
         security: The token and what it protects.
         workspace: The folder for its files, which is made by `start` and removed by `close`.
         guard: What requests may ask of the server; None is what the environment says.
+        folders: Folders of models that are served as they are.
         on_exit: Called when the process has ended after a successful start and nobody stopped it.
         on_unrecoverable: Called when a callable raised PyTritonUnrecoverableError.
     """
@@ -130,10 +132,12 @@ class ServerSession:
         workspace: Workspace,
         *,
         guard: GuardConfig | None,
+        folders: Iterable[Path] = (),
         on_exit: Callable[[ExitReport], None],
         on_unrecoverable: Callable[[BaseException], None],
     ) -> None:
         self._guard_config = guard
+        self._linked = {folder.name: folder for folder in folders}
         self._config = config
         self._security = security
         self._workspace = workspace
@@ -198,14 +202,20 @@ class ServerSession:
         binary = find_tritonserver()
         check_options(self._config, binary)
         self._workspace.create()
-        if self._config.python_models == WORKERS:
+        # Who serves models by their folders has not asked for Triton's own Python backend.
+        if (self._config.python_models or (WORKERS if self._linked else "")).lower() == WORKERS:
             self._supervisor = HostSupervisor(self._workspace.hosts_path)
             self._supervisor.start()
             make_python_backend(self._workspace.backends_path, self._supervisor.socket_path)
         make_backends(self._workspace.backends_path, binary, {BACKEND_NAME: library_path()})
+        if self._linked or self._supervisor is not None:
+            self._workspace.folders_path.mkdir()
+        for folder in self._linked.values():
+            self._link(folder)
         self._folders = ServerFolders(
             executable=binary.executable,
             models=self._repository.path,
+            linked=self._workspace.folders_path if self._workspace.folders_path.exists() else None,
             backends=self._workspace.backends_path,
             caches=binary.caches_dir if binary.caches_dir.is_dir() else None,
         )
@@ -272,6 +282,58 @@ class ServerSession:
             else:
                 self.control.unload(name, timeout_s)
         return True
+
+    def load_folder(self, folder: Path, timeout_s: float) -> None:
+        """Have the running server load a model from a folder of the user's, and wait until it has.
+
+        Args:
+            folder: The folder, whose name is the model's.
+            timeout_s: How long the load may take, in seconds.
+
+        Raises:
+            PyTritonInvalidOperationError: The server was started for no such models.
+            TritonModelLoadError: The server refused it.
+        """
+        if self._folders is None or self._folders.linked is None:
+            raise PyTritonInvalidOperationError(
+                "The server was started without a place for models by their folders: call bind_model before the start, "
+                f"or set TritonConfig(python_models={WORKERS!r})."
+            )
+        link = self._link(folder)
+        try:
+            self.control.load(folder.name, timeout_s)
+        except ControlError as error:
+            link.unlink()
+            raise self._folder_error(folder.name, None, error.reason or str(error)) from error
+        self._linked[folder.name] = folder
+
+    def unload_folder(self, name: str, timeout_s: float) -> None:
+        """Have the running server unload what `load_folder` had it load.
+
+        Args:
+            name: The name of the folder.
+            timeout_s: How long the server may take to answer, in seconds.
+
+        Raises:
+            ControlError: The server refused, or did not answer.
+        """
+        self.control.unload(name, timeout_s)
+        del self._linked[name]
+        (self._workspace.folders_path / name).unlink()
+
+    def _link(self, folder: Path) -> Path:
+        link = self._workspace.folders_path / folder.name
+        link.symlink_to(folder, target_is_directory=True)
+        return link
+
+    def _folder_error(self, name: str, version: int | None, reason: str) -> TritonModelLoadError:
+        return TritonModelLoadError(
+            f"tritonserver did not load model {name!r} of {self._linked.get(name, name)}: {reason}",
+            model_name=name,
+            model_version=version,
+            reason=reason,
+            log_lines=self._log_tail(),
+        )
 
     def has_others(self, names: Collection[str]) -> bool:
         """Tell whether the server has, or may have, models beside these."""
@@ -352,7 +414,7 @@ class ServerSession:
     ) -> None:
         self._ports = ports
         try:
-            names = {model.name for model in self._host.models}
+            names = {model.name for model in self._host.models} | self._linked.keys()
             command = build_command(self._config, self._security, folders, ports, names)
             logger.debug("Starting %s", redacted(command))
             self._control = control = self._make_control(ports)
@@ -496,6 +558,9 @@ class ServerSession:
                 raise self._host.load_error(
                     model, state.reason if state is not None else "it is not in the server's list of models"
                 )
+        for state in states.values():
+            if state.name in self._linked and state.state == "UNAVAILABLE":
+                raise self._folder_error(state.name, state.version, state.reason)
         if self._config.exit_on_error is not False:
             for state in states.values():
                 if state.state == "UNAVAILABLE":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 from collections.abc import Mapping
@@ -143,12 +144,12 @@ def _launch(parameters: Mapping[str, str], folder: str, environments: Environmen
             STUB,
         )
     path = parameters.get("EXECUTION_ENV_PATH", "")
-    if not path:
-        return Launch()
     try:
-        return environments.launch(path.replace(_MODEL_DIRECTORY, folder))
+        launch = environments.launch(path.replace(_MODEL_DIRECTORY, folder)) if path else Launch()
     except EnvironmentRefused as error:
         raise ModelRefused(str(error)) from error
+    # Nothing is written into the repository, where a server that polls it would take that for a change.
+    return dataclasses.replace(launch, environment={**(launch.environment or {}), "PYTHONDONTWRITEBYTECODE": "1"})
 
 
 def _check_cpu_only(parameters: Mapping[str, str]) -> None:

@@ -55,6 +55,8 @@ class ServerFolders:
     models: Path
     """The model repository of the bound models."""
     backends: Path
+    linked: Path | None = None
+    """A model repository of links to folders of the user's, if there is one."""
     caches: Path | None
     """Folder of cache libraries, if there is one."""
 
@@ -86,7 +88,7 @@ def build_command(
     if ports.triton_metrics is not None:
         # Where the user wants the metrics is for the page that includes these.
         values["metrics_address"] = ports.triton_metrics.address
-    values["model_repository"] = [folders.models, *([config.model_repository] if config.model_repository else [])]
+    values["model_repository"] = [path for path in (folders.models, folders.linked, config.model_repository) if path]
     defaults: dict[str, object] = {
         # The errors for models that cannot be loaded have names and reasons, which an exit code has not.
         "exit_on_error": False,

@@ -1,0 +1,78 @@
+"""Models for Triton's Python backend, served by workers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pytriton.client import ModelClient
+from pytriton.triton import Triton
+from support.http import call
+from support.serving import local_config, running, short_home
+from support.waiting import PATIENCE_S
+
+HEAD = "import json\nimport os\nimport time\n\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n\n\n"
+EXECUTE = """
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            if x[0] == 13:
+                os._exit(3)
+            responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", FACTOR * x)]))
+        return responses
+"""
+MODEL = HEAD + "FACTOR = np.float32(2)\n\n\nclass TritonPythonModel:" + EXECUTE
+TENSORS = """
+input { name: "x" data_type: TYPE_FP32 dims: -1 }
+output { name: "y" data_type: TYPE_FP32 dims: -1 }
+"""
+CONFIG = f'backend: "python"\n{TENSORS}'
+
+
+def write(repository: Path, name: str, model: str, config: str = CONFIG, version: int = 1) -> Path:
+    """Write a model; return the folder of its version."""
+    folder = repository / name / str(version)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "model.py").write_text(model)
+    (folder.parent / "config.pbtxt").write_text(config)
+    return folder
+
+
+@contextlib.contextmanager
+def served(repository: Path, **settings: Any) -> Iterator[Triton]:
+    """Serve a repository with workers."""
+    restart = settings.pop("restart", None)
+    settings = {"python_models": "workers", "model_repository": repository, **settings}
+    with short_home(), running(Triton(config=local_config(**settings), restart=restart)) as triton:
+        yield triton
+
+
+def infer(triton: Triton, model: str, *values: float, version: int | None = None) -> list[float]:
+    """Return what a model makes of some values."""
+    with ModelClient(str(triton.http_url), model, str(version or "") or None, inference_timeout_s=PATIENCE_S) as client:
+        answer: list[float] = client.infer_sample(x=np.array(values, np.float32))["y"].tolist()
+        return answer
+
+
+def ask(triton: Triton, action: str, model: str) -> tuple[int, Any]:
+    """Load or unload a model by a call; return status and answer."""
+    headers = {"triton-access-token": str(triton.get_access_token())}
+    return call(triton.http_url, "POST", f"/v2/repository/models/{model}/{action}", {}, headers)
+
+
+def hosts() -> dict[int, str]:
+    """Return the processes of this program that run a `model.py`, with their command lines."""
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            command = (folder / "cmdline").read_bytes().decode(errors="replace")
+            if int(parent) == os.getpid() and "pytriton.proxy_backend.worker_main" in command:
+                found[int(folder.name)] = command
+    return found
