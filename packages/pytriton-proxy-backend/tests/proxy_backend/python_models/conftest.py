@@ -21,6 +21,7 @@ from support.waiting import PATIENCE_S
 
 MakeModel = Callable[..., PythonModel]
 BATCHING, DECOUPLED = 1, 2
+CAPABILITIES = 1 | 2 | 8  # DECOUPLED, CANCEL, RESCHEDULE
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +64,9 @@ def serve(make_model: MakeModel, proxy: Any) -> Iterator[Callable[..., Any]]:
     """Serves a model from its source text, and gives the proxy backend's end of its connection."""
     made = []
 
-    def start(source: str, *, config: dict[str, Any] | None = None, **files: str) -> Any:
+    def start(
+        source: str, *, config: dict[str, Any] | None = None, capabilities: int = CAPABILITIES, **files: str
+    ) -> Any:
         config = {"name": "model", "max_batch_size": 8, **(config or {})}
         model = make_model(source, **files)
         model.initialize({"model_config": json.dumps(config), "model_instance_name": "model_0_0"})
@@ -75,7 +78,9 @@ def serve(make_model: MakeModel, proxy: Any) -> Iterator[Callable[..., Any]]:
         proxy.listen()
         thread.start()
         peer = proxy.accept()
-        peer.hello = peer.welcome(model_flags=BATCHING * spec.batching | DECOUPLED * spec.decoupled)
+        peer.hello = peer.welcome(
+            model_flags=BATCHING * spec.batching | DECOUPLED * spec.decoupled, capabilities=capabilities
+        )
         peer.worker = worker
         peer.service = service
         return peer

@@ -13,7 +13,7 @@ from support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 Serve = Callable[..., Any]
-FINAL, ERROR, EMPTY = 1, 2, 4
+FINAL, ERROR, EMPTY, RESCHEDULE = 1, 2, 4, 8
 INPUT_RELEASED, BATCH_DONE = 1, 2
 INTERNAL, UNSUPPORTED = 1, 5
 
@@ -382,6 +382,43 @@ threading.Thread(target=watch, args=(requests[0],)).start()""")
     peer.arena[1][at + entries + 72] = 1
     [response] = peer.responses(peer.answer())
     assert (response.code, response.error) == (7, "gone")
+
+
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_a_request_goes_back_to_the_scheduler(serve: Serve, golden: ModuleType, decoupled: bool) -> None:
+    last = "return None" if decoupled else "return [InferenceResponse(), None]"
+    source = model(f"requests[1].set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)\n{last}")
+    source = source.replace("return None", "requests[0].get_response_sender().send(InferenceResponse(), 1)")
+    peer = serve(source, config={"model_transaction_policy": {"decoupled": decoupled}})
+    assert struct.unpack_from("<Q", peer.hello.body, 24)[0] & 8  # capabilities
+    for number in range(1, 4):
+        peer.batch(number, record(golden, number, [1.0], [2.0]))
+        found: list[Any] = []
+        while len(found) < 2:
+            packet = peer.answer()
+            found += peer.responses(packet)
+        assert packet.flags & BATCH_DONE
+        assert [(response.request, response.flags) for response in found] == [(0, FINAL), (1, FINAL | RESCHEDULE)]
+
+
+def test_what_may_not_be_rescheduled(serve: Serve, golden: ModuleType) -> None:
+    source = model("""for request in requests:
+    request.set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+return [None, InferenceResponse()]""")
+    assert error_of(serve(source), golden) == (
+        "Failed to process the request(s) for model 'model_0_0', message: Expected a None object in the execute "
+        "function return list for reschduled request, found type '<class "
+        "'c_python_backend_utils.InferenceResponse'>'."
+    )
+
+
+def test_a_server_that_reschedules_nothing(serve: Serve, golden: ModuleType) -> None:
+    source = model("""requests[0].set_release_flags(pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE)
+return [None]""")
+    [response] = ask(serve(source, capabilities=3), record(golden, 1, [1.0]), 1)
+    assert (response.code, response.error) == (
+        UNSUPPORTED, "model 'model_0_0': this server cannot reschedule requests",
+    )  # fmt: skip
 
 
 def test_nothing_is_kept_of_batches(serve: Serve, golden: ModuleType) -> None:

@@ -306,6 +306,11 @@ class Execution:
                 request.get_response_sender().close()
         answered = {response.request for response in responses}
         left = {index: request for index, request in enumerate(requests) if index not in answered}
+        if failure is None:
+            for index, request in left.items():
+                if request._release_flags == RELEASE_RESCHEDULE:
+                    request.get_response_sender().close()
+                    responses.append(self._reschedule(index))
         # Nothing here may refer to the inputs when the last responses are sent.
         outcome.requests = outcome.returned = requests = returned = request = None  # type: ignore[assignment]
         if failure is not None:
@@ -318,17 +323,17 @@ class Execution:
             return
         batch.answer_all(responses)
         for index in batch.open_requests:
-            request = left[index]
-            if request._release_flags == RELEASE_RESCHEDULE:
-                self._reschedule(batch, index)
-            else:
-                # As long as there is a sender, somebody may answer.
-                request.get_response_sender()
-                service.has_late = True
+            # As long as there is a sender, somebody may answer.
+            left[index].get_response_sender()
+            service.has_late = True
 
-    def _reschedule(self, batch: OpenBatch, index: int) -> None:
-        text = f"model '{self._service.state.name}': requests cannot be rescheduled on this server"
-        batch.answer_all([ResponseData(index, error=text, code=ErrorCode.UNSUPPORTED)])
+    def _reschedule(self, index: int) -> ResponseData:
+        """Return what gives a request back to Triton's scheduler."""
+        service = self._service
+        if service.sink.can_reschedule:
+            return ResponseData(index, reschedule=True)
+        text = f"model '{service.state.name}': this server cannot reschedule requests"
+        return ResponseData(index, error=text, code=ErrorCode.UNSUPPORTED)
 
     def _check(self, batch: OpenBatch, requests: list[InferenceRequest], returned: Any) -> list[ResponseData]:
         """Return the responses that `execute` has returned.

@@ -95,6 +95,10 @@ def install(model_dir: str) -> ModuleType:
         get_output_tensor_by_name=get_output_tensor_by_name,
         get_model_dir=lambda: model_dir,
     )
+    for value in vars(compiled).values():
+        if isinstance(value, type):
+            # As models see it in texts, and as pickle finds it.
+            value.__module__ = compiled.__name__
     sys.modules[compiled.__name__] = compiled
     sys.modules[utils.__name__] = utils
     return utils

@@ -28,6 +28,8 @@ logger = logging.getLogger(__name__)
 class Sink(ResponseSink, Protocol):
     """Where the responses to batches go. What it does is done under the lock of its `ModelState`."""
 
+    can_reschedule: bool
+
     def note_dropped(self, batch: OpenBatch, index: int) -> None:
         """Have a request answered for which nobody is left who could; called in any thread, wherever that is."""
 

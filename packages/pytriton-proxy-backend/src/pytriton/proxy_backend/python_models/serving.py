@@ -12,7 +12,7 @@ from ..runtime.serving import STREAMS_MAX_IN_FLIGHT, LazyLoop
 from ..transport.connection import Connection
 from ..wire.accelerator import accelerator
 from ..wire.batch import Batch, BatchMetadata
-from ..wire.layout import ErrorCode
+from ..wire.layout import CAPABILITIES, Capability, ErrorCode
 from ..wire.record import Record
 from ..wire.response import ResponseData
 from ..worker.accelerated import AcceleratedSource, described
@@ -36,6 +36,8 @@ class ModelWorker(Worker):
         self._name = name
         self._service = service
         self._counters = service.counters
+
+    _capabilities = CAPABILITIES | Capability.RESCHEDULE
 
     def _make_service(self) -> Service:
         return self._service
@@ -104,10 +106,14 @@ class SharedSource:
     """A connection that one thread reads from, and any thread may send to.
 
     Everything but waiting is done under the lock of the model's state.
+
+    Attributes:
+        can_reschedule: Whether a request may go back to Triton's scheduler.
     """
 
     def __init__(self, service: ModelService, connection: Connection) -> None:
         self._connection = connection
+        self.can_reschedule = bool(connection.welcome.capabilities & Capability.RESCHEDULE)
         self._lock = service.state.lock
         self._counters = service.counters
         self._batches: collections.deque[Batch] = collections.deque()

@@ -24,6 +24,7 @@ from ..system.forks import call_in_child
 from ..system.shortage import explain
 from ..transport.connection import Connection, GreetingTimeoutError
 from ..wire.accelerator import accelerator
+from ..wire.layout import CAPABILITIES
 from ..zmq_keys import CurveKeys, check_keys_given
 from .accelerated import serve_accelerated
 from .watch import ConnectionWatch, stack_of
@@ -293,6 +294,8 @@ class Worker:
             with self._attachment(connection):
                 self._serve(service, connection, loop)
 
+    _capabilities: int = CAPABILITIES
+
     @property
     def _max_in_flight(self) -> int:
         return 1
@@ -395,7 +398,13 @@ class Worker:
             return ZmqConnection(
                 self.endpoint, self._name, max_in_flight=max_in_flight, model=self.model, keys=self._curve_keys
             )
-        return Connection(Path(self.endpoint), self._name, max_in_flight=max_in_flight, model=self.model)
+        return Connection(
+            Path(self.endpoint),
+            self._name,
+            max_in_flight=max_in_flight,
+            model=self.model,
+            capabilities=self._capabilities,
+        )
 
     def _check(self, connection: Connection) -> None:
         """Compare what the proxy backend serves with what this worker is for; closes the connection if they differ."""
