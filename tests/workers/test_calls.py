@@ -332,7 +332,11 @@ def test_a_target_that_is_unloaded_while_it_is_called(server: Server) -> None:
 
 def own_model(server: Server, name: str, settings: str = "", **configuration: Any) -> Path:
     """Have Triton load a model with our backend, which nobody serves; returns its socket."""
-    endpoint = server.home / f"{name}.sock"
+    return load_own(server.calls, server.home, name, settings, **configuration)
+
+
+def load_own(calls: Calls, home: Path, name: str, settings: str = "", **configuration: Any) -> Path:
+    endpoint = home / f"{name}.sock"
     side_file = f"format = 1\nendpoint = {endpoint}\nbatching = false\n{settings}"
     config = {
         "name": name,
@@ -341,7 +345,7 @@ def own_model(server: Server, name: str, settings: str = "", **configuration: An
         "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [-1]}],
         **configuration,
     }
-    server.calls.load_model(name, {"file:1/pytriton.conf": side_file.encode()}, json.dumps(config))
+    calls.load_model(name, {"file:1/pytriton.conf": side_file.encode()}, json.dumps(config))
     return endpoint
 
 
@@ -479,6 +483,50 @@ def test_a_request_that_is_rescheduled(server: Server) -> None:
     worker.close()
     for name in ("iterating", "plain"):
         server.calls.unload_model(name)
+
+
+# ---- traces ----------------------------------------------------------------------------------------------------------
+
+
+def call_for_a_request(triton: Triton, home: Path) -> None:
+    """Serve one request to a model `asks` with calls for it, for one that is not there, and for no batch."""
+    [other] = home.rglob("double.1.sock")
+    loader = Calls(other, "test")
+    endpoint = load_own(loader, home, "asks")
+    worker = Connection(endpoint, "worker")
+    calls = Calls(endpoint, "worker")
+
+    def serve() -> None:
+        batch = worker.receive()
+        assert batch is not None
+        for parent in ((batch.number, 0), (batch.number, 1), (batch.number + 9, 0)):
+            call = calls.infer("double", {"x": batch.load_inputs(0)["x"]}, ["y"], parent=parent)
+            answer = ResponseData(0, {"y": answer_of(call).outputs["y"].copy()})
+        worker.respond(batch.number, ResponseWriter().lay_out([answer]), done=True)
+
+    serving = threading.Thread(target=serve)
+    serving.start()
+    with ModelClient(str(triton.http_url), "asks") as client:
+        assert client.infer_sample(numbers(4))["y"].tolist() == [8]
+    serving.join()
+    worker.close()
+    calls.close()
+    loader.unload_model("asks")
+    loader.close()
+
+
+def test_a_call_is_traced_with_the_request_for_which_it_is_made(tmp_path: Path) -> None:
+    file = tmp_path / "trace.json"
+    traced = [f"triton,file={file}", "triton,log-frequency=1", "rate=1", "level=TIMESTAMPS"]
+    with short_home() as home:
+        triton = Triton(config=local_config(trace_config=traced))
+        triton.bind("double", double, inputs=[vector("x")], outputs=[vector("y"), vector("n")], config=SINGLE)
+        with running(triton):
+            call_for_a_request(triton, home)
+    entries = [entry for path in tmp_path.glob("trace.json*") for entry in json.loads(path.read_text())]
+    models = {entry["id"]: (entry["model_name"], entry.get("parent_id")) for entry in entries if "model_name" in entry}
+    [parent] = [number for number, (name, _) in models.items() if name == "asks"]
+    assert [above for name, above in models.values() if name == "double"] == [parent]
 
 
 # ---- peers that are not what they should be --------------------------------------------------------------------------

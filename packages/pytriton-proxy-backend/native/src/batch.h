@@ -56,6 +56,8 @@ class Batch {
   // Whether the caller of an open request has given it up.
   bool IsCancelled(uint32_t request) const;
   bool IsOpen(uint32_t request) const { return items_[request].open; }
+  // Null where there is no such request, or it was given back to Triton.
+  TRITONBACKEND_Request* request(uint32_t index) const { return index < size() ? items_[index].request : nullptr; }
   // Gives up every open request that its caller has not: calls `cancelled(request)` once for each.
   void CancelOpen(const std::function<void(uint32_t)>& cancelled);
   // Makes it one that was never sent, with a number of its own.

@@ -213,6 +213,7 @@ class Caller : public std::enable_shared_from_this<Caller> {
   void Wake();
 
   Failure Infer(const std::shared_ptr<Call>& call, const CallBody& body, const std::string& name, const CallRecord& in);
+  TRITONSERVER_InferenceTrace* SpawnTrace(const CallBody& body);
   Failure FillRequest(Call* call, const CallRecord& in, TRITONSERVER_InferenceRequest* request);
   Failure Control(Operation operation, const CallBody& body, const std::string& name, const CallRecord& in);
   Failure MakeFamily(int64_t kind, const std::string& name, const CallRecord& in, uint64_t* number);
@@ -352,6 +353,18 @@ Failure Caller::FillRequest(Call* call, const CallRecord& in, TRITONSERVER_Infer
   return {};
 }
 
+// Null where the request for which the call is made is not traced, or answered already.
+TRITONSERVER_InferenceTrace* Caller::SpawnTrace(const CallBody& body) {
+  TRITONSERVER_InferenceTrace* child = nullptr;
+  if (body.parent_batch == 0 || TRITONSERVER_InferenceTraceSpawnChildTrace == nullptr) return child;
+  context_->use_request(body.parent_batch, body.parent_request, [&child](TRITONBACKEND_Request* parent) {
+    TRITONSERVER_InferenceTrace* trace = nullptr;
+    if (!TakeMessage(TRITONBACKEND_RequestTrace(parent, &trace)).empty() || trace == nullptr) return;
+    PYTRITON_LOG_IF_ERROR(TRITONSERVER_InferenceTraceSpawnChildTrace(trace, &child), "the trace of a call");
+  });
+  return child;
+}
+
 // The texts are those of Triton's Python backend, whose models look for them.
 Failure Caller::Infer(
     const std::shared_ptr<Call>& call, const CallBody& body, const std::string& name, const CallRecord& in) {
@@ -384,8 +397,11 @@ Failure Caller::Infer(
           request, context_->allocator, nullptr, ResponseComplete, completed.get()));
       // It may be answered, released and deleted before the call returns; only what fails leaves it here.
       call->SetRequest(request);
-      failure = Take(TRITONSERVER_ServerInferAsync(context_->server, request, nullptr));
-      if (failure) call->SetRequest(nullptr);
+      TRITONSERVER_InferenceTrace* trace = SpawnTrace(body);
+      failure = Take(TRITONSERVER_ServerInferAsync(context_->server, request, trace));
+      if (!failure) return failure;
+      call->SetRequest(nullptr);
+      if (trace != nullptr) PYTRITON_LOG_IF_ERROR(TRITONSERVER_InferenceTraceDelete(trace), "deleting a trace");
       return failure;
     };
     const Failure failure = send();
@@ -1047,7 +1063,8 @@ TRITONSERVER_Error* OfferCalls(TRITONBACKEND_Model* model, const ModelIdentity& 
   if (TRITONSERVER_Error* error = TRITONBACKEND_ModelServer(model, &server); error != nullptr) return error;
   const Settings& settings = endpoint->settings();
   endpoint->OfferCalls(std::make_unique<Calls>(
-      CallContext{server, allocator, identity, settings.arena_budget_bytes, settings.arena_idle_ms}));
+      CallContext{server, allocator, identity, settings.arena_budget_bytes, settings.arena_idle_ms,
+                  [endpoint](uint64_t batch, uint32_t index, const auto& use) { endpoint->UseRequest(batch, index, use); }}));
   return nullptr;
 }
 

@@ -2,6 +2,7 @@
 // models of the server, loading and unloading them, metrics, records in the log.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -23,6 +24,8 @@ struct CallContext {
   ModelIdentity model;  // that the workers serve, for the log
   uint64_t arena_budget_bytes;
   uint64_t arena_idle_ms;
+  // Calls its last argument with a request that the workers are at, where there is one.
+  std::function<void(uint64_t batch, uint32_t index, const std::function<void(TRITONBACKEND_Request*)>& use)> use_request;
 };
 
 class Calls : public CallService {

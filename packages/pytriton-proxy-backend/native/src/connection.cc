@@ -559,6 +559,15 @@ void Connection::Tick(uint64_t now_ns) {
   if (!error.empty()) CloseLocked(error, false);
 }
 
+bool Connection::UseRequest(
+    uint64_t batch, uint32_t index, const std::function<void(TRITONBACKEND_Request*)>& use) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const auto found = in_flight_.find(batch);
+  TRITONBACKEND_Request* request = found == in_flight_.end() ? nullptr : found->second->request(index);
+  if (request != nullptr) use(request);
+  return request != nullptr;
+}
+
 void Connection::Close(const std::string& reason, bool expected) {
   std::lock_guard<std::mutex> lock(mutex_);
   CloseLocked(reason, expected);

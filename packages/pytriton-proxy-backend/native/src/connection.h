@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -99,6 +100,9 @@ class Connection {
   // What is due without a message: cancellations of requests in flight, batches whose time is over, memory that nobody
   // used for a while.
   void Tick(uint64_t now_ns);
+
+  // Calls `use` with a request of a batch in flight, which lasts as long as that takes. False where there is none.
+  bool UseRequest(uint64_t batch, uint32_t index, const std::function<void(TRITONBACKEND_Request*)>& use);
 
   // Closes the connection and fails what is in flight.
   void Close(const std::string& reason, bool expected);

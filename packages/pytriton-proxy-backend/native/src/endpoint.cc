@@ -194,6 +194,14 @@ bool Endpoint::Listen(std::string* error) {
   return true;
 }
 
+void Endpoint::UseRequest(
+    uint64_t batch, uint32_t index, const std::function<void(TRITONBACKEND_Request*)>& use) {
+  const auto all = connections();
+  for (const auto& connection : *all) {
+    if (connection->UseRequest(batch, index, use)) return;
+  }
+}
+
 bool Endpoint::IsReady() {
   std::lock_guard<std::mutex> lock(mutex_);
   return AnyAttached(*connections_) || NowNs() - last_end_ns_ < kReadyGraceNs;

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -34,6 +35,8 @@ class Endpoint : private ConnectionOwner {
   // Binds the socket and starts to accept workers. False with the reason.
   bool Listen(std::string* error);
   const Settings& settings() const { return settings_; }
+  // Calls `use` with a request of a batch in flight, where there is one; it lasts as long as that takes.
+  void UseRequest(uint64_t batch, uint32_t index, const std::function<void(TRITONBACKEND_Request*)>& use);
   // Whether a worker takes batches, or did so a moment ago.
   bool IsReady();
 

@@ -9,8 +9,11 @@ extern "C" {
 
 bool TRITONSERVER_LogIsEnabled(TRITONSERVER_LogLevel) { return false; }
 TRITONSERVER_Error* TRITONSERVER_LogMessage(TRITONSERVER_LogLevel, const char*, int, const char*) { return nullptr; }
+// A program whose Triton fails has errors of its own.
+#ifndef PYTRITON_DOUBLE_HAS_ERRORS
 const char* TRITONSERVER_ErrorMessage(TRITONSERVER_Error*) { return ""; }
 void TRITONSERVER_ErrorDelete(TRITONSERVER_Error*) {}
+#endif
 
 }  // extern "C"
 

@@ -50,6 +50,20 @@ def test_an_endpoint_with_workers_that_come_and_go(
     run_program(program, executes, workers, 1000, timeout_s=600)
 
 
+def test_calls_of_workers_that_come_and_go(
+    compile_native: Callable[..., Path], run_program: Callable[..., str]
+) -> None:
+    program = compile_native("calls.cc", [*ENDPOINT_SOURCES, "calls.cc"], "-fsanitize=thread")
+    run_program(program, "load", 4, 200, timeout_s=600)
+
+
+@pytest.mark.timeout(FUZZ_S + 1800)
+def test_fuzz_calls(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    program = compile_native("calls.cc", [*ENDPOINT_SOURCES, "calls.cc"], *SANITIZERS)
+    seed: Any = os.environ.get("PYTRITON_FUZZ_SEED", "1")
+    run_program(program, "fuzz", FUZZ_S / 2, seed, GOLDEN, timeout_s=FUZZ_S + 600)
+
+
 def _sides(path: Path) -> list[str]:
     return path.read_text().splitlines()[1].split()
 
