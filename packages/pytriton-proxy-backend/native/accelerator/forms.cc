@@ -142,14 +142,34 @@ bool Fits(const ReplyForm& form, PyObject* result) {
   return piece == form.piece_count;
 }
 
+bool ReadGaps(PyObject* from, BatchForm* form) {
+  const Py_ssize_t count = PyTuple_Size(from);
+  if (count < 0) return false;
+  form->gaps = MakeArray<Gap>(count);
+  if (form->gaps == nullptr) return false;
+  uint64_t end = 0;
+  for (Py_ssize_t i = 0; i < count; ++i) {
+    unsigned long long offset, length;
+    if (!PyArg_ParseTuple(PyTuple_GetItem(from, i), "KK", &offset, &length)) return false;
+    offset -= sizeof(RecordHeader);
+    if (offset < end || offset > form->metadata_length || length > form->metadata_length - offset) {
+      PyErr_Format(PyExc_ValueError, "a gap outside of its metadata");
+      return false;
+    }
+    end = offset + length;
+    form->gaps[form->gap_count++] = {offset, length};
+  }
+  return true;
+}
+
 bool ReadBatchForm(const RecordHeader& header, const char* record, PyObject* described, BatchForm* form) {
-  PyObject *python, *rows, *inputs;
+  PyObject *python, *rows, *inputs, *gaps;
   unsigned long long total_rows, input_bytes;
-  if (!PyArg_ParseTuple(described, "OOKKO", &python, &rows, &total_rows, &input_bytes, &inputs)) return false;
+  if (!PyArg_ParseTuple(described, "OOKKOO", &python, &rows, &total_rows, &input_bytes, &inputs, &gaps)) return false;
   form->metadata_length = header.metadata_length - sizeof(RecordHeader);
   form->metadata = CopyOf(record + sizeof(RecordHeader), form->metadata_length);
   const Py_ssize_t count = PyTuple_Size(inputs);
-  if (form->metadata == nullptr || count < 0) return false;
+  if (form->metadata == nullptr || count < 0 || !ReadGaps(gaps, form)) return false;
   form->entry_count = header.entry_count;
   form->tensor_count = header.tensor_count;
   form->entries_offset = header.entries_offset;
@@ -181,12 +201,23 @@ BatchForm* MakeBatchForm(const RecordHeader& header, const char* record, PyObjec
   return form;
 }
 
-bool IsOfForm(const BatchForm& form, const RecordHeader& header, const char* record) {
-  return form.entry_count == header.entry_count && form.record_length == header.record_length &&
-         form.metadata_length == header.metadata_length - sizeof(RecordHeader) &&
-         form.tensor_count == header.tensor_count && form.entries_offset == header.entries_offset &&
-         form.tensors_offset == header.tensors_offset &&
-         memcmp(form.metadata, record + sizeof(RecordHeader), form.metadata_length) == 0;
+Likeness Compare(const BatchForm& form, const RecordHeader& header, const char* record) {
+  if (form.entry_count != header.entry_count || form.record_length != header.record_length ||
+      form.metadata_length != header.metadata_length - sizeof(RecordHeader) ||
+      form.tensor_count != header.tensor_count || form.entries_offset != header.entries_offset ||
+      form.tensors_offset != header.tensors_offset) {
+    return Likeness::kOther;
+  }
+  const char* metadata = record + sizeof(RecordHeader);
+  if (memcmp(form.metadata, metadata, form.metadata_length) == 0) return Likeness::kSame;
+  if (form.gap_count == 0) return Likeness::kOther;
+  uint64_t at = 0;
+  for (Py_ssize_t i = 0; i < form.gap_count; ++i) {
+    const Gap& gap = form.gaps[i];
+    if (memcmp(form.metadata + at, metadata + at, gap.offset - at) != 0) return Likeness::kOther;
+    at = gap.offset + gap.length;
+  }
+  return memcmp(form.metadata + at, metadata + at, form.metadata_length - at) == 0 ? Likeness::kAlike : Likeness::kOther;
 }
 
 void FreeBatchForm(BatchForm* form) {
@@ -194,6 +225,7 @@ void FreeBatchForm(BatchForm* form) {
   FreeTensors(form->inputs, form->input_count);
   Clear(form->python);
   Clear(form->rows);
+  free(form->gaps);
   free(form->metadata);
   free(form);
 }

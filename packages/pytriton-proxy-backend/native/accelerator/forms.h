@@ -35,10 +35,17 @@ struct ReplyForm {
   uint64_t payload_bytes;
 };
 
+// A piece of metadata that may differ in records of the same form, from the end of the header.
+struct Gap {
+  uint64_t offset, length;
+};
+
 // The metadata of batches that Python has checked.
 struct BatchForm {
   char* metadata;  // behind the header
   uint64_t metadata_length;
+  Gap* gaps;  // in order
+  Py_ssize_t gap_count;
   uint32_t entry_count, tensor_count, entries_offset, tensors_offset;
   uint64_t record_length;
   PyObject* python;  // a wire.batch.BatchMetadata
@@ -52,7 +59,8 @@ struct BatchForm {
 
 // Makes a form of what Python's `describe` returned for a record; null with an exception.
 BatchForm* MakeBatchForm(const RecordHeader& header, const char* record, PyObject* described);
-bool IsOfForm(const BatchForm& form, const RecordHeader& header, const char* record);
+enum class Likeness { kOther, kAlike, kSame };  // kAlike: but for what is in the gaps
+Likeness Compare(const BatchForm& form, const RecordHeader& header, const char* record);
 void FreeBatchForm(BatchForm* form);
 
 // Makes a form of what Python's `lay_out` returned for a result, and keeps it with its batch; null with an exception.

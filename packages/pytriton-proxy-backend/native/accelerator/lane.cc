@@ -97,6 +97,7 @@ struct Requests {
   Block* block;
   PyObject* columns;
   PyObject* metadata;
+  PyObject* raw;  // the record up to its payloads, where that is not that of the metadata
   uint64_t number, received_ns, sent_ns;
 };
 
@@ -147,6 +148,7 @@ void FreeRequests(PyObject* self) {
   auto* requests = reinterpret_cast<Requests*>(self);
   Clear(requests->columns);
   Clear(requests->metadata);
+  Clear(requests->raw);
   Py_DecRef(&requests->block->head);
   Lane* lane = requests->lane;
   FreeObject(self);
@@ -156,7 +158,7 @@ void FreeRequests(PyObject* self) {
 PyObject* CallRequests(PyObject* self, PyObject*, PyObject*) {
   auto* requests = reinterpret_cast<Requests*>(self);
   return PyObject_CallFunction(
-      requests->lane->make_requests, "OOOKKK", requests->metadata, requests->block, requests->columns,
+      requests->lane->make_requests, "OOOOKKK", requests->metadata, requests->raw, requests->block, requests->columns,
       static_cast<unsigned long long>(requests->number), static_cast<unsigned long long>(requests->received_ns),
       static_cast<unsigned long long>(requests->sent_ns));
 }
@@ -169,6 +171,7 @@ struct Incoming {
   const Segment* segment;
   char* data;
   BatchForm* form;
+  bool is_same;  // as what the form was made of, also in its gaps
 };
 
 enum class Outcome { kPlain, kOther, kError };
@@ -197,16 +200,17 @@ const Segment* FindSegment(Lane* lane, uint32_t number) {
 }
 
 // The form of a batch, which Python may be asked for; null where it has none, or with an exception.
-BatchForm* FindForm(Lane* lane, const RecordHeader& header) {
-  if (lane->form_count != 0 && IsOfForm(*lane->forms[lane->last_form], header, lane->metadata)) {
-    return lane->forms[lane->last_form];
+BatchForm* FindForm(Lane* lane, const RecordHeader& header, bool* is_same) {
+  for (int i = -1; i < lane->form_count; ++i) {
+    const int place = i < 0 ? lane->last_form : i;  // first the one that came last
+    if (lane->form_count == 0) break;
+    const Likeness likeness = Compare(*lane->forms[place], header, lane->metadata);
+    if (likeness == Likeness::kOther) continue;
+    *is_same = likeness == Likeness::kSame;
+    lane->last_form = place;
+    return lane->forms[place];
   }
-  for (int i = 0; i < lane->form_count; ++i) {
-    if (IsOfForm(*lane->forms[i], header, lane->metadata)) {
-      lane->last_form = i;
-      return lane->forms[i];
-    }
-  }
+  *is_same = true;
   PyObject* described = PyObject_CallFunction(
       lane->describe, "N(IIKII)",
       PyBytes_FromStringAndSize(lane->metadata, static_cast<Py_ssize_t>(header.metadata_length)), header.entry_count,
@@ -269,7 +273,7 @@ Outcome Recognise(Lane* lane, ssize_t size, const msghdr& header, Incoming* batc
     return Outcome::kOther;
   }
   memcpy(lane->metadata, batch->data, record.metadata_length);
-  batch->form = FindForm(lane, record);
+  batch->form = FindForm(lane, record, &batch->is_same);
   if (batch->form == nullptr) return PyErr_Occurred() == nullptr ? Outcome::kOther : Outcome::kError;
   return Outcome::kPlain;
 }
@@ -318,11 +322,17 @@ Requests* MakeRequests(Lane* lane, const Incoming& batch) {
   Block* block = MakeBlock(lane, batch);
   if (block == nullptr) return nullptr;
   PyObject* columns = MakeColumns(batch, block);
-  auto* requests = columns == nullptr ? nullptr : reinterpret_cast<Requests*>(PyType_GenericAlloc(requests_type, 0));
+  PyObject* raw = batch.is_same ? NewNone()
+                                : PyBytes_FromStringAndSize(
+                                      lane->metadata, static_cast<Py_ssize_t>(batch.record.metadata_length));
+  auto* requests = columns == nullptr || raw == nullptr
+                       ? nullptr
+                       : reinterpret_cast<Requests*>(PyType_GenericAlloc(requests_type, 0));
   if (requests == nullptr) {
     // That it is given back is said where Python is done with it.
     lane->current = nullptr;
     Clear(columns);
+    Clear(raw);
     Py_DecRef(&block->head);
     return nullptr;
   }
@@ -330,6 +340,7 @@ Requests* MakeRequests(Lane* lane, const Incoming& batch) {
   requests->block = block;
   requests->columns = columns;
   requests->metadata = batch.form->python;
+  requests->raw = raw;
   Py_IncRef(&lane->head);
   Py_IncRef(requests->metadata);
   requests->number = batch.message.batch;
@@ -508,8 +519,9 @@ Outcome Serve(Lane* lane, const Incoming& batch, PyObject** called) {
   // The block is named by whoever drops it, from here on.
   lane->current = nullptr;
   *called = Py_BuildValue(
-      "[(IK)OOOKKKKNN]", static_cast<unsigned>(batch.message.segment),
-      static_cast<unsigned long long>(batch.message.offset), requests->metadata, requests->block, requests->columns,
+      "[(IK)OOOOKKKKNN]", static_cast<unsigned>(batch.message.segment),
+      static_cast<unsigned long long>(batch.message.offset), requests->metadata, requests->raw, requests->block,
+      requests->columns,
       static_cast<unsigned long long>(requests->number), static_cast<unsigned long long>(requests->received_ns),
       static_cast<unsigned long long>(requests->sent_ns), static_cast<unsigned long long>(called_ns),
       result == nullptr ? NewNone() : result, error == nullptr ? NewNone() : error);

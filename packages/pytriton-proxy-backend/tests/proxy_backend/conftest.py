@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from pytriton.proxy_backend.wire.accelerator import accelerator
-from pytriton.proxy_backend.wire.batch import BatchMetadata, BatchReader
+from pytriton.proxy_backend.worker.accelerated import AcceleratedSource
 from support.paths import load_program
 from support.waiting import PATIENCE_S
 
@@ -313,14 +313,7 @@ def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     else:
         monkeypatch.delenv("PYTRITON_ACCELERATOR", raising=False)
         assert accelerator() is not None, "run `python3 tools/dev.py native`"
-        read_metadata = BatchReader.metadata
-
-        def metadata(self: BatchReader, raw: bytes, head: Any) -> BatchMetadata:
-            found = read_metadata(self, raw, head)
-            found.is_repeated = True
-            return found
-
-        monkeypatch.setattr(BatchReader, "metadata", metadata)
+        monkeypatch.setattr(AcceleratedSource, "_is_known", lambda *_: True)
     return str(request.param)
 
 

@@ -30,8 +30,9 @@ class Host(Protocol):
         """Check the metadata of a record.
 
         Returns:
-            The metadata, the rows of each request, the sum of them, bytes of the inputs, and of each input name, shape,
-            dtype, offset and length; `None` where batches with them are Python's.
+            The metadata, the rows of each request, the sum of them, bytes of the inputs, of each input name, shape,
+            dtype, offset and length, and offset and length of each piece that may differ in records of that form, in
+            order; `None` where batches with them are Python's.
         """
 
     def lay_out(self, metadata: Any, result: Any) -> tuple[Any, ...] | None:
@@ -56,9 +57,16 @@ class Host(Protocol):
         """Return memory, address and size of a segment of the proxy backend."""
 
     def make_requests(
-        self, metadata: Any, block: Any, columns: dict[str, Any], number: int, received_ns: int, sent_ns: int
+        self,
+        metadata: Any,
+        raw: bytes | None,
+        block: Any,
+        columns: dict[str, Any],
+        number: int,
+        received_ns: int,
+        sent_ns: int,
     ) -> list[Any]:
-        """Make the requests of a batch."""
+        """Make the requests of a batch; `raw` is its record up to the payloads, where that differs in pieces."""
 
     def give_back(self) -> None:
         """Tell of the blocks in `released`."""

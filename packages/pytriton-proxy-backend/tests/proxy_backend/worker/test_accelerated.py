@@ -268,7 +268,105 @@ def test_every_request_with_an_id_of_its_own(serve: Serve, golden: ModuleType, p
     for number in range(1, 31):
         _, responses = ask(peer, golden, number, [number], id=str(number))
         assert outputs_of(responses) == [{"y": [[number]]}]
-    assert python_calls == list(range(1, 31))
+    # Of each length the first, before which there is also no block.
+    assert python_calls in ([1, 10], [1, 2, 10])
+
+
+def about(number: int) -> dict[str, Any]:
+    """What comes along with a request, different for each number, and of the same length up to 99."""
+    parameters = {"text": f"p{number:02}", "int": -number, "bool": number % 2 == 0, "double": number / 3}
+    times = {"priority": number, "timeout_us": 1000 * number}
+    return {
+        "id": f"id {number:02}",
+        "correlation_id": 10 * number,
+        "flags": number % 4,
+        "parameters": parameters,
+        **times,
+    }
+
+
+def seen_of(request: Any) -> dict[str, Any]:
+    names = {"id": "request_id", "correlation_id": "correlation_id", "parameters": "parameters"}
+    found = {key: getattr(request, name) for key, name in names.items()}
+    return {
+        **found,
+        "flags": request.sequence_start + 2 * request.sequence_end,
+        "priority": request.priority,
+        "timeout_us": request.timeout_us,
+    }
+
+
+def test_what_comes_along_differs(serve: Serve, golden: ModuleType, python_calls: list[int]) -> None:
+    kept: list[Any] = []
+
+    def infer(requests: list[Any]) -> Any:
+        kept.append(requests[0])
+        assert seen_of(requests[0]) == about(len(kept))
+        return [{"y": request["x"]} for request in requests]
+
+    _, peer = serve(infer)
+    for number in range(1, 31):
+        _, responses = ask(peer, golden, number, [number], **about(number))
+        assert outputs_of(responses) == [{"y": [[number]]}]
+    assert len(python_calls) <= 2
+    # Long after the memory of their batches went back: what nobody asked for yet, too.
+    assert [seen_of(request) for request in kept] == [about(number) for number in range(1, 31)]
+    assert [request.requested_output_names for request in kept] == [["y"]] * 30
+
+
+def test_a_call_that_python_takes_over_knows_what_came_along(serve: Serve, golden: ModuleType) -> None:
+    seen: list[Any] = []
+
+    def infer(requests: list[Any]) -> Any:
+        seen.append(requests[0])
+        return [{"y": request["x"].astype(F8)} for request in requests]  # which has to be cast
+
+    _, peer = serve(infer)
+    for number in range(1, 11):
+        assert outputs_of(ask(peer, golden, number, [number], **about(number))[1]) == [{"y": [[number]]}]
+    assert [seen_of(request) for request in seen] == [about(number) for number in range(1, 11)]
+
+
+@pytest.mark.usefixtures("both_ways")
+def test_an_id_that_lies_in_something_else(serve: Serve, golden: ModuleType) -> None:
+    """Nothing that says where the inputs are may be passed over for lying in an id."""
+    ids: list[str] = []
+
+    def infer(requests: list[Any]) -> Any:
+        ids.append(requests[0].request_id)
+        return [{"y": request["x"]} for request in requests]
+
+    _, peer = serve(infer)
+    tensors = 64 + 80
+    for number in range(1, 7):
+        raw = bytearray(record(golden, number, [number, 0.0], id="12"))
+        # The id is the eight bytes that say where the input is, which is 64 bytes later from the fourth batch on.
+        struct.pack_into("<II", raw, 64 + 32, tensors + 24, 8)
+        (place,) = struct.unpack_from("<Q", raw, tensors + 24)
+        raw = raw[:place].ljust(place + 128, b"\0")
+        struct.pack_into("<Q", raw, 32, len(raw))
+        if number >= 4:
+            place += 64
+            struct.pack_into("<Q", raw, tensors + 24, place)
+        struct.pack_into("<ff", raw, place, number, 0.0)
+        peer.batch(number, bytes(raw))
+        packet = peer.answer()
+        assert outputs_of(peer.responses(packet)) == [{"y": [[number, 0.0]]}]
+        assert len(ids) == number
+
+
+def test_a_model_that_does_not_batch(serve: Serve, golden: ModuleType, python_calls: list[int]) -> None:
+    model = spec(batching=False, max_batch_size=0)
+    _, peer = serve(Listed(lambda data: {"y": data["x"] * 2}), model=model, model_flags=0)
+    for number in range(1, 21):
+        requests = [golden.Request(outputs=["y"], id=f"{number:02}")]
+        payload = struct.pack("<3f", number, 1, 2)
+        peer.batch(
+            number, bytes(golden.batch_record(number, requests, [golden.Tensor("x", golden.FP32, [3], payload)]))
+        )
+        responses = peer.responses(peer.answer())
+        assert outputs_of(responses) == [{"y": [2.0 * number, 2.0, 4.0]}]
+    assert len(python_calls) <= 2
 
 
 def test_more_looks_than_are_kept(serve: Serve, golden: ModuleType, python_calls: list[int]) -> None:
@@ -610,18 +708,20 @@ PLACE = st.tuples(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-def test_changed_batches(changes: list[tuple[str, int, int, int]], proxy: Any, golden: ModuleType) -> None:
+@pytest.mark.parametrize("kind", [Columns, Listed])
+def test_changed_batches(kind: Any, changes: list[tuple[str, int, int, int]], proxy: Any, golden: ModuleType) -> None:
     """A batch like those that were served, but for a few bytes: an answer, or the end of the connection."""
     # Anew for each: a worker that lost its connection attaches again, to whoever listens.
     proxy.listen()
-    worker = Worker(Columns(lambda data: {"y": data["x"] + 1}), spec(), proxy.endpoint)
+    worker = Worker(kind(lambda data: {"y": data["x"] + 1}), spec(), proxy.endpoint)
     worker.start()
     peer = proxy.accept()
+    more: dict[str, Any] = {} if kind is Columns else {"id": "an id", "parameters": {"a": 1, "b": "text"}}
     try:
         peer.welcome()
         for number in (1, 2, 3):
-            assert outputs_of(ask(peer, golden, number, [1.0, 2.0])[1]) == [{"y": [[2.0, 3.0]]}]
-        parts = {"record": bytearray(record(golden, 4, [1.0, 2.0]))}
+            assert outputs_of(ask(peer, golden, number, [1.0, 2.0], **more)[1]) == [{"y": [[2.0, 3.0]]}]
+        parts = {"record": bytearray(record(golden, 4, [1.0, 2.0], **more))}
         parts["packet"] = bytearray(
             golden.message(golden.BATCH, batch=4, consumed=3, segment=1, offset=1 << 16, length=len(parts["record"]))
         )

@@ -11,11 +11,10 @@ from ..runtime.service import Service
 from ..runtime.serving import STREAMS_MAX_IN_FLIGHT, LazyLoop
 from ..transport.connection import Connection
 from ..wire.accelerator import accelerator
-from ..wire.batch import Batch, BatchMetadata
+from ..wire.batch import Batch
 from ..wire.layout import CAPABILITIES, Capability, ErrorCode
 from ..wire.record import Record
-from ..wire.response import ResponseData
-from ..worker.accelerated import AcceleratedSource, described
+from ..worker.accelerated import AcceleratedSource
 from ..worker.worker import Worker
 from .execution import Execution, ModelService
 from .senders import OpenBatch
@@ -81,22 +80,6 @@ class _LaneSource(AcceleratedSource):
     def make_requests(self, *parts: Any) -> Any:
         """See `_accelerator.Host`."""
         return self._make_batch(*parts)
-
-    def takes(self, metadata: BatchMetadata) -> bool:
-        """Return whether batches with these metadata may be plain: without a batch axis, those of one request."""
-        return self._service.model.batching or len(metadata.rows) == 1
-
-    def lay_out(self, metadata: BatchMetadata, result: Any) -> tuple[Any, ...] | None:
-        """See `_accelerator.Host`."""
-        if self._service.model.batching or result.__class__ is not list:
-            return super().lay_out(metadata, result)
-        wanted = metadata.uniform_outputs or ()
-        outputs = result[0]
-        checker = self._service.checker
-        if not wanted or any(name not in outputs for name in wanted) or not checker.fits_results(result, wanted):
-            return None
-        record = self._service.writer.lay_out([ResponseData(0, {name: outputs[name] for name in wanted})])
-        return described(record, wanted, result, is_list=True)
 
     def execution(self, batch: Batch, called: Call | None = None) -> Any:
         return Execution(self._service, batch, called)

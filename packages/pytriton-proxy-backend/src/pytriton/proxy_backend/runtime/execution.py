@@ -263,7 +263,7 @@ class Execution:
         service = self._service
         result = self._result
         wanted = self._uniform
-        if wanted is None or not service.model.batching or result.__class__ is not list or len(result) != self._count:
+        if wanted is None or result.__class__ is not list or len(result) != self._count:
             return None
         return service.writer.lay_out_results(result, service.checker.wanted(wanted), service.checker.fits_results)
 

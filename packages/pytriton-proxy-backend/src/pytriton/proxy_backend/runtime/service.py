@@ -97,7 +97,7 @@ class Service:
         self.infer_func = infer_func
         self.model = model
         self.checker = OutputChecker(model)
-        self.writer = ResponseWriter(join_below)
+        self.writer = ResponseWriter(join_below, batching=model.batching)
         self.unrecoverable = unrecoverable
         self.counters = Counters() if counters is None else counters
         self.columns_func: Callable[..., Any] | None = None

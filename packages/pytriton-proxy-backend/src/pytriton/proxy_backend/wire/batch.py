@@ -53,12 +53,10 @@ class BatchMetadata(Metadata):
         size: Number of requests, rows, and bytes of the inputs.
         layouts: The layouts of the responses to such batches.
         is_untraced: Whether somebody looked, and found no trace context.
-        is_repeated: Whether somebody has seen them before.
     """
 
     __slots__ = (
-        "_lists", "columns", "head", "is_repeated", "is_untraced", "layouts", "rows", "size", "starts", "tensors",
-        "uniform_outputs",
+        "_lists", "columns", "head", "is_untraced", "layouts", "rows", "size", "starts", "tensors", "uniform_outputs",
     )  # fmt: skip
 
     def __init__(self, raw: bytes, head: Head, batching: bool) -> None:
@@ -97,7 +95,52 @@ class BatchMetadata(Metadata):
             self.columns = [(tensor.name, tensor.shape, tensor.dtype, tensor.offset) for tensor in self.tensors]
         self.layouts: dict[tuple[object, ...], RecordLayout] = {}
         self.is_untraced = False
-        self.is_repeated = False
+
+    def for_record(self, raw: bytes) -> BatchMetadata:
+        """Return those of another record, which differs in nothing but what is in `gaps`."""
+        made = object.__new__(BatchMetadata)
+        made.raw = raw
+        for name in BatchMetadata.__slots__:
+            setattr(made, name, getattr(self, name))
+        return made
+
+    def gaps(self) -> tuple[tuple[int, int], ...]:
+        """Return where that is which may differ between batches whose inputs and wanted outputs look alike.
+
+        Nothing reads it before somebody asks for it: ids, priorities, timeouts, sequences, values of parameters. To be
+        called after `has_trace`, which has looked at the parameters.
+
+        Returns:
+            Offset and length of each, in order; nothing where a part of the metadata lies in another one.
+        """
+        count, tensor_count, _, entries, tensors = self.head
+        fixed: set[tuple[int, int]] = set()
+        gaps: set[tuple[int, int]] = set()
+        for index in range(count):
+            at = entries + index * layout.REQUEST.size
+            begin, end = layout.REQUEST_FIELDS
+            fixed.update([(at, begin), (at + end, layout.REQUEST.size - end)])
+            gaps.add((at + begin, end - begin))
+            _, _, _, _, _, *texts, parameters, parameter_count, outputs, output_count, _ = self.entry(index)
+            gaps.update(zip(texts[::2], texts[1::2], strict=True))
+            fixed.add((outputs, output_count * layout.STRING_REF.size))
+            for place in range(output_count):
+                fixed.add(layout.STRING_REF.unpack_from(self.raw, outputs + place * layout.STRING_REF.size))
+            for place in range(parameter_count):
+                at = parameters + place * layout.PARAMETER.size
+                begin, end = layout.PARAMETER_VALUE
+                *key, kind, length, value = layout.PARAMETER.unpack_from(self.raw, at)
+                is_text = kind == layout.ParameterType.STRING
+                fixed.update([(key[0], key[1]), (at, end if is_text else begin)])
+                gaps.add((value, length) if is_text else (at + begin, end - begin))
+        for at in range(tensors, tensors + tensor_count * layout.TENSOR.size, layout.TENSOR.size):
+            name_offset, name_length, _, dims_count, _, dims_offset, _, _ = layout.TENSOR.unpack_from(self.raw, at)
+            fixed.update([(at, layout.TENSOR.size), (name_offset, name_length), (dims_offset, 8 * dims_count)])
+        pieces = sorted(piece for piece in [*fixed, *gaps] if piece[1])
+        ends = [layout.RECORD.size, *(offset + length for offset, length in pieces)]
+        if ends[-1] > len(self.raw) or any(offset < end for (offset, _), end in zip(pieces, ends, strict=False)):
+            return ()
+        return tuple(piece for piece in pieces if piece in gaps)
 
     def requested_outputs(self, index: int) -> list[str]:
         """Return the outputs that a request wants."""

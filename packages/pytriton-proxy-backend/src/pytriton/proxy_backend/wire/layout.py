@@ -152,12 +152,16 @@ REQUEST = struct.Struct("<IIQQQIIIIIIIIIIB7x")
 # the fields of it that every batch needs: rows, outputs_offset, outputs_count
 REQUEST_BRIEF = struct.Struct("<I60xII8x")
 REQUEST_CANCELLED_OFFSET = 72
+# Where flags, priority, timeout and correlation id begin and end.
+REQUEST_FIELDS = (4, 32)
 # request, flags, rows, error_code, error (offset and length), parameters_offset, parameters_count
 RESPONSE = struct.Struct("<IIIIIIII16x")
 # name (offset and length), dtype, dims_count, owner, dims_offset, payload_offset, payload_length
 TENSOR = struct.Struct("<IIIIIIQQ8x")
 # key (offset and length), type, length, value
 PARAMETER = struct.Struct("<IIIIQ")
+# Where the value begins and ends.
+PARAMETER_VALUE = (16, 24)
 STRING_REF = struct.Struct("<II")
 
 

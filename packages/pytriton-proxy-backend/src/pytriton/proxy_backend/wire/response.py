@@ -73,13 +73,15 @@ class ResponseWriter:
     The methods for numeric arrays return `None` where the outputs have to be looked at one by one.
     """
 
-    def __init__(self, join_below: int | None = None) -> None:
+    def __init__(self, join_below: int | None = None, *, batching: bool = True) -> None:
         """Begin without layouts.
 
         Args:
             join_below: The outputs of several requests are joined where they have less bytes than that.
+            batching: Whether tensors have a batch axis, along which they can be joined.
         """
         self._join_below = join_below
+        self._batching = batching
         self._layouts: dict[tuple[Any, ...], RecordLayout] = {}
 
     def lay_out(self, responses: Sequence[ResponseData]) -> Record:
@@ -141,10 +143,15 @@ class ResponseWriter:
         if known is None:
             if not names or not fits(results, names):
                 return None
-            joined = self._join(names, results)
-            if joined is None:
+            tensors: list[Tensor] | None = None
+            if self._batching:
+                joined = self._join(names, results)
+                if joined is not None:
+                    tensors, rows = joined
+            elif len(results) == 1:
+                tensors, rows = [make_tensor(name, 0, [results[0][name]]) for name in names], [0]
+            if tensors is None:
                 return None
-            tensors, rows = joined
             known = _keep(self._layouts, key, _lay_out_last(rows, tensors))
         payloads: list[Payload]
         if len(results) == 1:

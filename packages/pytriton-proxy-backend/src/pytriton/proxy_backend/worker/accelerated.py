@@ -19,7 +19,7 @@ from ..system.forks import call_in_child
 from ..transport.arena import OwnedBlock, address_of
 from ..transport.connection import Connection
 from ..wire.batch import Batch, BatchMetadata, Head
-from ..wire.layout import ALIGNMENT
+from ..wire.layout import ALIGNMENT, RECORD
 from ..wire.record import Array, Record
 from ..wire.response import lay_out_columns
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 # As the accelerator has them.
 _MAX_DIMS = 8
 _MAX_INPUTS = 32
+_MAX_SEEN = 1024
 # Of blocks for responses.
 _LEAST_ROOM = 4 << 10
 _LARGEST_ROUNDED = 1 << 20
@@ -64,6 +65,7 @@ class AcceleratedSource:
         self._service = service
         self._connection = connection
         self._reply: OwnedBlock | None = None
+        self._seen: set[int] = set()  # hashes of looks that came once
         columns_func = service.columns_func
         numbers = service.counters.numbers
         self._lane = lane_type(
@@ -135,21 +137,21 @@ class AcceleratedSource:
         """See `_accelerator.Host`."""
         try:
             metadata = self._connection.reader.metadata(raw, head)
+            is_traced = metadata.has_trace()
         except (ProtocolError, TypeError):
             return None  # which Python's way tells of
-        if not metadata.is_repeated:
-            # Those with an id of their own, or a trace, come once.
-            metadata.is_repeated = True
-            return None
         wanted = metadata.uniform_outputs
         columns = metadata.columns
         if (
             columns is None
             or wanted is None
-            or not self.takes(metadata)
+            or is_traced
             or len(columns) > _MAX_INPUTS
-            or metadata.has_trace()
+            or (len(metadata.rows) > 1 and not self._service.model.batching)
         ):
+            return None
+        gaps = metadata.gaps()
+        if not self._is_known(metadata, gaps):
             return None
         inputs = []
         for (name, shape, dtype, offset), tensor in zip(columns, metadata.tensors, strict=True):
@@ -157,11 +159,21 @@ class AcceleratedSource:
                 return None
             inputs.append((name, shape, dtype, offset, tensor.length))
         _, rows, input_bytes = metadata.size
-        return metadata, metadata.rows, rows, input_bytes, tuple(inputs)
+        return metadata, metadata.rows, rows, input_bytes, tuple(inputs), gaps
 
-    def takes(self, metadata: BatchMetadata) -> bool:
-        """Return whether batches with these metadata may be plain, as far as the model is concerned."""
-        return self._service.model.batching
+    def _is_known(self, metadata: BatchMetadata, gaps: tuple[tuple[int, int], ...]) -> bool:
+        """Return whether such metadata came before: many come once, and what is made for them is never used."""
+        look = bytearray(metadata.raw[RECORD.size :])
+        for offset, length in gaps:
+            begin = offset - RECORD.size
+            look[begin : begin + length] = bytes(length)
+        key = hash((metadata.head, bytes(look)))
+        if key in self._seen:
+            return True
+        if len(self._seen) >= _MAX_SEEN:
+            self._seen.clear()
+        self._seen.add(key)
+        return False
 
     def lay_out(self, metadata: BatchMetadata, result: Any) -> tuple[Any, ...] | None:
         """See `_accelerator.Host`."""
@@ -216,12 +228,15 @@ class AcceleratedSource:
     def _make_batch(
         self,
         metadata: BatchMetadata,
+        raw: bytes | None,
         block: Any,
         columns: dict[str, Array],
         number: int,
         received_ns: int,
         sent_ns: int,
     ) -> Batch:
+        if raw is not None:
+            metadata = metadata.for_record(raw)
         return Batch(metadata, block, number, received_ns, sent_ns, self._service.model.batching, columns)
 
 
