@@ -545,7 +545,9 @@ class Calls:
             self._thread.join()
 
     def _end_in_child(self) -> None:
-        # A child that was forked has the descriptor and not the thread.
+        # A child that was forked has the descriptor and not the thread, and perhaps a lock that nobody will release.
+        self._lock = threading.Lock()
+        self._room = threading.Condition(self._lock)
         self._ending = ConnectionLostError("this process was forked from the one that has the connection")
         replace_descriptors([self._socket.fileno()])
 
