@@ -42,9 +42,12 @@ def test_types_that_triton_has_not(utils: ModuleType, dtype: str) -> None:
 def test_what_is_no_tensor(utils: ModuleType) -> None:
     with pytest.raises(utils.TritonModelException, match=r"Tensor name cannot be an empty string."):
         utils.Tensor("", np.zeros(1))
-    for name, array in [("x", [1.0]), (5, np.zeros(1)), ("x", None)]:
-        with pytest.raises(TypeError, match=r"expected a str and a numpy.ndarray, got"):
-            utils.Tensor(name, array)
+    for array in ([1.0], None, np.float32(1)):
+        with pytest.raises(TypeError, match=r"expected a numpy\.ndarray, got a "):
+            utils.Tensor("x", array)
+    with pytest.raises(TypeError, match="expected a str, got a int"):
+        utils.Tensor(5, np.zeros(1))
+    assert utils.Tensor(b"x", np.zeros(1)).name() == "x"
 
 
 # ---- DLPack ----------------------------------------------------------------------------------------------------------
@@ -165,7 +168,7 @@ def test_what_is_no_response(utils: ModuleType) -> None:
         utils.InferenceResponse(parameters={"a": 1.5})
     with pytest.raises(utils.TritonModelException, match=r"keys to have type str, found type <class 'int'>"):
         utils.InferenceResponse(parameters={1: 1})
-    with pytest.raises(TypeError, match="expected a str and a code of TritonError, got str and int"):
+    with pytest.raises(TypeError, match="expected a code of TritonError, got a int"):
         utils.TritonError("x", 5)
 
 
@@ -333,5 +336,7 @@ def test_the_log(utils: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
     assert levels == [
         ("INFO", "a"), ("WARNING", "b"), ("INFO", "c"), ("WARNING", "d"), ("ERROR", "e %s"), ("DEBUG", "f"),
     ]  # fmt: skip
-    with pytest.raises(TypeError, match="expected a str and a level of Logger"):
+    with pytest.raises(TypeError, match="expected a str, got a int"):
         logger.log(5)
+    with pytest.raises(TypeError, match="expected a level of Logger, got a int"):
+        logger.log("a", 1)

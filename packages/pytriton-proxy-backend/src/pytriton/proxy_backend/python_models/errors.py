@@ -17,6 +17,7 @@ __all__ = [
     "TritonError",
     "TritonModelException",
     "calls_model",
+    "text_of",
     "told",
 ]
 
@@ -41,6 +42,19 @@ class PythonModelError(ProxyBackendError):
     """A Python model cannot be loaded; the text is the load error."""
 
 
+def text_of(value: Any, what: str) -> str:
+    """Return a text that a model gives, which may be bytes, as an element of a string tensor is.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if isinstance(value, str):
+        return value
+    if isinstance(value, (bytes, bytearray)):
+        return bytes(value).decode("utf-8", "surrogateescape")
+    raise TypeError(f"{what}: expected a str, got a {type(value).__name__}")
+
+
 class TritonError:
     """An error in the place of the outputs of a response.
 
@@ -61,12 +75,9 @@ class TritonError:
     __slots__ = ("_code", "_message")
 
     def __init__(self, message: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
-        if not isinstance(message, str) or not isinstance(code, ErrorCode):
-            raise TypeError(
-                "TritonError(message, code): expected a str and a code of TritonError, got "
-                f"{type(message).__name__} and {type(code).__name__}"
-            )
-        self._message = message
+        if not isinstance(code, ErrorCode):
+            raise TypeError(f"TritonError: expected a code of TritonError, got a {type(code).__name__}")
+        self._message = text_of(message, "TritonError")
         self._code = code
 
     @staticmethod

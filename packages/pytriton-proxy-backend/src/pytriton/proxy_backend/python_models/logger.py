@@ -8,7 +8,7 @@ import sys
 from types import FrameType
 
 from ..wire.errors import ProxyBackendError
-from .errors import TritonModelException
+from .errors import TritonModelException, text_of
 from .server import SERVER
 
 
@@ -42,11 +42,9 @@ class Logger:
     @staticmethod
     def log(message: str, level: Level = Level.INFO) -> None:
         """Write a record at a level."""
-        if not isinstance(message, str) or not isinstance(level, Level):
-            raise TypeError(
-                "Logger.log(message, level): expected a str and a level of Logger, got "
-                f"{type(message).__name__} and {type(level).__name__}"
-            )
+        message = text_of(message, "Logger.log(message)")
+        if not isinstance(level, Level):
+            raise TypeError(f"Logger.log(level): expected a level of Logger, got a {type(level).__name__}")
         frame: FrameType | None = sys._getframe(1)
         while frame is not None and frame.f_code.co_filename == __file__:
             frame = frame.f_back

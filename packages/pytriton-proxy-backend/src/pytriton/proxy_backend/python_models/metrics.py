@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ..wire.errors import ProxyBackendError
-from .errors import TritonModelException
+from .errors import TritonModelException, text_of
 from .server import SERVER
 
 _T = TypeVar("_T")
@@ -45,17 +45,13 @@ class MetricFamily:
     HISTOGRAM = MetricKind.HISTOGRAM
 
     def __init__(self, name: str, description: str, kind: MetricKind) -> None:
-        if not isinstance(name, str) or not isinstance(description, str) or not isinstance(kind, MetricKind):
-            raise TypeError(
-                "MetricFamily(name, description, kind): expected a str, a str and a kind of MetricFamily, got "
-                f"{type(name).__name__}, {type(description).__name__} and {type(kind).__name__}"
-            )
+        if not isinstance(kind, MetricKind):
+            raise TypeError(f"MetricFamily: expected a kind of MetricFamily, got a {type(kind).__name__}")
+        texts = text_of(name, "MetricFamily(name)"), text_of(description, "MetricFamily(description)")
         self._kind = kind
         self._metrics: list[Metric] = []
         self._calls = SERVER.calls()
-        self._number = _asked(
-            "Error when creating MetricFamily", self._calls.metric_family, name, description, int(kind)
-        )
+        self._number = _asked("Error when creating MetricFamily", self._calls.metric_family, *texts, int(kind))
 
     def Metric(self, labels: Any = None, buckets: Any = None) -> Metric:  # noqa: N802 - the name is Triton's
         """Make a metric of the family.
@@ -154,7 +150,13 @@ def load_model(model_name: str, config: str = "", files: Any = None) -> None:
         raise TritonModelException(
             f"failed to load model '{model_name}', files should be a dictionary of file paths and file contents"
         )
-    _asked("Failed to load model", SERVER.calls().load_model, model_name, files, config)
+    _asked(
+        "Failed to load model",
+        SERVER.calls().load_model,
+        text_of(model_name, "load_model"),
+        files,
+        text_of(config, "load_model"),
+    )
 
 
 def unload_model(model_name: str, unload_dependents: bool = False) -> None:
@@ -168,7 +170,10 @@ def unload_model(model_name: str, unload_dependents: bool = False) -> None:
         TritonModelException: It cannot be unloaded.
     """
     calls = SERVER.calls()
-    _asked("Failed to unload model", lambda: calls.unload_model(model_name, dependents=unload_dependents))
+    _asked(
+        "Failed to unload model",
+        lambda: calls.unload_model(text_of(model_name, "unload_model"), dependents=unload_dependents),
+    )
 
 
 def is_model_ready(model_name: str, model_version: str = "") -> bool:
@@ -183,6 +188,7 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
     """
     what = "Failed to check model readiness"
     version = -1
+    model_version = text_of(model_version, "is_model_ready")
     if model_version:
         refused = f"failed to get model version from specified version string '{model_version}'"
         try:
@@ -192,4 +198,4 @@ def is_model_ready(model_name: str, model_version: str = "") -> bool:
             raise SERVER.failed(what, ValueError(f"{refused} {reason}")) from None
         if version < 0:
             raise SERVER.failed(what, ValueError(f"{refused}, version should be an integral value > 0"))
-    return bool(_asked(what, SERVER.calls().is_model_ready, model_name, version))
+    return bool(_asked(what, SERVER.calls().is_model_ready, text_of(model_name, "is_model_ready"), version))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..wire.batch import Batch
 from ..wire.record import Array
 from . import bls
-from .errors import TritonModelException
+from .errors import TritonModelException, text_of
 from .responses import checked_parameters, given_text, received_text
 from .senders import InferenceResponseSender, OpenBatch
 from .server import SERVER
@@ -116,22 +116,17 @@ class InferenceRequest:
     ) -> None:
         if inputs is None or requested_output_names is None or model_name is None:
             raise TypeError("InferenceRequest: inputs, requested_output_names and model_name must be given")
+        request_id = text_of(request_id, "request_id")
+        model_name = text_of(model_name, "model_name")
+        whose = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
         for tensor in inputs:
             if tensor is None:
-                raise TritonModelException(
-                    f"Input tensor for request with id '{request_id}' and model name '{model_name}' should not be "
-                    "empty."
-                )
+                raise TritonModelException(f"Input tensor {whose}")
             if not isinstance(tensor, Tensor):
                 raise TypeError(f"inputs: expected a list of Tensor, got a {type(tensor).__name__} in it")
-        for name in requested_output_names:
-            if not isinstance(name, str):
-                raise TypeError(f"requested_output_names: expected a list of str, got a {type(name).__name__} in it")
-            if not name:
-                raise TritonModelException(
-                    f"Requested output name for request with id '{request_id}' and model name '{model_name}' should "
-                    "not be empty."
-                )
+        outputs = frozenset(text_of(name, "requested_output_names") for name in requested_output_names)
+        if "" in outputs:
+            raise TritonModelException(f"Requested output name {whose}")
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
         self._batch: OpenBatch | None = None
@@ -142,7 +137,7 @@ class InferenceRequest:
         self._inputs = list(inputs)
         self._request_id = request_id
         self._correlation_id = correlation_id
-        self._outputs = frozenset(requested_output_names)
+        self._outputs = outputs
         self._model_name = model_name
         self._model_version = model_version
         self._flags: int | None = flags
@@ -249,7 +244,7 @@ class InferenceRequest:
         if len(inputs) != len(self._inputs):
             raise TritonModelException("the request has two inputs of the same name")
         return SERVER.calls().infer(
-            str(self._model_name),
+            self._model_name,
             inputs,
             sorted(self._outputs),
             version=self._model_version,

@@ -11,7 +11,7 @@ from ..wire.accelerator import accelerator
 from ..wire.dtypes import BYTES_CODE, code_of, dtype_of
 from ..wire.record import Array
 from . import dlpack
-from .errors import TritonModelException
+from .errors import TritonModelException, text_of
 
 
 class Tensor:
@@ -35,7 +35,7 @@ class Tensor:
             or array.dtype not in _SUPPORTED
             or not array.flags.c_contiguous
         ):
-            array = _checked(name, array)
+            name, array = _checked(name, array)
         self._name = name
         self._array = array
 
@@ -94,7 +94,7 @@ class Tensor:
         """
         if not name:
             raise TritonModelException("Tensor name cannot be an empty string.")
-        return make_tensor(name, dlpack.array_of(tensor))
+        return make_tensor(text_of(name, "from_dlpack(name, tensor)"), dlpack.array_of(tensor))
 
     def __dlpack__(self, *, stream: Any = None, **_options: Any) -> Any:
         return self.to_dlpack()
@@ -107,17 +107,15 @@ _ARRAY = np.ndarray
 _SUPPORTED = frozenset(map(dtype_of, range(1, BYTES_CODE + 1)))
 
 
-def _checked(name: str, array: Array) -> Array:
-    if not isinstance(array, np.ndarray) or not isinstance(name, str):
-        raise TypeError(
-            f"Tensor(name, array): expected a str and a numpy.ndarray, got {type(name).__name__} and "
-            f"{type(array).__name__}"
-        )
+def _checked(name: str, array: Array) -> tuple[str, Array]:
+    name = text_of(name, "Tensor(name, array)")
+    if not isinstance(array, np.ndarray):
+        raise TypeError(f"Tensor(name, array): expected a numpy.ndarray, got a {type(array).__name__}")
     if not name:
         raise TritonModelException("Tensor name cannot be an empty string.")
     if array.dtype not in _SUPPORTED and array.dtype.kind != "S":
         raise TritonModelException("NumPy dtype is not supported.")
-    return array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    return name, array if array.flags.c_contiguous else np.ascontiguousarray(array)
 
 
 def make_tensor(name: str, array: Array) -> Tensor:
