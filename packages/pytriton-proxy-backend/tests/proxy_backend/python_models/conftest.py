@@ -54,7 +54,7 @@ def make_model(_modules: None, tmp_path: Path) -> MakeModel:
             (folder / f"{name}.py").write_text(textwrap.dedent(text))
         file = folder / "model.py"
         file.write_text(textwrap.dedent(source))
-        return PythonModel(str(file), version)
+        return PythonModel(str(file), version, str(folder.parent))
 
     return make
 

@@ -148,6 +148,39 @@ def test_a_model_from_its_load_to_its_end(
     assert (tmp_path / "model" / "1" / "finalized").exists()
 
 
+def test_processes_that_a_model_spawns(start: Callable[..., Host], proxy: Any) -> None:
+    source = """
+    import logging
+    import multiprocessing
+    import triton_python_backend_utils as pb_utils
+
+    logging.basicConfig(format="model: %(message)s", level="INFO")
+
+    def work(queue):
+        queue.put((pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL, pb_utils.TritonError("a").message()))
+
+    class TritonPythonModel:
+        def initialize(self, args):
+            context = multiprocessing.get_context("spawn")
+            queue = context.Queue()
+            process = context.Process(target=work, args=(queue,))
+            process.start()
+            logging.info("spawned %s", queue.get())
+            process.join()
+    """
+    proxy.listen()
+    host = start(source)
+    peer = proxy.accept()
+    peer.welcome()
+    host.wait_for("ready")
+
+    def is_told() -> bool:
+        host.messages += host.process.poll(0.1)
+        return "model: spawned (1, 'a')" in host.process.log_tail
+
+    assert eventually(is_told)
+
+
 def test_a_configuration_is_completed_and_then_served(
     start: Callable[..., Host], proxy: Any, golden: ModuleType
 ) -> None:

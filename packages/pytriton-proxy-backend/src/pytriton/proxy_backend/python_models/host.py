@@ -52,18 +52,19 @@ class PythonModel:
     Args:
         file: The file.
         version: The version of the model, which is the name of the package that the module is in.
+        folder: The folder of the model; the file may lie elsewhere, in that of a backend which is written in Python.
 
     Raises:
         PythonModelError: There is no such file, it does not import, or lacks the class.
     """
 
-    def __init__(self, file: str, version: int) -> None:
+    def __init__(self, file: str, version: int, folder: str) -> None:
         self.file = file
         self._model: Any = None
         if not os.path.isfile(file):
             raise PythonModelError(f"Python model file not found in '{file}'")
         carry_bf16_bits()
-        self._utils = install(os.path.dirname(file))
+        install(os.path.join(folder, str(version)))
         self._class = _loading(self._find_class, version)
 
     def _find_class(self, version: int) -> Any:
@@ -116,7 +117,8 @@ class PythonModel:
             return
         try:
             self._model.finalize()
-        except Exception as error:
+        except BaseException as error:
+            # What ends a program changes nothing here: it ends now.
             logger.error("finalize failed: %s", told(error))
 
 
@@ -172,6 +174,16 @@ def model_spec(name: str, version: int, config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
+def _log_ours(level: int) -> None:
+    """Write the records of this package; the root of all loggers is the model's, which may set it up as it likes."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    ours = logging.getLogger("pytriton")
+    ours.addHandler(handler)
+    ours.setLevel(level)
+    ours.propagate = False
+
+
 def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
     """Be the host of a model, in the main thread, to its end.
 
@@ -186,8 +198,8 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
         PythonModelError: The model cannot be loaded.
     """
     job = PythonModelJob.from_fields(fields)
-    logging.basicConfig(level=job.log_level, format="%(levelname)s %(name)s: %(message)s")
-    model = PythonModel(job.model_file, job.model_version)
+    _log_ours(job.log_level)
+    model = PythonModel(job.model_file, job.model_version, job.model_dir)
     if job.auto_complete:
         config = model.complete(job.model_name, job.model_config)
         parent.send("configured", config=config or "", changed=config is not None)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from importlib.util import spec_from_file_location
 from types import ModuleType
 from typing import Any
 
@@ -21,6 +23,7 @@ from .requests import (
 from .responses import InferenceResponse
 from .senders import COMPLETE_FINAL, InferenceResponseSender
 
+_IMPORTABLE = os.path.join(os.path.dirname(__file__), "importable")
 _CLASSES: dict[str, Any] = {
     "InferenceRequest": InferenceRequest,
     "InferenceResponse": InferenceResponse,
@@ -71,11 +74,15 @@ def get_output_tensor_by_name(inference_response: InferenceResponse, name: str) 
     return None
 
 
-def install(model_dir: str) -> ModuleType:
-    """Make the modules for a model, in this process alone.
+def _no_model_dir() -> str:
+    raise TritonModelException("the folder of the model is known in the process that hosts it alone")
+
+
+def install(model_dir: str | None = None) -> ModuleType:
+    """Make the modules for a model, in this process alone; those that it spawns find them on their path.
 
     Args:
-        model_dir: What `get_model_dir` returns.
+        model_dir: What `get_model_dir` returns; `None` where that is not known.
     """
     compiled = ModuleType("c_python_backend_utils", "What Triton's stub has compiled; here it is Python.")
     vars(compiled).update(
@@ -93,12 +100,17 @@ def install(model_dir: str) -> ModuleType:
         **_UTILS,
         get_input_tensor_by_name=get_input_tensor_by_name,
         get_output_tensor_by_name=get_output_tensor_by_name,
-        get_model_dir=lambda: model_dir,
+        get_model_dir=_no_model_dir if model_dir is None else lambda: model_dir,
     )
     for value in vars(compiled).values():
         if isinstance(value, type):
             # As models see it in texts, and as pickle finds it.
             value.__module__ = compiled.__name__
-    sys.modules[compiled.__name__] = compiled
-    sys.modules[utils.__name__] = utils
+    for module in (compiled, utils):
+        file = os.path.join(_IMPORTABLE, f"{module.__name__}.py")
+        module.__spec__ = spec_from_file_location(module.__name__, file)
+        module.__file__ = file
+        sys.modules[module.__name__] = module
+    if _IMPORTABLE not in sys.path:
+        sys.path.append(_IMPORTABLE)
     return utils

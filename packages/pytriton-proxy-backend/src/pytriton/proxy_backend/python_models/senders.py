@@ -138,6 +138,9 @@ class OpenBatch:
                 self._early.append(data)
             elif self._open[index]:
                 self._send([data])
+            else:
+                # An error is the last response of a request, whatever its flag says.
+                logger.warning("model %s: a response after the last one of its request is dropped", self.state.name)
 
     def answer_all(self, responses: list[ResponseData]) -> None:
         """Send the last responses to several open requests at once; empties the list."""
