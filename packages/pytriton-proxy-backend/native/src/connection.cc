@@ -52,10 +52,13 @@ Connection::~Connection() {
 }
 
 bool Connection::Claim() {
+  uint64_t none = 0;
+  if (says_executed_ && !executing_.compare_exchange_strong(none, kClaimed, std::memory_order_acq_rel)) return false;
   uint32_t load = load_.load(std::memory_order_acquire);
   while (load < max_in_flight_) {
     if (load_.compare_exchange_weak(load, load + 1, std::memory_order_acq_rel)) return true;
   }
+  if (says_executed_) executing_.store(0, std::memory_order_release);
   return false;
 }
 
@@ -168,6 +171,7 @@ bool Connection::HelloLocked(MessageType type, const uint8_t* body, uint32_t bod
     HandOverLocked();
     return true;
   }
+  says_executed_ = (capabilities_ & kCapExecuted) != 0;
   if (settings_.decoupled && (capabilities_ & kCapDecoupled) == 0) {
     *error = "the model is decoupled and the worker, protocol " + theirs + ", cannot answer so";
     return false;
@@ -215,7 +219,10 @@ void Connection::ReleaseInputLocked(Batch* batch) {
   batch->input_in_use = false;
 }
 
-void Connection::BatchDoneLocked(uint64_t batch) {
+void Connection::BatchDoneLocked(uint64_t batch, uint16_t flags) {
+  if (says_executed_ && executing_ == batch && (flags & kFlagExecuting) == 0) {
+    executing_.store(0, std::memory_order_release);
+  }
   spare_ = in_flight_.extract(batch);
   spare_.mapped().reset();
   load_.fetch_sub(1, std::memory_order_acq_rel);
@@ -246,7 +253,7 @@ bool Connection::ResponseLocked(const Message& message, std::string* error) {
     if (!batch->finished()) {
       batch->Fail(TRITONSERVER_ERROR_INTERNAL, label_ + " ended the batch without an answer to this request");
     }
-    BatchDoneLocked(message.batch);
+    BatchDoneLocked(message.batch, message.flags);
   }
   return message.length <= kEagerAcknowledge && !settings_.decoupled ? true : AcknowledgeLocked(error);
 }
@@ -263,8 +270,17 @@ bool Connection::FailLocked(
                         ? static_cast<TRITONSERVER_Error_Code>(message.index)
                         : TRITONSERVER_ERROR_INTERNAL;
   found->second->Fail(code, std::string(reinterpret_cast<const char*>(body), body_length));
-  BatchDoneLocked(message.batch);
+  BatchDoneLocked(message.batch, message.flags);
   return true;
+}
+
+bool Connection::ExecutedLocked(const Message& message, std::string* error) {
+  if (says_executed_ && message.batch != 0 && executing_ == message.batch) {
+    executing_.store(0, std::memory_order_release);
+    return true;
+  }
+  *error = "it says that it has executed batch " + std::to_string(message.batch) + ", which it is not at";
+  return false;
 }
 
 bool Connection::ReleaseLocked(const Message& message, std::string* error) {
@@ -312,6 +328,8 @@ bool Connection::HandleLocked(const Packet& packet, std::string* error) {
       return FailLocked(message, packet.body, packet.body_length, error);
     case MessageType::kRelease:
       return ReleaseLocked(message, error);
+    case MessageType::kExecuted:
+      return ExecutedLocked(message, error);
     case MessageType::kDetach:
       state_.store(ConnectionState::kDetaching, std::memory_order_release);
       return true;
@@ -415,6 +433,7 @@ bool Connection::AddSegmentLocked(uint64_t length, std::string* error) {
 Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSource* scratch, std::string* error) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto give_back = [this](SendResult result) {
+    if (says_executed_) executing_.store(0, std::memory_order_release);
     load_.fetch_sub(1, std::memory_order_acq_rel);
     return result;
   };
@@ -464,6 +483,7 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
   message.segment = block.segment;
   message.offset = block.offset;
   message.length = layout.record_length;
+  if (says_executed_) executing_.store(message.batch, std::memory_order_release);
   StampSent(block.data, (*batch)->MarkSent());
   if (!WriteLocked(&message, nullptr, 0, -1, error)) {
     inputs_.Release(block.segment, block.offset);

@@ -78,7 +78,11 @@ class Connection {
   ConnectionState state() const { return state_.load(std::memory_order_acquire); }
   // Batches claimed for this worker and not finished.
   uint32_t load() const { return load_.load(std::memory_order_acquire); }
-  bool idle() const { return state() == ConnectionState::kAttached && load() < max_in_flight_ && !silent_; }
+  bool idle() const {
+    return state() == ConnectionState::kAttached && load() < max_in_flight_ && !silent_ && !executing();
+  }
+  // Whether the worker is at a batch that it may have answered already, and takes no other one meanwhile.
+  bool executing() const { return executing_.load(std::memory_order_acquire) != 0; }
   // Makes place for one more batch. False where it has as many as it takes.
   bool Claim();
   const std::string& label() const { return label_; }
@@ -122,7 +126,8 @@ class Connection {
   bool PollCancelledLocked(uint64_t now_ns, std::string* error);
   bool ExpireLocked(uint64_t now_ns, std::string* error);
   void SendCancelLocked(Batch* batch, uint32_t request, std::string* error);
-  void BatchDoneLocked(uint64_t batch);
+  void BatchDoneLocked(uint64_t batch, uint16_t flags);
+  bool ExecutedLocked(const Message& message, std::string* error);
   void ReleaseInputLocked(Batch* batch);
   bool AddSegmentLocked(uint64_t length, std::string* error);
   bool SendGreetingLocked(MessageType type, const std::string& text);
@@ -142,6 +147,11 @@ class Connection {
   std::atomic<uint32_t> max_in_flight_{1};
   // Whether nothing came since a batch expired. Such a worker gets no more, and is given up if that goes on.
   std::atomic<bool> silent_{false};
+  // The batch that the worker is at, kClaimed while it is about to get one, 0 while it can take one. Always 0 of a worker
+  // that does not say so.
+  static constexpr uint64_t kClaimed = UINT64_MAX;
+  std::atomic<uint64_t> executing_{0};
+  bool says_executed_ = false;  // set before it is attached
 
   std::mutex mutex_;  // guards everything below
   std::string label_;

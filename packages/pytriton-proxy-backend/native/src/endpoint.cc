@@ -87,7 +87,8 @@ bool AnyGreeting(const std::vector<std::shared_ptr<Connection>>& connections) {
 
 bool AnyBusy(const std::vector<std::shared_ptr<Connection>>& connections) {
   return std::any_of(
-      connections.begin(), connections.end(), [](const auto& connection) { return connection->load() != 0; });
+      connections.begin(), connections.end(),
+      [](const auto& connection) { return connection->load() != 0 || connection->executing(); });
 }
 
 bool Watch(int epoll_fd, int fd, uint32_t events) {

@@ -16,8 +16,9 @@ enum Capability : uint64_t {
   kCapCancel = 1u << 1,     // the worker reads CANCEL messages
   kCapCalls = 1u << 2,      // calls into the server, over a connection of their own
   kCapReschedule = 1u << 3,  // a response may be RESCHEDULE
+  kCapExecuted = 1u << 4,  // the worker says when it can take the next batch: EXECUTED
 };
-constexpr uint64_t kCapabilities = kCapDecoupled | kCapCancel | kCapCalls | kCapReschedule;
+constexpr uint64_t kCapabilities = kCapDecoupled | kCapCancel | kCapCalls | kCapReschedule | kCapExecuted;
 
 enum class MessageType : uint16_t {
   kHello = 1,         // worker -> proxy: greeting
@@ -35,11 +36,13 @@ enum class MessageType : uint16_t {
   kCaller = 13,       // in place of HELLO, with a greeting: a connection for calls
   kCall = 14,         // worker -> proxy, in one: an operation, with a CallBody and a text; a batch record may lie there
   kResult = 15,       // proxy -> worker, in one: the call is done, and its value
+  kExecuted = 16,     // worker -> proxy: its callable has returned from the batch, whether that is answered or not
 };
 
 constexpr uint16_t kFlagInputReleased = 1u << 0;  // RESPONSE, FAIL, RESULT: the batch's input block is free again
 constexpr uint16_t kFlagBatchDone = 1u << 1;      // RESPONSE, FAIL, RESULT: nothing more comes for this batch
 constexpr uint16_t kFlagStream = 1u << 2;         // CALL of INFER: any number of responses may come
+constexpr uint16_t kFlagExecuting = 1u << 3;      // RESPONSE, FAIL, with BATCH_DONE: EXECUTED is still to come
 
 // What a CALL is about, its `index`.
 enum class Operation : uint32_t {

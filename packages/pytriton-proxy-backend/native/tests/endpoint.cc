@@ -1,5 +1,5 @@
 // Endpoints under load, for the thread sanitizer: many threads execute batches while workers answer, leave and break
-// off. `endpoint EXECUTES WORKERS BATCHES`. Triton is not there: the double of `Batch` below counts how it ends.
+// off. `endpoint EXECUTES WORKERS BATCHES`. Every other life of a worker says itself when it can take the next batch. Triton is not there: the double of `Batch` below counts how it ends.
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -68,7 +68,7 @@ constexpr char kAnswer[] = "answer";
 // A worker at the wire, which answers batches with an error whose text is the answer.
 class Worker {
  public:
-  explicit Worker(const std::string& path) : fd_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+  Worker(const std::string& path, bool says_executed) : says_executed_(says_executed), fd_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     std::memcpy(address.sun_path, path.c_str(), path.size());
@@ -78,6 +78,7 @@ class Worker {
     std::memcpy(greeting.magic, kMagic, sizeof(kMagic));
     greeting.major = kMajor;
     greeting.max_in_flight = 2;
+    greeting.capabilities = says_executed_ ? uint64_t{kCapExecuted} : 0u;
     Send(MessageType::kHello, 0, {}, &greeting, sizeof(greeting));
   }
   ~Worker() { close(fd_); }
@@ -123,7 +124,17 @@ class Worker {
       const uint16_t released = i % 2 == 0 ? kFlagInputReleased : 0;
       Message answer{};
       answer.batch = message.batch;
-      Send(MessageType::kFail, kFlagBatchDone | released, answer, kAnswer, std::strlen(kAnswer));
+      // Before its answer, behind it, or with it.
+      const bool early = says_executed_ && i % 3 == 0;
+      const bool late = says_executed_ && i % 3 == 1;
+      if (early) Send(MessageType::kExecuted, 0, answer, nullptr, 0);
+      Send(MessageType::kFail, kFlagBatchDone | released | (late ? kFlagExecuting : 0), answer, kAnswer,
+           std::strlen(kAnswer));
+      if (late) {
+        // Until then nothing comes.
+        CHECK(!HasBatch());
+        Send(MessageType::kExecuted, 0, answer, nullptr, 0);
+      }
       if (released == 0) {
         Message release{};
         release.segment = message.segment;
@@ -135,6 +146,12 @@ class Worker {
     return true;
   }
 
+  bool HasBatch() {
+    Message message{};
+    return recv(fd_, &message, sizeof(message), MSG_PEEK | MSG_DONTWAIT) == static_cast<ssize_t>(sizeof(message)) &&
+           message.type == static_cast<uint16_t>(MessageType::kBatch);
+  }
+
   // Answers what has crossed the message that asks to leave.
   void Detach() {
     Send(MessageType::kDetach, 0, {}, nullptr, 0);
@@ -142,12 +159,13 @@ class Worker {
   }
 
  private:
+  const bool says_executed_;
   const int fd_;
 };
 
 void ServeUntil(const std::string& path, const std::atomic<bool>& finished, int number) {
   for (int life = number; !finished; ++life) {
-    Worker worker(path);
+    Worker worker(path, life % 2 == 1);
     if (!worker.Serve(200)) return;
     // Each third one breaks off, with the batches that it has.
     if (life % 3 != 0) worker.Detach();

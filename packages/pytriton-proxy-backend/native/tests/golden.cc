@@ -118,6 +118,9 @@ void Messages() {
   CompareMessage("cancel", cancel);
   CompareMessage("detach", message(MessageType::kDetach));
   CompareMessage("activity_ask", message(MessageType::kActivity));
+  Message executed = message(MessageType::kExecuted);
+  executed.batch = 7;
+  CompareMessage("executed", executed);
   Message activity = message(MessageType::kActivity);
   activity.batch = 9;
   activity.length = 3;

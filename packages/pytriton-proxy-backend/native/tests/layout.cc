@@ -24,6 +24,7 @@ int main() {
   CONSTANT(kCapCancel);
   CONSTANT(kCapCalls);
   CONSTANT(kCapReschedule);
+  CONSTANT(kCapExecuted);
   Print("HELLO", static_cast<int>(MessageType::kHello));
   Print("WELCOME", static_cast<int>(MessageType::kWelcome));
   Print("REFUSE", static_cast<int>(MessageType::kRefuse));
@@ -39,6 +40,7 @@ int main() {
   Print("CALLER", static_cast<int>(MessageType::kCaller));
   Print("CALL", static_cast<int>(MessageType::kCall));
   Print("RESULT", static_cast<int>(MessageType::kResult));
+  Print("EXECUTED", static_cast<int>(MessageType::kExecuted));
   Print("INFER", static_cast<int>(Operation::kInfer));
   Print("LOAD_MODEL", static_cast<int>(Operation::kLoadModel));
   Print("UNLOAD_MODEL", static_cast<int>(Operation::kUnloadModel));
@@ -55,6 +57,7 @@ int main() {
   CONSTANT(kFlagInputReleased);
   CONSTANT(kFlagBatchDone);
   CONSTANT(kFlagStream);
+  CONSTANT(kFlagExecuting);
   CONSTANT(kModelBatching);
   CONSTANT(kModelDecoupled);
   CONSTANT(kRequestSequenceStart);

@@ -21,7 +21,7 @@ from typing import Any
 FOLDER = Path(__file__).resolve().parent
 
 HELLO, WELCOME, REFUSE, SEGMENT, SEGMENT_CLOSE, BATCH, RESPONSE, FAIL, RELEASE, CANCEL, DETACH, ACTIVITY = range(1, 13)
-CALLER, CALL, RESULT = range(13, 16)
+CALLER, CALL, RESULT, EXECUTED = range(13, 17)
 # Of an input "x" and an output "y", both FP32 of one free dimension.
 DIGEST = "07e15f480f14f849abbf0cefca44dce9"
 INPUT_RELEASED, BATCH_DONE, STREAM = 1, 2, 4
@@ -413,6 +413,7 @@ def vectors() -> dict[str, bytes]:
         "release_block": message(RELEASE, segment=2, offset=(1 << 32) + 128),
         "cancel": message(CANCEL, batch=7, index=2),
         "detach": message(DETACH),
+        "executed": message(EXECUTED, batch=7),
         "activity_ask": message(ACTIVITY),
         "activity": message(ACTIVITY, batch=9, length=3),
         "caller": greeting(CALLER, "classify", capabilities=7),

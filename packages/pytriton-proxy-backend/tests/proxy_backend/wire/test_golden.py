@@ -237,6 +237,7 @@ def test_call() -> None:
     assert messages.pack_call(10, layout.Operation.METRIC_SET, (0, 0, 0), subject=3, value=0.25) == read("call_metric")
     kind, flags, _, number, *_, value = messages.read_header(read("result"), len(read("result")))
     assert (kind, flags, number, messages.as_float(value)) == (messages.RESULT, messages.BATCH_DONE, 10, 2.0)
+    assert messages.pack_executed(7) == read("executed")
     with pytest.raises(ValueError, match="a name of 5000 bytes is too long"):
         messages.pack_call(1, layout.Operation.INFER, (1, 0, 64), text="n" * 5000)
 

@@ -147,13 +147,24 @@ class WorkerProtocol(Generic[B]):
         """Return HELLO."""
         return self._hello.pack()
 
-    def respond(self, number: int, block: B, length: int, *, done: bool) -> tuple[bytes, list[bytes]]:
+    def respond(
+        self, number: int, block: B, length: int, *, done: bool, executing: bool = False
+    ) -> tuple[bytes, list[bytes]]:
         """Answer a batch with a record of `length` bytes in a block of this side.
+
+        Args:
+            number: The batch.
+            block: Where the record is.
+            length: Its bytes.
+            done: Whether nothing more comes for the batch.
+            executing: Whether `executed` is still to follow.
 
         Returns:
             RESPONSE, and what is to be sent before it.
         """
         flags, before = self._settle(number, done)
+        if executing and done:
+            flags |= messages.EXECUTING
         segment = block.segment
         if self._lent is None:
             self.unacknowledged.append(block)
@@ -169,6 +180,10 @@ class WorkerProtocol(Generic[B]):
         """
         flags, before = self._settle(number, True)
         return messages.pack_fail(number, code, text, flags), before
+
+    def executed(self, number: int) -> bytes:
+        """Return that the callable is through with a batch, for a proxy backend with the capability EXECUTED."""
+        return messages.pack_executed(number)
 
     def release(self) -> list[bytes]:
         """Return what tells of the blocks that nobody uses any more."""

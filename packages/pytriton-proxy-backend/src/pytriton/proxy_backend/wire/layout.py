@@ -28,6 +28,7 @@ class Capability(enum.IntFlag):
     CANCEL = 1 << 1
     CALLS = 1 << 2
     RESCHEDULE = 1 << 3
+    EXECUTED = 1 << 4
 
 
 # What every worker here has, and the Python proxy; whoever has more says so.
@@ -52,14 +53,16 @@ class MessageType(enum.IntEnum):
     CALLER = 13
     CALL = 14
     RESULT = 15
+    EXECUTED = 16
 
 
 class MessageFlag(enum.IntFlag):
-    """Of RESPONSE, FAIL and RESULT; STREAM of CALL."""
+    """Of RESPONSE, FAIL and RESULT; STREAM of CALL, and EXECUTING of RESPONSE and FAIL."""
 
     INPUT_RELEASED = 1 << 0
     BATCH_DONE = 1 << 1
     STREAM = 1 << 2
+    EXECUTING = 1 << 3
 
 
 class Operation(enum.IntEnum):

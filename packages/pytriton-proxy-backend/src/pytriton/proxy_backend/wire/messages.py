@@ -31,9 +31,11 @@ ACTIVITY = int(MessageType.ACTIVITY)
 CALLER = int(MessageType.CALLER)
 CALL = int(MessageType.CALL)
 RESULT = int(MessageType.RESULT)
+EXECUTED = int(MessageType.EXECUTED)
 INPUT_RELEASED = int(MessageFlag.INPUT_RELEASED)
 BATCH_DONE = int(MessageFlag.BATCH_DONE)
 STREAM = int(MessageFlag.STREAM)
+EXECUTING = int(MessageFlag.EXECUTING)
 
 HEADER_SIZE = layout.MESSAGE.size
 _SEGMENT_FIELD = struct.Struct("<24xI20x")
@@ -109,6 +111,11 @@ def pack_acknowledge(consumed: int) -> bytes:
 def pack_cancel(batch: int, request: int) -> bytes:
     """Pack that nobody waits for one request of a batch any more."""
     return _pack(CANCEL, 0, HEADER_SIZE, batch, 0, 0, request, 0, 0)
+
+
+def pack_executed(batch: int) -> bytes:
+    """Pack that the callable has returned from a batch, and the next one may come."""
+    return _pack(EXECUTED, 0, HEADER_SIZE, batch, 0, 0, 0, 0, 0)
 
 
 def pack_detach() -> bytes:
