@@ -133,7 +133,8 @@ class Server:
                 with suppress(ChildProcessError):
                     while os.waitpid(-1, os.WNOHANG)[0]:
                         pass
-            # What was named after it is its own even where the process that made it ended long before.
+            # What was named after it is its own even where the process that made it ended long before; nvidia-pytriton
+            # misspells its own name.
             for name in (self._log.parent.name, f"pytrtion{self._process.pid}-"):
                 leavings |= set(Path("/dev/shm").glob(f"{name}*"))
             for path in leavings:
