@@ -62,8 +62,10 @@ class Gate:
 class Server:
     """A server with models that call and are called."""
 
-    def __init__(self, home: Path) -> None:
-        self.triton = Triton(config=local_config(allow_metrics=True, metrics_port=0))
+    def __init__(self, home: Path, traces: Path) -> None:
+        trace = [f"triton,file={traces / 'trace.json'}", "triton,log-frequency=1", "rate=1", "level=TIMESTAMPS"]
+        self.triton = Triton(config=local_config(allow_metrics=True, metrics_port=0, trace_config=trace))
+        self.traces = traces
         self.gate = Gate()
         self.home = home
         self._calls: Calls | None = None
@@ -128,9 +130,9 @@ def count(requests: list[Request]) -> Iterator[list[dict[str, Array]]]:
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     with short_home() as home:
-        made = Server(home)
+        made = Server(home, tmp_path_factory.mktemp("traces"))
         with running(made.triton):
             yield made
             made.close()
@@ -485,48 +487,74 @@ def test_a_request_that_is_rescheduled(server: Server) -> None:
         server.calls.unload_model(name)
 
 
+def test_a_stream_that_goes_on_after_it_was_rescheduled(server: Server) -> None:
+    endpoint = own_model(
+        server, "streaming", "decoupled = true\n", sequence_batching={"iterative_sequence": True},
+        model_transaction_policy={"decoupled": True},
+    )  # fmt: skip
+    worker = Connection(endpoint, "worker", capabilities=CAPABILITIES | Capability.RESCHEDULE)
+    call = server.calls.infer("streaming", {"x": numbers(3)}, stream=True)
+    for left in (2, 1, 0):
+        batch = worker.receive()
+        assert batch is not None
+        more = ResponseData(0, {"y": numbers(left)}, final=False)
+        # In one record, and in two.
+        last = ResponseData(0, reschedule=True, final=False) if left else ResponseData(0, empty=True)
+        if left == 2:
+            worker.respond(batch.number, ResponseWriter().lay_out([more, last]), done=True)
+        else:
+            worker.respond(batch.number, ResponseWriter().lay_out([more]), done=False)
+            worker.respond(batch.number, ResponseWriter().lay_out([last]), done=True)
+        del batch
+    results = list(call)
+    assert [result.outputs["y"].tolist() for result in results if result.outputs] == [[2], [1], [0]]
+    assert [result.error for result in results if result.error] == []
+    worker.close()
+    server.calls.unload_model("streaming")
+
+
 # ---- traces ----------------------------------------------------------------------------------------------------------
 
 
-def call_for_a_request(triton: Triton, home: Path) -> None:
-    """Serve one request to a model `asks` with calls for it, for one that is not there, and for no batch."""
-    [other] = home.rglob("double.1.sock")
-    loader = Calls(other, "test")
-    endpoint = load_own(loader, home, "asks")
+def test_a_call_is_traced_with_the_request_for_which_it_is_made(server: Server) -> None:
+    endpoint = own_model(server, "asks")
     worker = Connection(endpoint, "worker")
     calls = Calls(endpoint, "worker")
 
     def serve() -> None:
+        """Call for the request, for one that is not there, and for no batch."""
         batch = worker.receive()
         assert batch is not None
         for parent in ((batch.number, 0), (batch.number, 1), (batch.number + 9, 0)):
-            call = calls.infer("double", {"x": batch.load_inputs(0)["x"]}, ["y"], parent=parent)
-            answer = ResponseData(0, {"y": answer_of(call).outputs["y"].copy()})
+            call = calls.infer("shout", {"x": np.array([b"a"], object)}, parent=parent)
+            assert answer_of(call).outputs["y"].tolist() == [b"A"]
+        answer = ResponseData(0, {"y": batch.load_inputs(0)["x"]})
         worker.respond(batch.number, ResponseWriter().lay_out([answer]), done=True)
 
     serving = threading.Thread(target=serve)
     serving.start()
-    with ModelClient(str(triton.http_url), "asks") as client:
-        assert client.infer_sample(numbers(4))["y"].tolist() == [8]
+    with ModelClient(str(server.triton.http_url), "asks") as client:
+        assert client.infer_sample(numbers(4))["y"].tolist() == [4]
     serving.join()
     worker.close()
     calls.close()
-    loader.unload_model("asks")
-    loader.close()
+    server.calls.unload_model("asks")
 
+    def traces() -> dict[int, tuple[str, int | None]]:
+        """The model and the parent of each trace that is written."""
+        found = {}
+        for path in server.traces.glob("trace.json*"):
+            try:
+                entries = json.loads(path.read_text())
+            except ValueError:
+                continue  # being written
+            found.update({e["id"]: (e["model_name"], e.get("parent_id")) for e in entries if "model_name" in e})
+        return found
 
-def test_a_call_is_traced_with_the_request_for_which_it_is_made(tmp_path: Path) -> None:
-    file = tmp_path / "trace.json"
-    traced = [f"triton,file={file}", "triton,log-frequency=1", "rate=1", "level=TIMESTAMPS"]
-    with short_home() as home:
-        triton = Triton(config=local_config(trace_config=traced))
-        triton.bind("double", double, inputs=[vector("x")], outputs=[vector("y"), vector("n")], config=SINGLE)
-        with running(triton):
-            call_for_a_request(triton, home)
-    entries = [entry for path in tmp_path.glob("trace.json*") for entry in json.loads(path.read_text())]
-    models = {entry["id"]: (entry["model_name"], entry.get("parent_id")) for entry in entries if "model_name" in entry}
-    [parent] = [number for number, (name, _) in models.items() if name == "asks"]
-    assert [above for name, above in models.values() if name == "double"] == [parent]
+    # They are written one by one, the parent last.
+    eventually(lambda: {"asks", "shout"} <= {name for name, _ in traces().values()})
+    [parent] = [number for number, (name, _) in traces().items() if name == "asks"]
+    assert [above for name, above in traces().values() if name == "shout"] == [parent]
 
 
 # ---- peers that are not what they should be --------------------------------------------------------------------------
