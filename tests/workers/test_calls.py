@@ -513,6 +513,32 @@ def test_a_stream_that_goes_on_after_it_was_rescheduled(server: Server) -> None:
     server.calls.unload_model("streaming")
 
 
+def test_a_stream_that_goes_on_after_an_error(server: Server) -> None:
+    endpoint = own_model(server, "faltering", "decoupled = true\n", model_transaction_policy={"decoupled": True})
+    worker = Connection(endpoint, "worker", capabilities=CAPABILITIES | Capability.CONTINUES)
+    assert worker.welcome.capabilities & Capability.CONTINUES
+    for continues in (True, False):
+        call = server.calls.infer("faltering", {"x": numbers(3)}, stream=True)
+        batch = worker.receive()
+        assert batch is not None
+        answers = [
+            ResponseData(0, error="one of them", code=ErrorCode.NOT_FOUND, final=False, continues=continues),
+            ResponseData(0, {"y": numbers(1)}, final=False),
+            ResponseData(0, empty=True),
+        ]
+        worker.respond(batch.number, ResponseWriter().lay_out(answers), done=True)
+        del batch
+        first, *others = call
+        assert (str(first.error), first.error.code if first.error else 0) == ("one of them", ErrorCode.NOT_FOUND)
+        # What comes after an error that is the last is dropped.
+        assert [result.outputs["y"].tolist() for result in others if result.outputs] == ([[1]] if continues else [])
+        assert (first.final, [result.final for result in others]) == (
+            (False, [False, True]) if continues else (True, [])
+        )
+    worker.close()
+    server.calls.unload_model("faltering")
+
+
 # ---- traces ----------------------------------------------------------------------------------------------------------
 
 

@@ -289,7 +289,7 @@ bool Batch::IsGone(const Item& item) const {
   return Succeeded(TRITONBACKEND_ResponseFactoryIsCancelled(item.factory, &is_cancelled)) && is_cancelled;
 }
 
-void Batch::SendError(Item& item, TRITONSERVER_Error_Code code, const std::string& text) {
+void Batch::SendError(Item& item, TRITONSERVER_Error_Code code, const std::string& text, bool last) {
   if (IsGone(item)) return;  // Finish sees to its end
   std::string reason;
   TRITONBACKEND_Response* response = NewResponse(item, &reason);
@@ -297,8 +297,8 @@ void Batch::SendError(Item& item, TRITONSERVER_Error_Code code, const std::strin
     PYTRITON_LOG(ERROR, "no response for an error could be made: " + reason + "; the error: " + text);
     return;
   }
-  item.ended = true;
-  Send(response, true, MakeError(code, text));
+  item.ended = last;
+  Send(response, last, MakeError(code, text));
 }
 
 void Batch::Send(TRITONBACKEND_Response* response, bool last, TRITONSERVER_Error* error) {
@@ -311,6 +311,13 @@ void Batch::Send(TRITONBACKEND_Response* response, bool last, TRITONSERVER_Error
 }
 
 namespace {
+
+// Whether nothing more comes for the request of a decoupled model.
+bool IsLast(const ResponseEntry& entry) {
+  const bool failed = (entry.flags & kResponseError) != 0;
+  return (entry.flags & (kResponseFinal | kResponseReschedule)) != 0 ||
+         (failed && (entry.flags & kResponseContinues) == 0);
+}
 
 constexpr uint32_t kNone = UINT32_MAX;
 
@@ -435,8 +442,7 @@ void Batch::Respond(const ResponseRecord& record) {
                              std::to_string(id_) + " after its last response; the answer is dropped");
       continue;
     }
-    const bool final =
-        !decoupled_ || (entry.flags & (kResponseFinal | kResponseError | kResponseReschedule)) != 0;
+    const bool final = !decoupled_ || IsLast(entry);
     const Slices::Chain& chain = slices.chains[i];
     std::string error;
     if ((entry.flags & kResponseReschedule) != 0) {
@@ -446,7 +452,7 @@ void Batch::Respond(const ResponseRecord& record) {
       item.success = final && (entry.flags & kResponseError) == 0;
     } else if ((entry.flags & kResponseError) != 0) {
       SendError(item, static_cast<TRITONSERVER_Error_Code>(entry.error_code <= 7 ? entry.error_code : 1),
-                std::string(record.ErrorText(entry)));
+                std::string(record.ErrorText(entry)), final);
     } else if (chain.broken != nullptr) {
       SendError(item, TRITONSERVER_ERROR_INTERNAL,
                 std::string("output '") + chain.broken->name +

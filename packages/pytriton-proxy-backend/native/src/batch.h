@@ -87,7 +87,7 @@ class Batch {
   TRITONBACKEND_Response* NewResponse(Item& item, std::string* error);
   // Whether the caller of a stream has gone, so that nothing is to be sent to it.
   bool IsGone(const Item& item) const;
-  void SendError(Item& item, TRITONSERVER_Error_Code code, const std::string& text);
+  void SendError(Item& item, TRITONSERVER_Error_Code code, const std::string& text, bool last = true);
   // Sends a response, the last one of its request only when `Finish` is through with that. Takes both over.
   void Send(TRITONBACKEND_Response* response, bool last, TRITONSERVER_Error* error);
   // Gives a request back to Triton, which is to schedule it anew where `item.rescheduled`.

@@ -17,8 +17,10 @@ enum Capability : uint64_t {
   kCapCalls = 1u << 2,      // calls into the server, over a connection of their own
   kCapReschedule = 1u << 3,  // a response may be RESCHEDULE
   kCapExecuted = 1u << 4,  // the worker says when it can take the next batch: EXECUTED
+  kCapContinues = 1u << 5,  // a response that is an error may be CONTINUES
 };
-constexpr uint64_t kCapabilities = kCapDecoupled | kCapCancel | kCapCalls | kCapReschedule | kCapExecuted;
+constexpr uint64_t kCapabilities =
+    kCapDecoupled | kCapCancel | kCapCalls | kCapReschedule | kCapExecuted | kCapContinues;
 
 enum class MessageType : uint16_t {
   kHello = 1,         // worker -> proxy: greeting
@@ -163,6 +165,7 @@ constexpr uint32_t kResponseFinal = 1u << 0;  // nothing more comes for this req
 constexpr uint32_t kResponseError = 1u << 1;
 constexpr uint32_t kResponseEmpty = 1u << 2;  // no outputs: only ends the request (decoupled)
 constexpr uint32_t kResponseReschedule = 1u << 3;  // no outputs: the request goes back to Triton's scheduler
+constexpr uint32_t kResponseContinues = 1u << 4;  // with kResponseError: more comes for this request (decoupled)
 // Entries with one of these have no rows in tensors over the whole batch.
 constexpr uint32_t kResponseNothing = kResponseError | kResponseEmpty | kResponseReschedule;
 

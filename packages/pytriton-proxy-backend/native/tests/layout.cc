@@ -25,6 +25,7 @@ int main() {
   CONSTANT(kCapCalls);
   CONSTANT(kCapReschedule);
   CONSTANT(kCapExecuted);
+  CONSTANT(kCapContinues);
   Print("HELLO", static_cast<int>(MessageType::kHello));
   Print("WELCOME", static_cast<int>(MessageType::kWelcome));
   Print("REFUSE", static_cast<int>(MessageType::kRefuse));
@@ -66,6 +67,7 @@ int main() {
   CONSTANT(kResponseError);
   CONSTANT(kResponseEmpty);
   CONSTANT(kResponseReschedule);
+  CONSTANT(kResponseContinues);
   CONSTANT(kMaxPacket);
   CONSTANT(kMaxText);
   CONSTANT(kAlignment);

@@ -29,6 +29,7 @@ class Capability(enum.IntFlag):
     CALLS = 1 << 2
     RESCHEDULE = 1 << 3
     EXECUTED = 1 << 4
+    CONTINUES = 1 << 5
 
 
 # What every worker here has, and the Python proxy; whoever has more says so.
@@ -104,6 +105,7 @@ class ResponseFlag(enum.IntFlag):
     ERROR = 1 << 1
     EMPTY = 1 << 2
     RESCHEDULE = 1 << 3
+    CONTINUES = 1 << 4
 
 
 class ErrorCode(enum.IntEnum):

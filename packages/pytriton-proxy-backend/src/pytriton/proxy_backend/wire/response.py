@@ -31,6 +31,7 @@ _FINAL = int(layout.ResponseFlag.FINAL)
 _ERROR = int(layout.ResponseFlag.ERROR)
 _EMPTY = int(layout.ResponseFlag.EMPTY)
 _RESCHEDULE = int(layout.ResponseFlag.RESCHEDULE)
+_CONTINUES = int(layout.ResponseFlag.CONTINUES)
 
 
 @dataclass
@@ -47,6 +48,7 @@ class ResponseData:
         empty: Whether it only ends the request's stream.
         reschedule: Whether it gives the request back to Triton's scheduler instead, for a later batch. The proxy
             backend must have the capability.
+        continues: Whether more comes after an error, which else is final. The proxy backend must have the capability.
     """
 
     request: int
@@ -57,6 +59,7 @@ class ResponseData:
     final: bool = True
     empty: bool = False
     reschedule: bool = False
+    continues: bool = False
 
     @property
     def has_outputs(self) -> bool:
@@ -246,7 +249,7 @@ def _lay_out(responses: Sequence[ResponseData], rows: Sequence[int], tensors: Se
     for response, row in zip(responses, rows, strict=True):
         error = response.error
         flags = _FINAL * response.final | _ERROR * (error is not None) | _EMPTY * response.empty
-        flags |= _RESCHEDULE * response.reschedule
+        flags |= _RESCHEDULE * response.reschedule | _CONTINUES * response.continues
         text = (0, 0) if error is None else metadata.text(error[:_MAX_ERROR_TEXT])
         entries += layout.RESPONSE.pack(
             response.request, flags, row, response.code, *text, *metadata.parameters(response.parameters)
@@ -287,9 +290,10 @@ def read_responses(record: memoryview, number: int, request_count: int, *, decou
             parameters=metadata.parameters(*parameters),
             error=metadata.text(error_offset, error_length) if flags & _ERROR else None,
             code=code,
-            final=not decoupled or bool(flags & (_FINAL | _ERROR | _RESCHEDULE)),
+            final=not decoupled or bool(flags & (_FINAL | _RESCHEDULE)) or flags & (_ERROR | _CONTINUES) == _ERROR,
             empty=bool(flags & _EMPTY),
             reschedule=bool(flags & _RESCHEDULE),
+            continues=bool(flags & _CONTINUES),
         )
         responses.append(response)
         rows.append(row if response.has_outputs else 0)
