@@ -164,10 +164,12 @@ def test_a_host_that_ends_is_replaced(tmp_path: Path) -> None:
     with served(tmp_path) as triton:
         assert infer(triton, "double", 1) == [2]
         (before,) = hosts()
-        with pytest.raises(PyTritonClientInferenceServerError, match="worker"):
-            infer(triton, "double", 13)
-        # It waits for the next one.
-        assert infer(triton, "double", 1) == [2]
+        # More often than a process worker of a bound model may end.
+        for _ in range(6):
+            with pytest.raises(PyTritonClientInferenceServerError, match="worker"):
+                infer(triton, "double", 13)
+            # It waits for the next one.
+            assert infer(triton, "double", 1) == [2]
         (after,) = hosts()
         os.kill(after, signal.SIGKILL)
         eventually(lambda: after not in hosts())

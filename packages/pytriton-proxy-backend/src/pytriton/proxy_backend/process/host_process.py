@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any
 
-from ..errors import WorkerProcessError
 from .child import Launch
 from .messages import PythonModelJob, PythonModelServing
 from .worker_process import RestartLimits, WorkerProcess
 
-# As long as Triton's Python backend: some load models for minutes.
-_LIMITS = RestartLimits(start_timeout_s=math.inf)
+# As Triton's Python backend: some load models for minutes, and a request that ends a process says nothing about others.
+_LIMITS = RestartLimits(max_crashes=None, start_timeout_s=math.inf)
 
 
 class HostProcess(WorkerProcess):
-    """Serves one instance of a Python model, started again as any worker process is.
+    """Serves one instance of a Python model, started again as any worker process is, and never given up.
 
     A job that completes a configuration first has the first process wait for `serve` then; later ones serve at once.
     """
@@ -30,7 +28,6 @@ class HostProcess(WorkerProcess):
         number: int,
         *,
         launch: Launch | None = None,
-        on_given_up: Callable[[WorkerProcessError], None] | None = None,
     ) -> None:
         """Prepare a host; nothing happens before `start`.
 
@@ -38,9 +35,8 @@ class HostProcess(WorkerProcess):
             job: What it is to do.
             number: Which of the model's hosts it is, from 0 on; for errors and for the log.
             launch: How its process is started.
-            on_given_up: Called when it is not started again.
         """
-        super().__init__(job, job.model_name, number, launch=launch, limits=_LIMITS, on_given_up=on_given_up)
+        super().__init__(job, job.model_name, number, launch=launch, limits=_LIMITS)
         self._python_job = job
         self._configured: dict[str, Any] | None = None
 

@@ -34,14 +34,14 @@ class RestartLimits:
     """When a worker process is started again, and when it is given up.
 
     Attributes:
-        max_crashes: With so many ends within `crash_window_s` it is given up.
+        max_crashes: With so many ends within `crash_window_s` it is given up; `None` never.
         crash_window_s: The time in which they count, in seconds.
         start_timeout_s: How long factory and warm-up may take, in seconds.
         silence_timeout_s: A process that says nothing for so long, in seconds, is replaced, and so is one whose
             connection the proxy backend has closed while its callable is busy; `None` lets them be.
     """
 
-    max_crashes: int = 5
+    max_crashes: int | None = 5
     crash_window_s: float = 60.0
     start_timeout_s: float = 300.0
     silence_timeout_s: float | None = None
@@ -371,18 +371,19 @@ class WorkerProcess:
         while self._crashes[0] < now - self._limits.crash_window_s:
             self._crashes.popleft()
         count = len(self._crashes)
-        if count >= self._limits.max_crashes:
+        most = self._limits.max_crashes
+        if most is not None and count >= most:
             text = f"is given up after {count} ends within {self._limits.crash_window_s:g} s; the last time {ended}"
             return self._refusal(text, child, quoted=failure is None)
         delay_s = min(_FIRST_DELAY_S * 2 ** (count - 1), _LAST_DELAY_S)
         logger.warning(
-            "%s (pid %s) %s; it is started again in %g s (end %d of at most %d within %g s)",
+            "%s (pid %s) %s; it is started again in %g s (end %d%s within %g s)",
             self._label,
             None if child is None else child.pid,
             ended,
             delay_s,
             count,
-            self._limits.max_crashes,
+            "" if most is None else f" of at most {most}",
             self._limits.crash_window_s,
         )
         with self._changed:
