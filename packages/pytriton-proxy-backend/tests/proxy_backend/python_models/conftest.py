@@ -1,5 +1,6 @@
 """A model from its source text, served to a scripted proxy backend."""
 
+import asyncio
 import json
 import sys
 import textwrap
@@ -17,7 +18,7 @@ from pytriton.proxy_backend.python_models.module import install
 from pytriton.proxy_backend.python_models.serving import ModelWorker
 from pytriton.proxy_backend.runtime.statistics import Counters
 from pytriton.proxy_backend.wire import dtypes
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, eventually
 
 MakeModel = Callable[..., PythonModel]
 BATCHING, DECOUPLED = 1, 2
@@ -74,7 +75,7 @@ def serve(make_model: MakeModel, proxy: Any) -> Iterator[Callable[..., Any]]:
         service = ModelService(model.execute, model.file, "model_0_0", spec, Counters())
         worker = ModelWorker(service, str(proxy.endpoint), "host")
         thread = threading.Thread(target=worker.run, args=(lambda: None,))
-        made.append((worker, thread))
+        made.append((worker, thread, service))
         proxy.listen()
         thread.start()
         peer = proxy.accept()
@@ -87,8 +88,14 @@ def serve(make_model: MakeModel, proxy: Any) -> Iterator[Callable[..., Any]]:
 
     yield start
     proxy.close()
-    for worker, thread in made:
+    for worker, thread, service in made:
         assert worker.stop(PATIENCE_S)
+        service.loop.stop()
         thread.join(PATIENCE_S)
         assert not thread.is_alive()
         assert worker.error is None
+    eventually(lambda: not any(thread.name == "pytriton-coroutines" for thread in threading.enumerate()))
+    for _, _, service in made:
+        if service.loop._loop is not None:
+            service.loop._loop.close()
+            asyncio.set_event_loop(None)
