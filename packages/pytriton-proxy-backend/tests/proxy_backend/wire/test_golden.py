@@ -12,14 +12,14 @@ import pytest
 
 from pytriton.proxy.types import make_requests
 from pytriton.proxy_backend import VersionMismatchError
-from pytriton.proxy_backend.errors import AttachError
+from pytriton.proxy_backend.errors import AttachError, ProtocolError
 from pytriton.proxy_backend.transport.arena import PeerArena
 from pytriton.proxy_backend.wire import layout, messages
-from pytriton.proxy_backend.wire.batch import BatchReader, RequestData, lay_out_batch
+from pytriton.proxy_backend.wire.batch import BatchReader, RequestData, RequestWriter, lay_out_batch
 from pytriton.proxy_backend.wire.greetings import GreetingError, Hello, Welcome, parse_answer, parse_hello
 from pytriton.proxy_backend.wire.layout import Capability
 from pytriton.proxy_backend.wire.record import Record
-from pytriton.proxy_backend.wire.response import ResponseData, ResponseWriter, read_responses
+from pytriton.proxy_backend.wire.response import AnswerReader, ResponseData, ResponseWriter, read_responses
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -264,6 +264,46 @@ def test_answer_to_a_call(golden: ModuleType) -> None:
     assert (answer.parameters, answer.error) == (golden.PARAMETERS, None)
     assert answer.outputs["y"].tolist() == [[1, 2], [3, 4]]
     assert strings(answer.outputs["label"]) == [b"", b"eins"]
+
+
+def test_records_of_calls_that_look_alike() -> None:
+    """What was laid out, or read, is used again for what looks the same, and for nothing else."""
+    writer = RequestWriter()
+    requests = [
+        RequestData({"x": np.full(shape, value, dtype)}, outputs, correlation_id=correlation, parameters=parameters)
+        for shape in ((3,), (3, 1))
+        for dtype in (np.float32, np.int32)
+        for outputs in (["y"], ["y", "z"])
+        for correlation in (1, "1")
+        for parameters in ({}, {"a": 1}, {"a": True})
+        for value in (1, 2)
+    ]
+    requests += [RequestData({"x": np.array([text], object)}) for text in (b"", b"a", b"bcd", b"bcde")]
+    for _ in range(2):
+        for request in requests:
+            assert written(writer.lay_out(request)) == written(lay_out_batch([request], batching=False))
+    reader = AnswerReader()
+    y = np.arange(4, dtype=np.float32)
+    answers = [
+        ResponseData(0, {"y": y}), ResponseData(0, {"y": y + 1}), ResponseData(0, {"y": y.reshape(2, 2)}),
+        ResponseData(0, {"z": y}), ResponseData(0, {"y": y}, {"a": 1}), ResponseData(0, {"y": y}, {"a": 2}),
+        ResponseData(0, error="no"), ResponseData(0, {"t": np.array([b"a", b"bc"], object)}),
+        ResponseData(0, {"t": np.array([b"ab", b"c"], object)}), ResponseData(0, empty=True),
+    ]  # fmt: skip
+    for number in (1, 2):
+        for answer in answers:
+            record = ResponseWriter().lay_out([answer])
+            memory = bytearray(record.layout.length)
+            record.write(memory, 0, number)
+            read_back = reader.read(memoryview(memory), number)
+            assert {name: array.tolist() for name, array in read_back.outputs.items()} == {
+                name: array.tolist() for name, array in answer.outputs.items()
+            }
+            assert (read_back.parameters, read_back.error) == (answer.parameters, answer.error)
+            with pytest.raises(ProtocolError, match=f"expected the record of batch {number + 1}"):
+                reader.read(memoryview(memory), number + 1)
+            with pytest.raises(ProtocolError):
+                reader.read(memoryview(memory)[:-1], number)
 
 
 def test_magics_are_readable() -> None:

@@ -24,12 +24,12 @@ from ..errors import AttachError, CallFailedError, ConnectionLostError, Protocol
 from ..protocol.calls import CallsProtocol
 from ..system.forks import call_in_child, replace_descriptors
 from ..wire import messages
-from ..wire.batch import RequestData, lay_out_batch
+from ..wire.batch import RequestData, RequestWriter
 from ..wire.greetings import Hello
 from ..wire.layout import CAPABILITIES, MAX_PACKET, Capability, ErrorCode, Operation
 from ..wire.messages import BATCH_DONE, Header, pack_segment, pack_segment_close, read_reason
 from ..wire.record import Array, ParameterValue
-from ..wire.response import read_responses
+from ..wire.response import AnswerReader
 from .arena import OwnArena, OwnedBlock, PeerArena
 from .connection import (
     ANCILLARY_SIZE,
@@ -177,6 +177,8 @@ class Calls:
         self._pending: dict[int, Call] = {}
         self._discarded: collections.deque[tuple[Operation, int]] = collections.deque()
         self._ending: ProxyBackendError | None = None
+        self._writer = RequestWriter()
+        self._reader = AnswerReader()
         self._outputs = OwnArena(0)
         hello = Hello(name=name, capabilities=CAPABILITIES | Capability.CALLS)
         self._protocol: CallsProtocol[OwnedBlock] = CallsProtocol(hello, self._free)
@@ -369,7 +371,7 @@ class Calls:
         on_response: Callable[[CallResult], object] | None,
         **fields: Any,
     ) -> Call:
-        record = None if request is None else lay_out_batch([request], batching=False)
+        record = None if request is None else self._writer.lay_out(request)
         call = Call(self._cancel, on_response)
         with self._lock:
             self._send_discarded()
@@ -512,7 +514,7 @@ class Calls:
             return CallResult(CallFailedError(read_reason(self._buffer[:size]), code=code), {}, {}, final)
         block: Any = self._inputs.block(segment, offset, length)[0]
         try:
-            [response] = read_responses(memoryview(block), number, 1, decoupled=True)
+            response = self._reader.read(memoryview(block), number)
         except (ProtocolError, ValueError) as reason:
             error = CallFailedError(f"an answer of the server cannot be read: {reason}", code=ErrorCode.INVALID_ARG)
             return CallResult(error, {}, {}, final)

@@ -398,6 +398,37 @@ def lay_out_batch(requests: Sequence[RequestData], *, batching: bool, received_n
     return make_record(metadata.finish(entries, received_ns, sent_ns), tensors)
 
 
+class RequestWriter:
+    """Lays the records of single requests out; keeps the layouts of those that look alike."""
+
+    def __init__(self) -> None:
+        self._layouts: dict[tuple[object, ...], RecordLayout] = {}
+
+    def lay_out(self, request: RequestData) -> Record:
+        """Lay a record out; raises as `lay_out_batch`."""
+        look: list[object] = [
+            request.request_id, request.correlation_id, request.flags, request.priority, request.timeout_us,
+            *request.outputs, None,
+        ]  # fmt: skip
+        arrays = list(request.inputs.values())
+        for name, array in request.inputs.items():
+            if array.dtype.kind not in "biufV":  # strings, whose length is no matter of their shape
+                return lay_out_batch([request], batching=False)
+            look += (name, array.dtype, array.shape)
+        if request.parameters or request.trace_context:
+            return lay_out_batch([request], batching=False)
+        key = tuple(look)
+        known = self._layouts.get(key)
+        if known is None:
+            record = lay_out_batch([request], batching=False)
+            if len(record.layout.metadata) <= _MAX_KNOWN_BYTES:
+                if len(self._layouts) >= _MAX_KNOWN:
+                    self._layouts.clear()
+                self._layouts[key] = record.layout
+            return record
+        return Record(known, arrays)
+
+
 def _join_inputs(requests: Sequence[RequestData], batching: bool) -> list[Tensor]:
     tensors: list[Tensor] = []
     for name in dict.fromkeys(itertools.chain.from_iterable(request.inputs for request in requests)):

@@ -20,12 +20,14 @@ from .record import (
     Record,
     RecordLayout,
     Tensor,
+    TensorEntry,
     make_record,
     make_tensor,
     read_header,
 )
 
 _MAX_LAYOUTS = 512
+_MAX_KNOWN_BYTES = 64 << 10
 _MAX_ERROR_TEXT = 1 << 20
 _FINAL = int(layout.ResponseFlag.FINAL)
 _ERROR = int(layout.ResponseFlag.ERROR)
@@ -318,3 +320,33 @@ def read_responses(record: memoryview, number: int, request_count: int, *, decou
                 response.outputs[tensor.name] = array[begin : begin + row]
                 begin += row
     return responses
+
+
+class AnswerReader:
+    """Reads records with one response, the answers to calls; keeps what it found in those that look alike."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], list[TensorEntry]] = {}
+
+    def read(self, record: memoryview, number: int) -> ResponseData:
+        """Read a record. Numeric outputs are views on it.
+
+        Raises:
+            ProtocolError: If it is malformed, or has no numpy type for an output here.
+        """
+        _, *head, metadata_length, record_length, entries, tensors, _, _ = read_header(
+            record, 0, len(record), layout.RESPONSE_MAGIC, number
+        )
+        raw = bytes(record[:metadata_length])
+        # All but the number: the rest of the header is checked with the metadata that it is about.
+        key = (head[0], head[1], record_length, entries, tensors, raw[layout.RECORD.size :])
+        known = self._known.get(key)
+        if known is not None:
+            outputs = {tensor.name: tensor.array(record, record, 0) for tensor in known}
+            return ResponseData(0, outputs, final=False)
+        [response] = read_responses(record, number, 1, decoupled=True)
+        if response.has_outputs and not response.parameters and len(raw) <= _MAX_KNOWN_BYTES:
+            if len(self._known) >= _MAX_LAYOUTS:
+                self._known.clear()
+            self._known[key] = Metadata(raw).read_tensors("output", tensors, head[1], record_length)
+        return response
