@@ -36,7 +36,7 @@ from support.bare_server import BareServer, serving
 from support.callables import X, Y, identity
 from support.servers import since
 from support.serving import local_config, running, short_home
-from support.waiting import PATIENCE_S, Held, eventually
+from support.waiting import PATIENCE_S, Held, eventually, wait_for_threads
 
 CALLERS = 6
 
@@ -59,7 +59,7 @@ def status(address: str, path: str = "/v2/health/ready") -> int:
 def _home() -> Iterator[None]:
     with short_home():
         yield
-    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("pytriton")])
+    wait_for_threads()
 
 
 # ---- another server takes over ---------------------------------------------------------------------------------------

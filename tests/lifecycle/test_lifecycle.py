@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from pytriton.triton import Triton, TritonBase, TritonLifecyclePolicy, TritonMod
 from support.callables import X, Y, identity
 from support.load import under_load
 from support.serving import local_config, running, short_home
-from support.waiting import PATIENCE_S, eventually
+from support.waiting import PATIENCE_S, eventually, wait_for_threads
 
 WARMUP = [
     ModelWarmup(name="w", batch_size=2, count=3, inputs={"x": WarmupInput(np.float32, shape=(1,), zero_data=True)})
@@ -57,7 +56,7 @@ def ask(url: str | None, model: str, value: float = 1.0) -> Any:
 def home() -> Iterator[Path]:
     with short_home() as folder:
         yield folder
-    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("pytriton")])
+    wait_for_threads()
 
 
 # ---- one object, several lives --------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from pytriton.server.lifecycle.policies import RestartSchedule
 from pytriton.triton import RestartPolicy, Triton, TritonServerExitedError
 from support.callables import X, Y, identity
 from support.serving import local_config, running, server_pid, short_home
-from support.waiting import PATIENCE_S, eventually
+from support.waiting import PATIENCE_S, eventually, wait_for_threads
 
 IN_FLIGHT = 1000
 
@@ -30,7 +30,7 @@ IN_FLIGHT = 1000
 def _home() -> Iterator[None]:
     with short_home():
         yield
-    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("pytriton")])
+    wait_for_threads()
 
 
 @contextlib.contextmanager

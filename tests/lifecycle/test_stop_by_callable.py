@@ -18,7 +18,7 @@ from pytriton.triton import RemoteTriton, Triton
 from support.callables import X, Y
 from support.http import infer
 from support.serving import local_config, running, short_home
-from support.waiting import PATIENCE_S, eventually
+from support.waiting import PATIENCE_S, eventually, wait_for_threads
 
 # Where a callable waits for itself, its request is cut off after this time, and gets no answer.
 LONG_S = 600
@@ -57,7 +57,7 @@ MAKERS = pytest.mark.parametrize("make", [calling, calling_async, calling_in_thr
 
 
 def no_thread_left() -> None:
-    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("pytriton")])
+    wait_for_threads()
 
 
 @MAKERS

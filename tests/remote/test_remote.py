@@ -57,7 +57,7 @@ from support.faults.relay import Relay
 from support.load import under_load
 from support.servers import server_version
 from support.serving import arena_mappings, local_config, running, server_pid, short_home
-from support.waiting import PATIENCE_S, Held, eventually
+from support.waiting import PATIENCE_S, Held, eventually, wait_for_threads
 
 
 def times(factor: float) -> Callable[[Any], Any]:
@@ -168,7 +168,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 def _nothing_left() -> Iterator[None]:
     with short_home():
         yield
-    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("pytriton")])
+    wait_for_threads()
     gc.collect()  # an error that a callable raised may hold its frames, and these the inputs, in a cycle
     assert arena_mappings() == []
 

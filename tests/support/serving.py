@@ -6,14 +6,13 @@ import gc
 import os
 import re
 import tempfile
-import threading
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from pytriton.triton import Triton, TritonConfig
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, wait_for_threads
 
 
 def local_config(**settings: object) -> TritonConfig:
@@ -98,9 +97,9 @@ def running(triton: Triton) -> Iterator[Triton]:
     finally:
         triton.stop()
         gc.collect()  # an error that a callable raised may hold its frames, and these the inputs, in a cycle
-        threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("pytriton")]
+        wait_for_threads()
         # Regions of clients come and go in other processes meanwhile; the tests of clients look after them.
         left = {name for name in set(os.listdir("/dev/shm")) - shared_memory if not name.startswith("pytriton-client.")}
-        problems = [*threads, *arena_mappings(), *(name for name in left if "pytriton" in name)]
+        problems = [*arena_mappings(), *(name for name in left if "pytriton" in name)]
         if problems:
             raise AssertionError(f"left behind by the server: {problems}")

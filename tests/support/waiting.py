@@ -25,6 +25,18 @@ def eventually(condition: Callable[[], Found | Literal[False] | None], timeout_s
     return found
 
 
+def wait_for_threads() -> None:
+    """Wait until no thread of pytriton runs in this process any more."""
+
+    def left() -> list[str]:
+        return [thread.name for thread in threading.enumerate() if thread.name.startswith("pytriton")]
+
+    try:
+        eventually(lambda: not left())
+    except AssertionError as error:
+        raise AssertionError(f"threads that do not end: {left()}") from error
+
+
 async def eventually_async(
     condition: Callable[[], Found | Literal[False] | None], timeout_s: float = PATIENCE_S
 ) -> Found:

@@ -31,7 +31,7 @@ from pytriton.triton import (
     VertextAILifecyclePolicy,
     Workspace,
 )
-from support.waiting import eventually
+from support.waiting import eventually, wait_for_threads
 
 MakeTriton = Callable[..., Triton]
 
@@ -103,7 +103,7 @@ def make_triton(local_config: TritonConfig) -> Iterator[MakeTriton]:
     for triton in made:
         triton.stop()
     # A worker or a pump that stays is a leak.
-    eventually(lambda: not [thread for thread in threading.enumerate() if thread.name.startswith("pytriton")])
+    wait_for_threads()
 
 
 # ---- life ----------------------------------------------------------------------------------------------------------
