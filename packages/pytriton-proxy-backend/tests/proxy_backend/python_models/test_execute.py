@@ -366,6 +366,48 @@ if len(kept) == 2:
     assert found == {1: [[1.0]], 2: [[2.0]]}
 
 
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_the_next_batch_may_come_when_execute_returns(serve: Serve, golden: ModuleType, decoupled: bool) -> None:
+    executed, executing = 16, 8  # a message, and a flag
+    source = model("""sender = requests[0].get_response_sender()
+if requests[0].request_id() == 'late':
+    def wait():
+        while not requests[0].is_cancelled():
+            pass
+        sender.send(InferenceResponse(), 1)
+    threading.Thread(target=wait).start()
+else:
+    sender.send(InferenceResponse(), 1)
+    while requests[0].request_id() == 'early' and not requests[0].is_cancelled():
+        pass""")
+    peer = serve(source, config={"model_transaction_policy": {"decoupled": decoupled}}, capabilities=31)
+    assert struct.unpack_from("<Q", peer.hello.body, 24)[0] & 16  # capabilities
+
+    def ring(number: int, what: str) -> Callable[[], None]:
+        raw = record(golden, number, [1.0], id=what)
+        at = peer.batch(number, raw) + struct.unpack_from("<I", raw, 40)[0] + 72
+
+        def cancel() -> None:
+            peer.arena[1][at] = 1
+
+        return cancel
+
+    # The last response comes after `execute` has returned.
+    cancel = ring(1, "late")
+    packet = peer.answer()
+    assert (packet.kind, packet.batch) == (executed, 1)
+    cancel()
+    packet = peer.answer()
+    assert (packet.batch, packet.flags & (BATCH_DONE | executing)) == (1, BATCH_DONE)
+    # From now on the accelerator has nothing more to do with it, so this one comes while `execute` goes on.
+    cancel = ring(2, "early")
+    packet = peer.answer()
+    assert (packet.batch, packet.flags & (BATCH_DONE | executing)) == (2, BATCH_DONE | executing)
+    cancel()
+    packet = peer.answer()
+    assert (packet.kind, packet.batch) == (executed, 2)
+
+
 def test_a_model_sees_that_a_caller_is_gone(serve: Serve, golden: ModuleType) -> None:
     source = model("""def watch(request):
     sender = request.get_response_sender()

@@ -273,12 +273,13 @@ class Execution:
     def _call(self, batch: Batch) -> Outcome:
         load = _giver(batch)
         opened = OpenBatch(self._service.state, load)
+        opened.take(self._service.sink, executing=True)
         requests = [make_request(opened, load, index, batch.load_inputs(index)) for index in range(len(batch.rows))]
         return self._service.call(opened, requests)
 
     def _answer_plain(self, opened: OpenBatch, results: list[dict[str, Array]]) -> None:
         """Answer with outputs that the accelerator did not send: strings, others than are wanted, or a full arena."""
-        opened.take(self._service.sink)
+        opened.take(self._service.sink, executing=False)
         responses = []
         while results:
             index = len(results) - 1
@@ -315,17 +316,23 @@ class Execution:
         outcome.requests = outcome.returned = requests = returned = request = None  # type: ignore[assignment]
         if failure is not None:
             left.clear()
-        batch.take(service.sink)
-        if failure is not None:
-            text = f"Failed to process the request(s) for model '{service.state.name}', message: {failure}"
-            logger.error("%s", text)
-            batch.fail(text)
-            return
-        batch.answer_all(responses)
-        for index in batch.open_requests:
-            # As long as there is a sender, somebody may answer.
-            left[index].get_response_sender()
-            service.has_late = True
+        if batch.is_taken:
+            batch.note_return()
+        else:
+            batch.take(service.sink, executing=False)
+        try:
+            if failure is not None:
+                text = f"Failed to process the request(s) for model '{service.state.name}', message: {failure}"
+                logger.error("%s", text)
+                batch.fail(text)
+            else:
+                batch.answer_all(responses)
+                for index in batch.open_requests:
+                    # As long as there is a sender, somebody may answer.
+                    left[index].get_response_sender()
+                    service.has_late = True
+        finally:
+            batch.note_executed()
 
     def _reschedule(self, index: int) -> ResponseData:
         """Return what gives a request back to Triton's scheduler."""

@@ -9,12 +9,12 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ..errors import ArenaFullError, ConnectionLostError
-from ..runtime.service import ResponseSink
 from ..runtime.statistics import Counters
 from ..runtime.texts import shortened
 from ..wire.batch import Batch
 from ..wire.errors import ProtocolError
 from ..wire.layout import ErrorCode
+from ..wire.record import Record
 from ..wire.response import ResponseData, ResponseWriter
 from .errors import ModelFailure, TritonModelException
 from .responses import InferenceResponse, response_data
@@ -25,10 +25,23 @@ COMPLETE_FINAL = 1
 logger = logging.getLogger(__name__)
 
 
-class Sink(ResponseSink, Protocol):
-    """Where the responses to batches go. What it does is done under the lock of its `ModelState`."""
+class Sink(Protocol):
+    """Where the responses to batches go. What it does is done under the lock of its `ModelState`.
+
+    Attributes:
+        can_reschedule: Whether a request may go back to Triton's scheduler.
+    """
 
     can_reschedule: bool
+
+    def respond(self, number: int, record: Record, *, done: bool, executing: bool = False) -> None:
+        """Write a record and send it, see `ResponseSink`; `executing` says that `executed` is still to follow."""
+
+    def fail(self, number: int, text: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
+        """End a batch, see `ResponseSink`."""
+
+    def executed(self, number: int) -> None:
+        """Say that `execute` is through with a batch, of which something is open or was said to be executing."""
 
     def note_dropped(self, batch: OpenBatch, index: int) -> None:
         """Have a request answered for which nobody is left who could; called in any thread, wherever that is."""
@@ -59,13 +72,14 @@ class OpenBatch:
     """A batch that the model has got.
 
     While `execute` runs in the accelerator, the connection is the accelerator's, and what is sent waits; `take` sends
-    it. From then on everything goes at once.
+    it. From then on everything goes at once. Around the answers that `execute` returns, `note_return` and
+    `note_executed` are called.
 
     Attributes:
         state: What it has in common with others.
     """
 
-    __slots__ = ("_batch", "_count", "_early", "_load", "_number", "_open", "_sink", "state")
+    __slots__ = ("_batch", "_count", "_early", "_executing", "_is_at", "_load", "_number", "_open", "_sink", "state")
 
     def __init__(self, state: ModelState, load: Callable[[], Batch]) -> None:
         """Begin.
@@ -103,9 +117,16 @@ class OpenBatch:
 
     # ---- answers ----------------------------------------------------------------------------------------------------
 
-    def take(self, sink: Sink) -> None:
-        """Send what waits, and everything from now on as it comes."""
+    def take(self, sink: Sink, *, executing: bool) -> None:
+        """Send what waits, and everything from now on as it comes.
+
+        Args:
+            sink: Where it is sent.
+            executing: Whether `execute` is still to return.
+        """
         batch = self.batch
+        self._executing = executing
+        self._is_at = True  # as the proxy backend sees it
         with self.state.lock:
             self._number = batch.number
             self._count = len(batch.rows)
@@ -115,9 +136,27 @@ class OpenBatch:
             if early:
                 self._send(early)
 
+    def note_return(self) -> None:
+        """Take note that `execute` has returned."""
+        with self.state.lock:
+            self._executing = False
+
+    def note_executed(self) -> None:
+        """Have the next batch come, though this one may have open requests."""
+        with self.state.lock:
+            if self._is_at and self._sink is not None:
+                self._is_at = False
+                with contextlib.suppress(ConnectionLostError):
+                    self._sink.executed(self._number)
+
     def close(self) -> None:
         """Forget the batch: all of it is answered."""
         self._batch = self._load = None
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether everything goes at once."""
+        return self._sink is not None
 
     @property
     def open_requests(self) -> list[int]:
@@ -171,10 +210,11 @@ class OpenBatch:
         # Nothing here may refer to the inputs when they are sent for the last time.
         if done:
             self.close()
+            self._is_at = self._executing
         try:
             record = self.state.writer.lay_out(responses)
             responses.clear()
-            self._sink.respond(self._number, record, done=done)
+            self._sink.respond(self._number, record, done=done, executing=self._executing)
             counters.add_output(record.layout.payload_bytes)
         except ConnectionLostError as error:
             raise TritonModelException(f"the response cannot be sent: {error}") from error
@@ -182,6 +222,7 @@ class OpenBatch:
             # Whoever waits for it is told, and so is whoever sent it.
             counters.failed["memory" if isinstance(error, ArenaFullError) else "output"] += len(ended) or 1
             if done:
+                self._is_at = False
                 self._sink.fail(self._number, shortened(str(error)))
             elif ended:
                 lost = [ResponseData(index, error=shortened(str(error))) for index in ended]

@@ -36,14 +36,12 @@ class ModelWorker(Worker):
         self._service = service
         self._counters = service.counters
 
-    _capabilities = CAPABILITIES | Capability.RESCHEDULE
+    _capabilities = CAPABILITIES | Capability.RESCHEDULE | Capability.EXECUTED
+    # What is not answered when `execute` has returned; it gets one batch at a time.
+    _max_in_flight = STREAMS_MAX_IN_FLIGHT
 
     def _make_service(self) -> Service:
         return self._service
-
-    @property
-    def _max_in_flight(self) -> int:
-        return STREAMS_MAX_IN_FLIGHT if self.model.decoupled else 1
 
     def _serve(self, service: Service, connection: Any, loop: LazyLoop) -> None:
         assert isinstance(service, ModelService)
@@ -97,6 +95,7 @@ class SharedSource:
     def __init__(self, service: ModelService, connection: Connection) -> None:
         self._connection = connection
         self.can_reschedule = bool(connection.welcome.capabilities & Capability.RESCHEDULE)
+        self._tells_executed = bool(connection.welcome.capabilities & Capability.EXECUTED)
         self._lock = service.state.lock
         self._counters = service.counters
         self._batches: collections.deque[Batch] = collections.deque()
@@ -144,12 +143,17 @@ class SharedSource:
 
     # ---- any thread -------------------------------------------------------------------------------------------------
 
-    def respond(self, number: int, record: Record, *, done: bool) -> None:
-        """Write a record and send it, see `ResponseSink`; the lock is held."""
-        self._connection.respond(number, record, done=done)
+    def respond(self, number: int, record: Record, *, done: bool, executing: bool = False) -> None:
+        """Write a record and send it, see `Sink`; the lock is held."""
+        self._connection.respond(number, record, done=done, executing=executing and self._tells_executed)
         if self._connection.has_pending:
             # It has read messages while it waited for room.
             self._bell.ring()
+
+    def executed(self, number: int) -> None:
+        """See `Sink`; the lock is held."""
+        if self._tells_executed:
+            self._connection.executed(number)
 
     def fail(self, number: int, text: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
         """End a batch with an error for every request of it that has no answer yet; the lock is held."""

@@ -245,19 +245,30 @@ class Connection:
 
     # ---- sending --------------------------------------------------------------------------------------------------
 
-    def respond(self, number: int, record: Record, *, done: bool) -> None:
-        """Write a record and send it, see `ResponseSink`."""
+    def respond(self, number: int, record: Record, *, done: bool, executing: bool = False) -> None:
+        """Write a record and send it, see `ResponseSink`.
+
+        Args:
+            number: The batch that it answers.
+            record: The responses.
+            done: Whether nothing more comes for the batch.
+            executing: Whether `executed` is still to follow.
+        """
         length = record.layout.length
         block = self.outputs.allocate(length) or self._make_room(length)
         record.write(block.memory, block.offset, number)
         # Not before: what the record let go of may be the last view of the batch's inputs.
-        packet, releases = self.protocol.respond(number, block, length, done=done)
+        packet, releases = self.protocol.respond(number, block, length, done=done, executing=executing)
         if releases:
             self._send_all(releases)
         try:
             self._socket.send(packet)
         except OSError as error:
             self.lost(error)
+
+    def executed(self, number: int) -> None:
+        """Say that the next batch may come, though this one has not all of its responses; see `docs/protocol.md`."""
+        self._send_all([self.protocol.executed(number)])
 
     def fail(self, number: int, text: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
         """End a batch with an error for every request of it that has no answer yet; needs no arena."""

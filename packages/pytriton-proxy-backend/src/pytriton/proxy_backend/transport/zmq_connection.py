@@ -188,8 +188,8 @@ class ZmqConnection(Connection):
 
     # ---- sending --------------------------------------------------------------------------------------------------
 
-    def respond(self, number: int, record: Record, *, done: bool) -> None:
-        """Write a record and send it, see `ResponseSink`."""
+    def respond(self, number: int, record: Record, *, done: bool, executing: bool = False) -> None:
+        """Write a record and send it, see `ResponseSink`; `executing` is not known over ZeroMQ."""
         length = record.layout.length
         block = self._make_room(length)
         record.write(block.memory, block.offset, number)

@@ -294,11 +294,9 @@ class Worker:
             with self._attachment(connection):
                 self._serve(service, connection, loop)
 
+    # Of a worker that serves a synchronous callable.
     _capabilities: int = CAPABILITIES
-
-    @property
-    def _max_in_flight(self) -> int:
-        return 1
+    _max_in_flight = 1
 
     def _serve(self, service: Service, connection: Connection, loop: LazyLoop) -> None:
         native = accelerator()
