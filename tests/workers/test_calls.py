@@ -369,6 +369,30 @@ def test_an_arena_without_room(server: Server) -> None:
     server.calls.unload_model("small")
 
 
+def test_an_endpoint_that_comes_and_goes_while_it_is_called(server: Server) -> None:
+    for _ in range(5):
+        calls = [Calls(own_model(server, "fleeting"), f"caller {number}") for number in range(2)]
+        ended = [threading.Event() for _ in calls]
+
+        def call(caller: Calls, end: threading.Event) -> None:
+            try:
+                while True:
+                    result = answer_of(caller.infer("double", {"x": numbers(1)}, ["y"]))
+                    assert result.error is None or result.error.code == ErrorCode.UNAVAILABLE
+            except ConnectionLostError:
+                end.set()
+
+        threads = [threading.Thread(target=call, args=pair) for pair in zip(calls, ended, strict=True)]
+        for thread in threads:
+            thread.start()
+        server.calls.unload_model("fleeting")
+        for thread in threads:
+            thread.join()
+        assert all(end.is_set() for end in ended)
+        for caller in calls:
+            caller.close()
+
+
 # ---- models, metrics, the log ----------------------------------------------------------------------------------------
 
 

@@ -32,6 +32,8 @@ constexpr uint64_t kArenaTimeoutNs = 30000 * kMillisecond;
 constexpr uint64_t kSendTimeoutNs = kSendTimeoutMs * kMillisecond;
 // Loads and unloads of one worker that go on at the same time; each has a thread.
 constexpr int kMaxControls = 64;
+// Connections for calls to one endpoint; each has a thread, too.
+constexpr size_t kMaxCallers = 1024;
 // An error that is longer takes a record.
 constexpr size_t kMaxFailText = kMaxPacket - sizeof(Message);
 constexpr uint64_t kFirstSegment = 1u << 20;
@@ -1080,6 +1082,7 @@ void Calls::Serve(int fd, const std::string& label) {
   callers_.erase(ended, callers_.end());
   auto caller = std::make_shared<Caller>(fd, label, context_);
   try {
+    if (callers_.size() >= kMaxCallers) throw std::runtime_error("too many connections for calls");
     caller->Start();
   } catch (const std::exception& exception) {
     PYTRITON_LOG(ERROR, label + " cannot call: " + exception.what());
