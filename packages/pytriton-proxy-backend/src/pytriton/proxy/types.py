@@ -100,6 +100,10 @@ class Request(_Arrays):
     _fields: RequestFields | None = None
     span: Any = None
 
+    def __getitem__(self, name: str) -> np.ndarray[Any, Any]:
+        data = self._data
+        return (self.data if data is None else data)[name]
+
     def __init__(
         self,
         data: dict[str, np.ndarray[Any, Any]],

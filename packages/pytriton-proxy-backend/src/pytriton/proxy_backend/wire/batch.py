@@ -236,7 +236,7 @@ class Batch:
 
     def load_inputs(self, index: int) -> dict[str, Array]:
         """Return the inputs of a request."""
-        if self._batching:
+        if self._batching and len(self.rows) > 1:
             begin, end = self.metadata.starts[index : index + 2]
             data = {name: column[begin:end] for name, column in self.columns.items()}
         else:
