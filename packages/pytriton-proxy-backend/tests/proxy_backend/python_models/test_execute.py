@@ -13,7 +13,7 @@ from support.waiting import eventually
 
 pytestmark = pytest.mark.usefixtures("both_ways")
 Serve = Callable[..., Any]
-FINAL, ERROR, EMPTY, RESCHEDULE = 1, 2, 4, 8
+FINAL, ERROR, EMPTY, RESCHEDULE, CONTINUES = 1, 2, 4, 8, 16
 INPUT_RELEASED, BATCH_DONE = 1, 2
 INTERNAL, UNSUPPORTED = 1, 5
 
@@ -335,6 +335,26 @@ def test_a_decoupled_model_answers_as_often_as_it_likes(serve: Serve, golden: Mo
         for request in (0, 1)
         for entry in ((request, 0, {"y": [[1]]}), (request, 0, {"y": [[2]]}), (request, FINAL | EMPTY, {}))
     ]
+
+
+@pytest.mark.parametrize("capabilities", [3, 3 | 32])
+def test_more_may_come_after_an_error(serve: Serve, golden: ModuleType, capabilities: int) -> None:
+    source = model("""sender = requests[0].get_response_sender()
+sender.send(InferenceResponse(error=TritonError('first')))
+sender.send(InferenceResponse(parameters={'a': 1}))
+sender.send(InferenceResponse(error=TritonError('last')), 1)""")
+    peer = serve(source, config={"model_transaction_policy": {"decoupled": True}}, capabilities=capabilities)
+    peer.batch(1, record(golden, 1, [1.0]))
+    found: list[Any] = []
+    while True:
+        packet = peer.answer()
+        found += [(response.flags, response.error, response.parameters) for response in peer.responses(packet)]
+        if packet.flags & BATCH_DONE:
+            break
+    if capabilities == 3:
+        assert found == [(FINAL | ERROR, "first", {})]
+    else:
+        assert found == [(ERROR | CONTINUES, "first", {}), (0, "", {"a": 1}), (FINAL | ERROR, "last", {})]
 
 
 def test_a_decoupled_model_returns_nothing(serve: Serve, golden: ModuleType) -> None:

@@ -117,7 +117,7 @@ def response_data(
         return ResponseData(request, empty=True)
     error = response._error
     if error is not None:
-        return ResponseData(request, error=error.message(), code=error.code())
+        return ResponseData(request, error=error.message(), code=error.code(), final=final, continues=not final)
     return ResponseData(
         request,
         {tensor._name: wire_array(tensor._array) for tensor in response._tensors if tensor._name in wanted},

@@ -30,9 +30,11 @@ class Sink(Protocol):
 
     Attributes:
         can_reschedule: Whether a request may go back to Triton's scheduler.
+        can_continue: Whether more may come after an error.
     """
 
     can_reschedule: bool
+    can_continue: bool
 
     def respond(self, number: int, record: Record, *, done: bool, executing: bool = False) -> None:
         """Write a record and send it, see `ResponseSink`; `executing` says that `executed` is still to follow."""
@@ -178,7 +180,7 @@ class OpenBatch:
             elif self._open[index]:
                 self._send([data])
             else:
-                # An error is the last response of a request, whatever its flag says.
+                # An error was the last one, on a server where it has to be.
                 logger.warning("model %s: a response after the last one of its request is dropped", self.state.name)
 
     def answer_all(self, responses: list[ResponseData]) -> None:
@@ -202,6 +204,8 @@ class OpenBatch:
         assert self._sink is not None
         if not responses:
             return
+        if not self._sink.can_continue:
+            _end_with_errors(responses)
         ended = [data.request for data in responses if data.final]
         for index in ended:
             self._open[index] = False
@@ -247,6 +251,12 @@ class OpenBatch:
         with self.state.lock, contextlib.suppress(TritonModelException):
             self.state.counters.failed["callable"] += 1
             self._send([ResponseData(index, error=shortened(text))])
+
+
+def _end_with_errors(responses: list[ResponseData]) -> None:
+    for data in responses:
+        data.final |= data.continues
+        data.continues = False
 
 
 class InferenceResponseSender:

@@ -36,7 +36,7 @@ class ModelWorker(Worker):
         self._service = service
         self._counters = service.counters
 
-    _capabilities = CAPABILITIES | Capability.RESCHEDULE | Capability.EXECUTED
+    _capabilities = CAPABILITIES | Capability.RESCHEDULE | Capability.EXECUTED | Capability.CONTINUES
     # What is not answered when `execute` has returned; it gets one batch at a time.
     _max_in_flight = STREAMS_MAX_IN_FLIGHT
 
@@ -90,12 +90,15 @@ class SharedSource:
 
     Attributes:
         can_reschedule: Whether a request may go back to Triton's scheduler.
+        can_continue: Whether more may come after an error.
     """
 
     def __init__(self, service: ModelService, connection: Connection) -> None:
         self._connection = connection
-        self.can_reschedule = bool(connection.welcome.capabilities & Capability.RESCHEDULE)
-        self._tells_executed = bool(connection.welcome.capabilities & Capability.EXECUTED)
+        capabilities = connection.welcome.capabilities
+        self.can_reschedule = bool(capabilities & Capability.RESCHEDULE)
+        self.can_continue = bool(capabilities & Capability.CONTINUES)
+        self._tells_executed = bool(capabilities & Capability.EXECUTED)
         self._lock = service.state.lock
         self._counters = service.counters
         self._batches: collections.deque[Batch] = collections.deque()
