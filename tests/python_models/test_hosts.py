@@ -223,6 +223,20 @@ def in_background(function: Callable[[], object]) -> None:
     threading.Thread(target=run, daemon=True).start()
 
 
+def test_executions_are_counted_whether_they_fail_or_not(tmp_path: Path) -> None:
+    write(tmp_path, "double", MODEL.replace("os._exit(3)", "raise ValueError('thirteen')"))
+    with served(tmp_path) as triton:
+        assert infer(triton, "double", 1) == [2]
+        with pytest.raises(PyTritonClientInferenceServerError, match="thirteen"):
+            infer(triton, "double", 13)
+        headers = {"triton-access-token": str(triton.get_access_token())}
+        status, answer = call(triton.http_url, "GET", "/v2/models/double/stats", headers=headers)
+        (counted,) = answer["model_stats"]
+        assert (status, counted["execution_count"], counted["inference_count"]) == (200, 2, 1)
+        assert counted["inference_stats"]["fail"]["count"] == 1
+        assert [each["compute_infer"]["count"] for each in counted["batch_stats"]] == [2]
+
+
 def test_ensembles_and_bound_callables_stand_beside_them(tmp_path: Path) -> None:
     steps = "".join(
         f'step {{ model_name: "{name}" model_version: -1 input_map {{ key: "{a}" value: "{b}" }} '

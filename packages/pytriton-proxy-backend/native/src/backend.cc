@@ -12,6 +12,7 @@
 #include <memory>
 #include <sstream>
 #include <string>
+#include <utility>
 
 #include "batch.h"
 #include "calls.h"
@@ -261,11 +262,14 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
   // An error returned here leaves the requests with Triton, so it may come only before the batch takes them over.
   void* state = nullptr;
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceState(instance, &state));
-  pytriton::Endpoint* endpoint = static_cast<Instance*>(state)->endpoint;
+  const auto* own = static_cast<Instance*>(state);
+  pytriton::Endpoint* endpoint = own->endpoint;
   try {
-    endpoint->Execute(std::make_unique<pytriton::Batch>(
+    auto batch = std::make_unique<pytriton::Batch>(
         endpoint->NextBatchId(), instance, requests, request_count, endpoint->settings().batching,
-        endpoint->settings().decoupled, endpoint->in_flight(), endpoint->late_ends()));
+        endpoint->settings().decoupled, endpoint->in_flight(), endpoint->late_ends());
+    batch->counts_failures = own->python != nullptr;
+    endpoint->Execute(std::move(batch));
   } catch (const std::exception& exception) {
     // The batch has answered its requests when it was destroyed on the way here.
     PYTRITON_LOG(ERROR, std::string("executing a batch: ") + exception.what());

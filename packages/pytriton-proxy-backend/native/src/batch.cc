@@ -561,7 +561,7 @@ void Batch::Finish(uint64_t compute_end_ns) {
     Release(item);
     --open_;
   }
-  if (open_ == 0 && !reported_ && any_success) {
+  if (open_ == 0 && !reported_ && (any_success || counts_failures)) {
     reported_ = true;
     PYTRITON_LOG_IF_ERROR(
         TRITONBACKEND_ModelInstanceReportBatchStatistics(

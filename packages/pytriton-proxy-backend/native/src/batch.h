@@ -66,6 +66,8 @@ class Batch {
   Block input;  // the input block of this batch, until the worker gives it back
   bool input_in_use = false;
   bool expired = false;  // took longer than it may; its requests have their errors
+  // Whether it counts as an execution although every request has failed, as with Triton's Python backend.
+  bool counts_failures = false;
   // Where the last responses go that end the batch, to be sent by whoever made it; they are sent at once where it is null.
   LastResponses* held_back = nullptr;
   std::string loss;      // how the worker that had it before was lost; empty where it is the first that has it
