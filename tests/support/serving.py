@@ -8,7 +8,7 @@ import re
 import tempfile
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pytriton.triton import Triton, TritonConfig
@@ -88,14 +88,16 @@ def short_home() -> Iterator[Path]:
 
 
 @contextmanager
-def running(triton: Triton) -> Iterator[Triton]:
-    """Run a server with what was bound to it, and check that nothing of it stays."""
+def running(triton: Triton, *others: Triton) -> Iterator[Triton]:
+    """Run servers with what was bound to them, and check that nothing of them stays."""
     shared_memory = set(os.listdir("/dev/shm"))
-    triton.run()
     try:
-        yield triton
+        with ExitStack() as started:
+            for each in (triton, *others):
+                each.run()
+                started.callback(each.stop)
+            yield triton
     finally:
-        triton.stop()
         gc.collect()  # an error that a callable raised may hold its frames, and these the inputs, in a cycle
         wait_for_threads()
         # Regions of clients come and go in other processes meanwhile; the tests of clients look after them.
