@@ -51,6 +51,12 @@ def attach(proxy: Any, golden: ModuleType) -> Iterator[Callable[..., tuple[Calls
         calls.close()
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GREETING_TIMEOUT_S", "_ARENA_TIMEOUT_S"):
+        monkeypatch.setattr(f"pytriton.proxy_backend.transport.calls.{name}", PATIENCE_S)
+
+
 def next_call(peer: Any, golden: ModuleType) -> Any:
     """The next CALL; what comes before it is noted."""
     while True:
