@@ -31,6 +31,7 @@ class TritonPythonModel:
         assert threading.current_thread() is threading.main_thread()
         assert __name__ == "1.model" and beside.SECOND == SECOND
         assert pb_utils.get_model_dir() == os.path.dirname(__file__)
+        assert sys.argv == [""]
 
     def execute(self, requests):
         assert threading.current_thread() is threading.main_thread()

@@ -199,6 +199,8 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
     """
     job = PythonModelJob.from_fields(fields)
     _log_ours(job.log_level)
+    # As in Triton's stub: what a model makes of its command line shall not be what this process was told.
+    sys.argv = [""]
     model = PythonModel(job.model_file, job.model_version, job.model_dir)
     if job.auto_complete:
         config = model.complete(job.model_name, job.model_config)
