@@ -10,8 +10,6 @@ MEANT = {
     "error that cannot be told": "Triton's tells the second error with its place, ours its type.",
     "errors are failures": "A request that is answered with an error counts as failed, as for every model of ours; "
     "Triton's Python backend counts it as a success.",
-    "error is the end": "To be mended: more may follow an error that was sent without the final flag.",
-    "failed batches": "A batch whose `execute` has failed counts as no execution, as for every model of ours.",
 }
 """What differs from Triton's Python backend and shall: a name for it, and the reason."""
 
