@@ -237,6 +237,21 @@ def test_executions_are_counted_whether_they_fail_or_not(tmp_path: Path) -> None
         assert [each["compute_infer"]["count"] for each in counted["batch_stats"]] == [2]
 
 
+@pytest.mark.parametrize("mode", ["explicit", "poll"])
+def test_a_stop_waits_for_requests_in_flight(tmp_path: Path, mode: str) -> None:
+    # Longer than Triton's Python backend is waited for whose processes have died.
+    waits = f"open('{tmp_path}/begun', 'w').close()\n                time.sleep(4)"
+    write(tmp_path, "slow", MODEL.replace("os._exit(3)", waits))
+    answers: list[list[float]] = []
+    with served(tmp_path, model_control_mode=mode) as triton:
+        caller = threading.Thread(target=lambda: answers.append(infer(triton, "slow", 13)))
+        caller.start()
+        eventually((tmp_path / "begun").exists)
+        triton.stop()
+        caller.join()
+    assert answers == [[26]]
+
+
 def test_ensembles_and_bound_callables_stand_beside_them(tmp_path: Path) -> None:
     steps = "".join(
         f'step {{ model_name: "{name}" model_version: -1 input_map {{ key: "{a}" value: "{b}" }} '

@@ -95,6 +95,7 @@ def drain_requests(
     *,
     deadline: float,
     hurried: Callable[[], bool],
+    has_stubs: bool = True,
 ) -> DrainResult:
     """Take all models out of service and wait until their requests are answered, and the answers are sent.
 
@@ -108,6 +109,7 @@ def drain_requests(
         ports: Where it listens.
         deadline: Until when requests may take, on the clock of `time.monotonic`.
         hurried: Asked again and again; True ends the wait.
+        has_stubs: Whether Triton's Python backend runs its models.
     """
     was_cut = False
     fronts = {each.port for each in (ports.http, ports.grpc, ports.sagemaker, ports.vertex_ai) if each is not None}
@@ -115,7 +117,8 @@ def drain_requests(
     orphaned = OrphanedRequests()
     try:
         ready = {state.name for state in control.index(_CALL_TIMEOUT_S) if state.state == "READY"}
-        stubs = DeadStubs(process.pid, control, ready.difference(model.name for model in host.models))
+        of_stubs = ready.difference(model.name for model in host.models) if has_stubs else ()
+        stubs = DeadStubs(process.pid, control, of_stubs)
         for name in ready:
             control.unload(name, _CALL_TIMEOUT_S)
         while process.is_running and not hurried():

@@ -370,7 +370,10 @@ class ServerSession:
         if not is_controlled(self._config):
             # Nothing can be taken out of service: the server waits for its requests itself.
             return max(0.0, deadline - time.monotonic()) + _EXIT_MARGIN_S
-        result = drain_requests(process, control, self._host, ports, deadline=deadline, hurried=hurried)
+        has_stubs = self._supervisor is None
+        result = drain_requests(
+            process, control, self._host, ports, deadline=deadline, hurried=hurried, has_stubs=has_stubs
+        )
         if result is DrainResult.CUT:
             return CUT_DEADLINE_S
         if result is DrainResult.UNKNOWN and self._config.exit_timeout_secs is not None:
