@@ -59,6 +59,15 @@ def stop(pid: int) -> None:
     eventually(lambda: all(_stat(thread).rpartition(")")[2].split()[0] == "T" for thread in threads.iterdir()))
 
 
+def is_running(pid: int) -> bool:
+    """Return whether there is a process, one that only waits to be reaped left out."""
+    try:
+        # "pid (name) state ...", and a name may hold anything.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
 def _stat(thread: Path) -> str:
     try:
         return (thread / "stat").read_text()

@@ -9,6 +9,7 @@ from pytriton.server.settings import config
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.tritonserver import options as server_options
 from pytriton.server.tritonserver.binary import BUNDLED_FOLDER, TritonServerBinary, find_tritonserver
+from pytriton.server.tritonserver.command_line import OWN_SETTINGS
 from pytriton.server.tritonserver.options import NEEDED_SERVER, check_options, known_options
 from pytriton.triton import Triton
 
@@ -49,7 +50,7 @@ def test_the_bundled_server_is_named_with_its_version(name: str, value: Any) -> 
 @needs_bundle
 def test_the_bundled_server_knows_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
     known = known_options(find_tritonserver(BUNDLED_FOLDER))
-    others = TritonConfig().to_dict().keys() - NEWER.keys()
+    others = TritonConfig().to_dict().keys() - NEWER.keys() - OWN_SETTINGS
     assert {name.replace("_", "-") for name in others} <= known
     check_options(TritonConfig(trace_config=["rate=1"]), find_tritonserver(BUNDLED_FOLDER))
 

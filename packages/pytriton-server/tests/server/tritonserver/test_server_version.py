@@ -48,10 +48,10 @@ def test_a_server_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_server_that_cannot_be_started_says_why(tmp_path: Path) -> None:
     server = fake_server(tmp_path / "server", "")
     server.executable.write_bytes(b"\x7fELF is not here")
-    with pytest.raises(ServerVersionUnknownError, match=r"which failed: Exec format error"):
+    with pytest.raises(ServerVersionUnknownError, match=r"cannot be run: Exec format error"):
         read_server_version(server)
     server.executable.unlink()
-    with pytest.raises(ServerVersionUnknownError, match=r"which failed: No such file"):
+    with pytest.raises(ServerVersionUnknownError, match=r"cannot be run: No such file"):
         read_server_version(server)
 
 

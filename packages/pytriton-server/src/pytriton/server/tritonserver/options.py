@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import logging
 import re
+import signal
 import subprocess
 from pathlib import Path
 
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.tritonserver.binary import TritonServerBinary
+from pytriton.server.tritonserver.process import shim_command
 from pytriton.server.tritonserver.version import describe_server_version
 
 __all__ = ["NEEDED_SERVER", "check_options", "known_options"]
@@ -75,7 +77,7 @@ def known_options(binary: TritonServerBinary) -> frozenset[str]:
 def _listed_options(executable: Path, *_identity: int) -> frozenset[str]:
     try:
         done = subprocess.run(
-            [str(executable), "--help"],
+            [*shim_command(signal.SIGKILL), str(executable), "--help"],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -30,7 +30,7 @@ from pytriton.server.tritonserver import exec_shim
 from pytriton.server.tritonserver.argument_memory import wipe_arguments
 from pytriton.server.tritonserver.guard import GUARD_VARIABLE, Guard
 
-__all__ = ["DEATH_SIGNAL", "KILL_DEADLINE_S", "LOG_TAIL_LINES", "ExitReport", "ServerProcess"]
+__all__ = ["DEATH_SIGNAL", "KILL_DEADLINE_S", "LOG_TAIL_LINES", "ExitReport", "ServerProcess", "shim_command"]
 
 LOG_TAIL_LINES = 200
 """How many of the last log lines are kept."""
@@ -59,6 +59,21 @@ _LEVELS = {
 
 logger = logging.getLogger(__name__)
 output_logger = logging.getLogger("pytriton.tritonserver")
+
+
+def shim_command(death_signal: signal.Signals) -> list[str]:
+    """Return what a command begins with whose program gets a signal when the thread that started it ends.
+
+    An interrupt of the main thread may come when the child is there and `Popen` has not returned yet, so that nobody
+    knows of it.
+
+    Returns:
+        The beginning of the command; empty where there is no Python interpreter to run it.
+    """
+    interpreter = sys.executable or shutil.which("python3")
+    if not interpreter:
+        return []
+    return [interpreter, "-I", "-S", str(Path(exec_shim.__file__)), str(os.getpid()), str(int(death_signal))]
 
 
 class ExitReport:
@@ -281,14 +296,13 @@ class ServerProcess:
 
     def _shimmed(self) -> tuple[list[str], dict[str, str]]:
         """Return command and environment that start the process through `exec_shim`."""
-        interpreter = sys.executable or shutil.which("python3")
-        if not interpreter:
+        shim = shim_command(DEATH_SIGNAL)
+        if not shim:
             logger.warning(
                 "No Python interpreter was found to start tritonserver with: it may outlive a killed parent."
             )
             self._guard = Guard(obstacle="no Python interpreter was found to start tritonserver with")
             return self._command, self._environment
-        shim = [interpreter, "-I", "-S", str(Path(exec_shim.__file__)), str(os.getpid()), str(int(DEATH_SIGNAL))]
         command, environment = self._command, dict(self._environment)
         if self._guard.library is not None:
             environment[exec_shim.PRELOAD_VARIABLE] = str(self._guard.library)

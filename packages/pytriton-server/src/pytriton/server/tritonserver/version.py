@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import re
+import signal
 import subprocess
 import tempfile
 import threading
@@ -16,6 +17,7 @@ from pathlib import Path
 
 from pytriton.exceptions import PyTritonError
 from pytriton.server.tritonserver.binary import TritonServerBinary
+from pytriton.server.tritonserver.process import shim_command
 
 __all__ = ["ServerVersionUnknownError", "describe_server_version", "parse_server_version", "read_server_version"]
 
@@ -49,7 +51,7 @@ def read_server_version(binary: TritonServerBinary) -> str:
         environment = {**binary.environment(), "CUDA_VISIBLE_DEVICES": ""}
         try:
             process = subprocess.Popen(
-                command,
+                [*shim_command(signal.SIGKILL), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
