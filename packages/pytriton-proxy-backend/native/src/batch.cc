@@ -154,23 +154,10 @@ bool Batch::CollectRequest(uint32_t index, BatchSource* source, std::string* err
     TRITONSERVER_ParameterType type;
     const void* value = nullptr;
     if (failed(TRITONBACKEND_RequestParameter(request, i, &key, &type, &value))) return false;
-    ParameterSource parameter{key, static_cast<uint32_t>(type), {}, 0};
-    switch (type) {
-      case TRITONSERVER_PARAMETER_STRING:
-        parameter.text = static_cast<const char*>(value);
-        break;
-      case TRITONSERVER_PARAMETER_BOOL:
-        parameter.value = *static_cast<const bool*>(value) ? 1 : 0;
-        break;
-      case TRITONSERVER_PARAMETER_INT:
-      case TRITONSERVER_PARAMETER_DOUBLE:
-        std::memcpy(&parameter.value, value, sizeof(parameter.value));
-        break;
-      default:
-        *error = "parameter '" + std::string(key) + "' has a type that this backend does not know";
-        return false;
+    if (!AddParameter(key, type, value, source)) {
+      *error = "parameter '" + std::string(key) + "' has a type that this backend does not know";
+      return false;
     }
-    source->parameters.push_back(parameter);
     ++out.parameter_count;
   }
 

@@ -564,22 +564,9 @@ Failure ReadResponse(TRITONSERVER_InferenceResponse* response, ResponseSource* s
     TRITONSERVER_ParameterType type;
     const void* value = nullptr;
     PYTRITON_FAIL_IF(TRITONSERVER_InferenceResponseParameter(response, i, &key, &type, &value));
-    ParameterSource parameter{key, static_cast<uint32_t>(type), {}, 0};
-    switch (type) {
-      case TRITONSERVER_PARAMETER_STRING:
-        parameter.text = static_cast<const char*>(value);
-        break;
-      case TRITONSERVER_PARAMETER_BOOL:
-        parameter.value = *static_cast<const bool*>(value) ? 1 : 0;
-        break;
-      case TRITONSERVER_PARAMETER_INT:
-      case TRITONSERVER_PARAMETER_DOUBLE:
-        std::memcpy(&parameter.value, value, sizeof(parameter.value));
-        break;
-      default:
-        return {TRITONSERVER_ERROR_INTERNAL, std::string("Unsupported parameter type for parameter '") + key + "'."};
+    if (!AddParameter(key, type, value, source)) {
+      return {TRITONSERVER_ERROR_INTERNAL, std::string("Unsupported parameter type for parameter '") + key + "'."};
     }
-    source->parameters.push_back(parameter);
   }
   PYTRITON_FAIL_IF(TRITONSERVER_InferenceResponseOutputCount(response, &count));
   for (uint32_t i = 0; i < count; ++i) {

@@ -30,6 +30,7 @@
 #define PYTRITON_DOUBLE_HAS_ERRORS
 #include "../src/calls.h"
 #include "check.h"
+#include "messages.h"
 #include "triton_double.h"
 
 using Random = std::mt19937_64;
@@ -382,25 +383,7 @@ class Worker {
   }
   bool SendRaw(const std::string& packet) { return send(fd_, packet.data(), packet.size(), MSG_NOSIGNAL) >= 0; }
 
-  // The next message; false at the end of the connection. Descriptors are closed.
-  bool Receive(Message* message) {
-    alignas(8) char packet[kMaxPacket];
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-    iovec part{packet, sizeof(packet)};
-    msghdr header{};
-    header.msg_iov = &part;
-    header.msg_iovlen = 1;
-    header.msg_control = control;
-    header.msg_controllen = sizeof(control);
-    if (recvmsg(fd_, &header, MSG_CMSG_CLOEXEC) < static_cast<ssize_t>(sizeof(Message))) return false;
-    if (const cmsghdr* cmsg = CMSG_FIRSTHDR(&header)) {
-      int descriptor;
-      std::memcpy(&descriptor, CMSG_DATA(cmsg), sizeof(int));
-      close(descriptor);
-    }
-    std::memcpy(message, packet, sizeof(Message));
-    return true;
-  }
+  bool Receive(Message* message) { return ReceiveMessage(fd_, message); }
 
   // Ends what comes here, so that whoever reads returns.
   void Shutdown() { shutdown(fd_, SHUT_RDWR); }

@@ -14,6 +14,7 @@
 
 #include "../src/endpoint.h"
 #include "check.h"
+#include "messages.h"
 #include "triton_double.h"
 
 namespace {
@@ -85,23 +86,7 @@ class Worker {
 
   // The next message, kRefuse at the end of the connection.
   MessageType Receive(Message* message) {
-    alignas(8) char packet[kMaxPacket];
-    alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))];
-    iovec part{packet, sizeof(packet)};
-    msghdr header{};
-    header.msg_iov = &part;
-    header.msg_iovlen = 1;
-    header.msg_control = control;
-    header.msg_controllen = sizeof(control);
-    const ssize_t size = recvmsg(fd_, &header, MSG_CMSG_CLOEXEC);
-    if (size < static_cast<ssize_t>(sizeof(Message))) return MessageType::kRefuse;
-    if (const cmsghdr* cmsg = CMSG_FIRSTHDR(&header)) {
-      int descriptor;
-      std::memcpy(&descriptor, CMSG_DATA(cmsg), sizeof(int));
-      close(descriptor);
-    }
-    std::memcpy(message, packet, sizeof(Message));
-    return static_cast<MessageType>(message->type);
+    return ReceiveMessage(fd_, message) ? static_cast<MessageType>(message->type) : MessageType::kRefuse;
   }
 
   void Send(MessageType type, uint16_t flags, Message message, const void* body, size_t length) {
