@@ -31,7 +31,9 @@ Array = np.ndarray[Any, Any]
 Told = TypeVar("Told")
 PROTOCOLS = {"http": tritonclient.http, "grpc": tritonclient.grpc}
 _METRIC = re.compile(r"(\w+)\{(.*)\} (\S+)")
-_OWN_FRAME = re.compile(r"  /\S+/triton_python_backend_utils\.py\(\d+\): __new__\n")
+# The utilities are a file in Triton's Python backend; ours are left out, as its C++ is.
+_UTILITIES = re.compile(r"  /\S+/triton_python_backend_utils\w*\.py\(\d+\): \w+\n")
+_IMPORT = re.compile(r"(<frozen importlib\.\w+>)\(\d+\)")
 
 
 class Side:
@@ -71,9 +73,16 @@ class Side:
 
     # ---- models -----------------------------------------------------------------------------------------------------
 
-    def load(self, model: str) -> str:
-        """Copy a model into the repository and load it; return the error, empty if there was none."""
+    def load(self, model: str, source: str | None = None) -> str:
+        """Copy a model into the repository and load it; return the error, empty if there was none.
+
+        Args:
+            model: Its name.
+            source: Its `model.py`, where it is another one.
+        """
         shutil.copytree(MODELS / model, self.repository / model, dirs_exist_ok=True)
+        if source is not None:
+            (self.repository / model / "1" / "model.py").write_text(source)
         try:
             self._clients["http"].load_model(model, headers=self._headers)
         except InferenceServerException as error:
@@ -101,8 +110,7 @@ class Side:
 
     def neutral(self, text: str) -> str:
         """Return a text without what differs from server to server."""
-        # What fits a stub for numpy 1 to numpy 2 is a frame in Python, see `stub_utils`.
-        return _OWN_FRAME.sub("", text).replace(str(self.repository), "<repository>")
+        return _IMPORT.sub(r"\1", _UTILITIES.sub("", text)).replace(str(self.repository), "<repository>")
 
     # ---- requests ---------------------------------------------------------------------------------------------------
 

@@ -36,7 +36,7 @@ def outcome(expression, scope):
 def told(value):
     if isinstance(value, pb_utils.Tensor):
         place = "" if value.is_cpu() else " elsewhere"
-        return f"Tensor {value.name()} {value.triton_dtype()} {list(value.shape())}{place} {data(value)}"
+        return f"Tensor {value.name()}{place} {data(value)}"
     if isinstance(value, pb_utils.InferenceResponse):
         if value.has_error():
             return f"Error {int(value.error().code())} {value.error().message()}"

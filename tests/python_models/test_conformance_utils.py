@@ -1,0 +1,129 @@
+"""What `triton_python_backend_utils` offers, as models see it: alike under Triton's Python backend and under ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from support.python_models.pair import Pair, Side, text
+
+TENSOR = "pb_utils.Tensor('x', np.float32([[1, 2]]))"
+NUMBERS = ("bool", "int8", "int64", "uint16", "uint64", "float16", "float32", "float64")
+
+UTILS = [
+    # Tensors.
+    TENSOR,
+    *(f"pb_utils.Tensor('x', np.array([0, 1], '{name}')).as_numpy()" for name in NUMBERS),
+    "pb_utils.Tensor('x', np.array([b'a', 'b', 3, None], np.object_)).as_numpy()",
+    "pb_utils.Tensor('x', np.array([b'a', b'bc'])).as_numpy().tolist()",
+    "pb_utils.Tensor('x', np.zeros((0, 3), np.int32))",
+    "pb_utils.Tensor('x', np.arange(6).reshape(2, 3).T).as_numpy()",
+    "pb_utils.Tensor('', np.zeros(1))",
+    "pb_utils.Tensor('x', [1, 2])",
+    "pb_utils.Tensor(5, np.zeros(1))",
+    "pb_utils.Tensor('x')",
+    "pb_utils.Tensor('x', np.array([1j]))",
+    f"{TENSOR}.is_cpu()",
+    f"list({TENSOR}.shape())",
+    f"pb_utils.Tensor.from_dlpack('y', {TENSOR}.to_dlpack())",
+    f"pb_utils.Tensor.from_dlpack('y', {TENSOR})",
+    "pb_utils.Tensor.from_dlpack('y', np.float64([1, 2]))",
+    "pb_utils.Tensor.from_dlpack('y', np.arange(6).reshape(2, 3).T)",
+    "pb_utils.Tensor.from_dlpack('', np.zeros(1))",
+    "pb_utils.Tensor.from_dlpack('y', 5)",
+    "pb_utils.Tensor('x', np.array(['a'], np.object_)).to_dlpack()",
+    f"np.from_dlpack({TENSOR})",
+    f"{TENSOR}.__dlpack_device__()",
+    # Responses and errors.
+    f"pb_utils.InferenceResponse([{TENSOR}])",
+    f"pb_utils.InferenceResponse(output_tensors=[{TENSOR}]).output_tensors()",
+    "pb_utils.InferenceResponse()",
+    "pb_utils.InferenceResponse([], error=pb_utils.TritonError('e'))",
+    "pb_utils.InferenceResponse(error=pb_utils.TritonError('e', pb_utils.TritonError.NOT_FOUND))",
+    "pb_utils.InferenceResponse([]).has_error()",
+    "pb_utils.InferenceResponse([]).error()",
+    "pb_utils.InferenceResponse([None])",
+    "pb_utils.InferenceResponse(error='text')",
+    "pb_utils.TritonError(5)",
+    "pb_utils.TritonError('e').message()",
+    "int(pb_utils.TritonError('e').code())",
+    f"pb_utils.get_output_tensor_by_name(pb_utils.InferenceResponse([{TENSOR}]), 'x')",
+    f"pb_utils.get_output_tensor_by_name(pb_utils.InferenceResponse([{TENSOR}]), 'y')",
+    # Requests of one's own.
+    "request_to('m').request_id()",
+    f"request_to('m', {TENSOR}, request_id='i').request_id()",
+    f"request_to('m', {TENSOR}).inputs()",
+    "sorted(request_to('m', outputs=['b', 'a']).requested_output_names())",
+    "request_to('m', correlation_id=5).correlation_id()",
+    "request_to('m', correlation_id='five').correlation_id()",
+    "request_to('m', correlation_id=1.5)",
+    "request_to('m', flags=3).flags()",
+    "request_to('m', timeout=7).timeout()",
+    "chain(r := request_to('m'), r.set_flags(2), r.flags())",
+    "request_to('m', parameters={'a': 1, 'b': 'c', 'd': True}).parameters()",
+    "request_to('m').parameters()",
+    "request_to('m', parameters={1: 1})",
+    "request_to('m', parameters={'a': 1.5})",
+    "request_to('m', parameters=[])",
+    "request_to('m', None)",
+    "request_to('m', outputs=[''])",
+    "request_to('m').trace().get_context()",
+    "request_to('m', preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU, 0)).request_id()",
+    "pb_utils.PreferredMemory('CPU')",
+    "pb_utils.InferenceRequest()",
+    "pb_utils.InferenceRequest(model_name='m', inputs=[])",
+    # The request of this call.
+    "request.request_id()",
+    "request.correlation_id()",
+    "request.flags()",
+    "request.timeout()",
+    "request.parameters()",
+    "request.requested_output_names()",
+    "request.trace().get_context()",
+    "request.is_cancelled()",
+    "[tensor.name() for tensor in request.inputs()]",
+    "pb_utils.get_input_tensor_by_name(request, 'EXPRESSION').as_numpy().dtype.str",
+    "type(pb_utils.get_input_tensor_by_name(request, 'EXPRESSION').as_numpy()[0]).__name__",
+    "pb_utils.get_input_tensor_by_name(request, 'NONE')",
+    "len(requests)",
+    "request.get_response_sender().is_cancelled()",
+    # Constants and tables.
+    "pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_START, pb_utils.TRITONSERVER_REQUEST_FLAG_SEQUENCE_END",
+    "pb_utils.TRITONSERVER_REQUEST_RELEASE_ALL, pb_utils.TRITONSERVER_REQUEST_RELEASE_RESCHEDULE",
+    "pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL",
+    "sorted(pb_utils.TRITON_STRING_TO_NUMPY)",
+    "[pb_utils.triton_string_to_numpy(name) for name in sorted(pb_utils.TRITON_STRING_TO_NUMPY)]",
+    "pb_utils.triton_string_to_numpy('TYPE_BF16')",
+    "[pb_utils.triton_to_numpy_type(number) for number in range(16)]",
+    "[pb_utils.numpy_to_triton_type(kind) for kind in (np.bool_, np.int8, np.float16, np.object_, np.bytes_, np.str_)]",
+    # Strings.
+    "bytes(pb_utils.serialize_byte_tensor(np.array([b'a', 'bc', 5], np.object_)))",
+    "pb_utils.serialize_byte_tensor(np.array([], np.object_))",
+    "pb_utils.serialize_byte_tensor(np.zeros(2))",
+    "pb_utils.deserialize_bytes_tensor(pb_utils.serialize_byte_tensor(np.array([b'a', b'bc'], np.object_)))",
+    # The configuration and what `initialize` got.
+    "self.config",
+    "{key: value for key, value in self.args.items() if key != 'model_config'}",
+    "pb_utils.get_input_config_by_name(self.config, 'EXPRESSION')",
+    "pb_utils.get_output_config_by_name(self.config, 'RESULT')",
+    "pb_utils.get_output_config_by_name(self.config, 'NONE')",
+    "pb_utils.using_decoupled_model_transaction_policy(self.config)",
+    "pb_utils.get_model_dir()",
+    "pb_utils.Logger.log_info('a record')",
+    "pb_utils.Logger.log('a record', pb_utils.Logger.WARNING)",
+    "pb_utils.Logger.log(5)",
+]  # fmt: skip
+
+
+def test_utilities(pair: Pair) -> None:
+    def ask(side: Side) -> dict[str, Any]:
+        return {expression: told(side, expression) for expression in UTILS}
+
+    with pair.loaded("expressions"):
+        answers = pair.compare(ask, {"request_to('m', parameters=[])": "names of C++"})
+    assert answers[TENSOR] == "Tensor x float32 [1, 2] [[1.0, 2.0]]"
+
+
+def told(side: Side, expression: str) -> Any:
+    """What an expression comes to in a model."""
+    answer = side.infer("expressions", {"EXPRESSION": text(expression)}, protocol="grpc", request_id="an id")
+    return side.neutral(answer["outputs"]["RESULT"]["data"][0]) if "outputs" in answer else answer
