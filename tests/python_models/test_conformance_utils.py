@@ -123,6 +123,33 @@ def test_utilities(pair: Pair) -> None:
     assert answers[TENSOR] == "Tensor x float32 [1, 2] [[1.0, 2.0]]"
 
 
+FLOATS = "pb_utils.Tensor('fp32', np.float32([[1, 2]]))"
+COMMAND = "pb_utils.Tensor('COMMAND', np.array([{!r}], np.object_))"
+SEVERAL = COMMAND.format("nothing(send(response(1)), send(response(2, 3)), send(flags=FINAL))")
+
+REQUESTS = [
+    f"request_to('types', {FLOATS}, outputs=['fp32_out']).exec()",
+    f"request_to('types', {FLOATS}, outputs=['fp32_out']).exec().output_tensors()",
+    f"request_to('types', {FLOATS}, outputs=['fp32_out'], model_version=1, request_id='r', timeout=1000).exec()",
+    f"in_thread(request_to('types', {FLOATS}, outputs=['fp32_out']).exec)",
+    f"request_to('types', {FLOATS}, outputs=['none']).exec()",
+    f"request_to('types', {FLOATS}, outputs=['fp32_out'], model_version=7).exec()",
+    f"request_to('nowhere', {FLOATS}).exec()",
+    "request_to('types', pb_utils.Tensor('none', np.zeros(1))).exec()",
+    "request_to('types', pb_utils.Tensor('fp32', np.float64([[1]])), outputs=['fp32_out']).exec()",
+    "request_to('types', pb_utils.Tensor('string', np.array([[b'a']], np.object_)), outputs=['string_out']).exec()",
+    f"list(request_to('streams', {SEVERAL}, outputs=['OUTPUT']).exec(decoupled=True))",
+    f"list(request_to('types', {FLOATS}, outputs=['fp32_out']).exec(decoupled=True))",
+    f"request_to('streams', {SEVERAL}, outputs=['OUTPUT']).exec()",
+]
+
+
+def test_requests_to_other_models(pair: Pair) -> None:
+    with pair.loaded("types", "streams", "expressions"):
+        answers = pair.compare(lambda side: {expression: told(side, expression) for expression in REQUESTS})
+    assert answers[REQUESTS[0]] == "Response ['Tensor fp32_out float32 [1, 2] [[1.0, 2.0]]']"
+
+
 def told(side: Side, expression: str) -> Any:
     """What an expression comes to in a model."""
     answer = side.infer("expressions", {"EXPRESSION": text(expression)}, protocol="grpc", request_id="an id")
