@@ -84,6 +84,7 @@ struct Block {
   PyObject head;
   Lane* lane;
   PyObject* memory;
+  PyObject* note_released;  // of its own, as a block may outlive what the lane has before it is closed
   const char* data;
   uint64_t length;
   uint32_t segment;
@@ -94,6 +95,7 @@ struct Block {
 struct Requests {
   PyObject head;
   Lane* lane;
+  PyObject* make;  // of its own, like a block's
   Block* block;
   PyObject* columns;
   PyObject* metadata;
@@ -118,20 +120,21 @@ void FreeBlock(PyObject* self) {
   Lane* lane = block->lane;
   if (lane->current == block) {
     lane->current = nullptr;
-  } else if (lane->note_released != nullptr) {
+  } else {
     PyObject *kind, *error, *trace;
     PyErr_Fetch(&kind, &error, &trace);
     PyObject* done = PyObject_CallFunction(
-        lane->note_released, "((IK))", static_cast<unsigned>(block->segment),
+        block->note_released, "((IK))", static_cast<unsigned>(block->segment),
         static_cast<unsigned long long>(block->offset));
     if (done == nullptr) {
-      PyErr_WriteUnraisable(lane->note_released);
+      PyErr_WriteUnraisable(block->note_released);
     } else {
       Py_DecRef(done);
     }
     PyErr_Restore(kind, error, trace);
   }
   Clear(block->memory);
+  Clear(block->note_released);
   FreeObject(self);
   Py_DecRef(&lane->head);
 }
@@ -146,6 +149,7 @@ PyObject* BlockItem(PyObject* self, Py_ssize_t at) {
 
 void FreeRequests(PyObject* self) {
   auto* requests = reinterpret_cast<Requests*>(self);
+  Clear(requests->make);
   Clear(requests->columns);
   Clear(requests->metadata);
   Clear(requests->raw);
@@ -158,7 +162,7 @@ void FreeRequests(PyObject* self) {
 PyObject* CallRequests(PyObject* self, PyObject*, PyObject*) {
   auto* requests = reinterpret_cast<Requests*>(self);
   return PyObject_CallFunction(
-      requests->lane->make_requests, "OOOOKKK", requests->metadata, requests->raw, requests->block, requests->columns,
+      requests->make, "OOOOKKK", requests->metadata, requests->raw, requests->block, requests->columns,
       static_cast<unsigned long long>(requests->number), static_cast<unsigned long long>(requests->received_ns),
       static_cast<unsigned long long>(requests->sent_ns));
 }
@@ -283,8 +287,10 @@ Block* MakeBlock(Lane* lane, const Incoming& batch) {
   if (block == nullptr) return nullptr;
   block->lane = lane;
   block->memory = batch.segment->memory;
+  block->note_released = lane->note_released;
   Py_IncRef(&lane->head);
   Py_IncRef(block->memory);
+  Py_IncRef(block->note_released);
   block->data = batch.data;
   block->length = batch.message.length;
   block->segment = batch.message.segment;
@@ -337,11 +343,13 @@ Requests* MakeRequests(Lane* lane, const Incoming& batch) {
     return nullptr;
   }
   requests->lane = lane;
+  requests->make = lane->make_requests;
   requests->block = block;
   requests->columns = columns;
   requests->metadata = batch.form->python;
   requests->raw = raw;
   Py_IncRef(&lane->head);
+  Py_IncRef(requests->make);
   Py_IncRef(requests->metadata);
   requests->number = batch.message.batch;
   requests->received_ns = batch.record.received_ns;

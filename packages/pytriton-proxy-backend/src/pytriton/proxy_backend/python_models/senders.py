@@ -100,16 +100,22 @@ class OpenBatch:
     @property
     def batch(self) -> Batch:
         """The batch, as long as a request of it may be open."""
-        batch = self._batch
-        if batch is None:
-            assert self._load is not None  # nobody asks when all is answered
-            batch = self._batch = self._load()
+        batch = self._loaded()
+        assert batch is not None  # nobody asks when all is answered
+        return batch
+
+    def _loaded(self) -> Batch | None:
+        # In this order: another thread may be putting the one in the place of the other.
+        load, batch = self._load, self._batch
+        if batch is None and load is not None:
+            batch = self._batch = load()
             self._load = None
         return batch
 
     def is_cancelled(self, index: int) -> bool:
         """Return whether the caller of a request is gone; one that has its last response says no."""
-        return (self._batch is not None or self._load is not None) and self.batch.is_cancelled(index)
+        batch = self._loaded()
+        return batch is not None and batch.is_cancelled(index)
 
     def wanted(self, index: int) -> Sequence[str]:
         """Return the outputs that a request wants."""
