@@ -6,7 +6,6 @@ import os
 import socket
 import struct
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 from pytriton.server.errors import WorkspaceError
 from pytriton.server.python_models.control import Frame, FrameKind, receive_frame, send_frame
 from pytriton.server.python_models.supervisor import HostSupervisor
+from support.waiting import wait_for_threads
 
 MODEL = """
 import os
@@ -40,7 +40,7 @@ def supervisor() -> Iterator[HostSupervisor]:
         made.start()
         yield made
         made.close(0.0)
-        assert not [thread for thread in threading.enumerate() if thread.name.startswith("pytriton-host")]
+        wait_for_threads()
 
 
 @contextlib.contextmanager
