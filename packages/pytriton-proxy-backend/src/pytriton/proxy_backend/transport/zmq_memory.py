@@ -13,7 +13,6 @@ import os
 import secrets
 import socket
 import stat
-import struct
 import threading
 import time
 from pathlib import Path
@@ -23,6 +22,7 @@ from ..errors import ArenaFullError, ProtocolError
 from ..model import MAX_ENDPOINT_BYTES
 from ..protocol.segments import PeerSegments
 from ..system.forks import close_in_child
+from ..system.peers import peer_credentials
 from ..wire import layout
 from ..wire.messages import HEADER_SIZE, SEGMENT, name_of, pack_segment, read_header
 from .arena import InputBlock, OwnArena, OwnedBlock, PeerArena
@@ -32,7 +32,6 @@ logger = logging.getLogger(__name__)
 _SCHEME = "ipc://"
 _SUFFIX = ".mem"
 TOKEN_BYTES = 16
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _BACKLOG = 128
 # How long a worker may take from its connection here to its greeting.
 _WAITING_S = 30.0
@@ -49,8 +48,7 @@ def memory_path(address: str) -> Path | None:
 
 
 def _is_own_user(channel: socket.socket) -> bool:
-    raw = channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return bool(_CREDENTIALS.unpack(raw)[1] == os.geteuid())
+    return peer_credentials(channel).uid == os.geteuid()
 
 
 def _check_free(path: Path) -> None:
@@ -60,7 +58,7 @@ def _check_free(path: Path) -> None:
             probe.connect(os.fspath(path))
         except OSError:
             return  # nobody is there, or was killed
-        pid = int(_CREDENTIALS.unpack(probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0])
+        pid = peer_credentials(probe).pid
     # The process of the same server that this one is about to replace, or one whose server is gone, makes way.
     if pid != os.getpid() and _parent_of(pid) not in (os.getppid(), 1):
         raise AddressTakenError(

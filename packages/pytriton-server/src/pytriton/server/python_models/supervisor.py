@@ -8,7 +8,6 @@ import logging
 import os
 import socket
 import stat
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from pathlib import Path
 from pytriton.proxy_backend import AttachError
 from pytriton.proxy_backend.process.host_process import HostProcess
 from pytriton.proxy_backend.system.forks import close_in_child
+from pytriton.proxy_backend.system.peers import peer_credentials
 from pytriton.proxy_backend.system.shortage import explain
 from pytriton.server.errors import WorkspaceError
 from pytriton.server.python_models.control import (
@@ -41,7 +41,6 @@ _SOCKET_NAME = "control"
 _BACKLOG = 128
 _POLL_S = 0.2
 _JOIN_S = 20.0
-_CREDENTIALS = struct.Struct("3i")
 _FIELDS = {FrameKind.MODEL: 8, FrameKind.INSTANCE: 5}
 
 logger = logging.getLogger(__name__)
@@ -276,7 +275,7 @@ class HostSupervisor:
 
 
 def _check_peer(channel: socket.socket) -> None:
-    _, uid, _ = _CREDENTIALS.unpack(channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    uid = peer_credentials(channel).uid
     if uid != os.getuid():
         raise ControlError(f"expected a process of user {os.getuid()}, got one of user {uid}")
 
