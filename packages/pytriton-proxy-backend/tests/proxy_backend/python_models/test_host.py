@@ -11,8 +11,10 @@ from typing import Any
 
 import pytest
 
+from pytriton.proxy_backend.process import child
 from pytriton.proxy_backend.process.child import ChildProcess, Launch
-from pytriton.proxy_backend.process.messages import encode_message
+from pytriton.proxy_backend.process.messages import PythonModelServing
+from support.processes import stop
 from support.waiting import PATIENCE_S, eventually
 
 logger = logging.getLogger("test")
@@ -203,7 +205,7 @@ def test_a_configuration_is_completed_and_then_served(
         **config, "max_batch_size": 8, "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}],
     }  # fmt: skip
     proxy.listen()
-    host.process._channel.send(encode_message("serve", **place(proxy)))
+    host.process.serve(PythonModelServing(**place(proxy)))
     peer = proxy.accept()
     peer.welcome()
     host.wait_for("ready")
@@ -273,15 +275,34 @@ def test_what_is_no_configuration(start: Callable[..., Host], value: str) -> Non
     )
 
 
-def test_an_error_in_finalize_is_logged(start: Callable[..., Host], proxy: Any) -> None:
-    proxy.listen()
-    host = start("class TritonPythonModel:\n    def finalize(self):\n        raise ValueError('too late')")
+def test_a_host_that_stands_still_is_not_waited_for(
+    start: Callable[..., Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(child, "_SERVE_TIMEOUT_S", 0.01)
+    source = "class TritonPythonModel:\n    def auto_complete_config(config):\n        return config"
+    host = start(source, serve=False, auto_complete=True, config="{}")
+    host.wait_for("configured")
+    stop(host.process.pid)
+    # More than the socket takes.
+    args = {"model_config": " " * 10_000_000}
+    host.process.serve(PythonModelServing(args=args, endpoint="/there/is/none", name="host"))
+    assert host.end() < 0
+
+
+def detach(host: Host, proxy: Any) -> None:
+    """Let a host attach, and have it stop; `finalize` is what is left."""
     peer = proxy.accept()
     peer.welcome()
     host.wait_for("attached")
     host.process.stop(PATIENCE_S)
     peer.receive()
     peer.close()
+
+
+def test_an_error_in_finalize_is_logged(start: Callable[..., Host], proxy: Any) -> None:
+    proxy.listen()
+    host = start("class TritonPythonModel:\n    def finalize(self):\n        raise ValueError('too late')")
+    detach(host, proxy)
     host.wait_for("done")
     assert host.end() == 0
     assert any("finalize failed: ValueError: too late" in line for line in host.process.log_tail)
@@ -291,11 +312,6 @@ def test_a_model_that_is_killed_by_its_parent_while_it_hangs(start: Callable[...
     proxy.listen()
     source = "import time\nclass TritonPythonModel:\n    def finalize(self):\n        time.sleep(1e6)"
     host = start(source)
-    peer = proxy.accept()
-    peer.welcome()
-    host.wait_for("attached")
-    host.process.stop(PATIENCE_S)
-    peer.receive()
-    peer.close()
+    detach(host, proxy)
     host.process.kill()
     assert host.end() < 0

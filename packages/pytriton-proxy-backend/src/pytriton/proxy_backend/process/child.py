@@ -21,6 +21,8 @@ from ..system.forks import call_in_child, close_in_child, replace_descriptors
 from ..system.processes import OutputLines, open_pidfd
 from .messages import Job, LineReader, PythonModelServing, encode_message
 
+logger = logging.getLogger(__name__)
+
 TAIL_LINES = 50
 """How many of the last lines are kept."""
 
@@ -28,6 +30,8 @@ _READ_BYTES = 65536
 # More lines in a second are left out: a worker in a loop of warnings shall not fill the log.
 _MAX_LINES_PER_S = 1000
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
+# A host that waits for this reads it at once; one that stands still never does.
+_SERVE_TIMEOUT_S = 30.0
 _MAIN = "pytriton.proxy_backend.worker_main"
 
 
@@ -163,7 +167,10 @@ class ChildProcess:
                 try:
                     rest = rest[self._channel.send(rest) :]
                 except BlockingIOError:
-                    _wait_writable(self._channel)
+                    if not _wait_writable(self._channel, _SERVE_TIMEOUT_S):
+                        logger.error("Process %d has not read what to serve within %g s", self.pid, _SERVE_TIMEOUT_S)
+                        self.kill()
+                        return
 
     def kill(self) -> None:
         """End it, and what it has started, at once."""
@@ -244,10 +251,10 @@ class _Output(OutputLines):
             self._logger.log(self._level, "%s", text)
 
 
-def _wait_writable(channel: socket.socket) -> None:
+def _wait_writable(channel: socket.socket, timeout_s: float) -> bool:
     poller = select.poll()
     poller.register(channel, select.POLLOUT)
-    poller.poll()
+    return bool(poller.poll(timeout_s * 1000))
 
 
 def _has_ended(pid: int) -> bool:
