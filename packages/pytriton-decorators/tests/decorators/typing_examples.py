@@ -1,7 +1,7 @@
 """What a type checker sees of decorated callables; checked by mypy with the rest of the tests, never run."""
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,14 +11,18 @@ from pytriton.decorators import (
     InferCallable,
     InferenceRequests,
     InferenceResults,
+    ModelSignature,
+    Shape,
     TritonContext,
     batch,
     fill_optionals,
     first_value,
+    get_model_signature,
     get_requests,
     get_row_requests,
     group_by_keys,
     group_by_values,
+    model,
     pad_batch,
     sample,
     triton_context,
@@ -144,3 +148,36 @@ if TYPE_CHECKING:
         assert_type(await harness.infer_async(request), Result)
         assert_type(await harness.infer_async([request]), list[Result])
         assert_type(harness.stream_async(request), AsyncIterator[Result])
+
+    # A model of its type hints is the function or class that it was.
+    Vector = Annotated[Array, Shape(-1)]
+
+    @model
+    def shout(text: str, times: int = 1) -> str:
+        return text.upper() * times
+
+    @model(name="softmax", max_batch_size=64, execution_timeout_s=1.0)
+    def softmax(logits: Vector) -> Vector:
+        return logits
+
+    @model(batched=True)
+    async def tokens(texts: list[str]) -> AsyncIterator[list[str]]:
+        yield texts
+
+    @model
+    class Sentiment:
+        def __init__(self, weights: str) -> None: ...
+
+        def __call__(self, text: str) -> float:
+            return float(len(text))
+
+    assert_type(shout("a"), str)
+    assert_type(softmax(np.zeros(1, np.float32)), Array)
+    assert_type(tokens(["a"]), AsyncIterator[list[str]])
+    assert_type(Sentiment("path")("text"), float)
+    assert_type(get_model_signature(shout), ModelSignature)
+    shout(1)  # type: ignore[arg-type]
+    Sentiment()  # type: ignore[call-arg]
+    model(max_batch_size="4")  # type: ignore[call-overload]
+    model(no_such_option=4)  # type: ignore[call-overload]
+    assert_type(Harness(Sentiment("path")).infer({"text": ["a"]}), Result)

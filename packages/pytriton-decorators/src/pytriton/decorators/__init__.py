@@ -21,6 +21,9 @@ from pytriton.decorators._calls.types import (
 from pytriton.decorators._context_argument import triton_context
 from pytriton.decorators._first_value import first_value
 from pytriton.decorators._grouping import group_by_keys, group_by_values
+from pytriton.decorators._hints.hints import Shape
+from pytriton.decorators._hints.model import ModelOptions, get_model_signature, model
+from pytriton.decorators._hints.signatures import ModelSignature
 from pytriton.decorators._optionals import fill_optionals
 from pytriton.decorators._padding import ConstantPadder, pad_batch
 
@@ -33,7 +36,10 @@ __all__ = [
     "InferenceResults",
     "InputNames",
     "ModelConfigDict",
+    "ModelOptions",
+    "ModelSignature",
     "RequestLike",
+    "Shape",
     "TritonContext",
     "batch",
     "convert_output",
@@ -41,11 +47,13 @@ __all__ = [
     "first_value",
     "get_inference_request_batch_size",
     "get_model_config",
+    "get_model_signature",
     "get_requests",
     "get_row_requests",
     "get_triton_context",
     "group_by_keys",
     "group_by_values",
+    "model",
     "pad_batch",
     "sample",
     "triton_context",

@@ -27,7 +27,7 @@ from pytriton.decorators._calls.context import TritonContext, find_triton_contex
 from pytriton.decorators._calls.types import RequestLike
 from pytriton.decorators._fake_request import request_type
 from pytriton.decorators._harness_checks import Checker, Result
-from pytriton.decorators.serving import check_callable, set_served_model
+from pytriton.decorators.serving import check_callable, find_signature, load_infer_func, set_served_model
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
@@ -128,21 +128,21 @@ class Harness:
         outputs: Sequence[Tensor] | None = None,
         config: ModelConfig | None = None,
         *,
-        model_name: str = "model",
+        model_name: str | None = None,
         strict: bool = False,
         triton_context: TritonContext | None = None,
     ) -> None:
         """Bind a callable to a model without a server.
 
         Args:
-            infer_func: The callable.
+            infer_func: The callable, or what is decorated with `model`, which then says what is not given here.
             inputs: The inputs of the model, as for `Triton.bind`. With them requests are held against them; None takes
                 what comes. `@fill_optionals` needs them.
             outputs: The outputs of the model, as for `Triton.bind`. With them results are converted to their dtypes.
                 Lists of outputs in their order need them.
             config: How the model is served, as for `Triton.bind`; with it no more than `max_batch_size` rows are taken.
                 None is `ModelConfig()`, without that limit.
-            model_name: The name of the model.
+            model_name: The name of the model; None is that of `@model`, or else `"model"`.
             strict: Whether outputs have to be exactly the declared ones, with their dtypes and shapes, as for
                 `Triton.bind`.
             triton_context: The context that `@triton_context` hands out, with the models of other callables. For
@@ -151,9 +151,16 @@ class Harness:
         Raises:
             PyTritonBadParameterError: `infer_func` is not callable, `inputs` or `outputs` are no tensors, or `config`
                 breaks a rule.
-            PyTritonValidationError: A callable under a decorator has not the parameters for the inputs; `Triton.bind`
-                says the same.
+            PyTritonValidationError: A callable under a decorator has not the parameters for the inputs, or what is
+                given does not agree with the hints of `@model`; `Triton.bind` says the same.
         """
+        signature = find_signature(infer_func)
+        if signature is not None:
+            config = signature.config if config is None else config
+            signature.check_description(inputs, outputs, batching=config.batching, decoupled=config.decoupled)
+            inputs, outputs = signature.inputs, signature.outputs
+            model_name = signature.name if model_name is None else model_name
+            infer_func = load_infer_func(infer_func)
         if not callable(infer_func):
             raise PyTritonBadParameterError(
                 f"Harness expected a callable, received {infer_func!r}.",
@@ -165,7 +172,7 @@ class Harness:
         settings.validate()
         named_inputs, named_outputs = _named(inputs, "INPUT"), _named(outputs, "OUTPUT")
         self.model_config = TritonModelConfig(
-            model_name=model_name,
+            model_name="model" if model_name is None else model_name,
             max_batch_size=settings.max_batch_size,
             batching=settings.batching,
             batcher=settings.batcher,

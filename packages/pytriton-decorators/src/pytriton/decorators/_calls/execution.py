@@ -21,6 +21,8 @@ from contextvars import Token
 from dataclasses import dataclass
 from typing import Any, Final
 
+import numpy as np
+
 from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
 
 __all__ = ["EXHAUSTED", "Call", "Plan", "Prepare", "SingleCall", "combine", "execute", "execute_async"]
@@ -35,7 +37,7 @@ Prepare = Callable[[Any, Any, tuple[Any, ...], dict[str, Any]], "Plan | SingleCa
 """`(wrapped, instance, args, kwargs)`, as in wrapt: `wrapped` is already bound to `instance`, the object of a method
 call, the class of a class method call, else None. No plan means that the call is made as it is."""
 
-_PLAIN_RESULTS = frozenset({dict, list, tuple})
+_PLAIN_RESULTS = frozenset({dict, list, tuple, np.ndarray})
 
 
 class _Exhausted:

@@ -1,0 +1,385 @@
+"""The signature of a model, as it follows from the hints of a function or class."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import types
+import typing
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pytriton.decorators._calls.wrapping import layer_of, undecorated
+from pytriton.decorators._hints.hints import parse_hint, plain_hint, rejected
+from pytriton.decorators._hints.values import Value
+from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
+from pytriton.model_config import ModelConfig, Tensor
+from pytriton.model_config.dtypes import wire_name
+
+__all__ = ["OUTPUT", "ModelSignature", "layer_of_requests", "make_signature"]
+
+OUTPUT = "output"
+"""The name of the output of a function that returns one value."""
+_STREAMS = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
+_QUALIFIERS = ("NotRequired", "Required", "ReadOnly")
+_BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """What the function returns, or yields.
+
+    Attributes:
+        form: Whether it is one value, a mapping from names, or an object with attributes of their names.
+        values: The outputs by name.
+        kind: The class of the mapping or object; None of one value.
+        left_out: Names of those that the mapping may lack.
+    """
+
+    form: Literal["value", "mapping", "object"]
+    values: Mapping[str, Value]
+    kind: Any = None
+    left_out: frozenset[str] = frozenset()
+
+    def to_arrays(self, result: Any, model: str) -> dict[str, Any]:
+        """Return the arrays of the outputs by name.
+
+        Raises:
+            PyTritonValidationError: The function returned something else than its hints say.
+        """
+        if self.form == "value":
+            return {name: value.to_array(result, name, model) for name, value in self.values.items()}
+        kind = self.kind.__name__
+        if self.form == "object":
+            if not isinstance(result, self.kind):
+                raise _wrong_result(model, f"a {kind}", result)
+            return {name: value.to_array(getattr(result, name), name, model) for name, value in self.values.items()}
+        if not isinstance(result, Mapping):
+            raise _wrong_result(model, f"a {kind}, which is a dictionary", result)
+        names = set(result)
+        if not names <= self.values.keys() or not self.values.keys() - self.left_out <= names:
+            raise _wrong_result(model, f"a {kind} with the keys {', '.join(self.values)}", list(result))
+        return {name: value.to_array(result[name], name, model) for name, value in self.values.items() if name in names}
+
+
+@dataclass(frozen=True)
+class ModelSignature:
+    """What a model takes and gives, as `model` has read it from the hints of a function or class."""
+
+    name: str
+    """The name of the model."""
+    inputs: tuple[Tensor, ...]
+    """Its inputs."""
+    outputs: tuple[Tensor, ...]
+    """Its outputs."""
+    config: ModelConfig
+    """How it is served."""
+    batched: bool
+    """Whether the function gets whole batches; else it is called for each sample."""
+    _arguments: Mapping[str, Value] = field(repr=False)
+    _outputs: Outputs = field(repr=False)
+    _absent: Mapping[str, None] = field(repr=False)
+
+    def __str__(self) -> str:
+        """Return the signature in one line."""
+        config = self.config
+        facts = ["called with whole batches" if self.batched else "called for each sample"]
+        facts += [f"max_batch_size={config.max_batch_size}"] if config.batching else ["no batching"]
+        facts += ["decoupled"] if config.decoupled else []
+        return f"{self.name}({_listed(self.inputs)}) -> {_listed(self.outputs)}; {', '.join(facts)}"
+
+    def to_arguments(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the keyword arguments of the function for the arrays of the inputs.
+
+        Raises:
+            PyTritonValidationError: A string is to be text, and is not UTF-8.
+        """
+        values = self._arguments
+        arguments = {name: values[name].to_argument(array, name) for name, array in arrays.items() if name in values}
+        return {**self._absent, **arguments} if self._absent else arguments
+
+    def to_arrays(self, result: Any) -> dict[str, Any]:
+        """Return the arrays of the outputs for what the function returned, or yielded.
+
+        Raises:
+            PyTritonValidationError: It is something else than the hints say.
+        """
+        return self._outputs.to_arrays(result, self.name)
+
+    def check_description(
+        self,
+        inputs: typing.Sequence[Any] | None,
+        outputs: typing.Sequence[Any] | None,
+        *,
+        batching: bool,
+        decoupled: bool,
+    ) -> None:
+        """Check that what was said elsewhere about the model agrees with the hints.
+
+        Args:
+            inputs: Its inputs, each with `name`, `shape`, `dtype` and `optional`; None where nothing was said of them.
+            outputs: Its outputs, likewise.
+            batching: Whether its tensors have a batch axis.
+            decoupled: Whether a request may have several responses.
+
+        Raises:
+            PyTritonValidationError: It does not.
+        """
+        for what, mine, others in (("inputs", self.inputs, inputs), ("outputs", self.outputs, outputs)):
+            if others is not None and {_facts(it) for it in mine} != {_facts(it) for it in others}:
+                raise PyTritonValidationError(
+                    f"Model {self.name!r}: the hints say that its {what} are {_listed(mine)}; given were "
+                    f"{_listed(others)}. Leave {what} out, or change the hints.",
+                    expected=mine,
+                    received=others,
+                )
+        for what, own, other in (
+            ("batching", self.config.batching, batching), ("decoupled", self.config.decoupled, decoupled)
+        ):  # fmt: skip
+            if bool(own) != bool(other):
+                raise PyTritonValidationError(
+                    f"Model {self.name!r}: by its hints and the options of @model it is served with {what}={own}; the "
+                    f"given configuration says {what}={other}. Leave the configuration out, or make it with "
+                    "dataclasses.replace(get_model_signature(function).config, ...).",
+                    expected=own,
+                    received=other,
+                )
+
+
+def make_signature(target: Any, *, name: str | None, batched: bool, options: Mapping[str, Any]) -> ModelSignature:
+    """Read the signature of a model from the hints of a function or class.
+
+    Args:
+        target: The function or class.
+        name: The name of the model; None is that of the function or class.
+        batched: Whether it gets whole batches.
+        options: Fields of `ModelConfig`.
+
+    Raises:
+        PyTritonBadParameterError: A hint is not understood, an option breaks a rule, or it is no function or class.
+    """
+    function = _function(target)
+    shown = target.__qualname__ if isinstance(target, type) else function.__qualname__
+    hints = _resolved(function, shown)
+    arguments = {
+        parameter.name: _argument(parameter, hints, batched, shown) for parameter in _parameters(target, shown)
+    }
+    absent = {
+        parameter.name: None
+        for parameter in _parameters(target, shown)
+        if arguments[parameter.name].optional and parameter.default is parameter.empty
+    }
+    returned, streams = _returned(hints, function, shown)
+    outputs = _outputs(returned, batched, shown, decoupled=streams)
+    config = _config(options, batched, streams, shown)
+    inputs = tuple(value.tensor(name) for name, value in arguments.items())
+    config.validate(inputs)  # type: ignore[arg-type] # all have names
+    return ModelSignature(
+        name=target.__name__ if name is None else name,
+        inputs=inputs,
+        outputs=tuple(value.tensor(name) for name, value in outputs.values.items()),
+        config=config,
+        batched=batched,
+        _arguments=arguments,
+        _outputs=outputs,
+        _absent=absent,
+    )
+
+
+def _function(target: Any) -> Any:
+    """Return the function whose hints count: that itself, or `__call__` of the class."""
+    if isinstance(target, type):
+        function = next((vars(base)["__call__"] for base in target.__mro__ if "__call__" in vars(base)), None)
+        if function is not None:
+            return function
+        raise _bad_target(target, f"the class {target.__qualname__} has no method __call__, which answers requests")
+    opener = layer_of_requests(target)
+    if opener is not None:
+        raise _bad_target(target, f"@{opener} is below it, which makes a callable of requests: leave @{opener} out")
+    if not inspect.isfunction(undecorated(target)):
+        raise _bad_target(target, f"{target!r} is neither")
+    return target
+
+
+def layer_of_requests(func: Any) -> str | None:
+    """Return the name of the decorator on a callable that makes it one of requests; None where there is none."""
+    layer = layer_of(func)
+    while layer is not None:
+        if layer.traits.unpacks_requests:
+            return layer.traits.name
+        layer = layer_of(layer.below)
+    return None
+
+
+def _bad_target(target: Any, why: str) -> PyTritonBadParameterError:
+    return PyTritonBadParameterError(
+        f"@model makes a model of a function, or of a class with __call__: {why}.",
+        parameter="model",
+        value=target,
+        rule="a function, or a class with __call__",
+    )
+
+
+def _resolved(function: Any, shown: str) -> dict[str, Any]:
+    """Return the hints of a function, also those that are written as strings."""
+    try:
+        return typing.get_type_hints(function, include_extras=True)
+    except Exception as error:
+        plain = undecorated(function)
+        for name, hint in plain.__annotations__.items():
+            alone = types.SimpleNamespace(__annotations__={name: hint})
+            try:
+                typing.get_type_hints(alone, globalns=plain.__globals__, include_extras=True)
+            except Exception as reason:
+                what = "the result" if name == "return" else f"parameter {name!r}"
+                raise rejected(
+                    f"{what} of {shown}",
+                    hint,
+                    f"it cannot be read ({reason}); what it names has to be known at the level of the module when the "
+                    "function is decorated",
+                ) from error
+        raise
+
+
+def _parameters(target: Any, shown: str) -> list[inspect.Parameter]:
+    signature = inspect.signature(_function(target))
+    parameters = list(signature.parameters.values())[1 if isinstance(target, type) else 0 :]
+    for parameter in parameters:
+        if parameter.kind not in _BY_NAME:
+            raise PyTritonBadParameterError(
+                f"@model: parameter {str(parameter.replace(annotation=parameter.empty))!r} of {shown} is no input: "
+                "inputs are passed by name, each to a parameter of its own.",
+                parameter=f"parameter {parameter.name!r} of {shown}",
+                value=parameter,
+                rule="parameters that take an argument by name",
+            )
+    return parameters
+
+
+def _argument(parameter: inspect.Parameter, hints: Mapping[str, Any], batched: bool, shown: str) -> Value:
+    where = f"parameter {parameter.name!r} of {shown}"
+    if parameter.name not in hints:
+        advice = " Decorate the class, not its method." if parameter.name == "self" else ""
+        raise PyTritonBadParameterError(
+            f"@model: {where} has no hint, which says what the input is, as in {parameter.name}: float, or "
+            f"{parameter.name}: Annotated[NDArray[np.float32], Shape(-1)].{advice}",
+            parameter=where,
+            value=None,
+            rule="a hint for every parameter",
+        )
+    value = parse_hint(hints[parameter.name], batched=batched, where=where)
+    return value if parameter.default is parameter.empty else dataclasses.replace(value, optional=True)
+
+
+def _returned(hints: Mapping[str, Any], function: Any, shown: str) -> tuple[Any, bool]:
+    """Return the hint of what the function returns or yields, and whether it yields."""
+    hint = plain_hint(hints.get("return"))
+    where = f"the result of {shown}"
+    if hint is None or hint is type(None):
+        raise PyTritonBadParameterError(
+            f"@model: {where} has no hint other than None, and a model has outputs: say what it returns, as in "
+            "-> float, -> Annotated[NDArray[np.float32], Shape(-1)], or a TypedDict of several.",
+            parameter=where,
+            value=hint,
+            rule="a hint for what is returned",
+        )
+    streams = typing.get_origin(hint) in _STREAMS
+    plain = undecorated(function)
+    if not streams and (inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain)):
+        raise rejected(where, hint, "a generator is hinted as Iterator[...], or AsyncIterator[...] if asynchronous")
+    return (typing.get_args(hint)[0] if streams else hint), streams
+
+
+def _outputs(hint: Any, batched: bool, shown: str, *, decoupled: bool) -> Outputs:
+    hint = plain_hint(hint)
+    names = _member_names(hint)
+    if names is None:
+        return Outputs("value", {OUTPUT: _output(hint, batched, f"the result of {shown}")})
+    members = {
+        name: member for name, member in typing.get_type_hints(hint, include_extras=True).items() if name in names
+    }
+    if not members:
+        raise rejected(f"the result of {shown}", hint, "it has no members, and a model has outputs")
+    left_out = set(getattr(hint, "__optional_keys__", ()))
+    values = {}
+    for name, member in members.items():
+        while getattr(typing.get_origin(member), "_name", None) in _QUALIFIERS:
+            if typing.get_origin(member)._name == "NotRequired":
+                left_out.add(name)
+            (member,) = typing.get_args(member)
+        where = f"{name!r} of {hint.__name__}, the result of {shown},"
+        if name in left_out and not decoupled:
+            raise rejected(where, member, "an output is always there, but in the responses of a stream")
+        values[name] = _output(member, batched, where)
+    return Outputs("mapping" if issubclass(hint, dict) else "object", values, hint, frozenset(left_out))
+
+
+def _member_names(hint: Any) -> set[str] | None:
+    """Return the names of the members of a `TypedDict`, `NamedTuple` or dataclass; None of anything else."""
+    if not isinstance(hint, type):
+        return None
+    if dataclasses.is_dataclass(hint):
+        return {member.name for member in dataclasses.fields(hint)}
+    if issubclass(hint, tuple) and hasattr(hint, "_fields"):
+        return set(hint._fields)
+    # That of `typing` and that of `typing_extensions` are two classes.
+    required = getattr(hint, "__required_keys__", None)
+    return None if required is None else {*required, *getattr(hint, "__optional_keys__", ())}
+
+
+def _output(hint: Any, batched: bool, where: str) -> Value:
+    value = parse_hint(hint, batched=batched, where=where)
+    if value.optional:
+        raise rejected(where, hint, "an output cannot be None")
+    return value
+
+
+def _config(options: Mapping[str, Any], batched: bool, decoupled: bool, shown: str) -> ModelConfig:
+    """Return how the model is served; batching and decoupling follow from the function."""
+    known = {option.name for option in dataclasses.fields(ModelConfig)} - {"batching", "decoupled"}
+    for option in options:
+        if option not in known:
+            follows = option in ("batching", "decoupled")
+            raise PyTritonBadParameterError(
+                f"@model of {shown} has no option {option!r}"
+                + (": it follows from the hints, batched and max_batch_size." if follows else ".")
+                + f" There are: name, batched, {', '.join(sorted(known))}.",
+                parameter=f"model.{option}",
+                value=options[option],
+                rule="an option of ModelConfig",
+            )
+    batching = batched or "max_batch_size" in options
+    if not batching and "batcher" in options:
+        raise _batching_error("batcher", "needs max_batch_size", options, shown)
+    if batching and not batched and decoupled:
+        why = "is not for a generator that is called for each sample: leave it out, or say batched=True"
+        raise _batching_error("max_batch_size", why, options, shown)
+    return ModelConfig(batching=batching, decoupled=decoupled, **options)
+
+
+def _batching_error(option: str, why: str, options: Mapping[str, Any], shown: str) -> PyTritonBadParameterError:
+    return PyTritonBadParameterError(
+        f"@model of {shown}: {option} {why}.", parameter=f"model.{option}", value=options[option], rule=why
+    )
+
+
+def _wrong_result(model: str, expected: str, received: Any) -> PyTritonValidationError:
+    text = repr(received)
+    text = text if len(text) <= 80 else text[:77] + "..."
+    return PyTritonValidationError(
+        f"Model {model!r}: by its hint, the function returns {expected}; it returned {type(received).__name__} {text}.",
+        expected=expected,
+        received=received,
+    )
+
+
+def _facts(tensor: Any) -> tuple[Any, ...]:
+    return tensor.name, tuple(tensor.shape), wire_name(tensor.dtype), bool(tensor.optional)
+
+
+def _listed(tensors: typing.Sequence[Any]) -> str:
+    return ", ".join(
+        f"{tensor.name}{'?' if tensor.optional else ''}: {wire_name(tensor.dtype)}[{', '.join(map(str, tensor.shape))}]"
+        for tensor in tensors
+    )

@@ -1,0 +1,184 @@
+"""Values between the arrays of requests and what the hints of a function promise, in both directions.
+
+Shapes: `(*sample)` is the shape of a value of one sample, `(batch, *sample)` of a batch. Triton has no tensors without
+axes, so a value without axes travels as one of shape `(1,)`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from pytriton.exceptions import PyTritonValidationError
+from pytriton.model_config import Tensor
+from pytriton.model_config.dtypes import array_dtype
+
+__all__ = ["Value"]
+
+Form = Literal["scalar", "list", "array"]
+
+_KINDS = {"b": "a bool", "i": "an int", "u": "an int", "f": "a number"}
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a hint says about an argument or an output.
+
+    Attributes:
+        form: Whether it is one number or string, a list of them, or an array.
+        dtype: The element type, as `Tensor` takes it.
+        dims: Its axes: a size, or -1 or a name for one that may vary; the first is that of the batch where `batched`.
+        batched: Whether it holds all samples of a batch.
+        shown: The hint as text.
+        optional: Whether it may be left out.
+    """
+
+    form: Form
+    dtype: Any
+    dims: tuple[int | str, ...]
+    batched: bool
+    shown: str
+    optional: bool = False
+
+    def tensor(self, name: str) -> Tensor:
+        """Return the description of the input or output for Triton."""
+        shape = tuple(-1 if isinstance(size, str) else size for size in self._sample_dims)
+        return Tensor(shape or (1,), self.dtype, name, self.optional)
+
+    def to_argument(self, array: Any, name: str) -> Any:
+        """Return what the function gets for the array of an input.
+
+        Args:
+            array: `(*tensor.shape)`, or with the batch axis in front where `batched`.
+            name: The input.
+
+        Raises:
+            PyTritonValidationError: It is to be text, and is not UTF-8.
+        """
+        if self.form == "scalar":
+            return self._element(array.item() if self._is_builtin else array[0], name)
+        if not self._sample_dims:
+            array = array[..., 0]
+        if self.form == "array":
+            return array if self.dtype is not str else self._texts(array, name)
+        if self.dtype is str:
+            return [self._element(element, name) for element in array.tolist()]
+        return array.tolist() if self._is_builtin else list(array)
+
+    def to_array(self, value: Any, name: str, model: str) -> np.ndarray[Any, Any]:
+        """Return the array of an output for what the function returned.
+
+        Args:
+            value: What it returned.
+            name: The output.
+            model: The model, for errors.
+
+        Raises:
+            PyTritonValidationError: It is not what the hint says.
+        """
+        dtype = array_dtype(self.dtype)
+        if self.form == "array":
+            array = self._checked_array(value, dtype, name, model)
+        elif self.form == "scalar":
+            if isinstance(value, np.ndarray) and value.ndim == 0:
+                value = value[()]
+            array = self._filled([value], dtype, name, model)
+        elif isinstance(value, (list, tuple)):
+            array = self._filled(value, dtype, name, model)
+        else:
+            advice = " (.tolist() makes a list)" if isinstance(value, np.ndarray) else ""
+            raise self._rejected(name, model, _shown(value), f"a list{advice}")
+        return array if self._sample_dims or self.form == "scalar" else array[..., np.newaxis]
+
+    @property
+    def _sample_dims(self) -> tuple[int | str, ...]:
+        return self.dims[1:] if self.batched else self.dims
+
+    @property
+    def _is_builtin(self) -> bool:
+        """Whether elements are of Python's types, not of numpy's."""
+        return self.dtype in (str, bytes, bool, int, float)
+
+    def _element(self, element: Any, name: str) -> Any:
+        if self.dtype is not str or isinstance(element, str):
+            return element
+        try:
+            return element.decode()
+        except UnicodeDecodeError as error:
+            raise PyTritonValidationError(
+                f"Input {name!r}: its hint is {self.shown}, received bytes that are not UTF-8 ({error}). Send text, or "
+                "declare it as bytes.",
+                tensor=name,
+                expected=self.shown,
+                received=element,
+            ) from error
+
+    def _texts(self, array: Any, name: str) -> Any:
+        texts = np.empty(array.shape, np.object_)
+        texts.ravel()[:] = [self._element(element, name) for element in array.ravel().tolist()]
+        return texts
+
+    def _checked_array(self, value: Any, dtype: np.dtype[Any], name: str, model: str) -> np.ndarray[Any, Any]:
+        if isinstance(value, np.generic) and not self.dims:
+            value = np.asarray(value)
+        if not isinstance(value, np.ndarray):
+            raise self._rejected(name, model, _shown(value), "a numpy array (numpy.asarray makes one)")
+        fits = value.ndim == len(self.dims) and all(
+            isinstance(wanted, str) or wanted in (-1, got) for wanted, got in zip(self.dims, value.shape, strict=True)
+        )
+        if not fits:
+            wanted = ", ".join(map(str, self.dims)) + ("," if len(self.dims) == 1 else "")
+            raise self._rejected(name, model, f"an array of shape {value.shape}", f"shape ({wanted})")
+        if value.dtype == dtype:
+            return value
+        if dtype.kind == "O":
+            if value.dtype.kind in "SU":
+                return value
+        elif value.dtype.kind in "biuf" and np.can_cast(value.dtype, dtype, "same_kind"):
+            return value.astype(dtype)
+        wanted = (
+            "strings" if dtype.kind == "O" else f"{dtype}, or a dtype that can be cast to it by casting='same_kind'"
+        )
+        raise self._rejected(name, model, f"an array of {value.dtype}", wanted)
+
+    def _filled(self, values: Sequence[Any], dtype: np.dtype[Any], name: str, model: str) -> np.ndarray[Any, Any]:
+        for place, element in enumerate(values):
+            problem = self._problem(element, dtype)
+            if problem is not None:
+                where = f"element {place}, " if self.form == "list" else ""
+                raise self._rejected(name, model, where + _shown(element), problem)
+        array = np.empty(len(values), dtype)
+        array[:] = values
+        return array
+
+    def _problem(self, element: Any, dtype: np.dtype[Any]) -> str | None:
+        """Return what was expected in the place of an element of a list, or of a scalar; None where it is right."""
+        if dtype.kind == "O":
+            wanted = str if self.dtype is str else bytes
+            return None if isinstance(element, wanted) else f"{wanted.__name__}"
+        if isinstance(element, (bool, np.bool_)):
+            return None if dtype.kind == "b" else _KINDS.get(dtype.kind, "a number")
+        if isinstance(element, (int, np.integer)) and dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            return None if limits.min <= element <= limits.max else f"a number from {limits.min} to {limits.max}"
+        # Of the kind "V" is bfloat16.
+        if isinstance(element, (int, float, np.number)) and dtype.kind in "fV" and not isinstance(element, complex):
+            return None
+        return _KINDS.get(dtype.kind, "a number")
+
+    def _rejected(self, name: str, model: str, received: str, expected: str) -> PyTritonValidationError:
+        return PyTritonValidationError(
+            f"Model {model!r}, output {name!r}: its hint is {self.shown}, so expected {expected}; the function "
+            f"returned {received}.",
+            tensor=name,
+            expected=self.shown,
+            received=received,
+        )
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"

@@ -1,0 +1,312 @@
+# mypy: disable-error-code="empty-body"
+import functools
+import typing
+from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, NamedTuple, NewType, TypedDict
+
+import jaxtyping
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from typing_extensions import NotRequired
+
+from pytriton.decorators import ModelOptions, Shape, batch, first_value, get_model_signature, model, sample
+from pytriton.decorators.serving import find_signature
+from pytriton.exceptions import PyTritonBadParameterError
+from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
+
+Image = Annotated[NDArray[np.uint8], Shape("height", "width", 3)]
+Embeddings = jaxtyping.Float32[np.ndarray, "batch 384"]
+UserId = NewType("UserId", int)
+
+
+def hinted(hint: Any, returns: Any = float, name: str = "x") -> Callable[..., Any]:
+    namespace: dict[str, Any] = {}
+    exec(f"def function({name}): ...", namespace)
+    function: Callable[..., Any] = namespace["function"]
+    function.__annotations__ = {name: hint, "return": returns}
+    return function
+
+
+def input_of(hint: Any, *, batched: bool = False) -> Tensor:
+    returns = list[float] if batched else float
+    (tensor,) = get_model_signature(model(batched=batched)(hinted(hint, returns))).inputs
+    return tensor
+
+
+@pytest.mark.parametrize(
+    ("hint", "shape", "dtype"),
+    [
+        (str, (1,), bytes),
+        (bytes, (1,), bytes),
+        (bool, (1,), np.bool_),
+        (int, (1,), np.int64),
+        (float, (1,), np.float64),
+        (np.float32, (1,), np.float32),
+        (UserId, (1,), np.int64),
+        (list[str], (-1,), bytes),
+        (list[int], (-1,), np.int64),
+        (Image, (-1, -1, 3), np.uint8),
+        (Annotated[NDArray[np.float32], Shape(-1)], (-1,), np.float32),
+        (Annotated[NDArray[np.float32], "ignored", Shape(2, 2), 7], (2, 2), np.float32),
+        (Annotated[NDArray[np.float32], Shape()], (1,), np.float32),
+        (Annotated[NDArray[np.str_], Shape(2)], (2,), bytes),
+        (Annotated[NDArray[np.object_], Shape(2)], (2,), bytes),
+        (np.ndarray[tuple[int, int], np.dtype[np.int8]], (-1, -1), np.int8),
+        (jaxtyping.Float32[np.ndarray, "n 3"], (-1, 3), np.float32),
+        (jaxtyping.Bool[np.ndarray, "rows=4 _ n-1 #m"], (4, -1, -1, -1), np.bool_),
+        (jaxtyping.UInt8[np.ndarray, ""], (1,), np.uint8),
+    ],
+)
+def test_a_hint_of_one_sample_is_a_tensor(hint: Any, shape: tuple[int, ...], dtype: Any) -> None:
+    assert input_of(hint) == Tensor(shape, dtype, "x")
+    assert input_of(hint | None) == Tensor(shape, dtype, "x", True)
+
+
+@pytest.mark.parametrize(
+    ("hint", "shape", "dtype"),
+    [
+        (list[str], (1,), bytes),
+        (list[np.float32], (1,), np.float32),
+        (Annotated[NDArray[np.float32], Shape("batch")], (1,), np.float32),
+        (Annotated[NDArray[np.float32], Shape("batch", -1, 3)], (-1, 3), np.float32),
+        (Annotated[NDArray[np.float32], Shape("n", 3)], (3,), np.float32),
+        (np.ndarray[tuple[int, int], np.dtype[np.int8]], (-1,), np.int8),
+        (jaxtyping.Float32[np.ndarray, "b 3"], (3,), np.float32),
+    ],
+)
+def test_a_hint_of_a_batch_is_a_tensor_without_the_axis_of_the_batch(
+    hint: Any, shape: tuple[int, ...], dtype: Any
+) -> None:
+    assert input_of(hint, batched=True) == Tensor(shape, dtype, "x")
+
+
+@pytest.mark.parametrize(
+    ("hint", "shown", "why"),
+    [
+        (dict, "dict", "not understood"),
+        (Any, "Any", "not understood"),
+        (Literal["a"], "Literal['a']", "not understood"),
+        (None, "NoneType", "not understood"),
+        (list[dict[str, int]], "list[dict[str, int]]", "plain elements"),
+        (int | str, "int | str", "only a union with None"),
+        (int | str | None, "int | str | None", "only a union with None"),
+        (np.ndarray, "np.ndarray", "neither the dtype nor the shape"),
+        (NDArray[np.float32], "NDArray[np.float32]", "not say the shape"),
+        (NDArray[Any], "NDArray[Any]", "not say the dtype"),
+        (Annotated[NDArray[np.floating[Any]], Shape(1)], "floating[Any]], Shape(1)]", "the dtype"),
+        (np.complex64, "np.complex64", "no such element type"),
+        (Annotated[float, Shape(1)], "Annotated[float, Shape(1)]", "a Shape is for arrays"),
+        (Annotated[Image, Shape(1)], "Shape(1)]", "more than one Shape"),
+        (Annotated[NDArray[np.int8], Shape("batch", 2)], "Shape('batch', 2)]", "say @model(batched=True)"),
+        ("Missing", "'Missing'", "name 'Missing' is not defined"),
+        (jaxtyping.Float[np.ndarray, "n"], "Float[ndarray, 'n']", "one dtype"),
+        (jaxtyping.Shaped[np.ndarray, "n"], "Shaped[ndarray, 'n']", "one dtype"),
+        (jaxtyping.Float32[np.ndarray, "..."], "Float32[ndarray, '...']", "a fixed number of axes"),
+        (jaxtyping.Float32[np.ndarray, "*n 3"], "Float32[ndarray, '*n 3']", "a fixed number of axes"),
+        (jaxtyping.Float32[list, "n"], "Float32[list, 'n']", "annotate them as np.ndarray"),
+    ],
+)
+def test_a_hint_that_is_not_understood_is_named_with_its_parameter_and_what_is_accepted(
+    hint: Any, shown: str, why: str
+) -> None:
+    with pytest.raises(PyTritonBadParameterError) as caught:
+        model(hinted(hint))
+    text = str(caught.value)
+    assert text.startswith("@model: parameter 'x' of function has the hint ")
+    assert f"{shown}:" in text
+    assert why in text
+    assert "Accepted: str, bytes, int" in text
+    with pytest.raises(PyTritonBadParameterError, match="the result of function has the hint"):
+        model(hinted(float, hint if hint is not None else dict))
+
+
+@pytest.mark.parametrize("hint", [str, float, Annotated[NDArray[np.int8], Shape(-1, 2)], Image | None])
+def test_a_hint_of_one_sample_is_none_of_a_batch(hint: Any) -> None:
+    if hint == Image | None:
+        assert input_of(hint, batched=True).optional  # its first axis has a name
+        return
+    with pytest.raises(PyTritonBadParameterError, match=r"batched=True.*(list\[str\]|Shape\(\"batch\", -1\))"):
+        input_of(hint, batched=True)
+
+
+@pytest.mark.parametrize("size", [0, -2, True, 1.5, "two words", None])
+def test_a_shape_has_sizes_and_names(size: Any) -> None:
+    with pytest.raises(PyTritonBadParameterError, match="sizes of at least 1"):
+        Shape(3, size)
+    assert repr(Shape("n", 3)) == "Shape('n', 3)"
+    assert Shape(1) == Shape(1) != Shape(2)
+
+
+class Both(TypedDict):
+    label: str
+    score: float
+
+
+class Pair(NamedTuple):
+    label: str
+    score: float
+
+
+@dataclass
+class Record:
+    label: str
+    score: float
+    kind: typing.ClassVar[str] = "not an output"
+
+
+class Step(TypedDict):
+    token: str
+    end: NotRequired[bool]
+
+
+@pytest.mark.parametrize("returns", [Both, Pair, Record, "Pair"])
+def test_several_outputs_have_the_names_of_their_members(returns: Any) -> None:
+    function = hinted(float, returns)
+    function.__globals__["Pair"] = Pair
+    outputs = get_model_signature(model(function)).outputs
+    assert outputs == (Tensor((1,), bytes, "label"), Tensor((1,), float, "score"))
+
+
+def test_the_members_of_steps_of_a_stream_may_be_left_out() -> None:
+    signature = get_model_signature(model(hinted(float, Iterator[Step])))
+    assert [output.name for output in signature.outputs] == ["token", "end"]
+    with pytest.raises(PyTritonBadParameterError, match="'end' of Step, the result of function, has the hint bool: an"):
+        model(hinted(float, Step))
+
+
+def test_outputs_are_hinted_and_never_none() -> None:
+    with pytest.raises(PyTritonBadParameterError, match="an output cannot be None"):
+        model(hinted(float, float | None))
+    for returns in (None, type(None)):
+        with pytest.raises(PyTritonBadParameterError, match="the result of function has no hint other than None"):
+            model(hinted(float, returns))
+    empty: Any = TypedDict("empty", {})
+    with pytest.raises(PyTritonBadParameterError, match="has no members"):
+        model(hinted(float, empty))
+
+
+def test_parameters_are_inputs_by_name() -> None:
+    def no_hint(x, y: float) -> float: ...  # type: ignore[no-untyped-def]
+    def collecting(*xs: float) -> float: ...
+    def named(**xs: float) -> float: ...
+    def positional(x: float, /) -> float: ...
+    def nothing() -> float: ...
+
+    with pytest.raises(PyTritonBadParameterError, match=r"parameter 'x' of .*no_hint has no hint"):
+        model(no_hint)
+    for function, shown in ((collecting, "'\\*xs'"), (named, "'\\*\\*xs'"), (positional, "'x'")):
+        with pytest.raises(PyTritonBadParameterError, match=f"parameter {shown} of .* is no input"):
+            model(function)
+    assert get_model_signature(model(nothing)).inputs == ()
+
+
+def test_what_is_no_function_is_no_model() -> None:
+    class Empty: ...
+
+    class Method:
+        def infer(self, x: float) -> float: ...
+
+    def plain(x: float) -> float: ...
+
+    with pytest.raises(PyTritonBadParameterError, match=r"class .*Empty has no method __call__"):
+        model(Empty)
+    with pytest.raises(PyTritonBadParameterError, match="Decorate the class, not its method"):
+        model(Method.infer)
+    for other in (3, functools.partial(plain), len, Method().infer):
+        with pytest.raises(PyTritonBadParameterError, match="is neither"):
+            model(other)  # type: ignore[type-var]
+    for decorate in (batch, sample):
+        with pytest.raises(PyTritonBadParameterError, match=f"@{decorate.__name__} is below it"):
+            model(decorate(plain))
+    with pytest.raises(PyTritonBadParameterError, match="is no model"):
+        get_model_signature(plain)
+    # A callable of requests by now, as it would be of any other function.
+    assert find_signature(batch(model(plain))) is None
+    assert find_signature(model(plain)) is not None
+
+
+def test_a_decorator_of_arrays_may_be_below() -> None:
+    @model(batched=True)
+    @first_value("power")
+    def raised(x: Annotated[NDArray[np.int64], Shape("batch", 2)], power: list[int]) -> list[int]: ...
+
+    assert str(get_model_signature(raised)).startswith("raised(x: INT64[2], power: INT64[1]) -> output: INT64[1];")
+
+
+def test_the_function_is_what_it_was() -> None:
+    def double(x: float) -> float:
+        return 2 * x
+
+    assert model(double) is double
+    assert double(2) == 4
+
+    @functools.wraps(double)
+    def logged(*args: Any, **kwargs: Any) -> float:
+        return double(*args, **kwargs)
+
+    assert find_signature(logged) is find_signature(double)
+
+
+def test_a_class_that_inherits_from_a_model_is_none() -> None:
+    @model
+    class Base:
+        def __call__(self, x: float) -> float: ...
+
+    class Derived(Base):
+        def __call__(self, x: float) -> float: ...
+
+    assert find_signature(Base) is find_signature(Base()) is not None
+    assert find_signature(Derived) is find_signature(Derived()) is None
+
+
+def test_signatures_can_be_printed() -> None:
+    @model(max_batch_size=8, name="scale-2")
+    def scale(image: Image, by: float = 2.0) -> Image: ...
+
+    @model
+    async def words(text: str) -> AsyncIterator[str]:
+        yield text
+
+    @model(batched=True)
+    def embed(texts: list[str]) -> Embeddings: ...
+
+    assert [str(get_model_signature(it)) for it in (scale, words, embed)] == [
+        "scale-2(image: UINT8[-1, -1, 3], by?: FP64[1]) -> output: UINT8[-1, -1, 3]; called for each sample, "
+        "max_batch_size=8",
+        "words(text: BYTES[1]) -> output: BYTES[1]; called for each sample, no batching, decoupled",
+        "embed(texts: BYTES[1]) -> output: FP32[384]; called with whole batches, max_batch_size=4",
+    ]
+
+
+def test_options_are_those_of_the_configuration() -> None:
+    follows = {"batching", "decoupled"}
+    assert set(ModelOptions.__annotations__) | follows == set(ModelConfig.__dataclass_fields__)
+
+    def plain(x: float) -> float: ...
+    def stream(x: float) -> Iterator[float]: ...
+
+    config = get_model_signature(model(max_batch_size=2, send_tracebacks=True)(plain)).config
+    assert config == ModelConfig(max_batch_size=2, send_tracebacks=True)
+    assert get_model_signature(model(plain)).config == ModelConfig(batching=False)
+    assert get_model_signature(model(stream)).config == ModelConfig(batching=False, decoupled=True)
+    wrong: list[tuple[dict[str, Any], str]] = [
+        ({"max_batch": 2}, "no option 'max_batch'. There are: name, batched, arena_budget_bytes"),
+        ({"decoupled": True}, "no option 'decoupled': it follows from the hints"),
+        ({"max_batch_size": 0}, "ModelConfig.max_batch_size"),
+        ({"batcher": DynamicBatcher()}, "batcher needs max_batch_size"),
+    ]
+    for options, text in wrong:
+        with pytest.raises(PyTritonBadParameterError, match=text):
+            model(**options)(plain)
+    with pytest.raises(PyTritonBadParameterError, match="not for a generator that is called for each sample"):
+        model(max_batch_size=2)(stream)
+
+
+def test_a_generator_is_hinted_as_one() -> None:
+    def stream(x: float) -> float:  # type: ignore[misc]
+        yield x
+
+    with pytest.raises(PyTritonBadParameterError, match="a generator is hinted as Iterator"):
+        model(stream)
