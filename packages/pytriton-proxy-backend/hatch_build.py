@@ -89,7 +89,10 @@ LIBRARIES = (
     # In a process whose Triton keeps its symbols to itself nothing undefined could be found: it asks for them by name.
     NativeLibrary(
         INPROCESS_LIBRARY_NAME,
-        ("inprocess/*.cc", "python/*.cc", "src/batch.cc", "src/late_ends.cc", "src/record.cc"),
+        (
+            *("inprocess/*.cc", "python/*.cc", "accelerator/forms.cc", "accelerator/plain.cc"),
+            *("src/batch.cc", "src/late_ends.cc", "src/record.cc"),
+        ),
         # Weak: a tritonserver without an interpreter can load it all the same, to say what is missing.
         ("-include", str(ROOT / "native" / "inprocess" / "triton_table.h"), "-DPYTRITON_PYTHON=__attribute__((weak))"),
         ("-Wl,--no-undefined", "-ldl"),

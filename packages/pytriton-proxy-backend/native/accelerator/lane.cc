@@ -11,32 +11,19 @@
 
 #include <errno.h>
 #include <sys/socket.h>
-#include <time.h>
 
 #include <cstdlib>
 #include <cstring>
 
-#include "../python/numpy_abi.h"
-#include "../src/protocol.h"
-#include "forms.h"
+#include "plain.h"
 
 namespace pytriton {
 namespace {
 
-constexpr int kMaxBatchForms = 128;
 constexpr int kMaxSegments = 16;
-// Of metadata that are compared here; those of larger batches are read by Python.
-constexpr uint64_t kMaxCompared = 64 << 10;
 // Of a record that is copied without letting other threads run.
 constexpr uint64_t kSmallBytes = 64 << 10;
 constexpr int kReceiveFlags = MSG_CMSG_CLOEXEC | MSG_TRUNC;
-
-// What is counted, in the array of `runtime.statistics.Counters`.
-constexpr int kBuckets = 65;
-struct Counts {
-  uint64_t requests, rows, input_bytes, output_bytes, callable_ns, queued_ns;
-  uint64_t row_counts[kBuckets], callable_counts[kBuckets];
-};
 
 struct Segment {
   uint32_t number;
@@ -67,8 +54,7 @@ struct Lane {
   uint64_t packet_size;
   Counts* counts;
   char* metadata;  // a copy of what is compared: whatever happens to the memory in between
-  BatchForm* forms[kMaxBatchForms];
-  int form_count, last_form, next_form;
+  Forms forms;
   // Of one run.
   Segment segments[kMaxSegments];
   int segment_count;
@@ -105,12 +91,6 @@ struct Requests {
 
 PyTypeObject* block_type;
 PyTypeObject* requests_type;
-
-uint64_t Now() {
-  timespec time;
-  clock_gettime(CLOCK_MONOTONIC, &time);
-  return time.tv_sec * 1000000000ull + time.tv_nsec;
-}
 
 // ---- what Python sees of a batch ------------------------------------------------------------------------------------
 
@@ -203,38 +183,6 @@ const Segment* FindSegment(Lane* lane, uint32_t number) {
   return found;
 }
 
-// The form of a batch, which Python may be asked for; null where it has none, or with an exception.
-BatchForm* FindForm(Lane* lane, const RecordHeader& header, bool* is_same) {
-  for (int i = -1; i < lane->form_count; ++i) {
-    const int place = i < 0 ? lane->last_form : i;  // first the one that came last
-    if (lane->form_count == 0) break;
-    const Likeness likeness = Compare(*lane->forms[place], header, lane->metadata);
-    if (likeness == Likeness::kOther) continue;
-    *is_same = likeness == Likeness::kSame;
-    lane->last_form = place;
-    return lane->forms[place];
-  }
-  *is_same = true;
-  PyObject* described = PyObject_CallFunction(
-      lane->describe, "N(IIKII)",
-      PyBytes_FromStringAndSize(lane->metadata, static_cast<Py_ssize_t>(header.metadata_length)), header.entry_count,
-      header.tensor_count, static_cast<unsigned long long>(header.record_length), header.entries_offset,
-      header.tensors_offset);
-  if (described == nullptr) return nullptr;
-  BatchForm* made = nullptr;
-  if (described != &_Py_NoneStruct) made = MakeBatchForm(header, lane->metadata, described);
-  Py_DecRef(described);
-  if (made == nullptr) return nullptr;
-  if (lane->form_count < kMaxBatchForms) {
-    lane->last_form = lane->form_count++;
-  } else {
-    lane->last_form = lane->next_form++ % kMaxBatchForms;
-    FreeBatchForm(lane->forms[lane->last_form]);
-  }
-  lane->forms[lane->last_form] = made;
-  return made;
-}
-
 // Takes note of what the proxy backend has read; false where not all of it, or with an exception.
 bool TakeAcknowledgement(Lane* lane, uint64_t consumed) {
   if (lane->pending == 0 && !lane->in_flight) return consumed == lane->sent;
@@ -277,7 +225,7 @@ Outcome Recognise(Lane* lane, ssize_t size, const msghdr& header, Incoming* batc
     return Outcome::kOther;
   }
   memcpy(lane->metadata, batch->data, record.metadata_length);
-  batch->form = FindForm(lane, record, &batch->is_same);
+  batch->form = FindForm(&lane->forms, lane->describe, record, lane->metadata, &batch->is_same);
   if (batch->form == nullptr) return PyErr_Occurred() == nullptr ? Outcome::kOther : Outcome::kError;
   return Outcome::kPlain;
 }
@@ -299,35 +247,11 @@ Block* MakeBlock(Lane* lane, const Incoming& batch) {
   return block;
 }
 
-// The inputs by name; null with an exception.
-PyObject* MakeColumns(const Incoming& batch, Block* block) {
-  PyObject* columns = PyDict_New();
-  if (columns == nullptr) return nullptr;
-  for (int i = 0; i < batch.form->input_count; ++i) {
-    const Tensor& tensor = batch.form->inputs[i];
-    Py_IncRef(tensor.descr);
-    PyObject* array = numpy.new_from_descr(
-        numpy.array_type, tensor.descr, tensor.nd, tensor.dims, nullptr, batch.data + tensor.offset,
-        kContiguous | kAligned | kWriteable, nullptr);
-    bool is_good = array != nullptr;
-    if (is_good) {
-      Py_IncRef(&block->head);
-      is_good = numpy.set_base_object(array, &block->head) == 0 && PyDict_SetItem(columns, tensor.name, array) == 0;
-      Py_DecRef(array);
-    }
-    if (!is_good) {
-      Py_DecRef(columns);
-      return nullptr;
-    }
-  }
-  return columns;
-}
-
 // The batch in the form in which callables under `@batch` get it; null with an exception.
 Requests* MakeRequests(Lane* lane, const Incoming& batch) {
   Block* block = MakeBlock(lane, batch);
   if (block == nullptr) return nullptr;
-  PyObject* columns = MakeColumns(batch, block);
+  PyObject* columns = MakeColumns(*batch.form, batch.data, &block->head);
   PyObject* raw = batch.is_same ? NewNone()
                                 : PyBytes_FromStringAndSize(
                                       lane->metadata, static_cast<Py_ssize_t>(batch.record.metadata_length));
@@ -371,18 +295,6 @@ PyObject* Call(Lane* lane, const Incoming& batch, Requests* requests) {
 
 // ---- the answer to it -----------------------------------------------------------------------------------------------
 
-// The form of what a callable returned, for which Python may be asked; null where it has none, or with an exception.
-ReplyForm* FormOf(Lane* lane, BatchForm* batch, PyObject* result) {
-  ReplyForm* form = FindReplyForm(batch, result);
-  if (form != nullptr) return form;
-  PyObject* laid_out = PyObject_CallFunctionObjArgs(lane->lay_out, batch->python, result, nullptr);
-  if (laid_out == nullptr) return nullptr;
-  form = laid_out == &_Py_NoneStruct ? nullptr : AddReplyForm(batch, laid_out);
-  Py_DecRef(laid_out);
-  // Not the one that was made: what Python looked at may be something else by now.
-  return form == nullptr ? nullptr : FindReplyForm(batch, result);
-}
-
 // Finds a block for a record; false where there is none at once, or with an exception.
 bool HasRoom(Lane* lane, uint64_t length) {
   if (lane->reply.is_there && lane->reply.capacity >= length) return true;
@@ -397,15 +309,8 @@ bool HasRoom(Lane* lane, uint64_t length) {
   return lane->reply.is_there;
 }
 
-void CopyPayloads(const ReplyForm& form, char* record) {
-  for (Py_ssize_t i = 0; i < form.piece_count; ++i) {
-    memcpy(record + form.pieces[i].offset, form.found[i]->data, form.pieces[i].length);
-  }
-}
-
 void WriteRecord(const ReplyForm& form, uint64_t number, char* record) {
-  memcpy(record, form.metadata, form.metadata_length);
-  memcpy(record + offsetof(RecordHeader, batch), &number, sizeof(number));
+  WriteMetadata(form, number, record);
   if (form.payload_bytes <= kSmallBytes) {
     CopyPayloads(form, record);
     return;
@@ -413,22 +318,6 @@ void WriteRecord(const ReplyForm& form, uint64_t number, char* record) {
   PyThreadState* state = PyEval_SaveThread();
   CopyPayloads(form, record);
   PyEval_RestoreThread(state);
-}
-
-void Count(Lane* lane, const Incoming& batch, const ReplyForm& form, uint64_t called_ns, uint64_t spent_ns) {
-  Counts& counts = *lane->counts;
-  const uint64_t rows = batch.form->total_rows;
-  counts.requests += batch.form->entry_count;
-  counts.rows += rows;
-  counts.row_counts[rows <= 1 ? 0 : 64 - __builtin_clzll(rows - 1)] += 1;
-  counts.input_bytes += batch.form->input_bytes;
-  counts.output_bytes += form.payload_bytes;
-  // A stamp of another clock, or none, says nothing.
-  if (batch.record.sent_ns != 0 && batch.record.sent_ns < called_ns) {
-    counts.queued_ns += called_ns - batch.record.sent_ns;
-  }
-  counts.callable_ns += spent_ns;
-  counts.callable_counts[spent_ns == 0 ? 0 : 64 - __builtin_clzll(spent_ns)] += 1;
 }
 
 bool Send(Lane* lane, const Message& message) {
@@ -489,7 +378,7 @@ Outcome Serve(Lane* lane, const Incoming& batch, PyObject** called) {
   const uint64_t called_ns = Now();
   PyObject* result = Call(lane, batch, requests);
   const uint64_t spent_ns = Now() - called_ns;
-  ReplyForm* form = result == nullptr ? nullptr : FormOf(lane, batch.form, result);
+  ReplyForm* form = result == nullptr ? nullptr : FormOf(batch.form, lane->lay_out, result);
   if (form != nullptr) {
     for (Py_ssize_t i = 0; i < form->piece_count; ++i) Py_IncRef(&form->found[i]->head);
     const bool has_room = HasRoom(lane, form->length);
@@ -508,22 +397,14 @@ Outcome Serve(Lane* lane, const Incoming& batch, PyObject** called) {
   }
   if (form != nullptr) {
     const uint64_t length = form->length;
-    Count(lane, batch, *form, called_ns, spent_ns);
+    Count(lane->counts, *batch.form, batch.record, *form, called_ns, spent_ns);
     // Nothing here may refer to the inputs when the response is sent.
     Clear(result);
     Py_DecRef(&requests->head);
     return SendResponse(lane, batch, length) ? Outcome::kPlain : Outcome::kError;
   }
-  PyObject* error = nullptr;
-  if (PyErr_Occurred() != nullptr) {
-    PyObject *kind, *trace;
-    PyErr_Fetch(&kind, &error, &trace);
-    PyErr_NormalizeException(&kind, &error, &trace);
-    if (trace != nullptr) PyException_SetTraceback(error, trace);
-    Clear(kind);
-    Clear(trace);
-    Clear(result);
-  }
+  PyObject* error = TakeError();
+  if (error != nullptr) Clear(result);
   // The block is named by whoever drops it, from here on.
   lane->current = nullptr;
   *called = Py_BuildValue(
@@ -627,7 +508,7 @@ constexpr Method kMethods[] = {
 
 void Empty(Lane* lane) {
   lane->is_open = false;
-  while (lane->form_count > 0) FreeBatchForm(lane->forms[--lane->form_count]);
+  FreeForms(&lane->forms);
   while (lane->segment_count > 0) Clear(lane->segments[--lane->segment_count].memory);
   for (const Method& method : kMethods) Clear(lane->*method.member);
   Clear(lane->callable);
@@ -648,10 +529,8 @@ int InitLane(PyObject* self, PyObject* args, PyObject*) {
     PyErr_Format(PyExc_ValueError, "a lane is made once");
     return -1;
   }
-  if (count * sizeof(uint64_t) != sizeof(Counts)) {
-    PyErr_Format(PyExc_ValueError, "%zd counters, %zd expected", count, sizeof(Counts) / sizeof(uint64_t));
-    return -1;
-  }
+  Counts* counts = CountsAt(address, count);
+  if (counts == nullptr) return -1;
   char* packet = PyByteArray_AsString(buffer);
   lane->metadata = static_cast<char*>(malloc(kMaxCompared));
   if (packet == nullptr || lane->metadata == nullptr) return -1;
@@ -669,7 +548,7 @@ int InitLane(PyObject* self, PyObject* args, PyObject*) {
   lane->takes_columns = takes_columns != 0;
   lane->packet = packet;
   lane->packet_size = PyByteArray_Size(buffer);
-  lane->counts = reinterpret_cast<Counts*>(address);
+  lane->counts = counts;
   lane->is_open = true;
   return 0;
 }
@@ -702,16 +581,6 @@ PyMethodDef lane_methods[] = {
     {"close_in_child", CloseInChild, METH_NOARGS, nullptr},
     {},
 };
-
-template <typename F>
-void* Slot(F* function) {
-  return reinterpret_cast<void*>(function);
-}
-
-PyTypeObject* MakeType(const char* name, size_t size, unsigned int flags, PyType_Slot* slots) {
-  PyType_Spec spec{name, static_cast<int>(size), 0, flags, slots};
-  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
-}
 
 }  // namespace
 

@@ -19,7 +19,7 @@
 #include "../src/batch.h"
 #include "../src/record.h"
 #include "../src/triton_util.h"
-#include "python_objects.h"
+#include "lane.h"
 
 #define PYTRITON_EXPORT extern "C" __attribute__((visibility("default")))
 
@@ -28,17 +28,6 @@ namespace pytriton {
 TritonTable triton_table;
 
 namespace {
-
-// One model instance, and what the process says about it. `slab` is where the next batch is written; the process puts
-// another one in its place while it has the batch, if anything still refers to what is in it.
-struct Instance {
-  void* slab;
-  uint64_t capacity;
-  uint64_t in_place_from;  // inputs of so many bytes are not copied where they lie in one piece, alone in a batch
-  uint64_t token;
-  uint32_t batching;
-  uint32_t decoupled;
-};
 
 struct InPlace {
   uint64_t tensor;  // its place in the record
@@ -155,6 +144,26 @@ TRITONSERVER_Error* Refused(const char* what) {
   return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, text);
 }
 
+// Sends the responses in a record. `payloads` has the addresses of those that do not lie in it, else 0, unless all do.
+// Without the GIL: Triton calls back into Python while it sends, partly with its own locks held.
+void SendRecord(
+    OwnedBatch* owned, const uint8_t* record, uint64_t length, const std::vector<const uint8_t*>& payloads = {}) {
+  const std::lock_guard<std::mutex> lock(owned->mutex);
+  static thread_local ResponseRecord response;
+  std::string error;
+  owned->batch.held_back = deferred.open ? &deferred.responses : nullptr;
+  try {
+    const uint8_t* const* elsewhere = payloads.empty() ? nullptr : payloads.data();
+    if (response.Parse(record, length, owned->Id(), owned->batch.size(), owned->decoupled, &error, elsewhere)) {
+      owned->batch.Respond(response);
+    }
+  } catch (const std::exception& exception) {
+    error = exception.what();
+  }
+  if (!error.empty()) owned->batch.Fail(TRITONSERVER_ERROR_INTERNAL, "the response cannot be sent: " + error);
+  owned->batch.held_back = nullptr;
+}
+
 void Execute(
     Instance* instance, TRITONBACKEND_ModelInstance* triton_instance, TRITONBACKEND_Request** requests,
     uint32_t count) {
@@ -194,30 +203,45 @@ void Execute(
   auto* record = static_cast<uint8_t*>(instance->slab);
   WriteBatch(source, layout, owned->Id(), batch.started_ns(), record);
   StampSent(record, batch.MarkSent());
-  uint64_t taken = 0;
+  Served served;
   {
     const ExecutingThread in_python;
     deferred.open = instance->decoupled == 0;
     {
       const WithGil gil;
-      PyObject* places = PyList_New(0);
-      for (const InPlace& tensor : in_place) {
-        const Ref place(NewTuple(NewNumber(tensor.tensor), NewNumber(tensor.data)));
-        if (places != nullptr && place) PyList_Append(places, place.get());
+      if (instance->lane != nullptr && in_place.empty()) served = Serve(instance, owned->Id());
+      if (served.handle != nullptr) {
+        // The batch is its, and gone with the last reference.
+        OwnedBatch* handed = owned.release();
+        if (served.how == Served::kAnswered) {
+          const WithoutGil without;
+          SendRecord(handed, served.record, served.length);
+        }
+        Py_DecRef(served.handle);
+      } else if (served.how == Served::kNothing) {
+        PyObject* places = PyList_New(0);
+        for (const InPlace& tensor : in_place) {
+          const Ref place(NewTuple(NewNumber(tensor.tensor), NewNumber(tensor.data)));
+          if (places != nullptr && place) PyList_Append(places, place.get());
+        }
+        const uint64_t taken = CallHook(
+            hooks.execute, NewNumber(instance->token), NewNumber(owned.get()), NewNumber(requests[0]), places);
+        if (taken == 1) owned.release();
       }
-      taken = CallHook(
-          hooks.execute, NewNumber(instance->token), NewNumber(owned.get()), NewNumber(requests[0]), places);
     }
-    deferred.open = false;
   }
+  const bool is_failed = owned != nullptr && served.how != Served::kAnswered;
+  if (owned != nullptr && !is_failed) {
+    SendRecord(owned.get(), served.record, served.length);
+    owned.reset();
+  }
+  deferred.open = false;
   LastResponses responses;
   responses.swap(deferred.responses);
   SendLast(&responses);
-  if (taken == 1) {
-    owned.release();
-    return;
+  if (is_failed) {
+    batch.Fail(TRITONSERVER_ERROR_INTERNAL, "the batch could not be handed to Python; the log of the process says why");
   }
-  batch.Fail(TRITONSERVER_ERROR_INTERNAL, "the batch could not be handed to Python; the log of the process says why");
 }
 
 // ---- what Python calls -------------------------------------------------------------------------------------------
@@ -235,22 +259,8 @@ PyObject* Respond(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   }
   if (PyErr_Occurred() != nullptr) return nullptr;
   {
-    // Triton calls back into Python while it sends, partly with its own locks held.
     const WithoutGil without;
-    const std::lock_guard<std::mutex> lock(owned->mutex);
-    static thread_local ResponseRecord response;
-    std::string error;
-    owned->batch.held_back = deferred.open ? &deferred.responses : nullptr;
-    try {
-      const uint8_t* const* elsewhere = payloads.empty() ? nullptr : payloads.data();
-      if (response.Parse(record, length, owned->Id(), owned->batch.size(), owned->decoupled, &error, elsewhere)) {
-        owned->batch.Respond(response);
-      }
-    } catch (const std::exception& exception) {
-      error = exception.what();
-    }
-    if (!error.empty()) owned->batch.Fail(TRITONSERVER_ERROR_INTERNAL, "the response cannot be sent: " + error);
-    owned->batch.held_back = nullptr;
+    SendRecord(owned, record, length, payloads);
   }
   return NewNone();
 }
@@ -313,7 +323,8 @@ PyObject* Refuse(PyObject*, PyObject* const* arguments, Py_ssize_t) {
 PyMethodDef functions[] = {
     {"respond", Respond, METH_FASTCALL, nullptr},          {"fail", Fail, METH_FASTCALL, nullptr},
     {"is_cancelled", IsCancelled, METH_FASTCALL, nullptr}, {"delete", Delete, METH_FASTCALL, nullptr},
-    {"refuse", Refuse, METH_FASTCALL, nullptr},
+    {"refuse", Refuse, METH_FASTCALL, nullptr},            {"new_lane", NewLane, METH_VARARGS, nullptr},
+    {"lane_thread", LaneThread, METH_FASTCALL, nullptr},   {"close_lane", CloseLane, METH_FASTCALL, nullptr},
 };
 
 }  // namespace

@@ -185,6 +185,17 @@ inline void Clear(PyObject*& variable) {
   if (old != nullptr) Py_DecRef(old);
 }
 
+template <typename F>
+void* Slot(F* function) {
+  return reinterpret_cast<void*>(function);
+}
+
+// Makes a type; null with an exception.
+inline PyTypeObject* MakeType(const char* name, size_t size, unsigned int flags, PyType_Slot* slots) {
+  PyType_Spec spec{name, static_cast<int>(size), 0, flags, slots};
+  return reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&spec));
+}
+
 // Frees an object of one of our types.
 inline void FreeObject(PyObject* self) {
   PyTypeObject* type = self->type;

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from pytriton.proxy_backend.runtime.plain import PlainBatches
 from pytriton.proxy_backend.wire.accelerator import accelerator
-from pytriton.proxy_backend.worker.accelerated import AcceleratedSource
 from support.paths import load_program
 from support.waiting import PATIENCE_S
 
@@ -313,7 +313,7 @@ def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     else:
         monkeypatch.delenv("PYTRITON_ACCELERATOR", raising=False)
         assert accelerator() is not None, "run `python3 tools/dev.py native`"
-        monkeypatch.setattr(AcceleratedSource, "_is_known", lambda *_: True)
+        monkeypatch.setattr(PlainBatches, "_is_known", lambda *_: True)
     return str(request.param)
 
 

@@ -106,10 +106,11 @@ class Counters:
         failed: Requests that were answered with an error, by its kind.
     """
 
-    __slots__ = ("_lock", "cancelled", "failed", "numbers")
+    __slots__ = ("_lock", "_parts", "cancelled", "failed", "numbers")
 
     def __init__(self) -> None:
-        self.numbers = array("Q", bytes(8 * (_CALLABLE_COUNTS + _BUCKETS)))
+        self.numbers = _zeros()
+        self._parts: list[array[int]] = []
         # The instances of a model in process are threads that count in one place.
         self._lock = threading.Lock()
         self.cancelled = 0
@@ -143,9 +144,24 @@ class Counters:
         with self._lock:
             self.numbers[_OUTPUT_BYTES] += size
 
+    def add_part(self) -> array[int]:
+        """Return numbers in which one accelerator alone counts, which takes no lock."""
+        part = _zeros()
+        with self._lock:
+            self._parts.append(part)
+        return part
+
+    def end_part(self, part: array[int]) -> None:
+        """Keep what was counted in a part in which nobody counts any more."""
+        with self._lock:
+            self._parts = [other for other in self._parts if other is not part]
+            for place, number in enumerate(part):
+                self.numbers[place] += number
+
     def snapshot(self) -> WorkerStatistics:
         """Return the numbers as they are now."""
-        numbers = self.numbers.tolist()
+        with self._lock:
+            numbers = [sum(counts) for counts in zip(self.numbers, *self._parts, strict=True)]
         rows = numbers[_ROW_COUNTS:_CALLABLE_COUNTS]
         return WorkerStatistics(
             requests=numbers[_REQUESTS],
@@ -160,6 +176,10 @@ class Counters:
             input_bytes=numbers[_INPUT_BYTES],
             output_bytes=numbers[_OUTPUT_BYTES],
         )
+
+
+def _zeros() -> array[int]:
+    return array("Q", bytes(8 * (_CALLABLE_COUNTS + _BUCKETS)))
 
 
 def _histogram(counts: Sequence[int], exponents: range, unit: float, total: float) -> Histogram:

@@ -25,9 +25,9 @@ from .record import (
     read_header,
 )
 
-# Of a header, what is the same for batches that look alike: numbers of requests and tensors, length of the record,
-# places of the requests and of the tensors.
 Head = tuple[int, int, int, int, int]
+"""Of a header, what is the same for batches that look alike: numbers of requests and tensors, length of the record,
+places of the requests and of the tensors."""
 
 TRACEPARENT = "traceparent"
 """The header of a W3C trace context, without which there is none."""

@@ -41,6 +41,8 @@ class Instance(ctypes.Structure):
         token: The number of the instance here.
         batching: Whether tensors have a batch axis.
         decoupled: Whether a request may get any number of responses.
+        owner: What keeps the slab, as long as it is the instance's.
+        lane: That of plain batches; `None` where Python serves every batch.
     """
 
     _fields_ = (
@@ -50,6 +52,8 @@ class Instance(ctypes.Structure):
         ("token", ctypes.c_uint64),
         ("batching", ctypes.c_uint32),
         ("decoupled", ctypes.c_uint32),
+        ("owner", ctypes.py_object),
+        ("lane", ctypes.c_void_p),
     )
 
 
@@ -89,6 +93,9 @@ class Backend:
         fail: Answers every open request of a batch with an error.
         is_cancelled: Whether a request, or all of a batch, was given up.
         delete: Deletes a batch that has its answers.
+        new_lane: Makes the lane of an instance, see `Lane`.
+        lane_thread: Gives the thread that a lane serves a batch in; 0 where none does.
+        close_lane: Lets a lane go of everything.
 
     Raises:
         LibraryNotFoundError: If this installation has no native library.
@@ -116,6 +123,9 @@ class Backend:
         self.fail: Callable[[int, int, bytes], None] = functions["fail"]
         self.is_cancelled: Callable[[int, int], bool] = functions["is_cancelled"]
         self.delete: Callable[[int], bool] = functions["delete"]
+        self.new_lane: Callable[..., Any] = functions["new_lane"]
+        self.lane_thread: Callable[[Any], int] = functions["lane_thread"]
+        self.close_lane: Callable[[Any], None] = functions["close_lane"]
         self._refuse: Callable[[bytes], None] = functions["refuse"]
         # Then no thread of Triton may enter the interpreter any more.
         process.call_at_exit(library.function("close", None, keep_gil=True))
@@ -172,11 +182,7 @@ class Backend:
     def _execute(self, token: int, batch: int, request: int, in_place: list[tuple[int, int]]) -> int:
         # From here on the batch is answered by its handle at the latest.
         handle = BatchHandle(self, batch)
-        try:
-            self._runners[token].execute(handle, request, in_place)
-        except BaseException as error:
-            logger.exception("pytriton.inprocess: a batch failed outside of its callable")
-            handle.fail(f"the batch could not be served: {type(error).__name__}: {error}", 1)
+        handle.serve(self._runners[token].execute, request, in_place)
         return 1
 
 

@@ -17,7 +17,7 @@ import logging
 import mmap
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -120,6 +120,14 @@ class BatchHandle:
         # The C side ends a text at a zero byte.
         self._library.fail(self.address, code, text.encode("utf-8", "replace").replace(b"\0", b"\\0"))
 
+    def serve(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call what answers the batch; where that fails its requests get an error."""
+        try:
+            function(self, *arguments)
+        except BaseException as error:
+            logger.exception("pytriton.inprocess: a batch failed outside of its callable")
+            self.fail(f"the batch could not be served: {type(error).__name__}: {error}", layout.ErrorCode.INTERNAL)
+
     def __del__(self) -> None:
         # Runs wherever the last reference goes, maybe in the garbage collector.
         if not self._library.delete(self.address):
@@ -132,15 +140,26 @@ class DirectBatch(Batch):
 
     __slots__ = ("_handle",)
 
-    def __init__(
-        self,
+    def __init__(self, handle: BatchHandle | None, *parts: Any) -> None:
+        """Take what was read of a record.
+
+        Args:
+            handle: The batch on the other side; `None` where it is answered.
+            *parts: See `Batch`.
+        """
+        super().__init__(*parts)
+        self._handle = handle
+
+    @classmethod
+    def read(
+        cls,
         slab: Slab,
         handle: BatchHandle,
         reader: BatchReader,
         in_place: Sequence[tuple[int, int]] = (),
         owner: object = None,
         writable: bool = False,
-    ) -> None:
+    ) -> DirectBatch:
         """Read a batch.
 
         Args:
@@ -158,15 +177,15 @@ class DirectBatch(Batch):
         memory = slab.memory
         _, count, tensor_count, number, length, record_length, entries, tensors, received_ns, sent_ns = _HEADER(memory)
         metadata = reader.metadata(memory[:length], (count, tensor_count, record_length, entries, tensors))
-        super().__init__(metadata, memory, number, received_ns, sent_ns, reader.batching, {})
-        self._handle = handle
+        batch = cls(handle, metadata, memory, number, received_ns, sent_ns, reader.batching, {})
         if metadata.columns is not None and not in_place:
             for name, shape, dtype, offset in metadata.columns:
-                self.columns[name] = np.ndarray(shape, dtype, memory, offset)
+                batch.columns[name] = np.ndarray(shape, dtype, memory, offset)
         else:
-            self._read_all(memory, dict(in_place), owner)
+            batch._read_all(memory, dict(in_place), owner)
         if record_length >= IN_PLACE_BYTES and not writable:
-            self._freeze()
+            batch._freeze()
+        return batch
 
     def _read_all(self, memory: mmap.mmap, in_place: Mapping[int, int], owner: object) -> None:
         for index, tensor in enumerate(self.metadata.tensors):
@@ -195,7 +214,7 @@ class DirectBatch(Batch):
 
     def is_cancelled(self, index: int) -> bool:
         """Return whether the caller of a request is gone."""
-        return self._handle.is_cancelled(index)
+        return self._handle is not None and self._handle.is_cancelled(index)
 
 
 class DirectSink:

@@ -18,6 +18,7 @@ from typing import Any
 
 from pytriton.inprocess.callables.backend import Backend, Instance
 from pytriton.inprocess.callables.batches import IN_PLACE_BYTES, BatchHandle, DirectBatch, DirectSink, Slab, SlabPool
+from pytriton.inprocess.callables.lanes import Lane
 from pytriton.inprocess.requests.native_calls import load_native_calls
 from pytriton.proxy.tracers import worker_tracer
 from pytriton.proxy_backend.runtime.execution import Execution
@@ -30,6 +31,7 @@ from pytriton.proxy_backend.runtime.serving import (
     make_execution,
 )
 from pytriton.proxy_backend.runtime.texts import error_text
+from pytriton.proxy_backend.wire.accelerator import accelerator
 from pytriton.proxy_backend.wire.batch import BatchReader
 from pytriton.proxy_backend.wire.errors import ProtocolError
 from pytriton.proxy_backend.wire.layout import ErrorCode
@@ -73,6 +75,7 @@ class Runner:
         on_unload: Callable[[Runner], None],
     ) -> None:
         self._on_unload = on_unload
+        self._backend = backend
         self._service = service
         self._context = context
         self._instance = instance
@@ -96,6 +99,12 @@ class Runner:
         self._slab = slab
         self._instance.slab = slab.address
         self._instance.capacity = slab.capacity
+        self._instance.owner = slab
+
+    def _renew(self) -> None:
+        # Where there is no memory for another one, the next batch finds no room, and not one that is in use.
+        self._instance.capacity = 0
+        self._put(self._pool.take())
 
     def make_room(self, length: int) -> None:
         """See `InstanceRunner`."""
@@ -114,7 +123,7 @@ class Runner:
         try:
             # None for a request that was not made here, as those inside an ensemble: its inputs are copied.
             owner = self._input_owners.get(request) if in_place else None
-            batch = DirectBatch(self._slab, handle, self._reader, in_place, owner, self._copy_inputs)
+            batch = DirectBatch.read(self._slab, handle, self._reader, in_place, owner, self._copy_inputs)
         except (ProtocolError, TypeError, ValueError) as error:
             self._service.counters.failed["input"] += 1
             self.sink.fail(number, f"the inputs cannot be read: {error}", ErrorCode.INVALID_ARG)
@@ -164,6 +173,12 @@ class SyncRunner(Runner):
         super().__init__(*arguments, **named)
         self._loop = LazyLoop()
         self._thread: int | None = None
+        self._lane: Lane | None = None
+        # A batch that may take too long has to be held from its start.
+        if accelerator() is not None and self._watch_ends is None and not self._service.model.decoupled:
+            self._lane = Lane(
+                self._backend, self._service, self._context, self._instance, self._reader, self._go_on, self._renew
+            )
 
     def execute(self, handle: BatchHandle, request: int, in_place: list[tuple[int, int]]) -> None:
         """See `InstanceRunner`; returns when the batch is answered."""
@@ -177,7 +192,22 @@ class SyncRunner(Runner):
             self.sink.forget(number)
         slab = self._slab
         if not slab.is_free() or slab.capacity > _LARGEST_KEPT:
-            self._put(self._pool.take())
+            self._renew()
+
+    def _go_on(self, handle: BatchHandle, execution: Execution) -> None:
+        """Serve a batch to its end whose callable was called."""
+        number = handle.address
+        self.sink.hold(handle)
+        try:
+            self._context.run(execution.run, self._loop.run)
+            self._note(execution.failure)
+        finally:
+            self.sink.forget(number)
+
+    def _note(self, failure: BaseException | None) -> None:
+        super()._note(failure)
+        if failure is not None and self._lane is not None:
+            self._lane.stop()
 
     def _run(self, handle: BatchHandle, request: int, in_place: list[tuple[int, int]]) -> None:
         execution = self._execution(handle, request, in_place)
@@ -188,6 +218,8 @@ class SyncRunner(Runner):
     def unload(self) -> None:
         """See `InstanceRunner`."""
         try:
+            if self._lane is not None:
+                self._lane.close()
             self._context.run(self._loop.close)
         finally:
             self._unloaded()
@@ -195,8 +227,8 @@ class SyncRunner(Runner):
     @property
     def stuck_at(self) -> str | None:
         """See `Runner`."""
-        thread = self._thread
-        frame = None if thread is None else sys._current_frames().get(thread)
+        thread = self._thread or (None if self._lane is None else self._lane.thread)
+        frame = None if not thread else sys._current_frames().get(thread)
         return None if frame is None else "".join(traceback.format_stack(frame)[-_STACK_ENTRIES:])
 
 

@@ -1,0 +1,53 @@
+// What becomes of a plain batch wherever it comes from: its form is found, its arrays are made, what the callable
+// returned is compared and written, the call is counted.
+#pragma once
+
+#include "forms.h"
+
+namespace pytriton {
+
+constexpr int kMaxBatchForms = 128;
+// Of metadata that are compared; those of larger batches are read by Python.
+constexpr uint64_t kMaxCompared = 64 << 10;
+
+// What is counted, in the array of `runtime.statistics.Counters`.
+constexpr int kBuckets = 65;
+struct Counts {
+  uint64_t requests, rows, input_bytes, output_bytes, callable_ns, queued_ns;
+  uint64_t row_counts[kBuckets], callable_counts[kBuckets];
+};
+
+// The place of `count` numbers for them; null with an exception where that is not their number.
+Counts* CountsAt(unsigned long long address, Py_ssize_t count);
+void Count(
+    Counts* counts, const BatchForm& batch, const RecordHeader& record, const ReplyForm& reply, uint64_t called_ns,
+    uint64_t spent_ns);
+
+// The forms of batches that came.
+struct Forms {
+  BatchForm* made[kMaxBatchForms];
+  int count, last, next;
+};
+
+// The form of a record, for which `describe` may be asked; null where it has none, or with an exception. `is_same` says
+// whether it is as what the form was made of, also in its gaps.
+BatchForm* FindForm(
+    Forms* forms, PyObject* describe, const RecordHeader& header, const char* record, bool* is_same);
+void FreeForms(Forms* forms);
+
+// The inputs by name, as arrays whose base is `base`; null with an exception.
+PyObject* MakeColumns(const BatchForm& form, char* record, PyObject* base);
+
+// The form of what a callable returned, for which `lay_out` may be asked, with the arrays in its `found`; null where it
+// has none, or with an exception.
+ReplyForm* FormOf(BatchForm* batch, PyObject* lay_out, PyObject* result);
+void CopyPayloads(const ReplyForm& form, char* record);
+void WriteMetadata(const ReplyForm& form, uint64_t number, char* record);
+
+// Nanoseconds of the clock of `time.monotonic_ns`.
+uint64_t Now();
+
+// What was raised, as one object with its traceback, which is taken from the thread; null where nothing was.
+PyObject* TakeError();
+
+}  // namespace pytriton

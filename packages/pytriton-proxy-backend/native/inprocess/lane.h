@@ -1,0 +1,41 @@
+// The way of a plain batch in process: record -> arrays -> callable -> record, without Python but for the callable.
+#pragma once
+
+#include <cstdint>
+
+#include "python_objects.h"
+
+namespace pytriton {
+
+struct Lane;
+
+// One model instance, and what the process says about it. `slab` is where the next batch is written; the process puts
+// another one in its place while it has the batch, if anything still refers to what is in it.
+struct Instance {
+  void* slab;
+  uint64_t capacity;
+  uint64_t in_place_from;  // inputs of so many bytes are not copied where they lie in one piece, alone in a batch
+  uint64_t token;
+  uint32_t batching;
+  uint32_t decoupled;
+  PyObject* owner;  // what keeps the slab
+  Lane* lane;       // null where Python serves every batch
+};
+
+// What a lane has done with a batch.
+struct Served {
+  enum { kNothing, kAnswered, kTaken, kFailed } how = kNothing;  // kTaken: Python has seen to its answers
+  const uint8_t* record = nullptr;  // the answers, until the next batch
+  uint64_t length = 0;
+  PyObject* handle = nullptr;  // a new reference to the object that the batch belongs to, where it was handed to one
+};
+
+// Takes the batch in the instance's slab through its lane. With the GIL.
+Served Serve(Instance* instance, uint64_t batch);
+
+// What Python calls; see `Lane` in `inprocess/callables/lanes.py`.
+PyObject* NewLane(PyObject*, PyObject* arguments);
+PyObject* LaneThread(PyObject*, PyObject* const* arguments, Py_ssize_t);
+PyObject* CloseLane(PyObject*, PyObject* const* arguments, Py_ssize_t);
+
+}  // namespace pytriton
