@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytriton.client import ModelClient
-from pytriton.decorators import batch
+from pytriton.decorators import batch, model
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.triton import Triton, TritonConfig
@@ -35,7 +35,13 @@ def double(x: NDArray[np.float32]) -> dict[str, NDArray[np.float32]]:
     return {"y": x * 2}
 
 
+@model(max_batch_size=8)
+def shout(text: str, times: int = 1) -> str:
+    return text.upper() * times
+
+
 def main() -> None:
+    loud: str = shout("a", times=2)
     config = TritonConfig(http_address="127.0.0.1", http_port=0, grpc_address="127.0.0.1", grpc_port=0, metrics_port=0)
     with Triton(config=config) as triton:
         triton.bind(
@@ -45,6 +51,8 @@ def main() -> None:
             outputs=[Tensor(name="y", dtype=np.float32, shape=(-1,))],
             config=ModelConfig(max_batch_size=8),
         )
+        triton.bind(shout)
+        triton.bind("again", shout)
         for url in (triton.http_url, triton.grpc_url):
             assert url is not None
             with ModelClient(url, "double") as client:
@@ -60,12 +68,22 @@ if __name__ == "__main__":
 
 MISUSE = """\
 from pytriton.client import ModelClient
+from pytriton.decorators import model
 from pytriton.model_config import ModelConfig
 from pytriton.triton import Triton
 
 ModelClient(8000, "double")
 ModelConfig(max_batch_size="8")
 Triton().bind(model_name=1, infer_func=print, inputs=[], outputs=[])
+model(max_batch_size="8")
+
+
+@model
+def shout(text: str) -> str:
+    return text.upper()
+
+
+shout(1)
 """
 
 
@@ -223,7 +241,7 @@ def test_type_checkers_see_the_types_of_the_wheels(user_python: Path, tmp_path: 
     assert done.returncode == 0, done.stdout + done.stderr
     done = run([*mypy, "misuse.py"], cwd=tmp_path)
     assert [line.split(": ")[0] for line in done.stdout.splitlines() if "error:" in line] == [
-        f"misuse.py:{line}" for line in (5, 6, 7)
+        f"misuse.py:{line}" for line in (6, 7, 8, 9, 17)
     ], done.stdout
 
 

@@ -1,4 +1,4 @@
-"""Factories for worker processes. What the value of a request tells them to do, they do."""
+"""Models for worker processes: factories, whose callables do what the value of a request tells them; type hints."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pytriton.decorators import batch
+from pytriton.decorators import Shape, batch, model
 from pytriton.exceptions import PyTritonUnrecoverableError
 
 DIE, RAISE, NEVER_AGAIN, PID, HANG, EXIT, STOPPED = -1.0, -2.0, -3.0, -4.0, -5.0, -6.0, -7.0
@@ -108,3 +109,77 @@ def fall() -> Callable[..., Any]:
 def make_nothing() -> int:
     """Make something else."""
     return 7
+
+
+# ---- of type hints ---------------------------------------------------------------------------------------------------
+
+Vector = Annotated[NDArray[np.float32], Shape(-1)]
+Rows = Annotated[NDArray[np.float32], Shape("batch", -1)]
+
+
+@model(max_batch_size=64)
+def softmax(logits: Vector) -> Vector:
+    exponents = np.exp(logits)
+    shares: Vector = exponents / exponents.sum()
+    return shares
+
+
+@model(batched=True, max_batch_size=64)
+def softmax_batch(logits: Rows) -> Rows:
+    exponents = np.exp(logits)
+    shares: Rows = exponents / exponents.sum(axis=1, keepdims=True)
+    return shares
+
+
+class Facts(NamedTuple):
+    text: str
+    raw: bytes
+    number: int
+    share: float
+    known: bool
+    words: list[str]
+
+
+@model
+async def describe(text: str, raw: bytes, count: int, known: bool = True, share: float | None = None) -> Facts:
+    await asyncio.sleep(0)
+    return Facts(text + "!", raw[::-1], count + 1, -1.0 if share is None else share, not known, text.split())
+
+
+@model
+def count(up_to: int) -> Iterator[int]:
+    yield from range(up_to)
+
+
+@model
+async def count_async(up_to: int) -> AsyncIterator[int]:
+    for number in range(up_to):
+        await asyncio.sleep(0)
+        yield number
+
+
+@model(name="greeter", max_batch_size=8)
+class Greeter:
+    """Greets, and says who does so."""
+
+    made = 0
+
+    def __init__(self, greeting: str = "Hello") -> None:
+        type(self).made += 1
+        self.greeting = greeting
+
+    def __call__(self, name: str) -> str:
+        if not name:
+            raise ValueError("nobody to greet")
+        return f"{self.greeting}, {name}, from {os.getpid()}"
+
+
+@model(name="needs")
+class Needs:
+    """Cannot be made without arguments."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def __call__(self, x: float) -> float:
+        return x

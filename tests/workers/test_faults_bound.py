@@ -39,7 +39,7 @@ def test_a_bound_callable_that_is_stuck() -> None:
     config = ModelConfig(execution_timeout_s=np.float32(2.5), repeatable=True)
     with short_home():
         triton = Triton(config=local_config())
-        triton.bind("m", [sometimes, sometimes], config=config, **tensors)  # type: ignore[arg-type] # as it is
+        triton.bind("m", [sometimes, sometimes], config=config, **tensors)  # type: ignore[call-overload] # as it is
         with running(triton):
             url = triton.grpc_url
             assert url is not None

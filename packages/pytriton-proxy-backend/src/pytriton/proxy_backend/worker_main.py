@@ -28,7 +28,14 @@ from .description import parse_description
 from .errors import ProxyBackendError, TargetError
 from .process.messages import FORMAT, LineReader, WorkerJob, encode_message, encode_statistics
 from .system.forks import call_in_child, close_in_child
-from .worker.context import Warmup, check_callable, make_context, open_tracer, unrecoverable_errors
+from .worker.context import (
+    Warmup,
+    check_callable,
+    make_context,
+    make_infer_func,
+    open_tracer,
+    unrecoverable_errors,
+)
 from .worker.loading import load_target
 from .worker.worker import Worker
 
@@ -107,8 +114,8 @@ class _Child:
             logging.basicConfig(level=job.log_level, format="%(levelname)s %(name)s: %(message)s")
             sys.path += [path for path in job.sys_path if path not in sys.path]
             model = parse_description(job.model)
-            infer_func = _make_callable(job)
-            check_callable(infer_func, model, job.target)
+            infer_func, signature = _make_callable(job)
+            check_callable(infer_func, signature, model, job.target)
             tracer, close_tracer = open_tracer(job.trace_config)
             worker = Worker(
                 infer_func,
@@ -263,22 +270,21 @@ class _Child:
         self.send("failed", stage=stage, error=type(error).__name__, text=text[:20000], traceback=trace[-20000:])
 
 
-def _make_callable(job: WorkerJob) -> Callable[..., Any]:
+def _make_callable(job: WorkerJob) -> tuple[Callable[..., Any], Any]:
     factory = load_target(job.target)
     if not callable(factory):
         raise TargetError(
             f"{job.target!r} is {factory!r}: expected a function or class that makes the inference callable",
             target=job.target,
         )
-    infer_func = factory(*job.args, **job.kwargs)
+    infer_func, signature = make_infer_func(factory, job.args, job.kwargs, is_factory=True)
     if not callable(infer_func):
         raise TargetError(
             f"{job.target!r} returned {infer_func!r}: expected an inference callable. A worker process is told of a "
             "factory, which is called once and returns the callable",
             target=job.target,
         )
-    made: Callable[..., Any] = infer_func
-    return made
+    return infer_func, signature
 
 
 def _is_warm(worker: Worker) -> bool:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, overload
 
 from typing_extensions import Self
 
@@ -23,10 +23,9 @@ from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
 from pytriton.server.lifecycle.policies import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy
 from pytriton.server.lifecycle.session import DRAIN_DEADLINE_S, Session
 from pytriton.server.lifecycle.stop_signals import StopSignals, end_on_sigterm_as_init
-from pytriton.server.models.arguments import InferFunc
+from pytriton.server.models.arguments import Servable
 from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.callers import calling_model, run_in_background
-from pytriton.server.models.process_workers import ProcessWorker
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.observe.tracing import ModelTracing
 from pytriton.server.settings.rules import check_timeout
@@ -109,12 +108,46 @@ class TritonBase(abc.ABC):
         """Call `stop`."""
         self.stop()
 
+    @overload
     def bind(
         self,
         model_name: str,
-        infer_func: "InferFunc | ProcessWorker | Sequence[InferFunc | ProcessWorker]",
+        infer_func: Servable,
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
+        model_version: int = 1,
+        config: ModelConfig | None = None,
+        strict: bool = False,
+        trace_config: list[str] | None = None,
+    ) -> None: ...
+    @overload
+    def bind(
+        self,
+        model: Servable,
+        /,
+        *,
+        model_version: int = 1,
+        config: ModelConfig | None = None,
+        strict: bool = False,
+        trace_config: list[str] | None = None,
+    ) -> None: ...
+    @overload
+    def bind(
+        self,
+        model_name: str,
+        infer_func: Servable,
+        *,
+        model_version: int = 1,
+        config: ModelConfig | None = None,
+        strict: bool = False,
+        trace_config: list[str] | None = None,
+    ) -> None: ...
+    def bind(
+        self,
+        model_name: str | Servable,
+        infer_func: Servable | None = None,
+        inputs: Sequence[Tensor] | None = None,
+        outputs: Sequence[Tensor] | None = None,
         model_version: int = 1,
         config: ModelConfig | None = None,
         strict: bool = False,
@@ -124,23 +157,29 @@ class TritonBase(abc.ABC):
 
         After `stop` the models stay for the next start, and a name of theirs may be bound anew, which replaces it.
 
+        What is decorated with `@model` of `pytriton.decorators` is bound alone, as in `bind(softmax)`, or under a name
+        of its own, as in `bind("softmax-2", softmax)`: a function, a class, of which each worker makes an object, an
+        object of one, or a `ProcessWorker` of them.
+
         Args:
             model_name: Name of the model: letters, digits, dots, underscores and dashes.
             infer_func: Called with a list of requests, returns a list of results, one for each. A sequence of callables
                 is served in parallel, each in a thread of its own. A `ProcessWorker` describes callables in processes
                 of their own.
-            inputs: The model's inputs. Unnamed ones are called `INPUT_1`, `INPUT_2`, ... by their place.
-            outputs: The model's outputs. Unnamed ones are called `OUTPUT_1`, `OUTPUT_2`, ... by their place.
+            inputs: The model's inputs. Unnamed ones are called `INPUT_1`, `INPUT_2`, ... by their place. None are those
+                of `@model`.
+            outputs: The model's outputs. Unnamed ones are called `OUTPUT_1`, `OUTPUT_2`, ... by their place. None are
+                those of `@model`.
             model_version: Version of the model, at least 1. Several versions of one name must agree in everything but
                 the callables.
-            config: How the model is served; batched by default.
+            config: How the model is served; None is as `@model` says, else batched.
             strict: Whether results that differ from `outputs` in name, dtype or shape are errors.
             trace_config: Where the spans of the callables go, in items as in `TritonConfig.trace_config`, which counts
                 where this is None.
 
         Raises:
-            PyTritonValidationError: A name, version, tensor or callable is not acceptable, or a callable under a
-                decorator such as `@batch` has not the parameters for the inputs.
+            PyTritonValidationError: A name, version, tensor or callable is not acceptable, a callable under a decorator
+                such as `@batch` has not the parameters for the inputs, or the hints under `@model` say something else.
             PyTritonBadParameterError: `config` breaks one of its rules.
             PyTritonInvalidOperationError: There is a model of this name and version already, or another version of it
                 with other tensors or another configuration; or this is a fork of the process that made this object.
@@ -157,7 +196,7 @@ class TritonBase(abc.ABC):
             inputs=inputs,
             outputs=outputs,
             version=model_version,
-            config=ModelConfig() if config is None else config,
+            config=config,
             strict=strict,
             triton_context=self._context,
             tracing=ModelTracing(trace_config, self._trace_config),
@@ -192,7 +231,7 @@ class TritonBase(abc.ABC):
     def rebind(
         self,
         model_name: str,
-        infer_func: "InferFunc | ProcessWorker | Sequence[InferFunc | ProcessWorker]",
+        infer_func: Servable,
         inputs: Sequence[Tensor] | None = None,
         outputs: Sequence[Tensor] | None = None,
         model_version: int | None = None,
@@ -210,10 +249,10 @@ class TritonBase(abc.ABC):
         Args:
             model_name: Name of the model.
             infer_func: The new callable or `ProcessWorker`, or a sequence of them.
-            inputs: New inputs; None keeps them.
-            outputs: New outputs; None keeps them.
+            inputs: New inputs; None keeps them, or takes those of `@model`.
+            outputs: New outputs; None keeps them, or takes those of `@model`.
             model_version: Which version; None is the only one.
-            config: New configuration; None keeps it.
+            config: New configuration; None keeps it, or takes that of `@model`.
             strict: Whether results that differ from `outputs` are errors; None keeps what was said.
             timeout_s: How long the old callable may take for what it has got, in seconds; then it is cut off.
 

@@ -36,9 +36,11 @@ def make_infer_func(func: Callable[..., Any], signature: ModelSignature) -> Call
         return group_by_keys(batch(converted)) if has_optional else batch(converted)
     if not signature.config.batching:
         return sample(converted)
-    if inspect.iscoroutinefunction(converted):
-        return _serve_each_async(converted)
-    return _serve_each(converted)
+    serve_each = _serve_each_async if inspect.iscoroutinefunction(converted) else _serve_each
+    infer = serve_each(converted)
+    # By which logs and metrics call it.
+    infer.__qualname__ = infer.__name__ = getattr(func, "__qualname__", type(func).__qualname__)
+    return infer
 
 
 def _converting(signature: ModelSignature) -> Callable[[Any], Any]:

@@ -349,11 +349,14 @@ class Execution:
         else:
             kind = "returned"
             name = self._service.model.name
-            logger.warning(
-                "model %s: the callable returned an error for request %d: %s", name, index, error_text(error)
-            )
+            # One that was raised before it was returned has a place in the code.
+            told = error_text(error) if error.__traceback__ is None else f"\n{_trace(error)}"
+            logger.warning("model %s: the callable returned an error for request %d: %s", name, index, told)
         self._service.counters.failed[kind] += 1
-        return ResponseData(index, error=self._text(error))
+        text = self._text(error)
+        # The frames of the traceback refer to the inputs, which go back with this answer.
+        error.__traceback__ = None
+        return ResponseData(index, error=text)
 
     def _end(self) -> None:
         """End the stream of every request that is still open."""

@@ -21,7 +21,7 @@ from ..model import SOCKET_SUFFIX, ZMQ_SUFFIX, ModelSpec
 from ..system.forks import call_in_child
 from ..system.shortage import explain
 from ..zmq_keys import CurveKeys
-from .context import check_callable, make_context, unrecoverable_errors
+from .context import check_callable, make_context, make_infer_func, unrecoverable_errors
 from .loading import load_target
 from .worker import Worker
 
@@ -153,28 +153,30 @@ def serve_endpoint(wanted: Attachment) -> int:
     sys.path.insert(0, os.getcwd())
     stop = _StopSignals()
     with stop:
-        return _Attached(wanted, _load(wanted), stop.wanted).serve()
+        return _Attached(wanted, *_load(wanted), stop.wanted).serve()
 
 
-def _load(wanted: Attachment) -> Callable[..., Any]:
-    infer_func = load_target(wanted.target)
-    if wanted.is_factory and callable(infer_func):
-        infer_func = infer_func(**wanted.arguments)
+def _load(wanted: Attachment) -> tuple[Callable[..., Any], Any]:
+    found = load_target(wanted.target)
+    is_factory = wanted.is_factory and callable(found)
+    infer_func, signature = make_infer_func(found, kwargs=wanted.arguments, is_factory=is_factory)
     if not callable(infer_func):
         raise TargetError(
             f"{wanted.target!r} {'made' if wanted.is_factory else 'is'} {infer_func!r}: expected an inference callable",
             target=wanted.target,
         )
-    loaded: Callable[..., Any] = infer_func
-    return loaded
+    return infer_func, signature
 
 
 class _Attached:
     """A worker, and another one wherever its model moves to."""
 
-    def __init__(self, wanted: Attachment, infer_func: Callable[..., Any], stop: threading.Event) -> None:
+    def __init__(
+        self, wanted: Attachment, infer_func: Callable[..., Any], signature: Any, stop: threading.Event
+    ) -> None:
         self._wanted = wanted
         self._infer_func = infer_func
+        self._signature = signature
         self._stop = stop
 
     def serve(self) -> int:
@@ -207,7 +209,7 @@ class _Attached:
         return 0
 
     def _start(self, endpoint: Path | str, spec: ModelSpec) -> Worker:
-        check_callable(self._infer_func, spec, self._wanted.target)
+        check_callable(self._infer_func, self._signature, spec, self._wanted.target)
         worker = Worker(
             self._infer_func,
             spec,

@@ -42,18 +42,53 @@ def make_context(infer_func: Callable[..., Any], model: ModelSpec, tracer: Any =
     return context
 
 
-def check_callable(infer_func: Callable[..., Any], model: ModelSpec, target: str) -> None:
-    """Check that a callable can take what the decorators on it would hand to it.
+def make_infer_func(
+    found: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None, *, is_factory: bool
+) -> tuple[Any, Any]:
+    """Make the inference callable of what a target names.
+
+    Args:
+        found: The callable, a factory of it, or a function or class that is decorated with `@model`.
+        args: Positional arguments of the factory or class.
+        kwargs: Keyword arguments of the factory or class.
+        is_factory: Whether it is a factory, unless it is decorated.
+
+    Returns:
+        What is to be called, and the signature that its hints say, which is `None` where it is not decorated.
+    """
+    serving = _optional("pytriton.decorators.serving")
+    signature = None if serving is None else serving.find_signature(found)
+    kwargs = kwargs or {}
+    if signature is None and is_factory:
+        found = found(*args, **kwargs)
+        args, kwargs = (), {}
+        signature = None if serving is None else serving.find_signature(found)
+    return (found if signature is None else serving.load_infer_func(found, *args, **kwargs)), signature
+
+
+def check_callable(infer_func: Callable[..., Any], signature: Any, model: ModelSpec, target: str) -> None:
+    """Check that a callable can take what the decorators on it would hand to it, and is for this model.
+
+    Args:
+        infer_func: The callable.
+        signature: What its hints say, see `make_infer_func`.
+        model: The model.
+        target: What names the callable.
 
     Raises:
-        TargetError: It cannot.
+        TargetError: It cannot, or is for another one.
     """
     serving = _optional("pytriton.decorators.serving")
     if serving is None:
         # Then there are no decorators on it.
         return
+    config = _served_config(model)
     try:
-        serving.check_callable(infer_func, _served_config(model))
+        if signature is not None:
+            signature.check_description(
+                config.inputs, config.outputs, batching=config.batching, decoupled=config.decoupled
+            )
+        serving.check_callable(infer_func, config)
     except importlib.import_module("pytriton.exceptions").PyTritonValidationError as error:
         raise TargetError(str(error), target=target) from error
 

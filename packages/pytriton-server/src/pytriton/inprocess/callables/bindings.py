@@ -33,7 +33,7 @@ from pytriton.proxy_backend.runtime.serving import LazyLoop
 from pytriton.proxy_backend.runtime.statistics import Counters
 from pytriton.proxy_backend.runtime.texts import error_text
 from pytriton.proxy_backend.runtime.warmup import warm_up, warm_up_async
-from pytriton.server.models.arguments import InferFunc
+from pytriton.server.models.arguments import Servable
 from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.callers import calling_model, run_in_background
 from pytriton.server.models.process_workers import ProcessWorker
@@ -210,10 +210,10 @@ class Bindings:
 
     def bind(
         self,
-        model_name: str,
-        infer_func: InferFunc | Sequence[InferFunc],
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
+        model_name: str | Servable,
+        infer_func: Servable | None = None,
+        inputs: Sequence[Tensor] | None = None,
+        outputs: Sequence[Tensor] | None = None,
         model_version: int = 1,
         config: ModelConfig | None = None,
         strict: bool = False,
@@ -229,7 +229,7 @@ class Bindings:
             inputs=inputs,
             outputs=outputs,
             version=model_version,
-            config=ModelConfig() if config is None else config,
+            config=config,
             strict=strict,
             triton_context=self._context,
             tracing=None,

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from pytriton.inprocess.capi import process
 from pytriton.inprocess.capi.c_types import MetricsHandle
@@ -369,12 +369,50 @@ class Server:
         with session.use() as handle:
             session.api.TRITONSERVER_ServerPollModelRepository(handle)
 
+    @overload
     def bind(
         self,
         model_name: str,
         infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
         inputs: Sequence[Tensor],
         outputs: Sequence[Tensor],
+        model_version: int = 1,
+        config: ModelConfig | None = None,
+        strict: bool = False,
+        trace_config: list[str] | None = None,
+        *,
+        copy_inputs: bool = False,
+    ) -> Model: ...
+    @overload
+    def bind(
+        self,
+        model: Callable[..., Any] | Sequence[Callable[..., Any]],
+        /,
+        *,
+        model_version: int = 1,
+        config: ModelConfig | None = None,
+        strict: bool = False,
+        trace_config: list[str] | None = None,
+        copy_inputs: bool = False,
+    ) -> Model: ...
+    @overload
+    def bind(
+        self,
+        model_name: str,
+        infer_func: Callable[..., Any] | Sequence[Callable[..., Any]],
+        *,
+        model_version: int = 1,
+        config: ModelConfig | None = None,
+        strict: bool = False,
+        trace_config: list[str] | None = None,
+        copy_inputs: bool = False,
+    ) -> Model: ...
+    def bind(
+        self,
+        model_name: str | Callable[..., Any] | Sequence[Callable[..., Any]],
+        infer_func: Callable[..., Any] | Sequence[Callable[..., Any]] | None = None,
+        inputs: Sequence[Tensor] | None = None,
+        outputs: Sequence[Tensor] | None = None,
         model_version: int = 1,
         config: ModelConfig | None = None,
         strict: bool = False,
@@ -395,11 +433,13 @@ class Server:
             model_name: Name of the model: letters, digits, dots, underscores and dashes.
             infer_func: Called with a list of requests, returns a list of results, one for each. Of a sequence of
                 callables each serves an instance of the model: Triton calls them in parallel.
-            inputs: The inputs of the model. Unnamed ones are called `INPUT_1`, `INPUT_2`, ... by their place.
-            outputs: The outputs of the model. Unnamed ones are called `OUTPUT_1`, `OUTPUT_2`, ... by their place.
+            inputs: The inputs of the model. Unnamed ones are called `INPUT_1`, `INPUT_2`, ... by their place. None are
+                those of `@model`.
+            outputs: The outputs of the model. Unnamed ones are called `OUTPUT_1`, `OUTPUT_2`, ... by their place. None
+                are those of `@model`.
             model_version: Version of the model, at least 1. Several versions of one name must agree in everything but
                 the callables.
-            config: How the model is served; batched by default.
+            config: How the model is served; None is as `@model` says, else batched.
             strict: Whether results that differ from `outputs` in name, dtype or shape are errors.
             trace_config: Where the spans of the callable go, in items as in `TritonConfig.trace_config`.
             copy_inputs: Whether the callable gets inputs of every size as its own, which it may write to.

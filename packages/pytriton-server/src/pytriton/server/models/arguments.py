@@ -15,6 +15,7 @@ from pytriton.server.models.process_workers import ProcessWorker
 
 __all__ = [
     "InferFunc",
+    "Servable",
     "checked_callables",
     "checked_config",
     "checked_name",
@@ -25,6 +26,8 @@ __all__ = [
 ]
 
 InferFunc = Callable[..., Any]
+Servable = InferFunc | ProcessWorker | Sequence[InferFunc | ProcessWorker]
+"""What serves a model, or several that do so in parallel."""
 
 _NAME = re.compile(r"[a-zA-Z0-9._-]+")
 # Triton reads it from the name of a folder.

@@ -29,6 +29,7 @@ from pytriton.proxy_backend.wire.settings import serving_settings
 from pytriton.server.errors import WorkspaceError
 from pytriton.server.models.arguments import (
     InferFunc,
+    Servable,
     checked_callables,
     checked_config,
     checked_name,
@@ -38,6 +39,7 @@ from pytriton.server.models.arguments import (
     wire_specs,
 )
 from pytriton.server.models.callers import CALLING_MODEL
+from pytriton.server.models.hinted import describe, is_hinted, load_callable
 from pytriton.server.models.process_workers import ProcessWorker
 from pytriton.server.models.warmup import WarmupBatches
 from pytriton.server.models.workers import ModelWorkers
@@ -53,13 +55,14 @@ class BoundModel:
     """One version of a model and the callables that serve it.
 
     Args:
-        name: Name of the model.
+        name: Name of the model, or the function or class alone, if that is decorated with `@model`.
         infer_func: The callable, or several that serve the model in parallel; a `ProcessWorker` stands for as many as
-            it has copies.
-        inputs: Its inputs.
-        outputs: Its outputs.
+            it has copies. None where it is `name`.
+        inputs: Its inputs; None are those of the hints.
+        outputs: Its outputs; None are those of the hints.
         version: Its version.
-        config: How it is served. It is copied: later changes have no effect.
+        config: How it is served; None is what `@model` says, or the default. It is copied: later changes have no
+            effect.
         strict: Whether outputs are held against their description in every detail.
         triton_context: What the callables learn about the other models.
         generation: Tells the sockets of models apart that follow each other under one name and version, because
@@ -75,26 +78,27 @@ class BoundModel:
     def __init__(
         self,
         *,
-        name: str,
-        infer_func: "InferFunc | ProcessWorker | Sequence[InferFunc | ProcessWorker]",
-        inputs: Sequence[Tensor],
-        outputs: Sequence[Tensor],
+        name: "str | Servable",
+        infer_func: "Servable | None",
+        inputs: Sequence[Tensor] | None,
+        outputs: Sequence[Tensor] | None,
         version: int,
-        config: ModelConfig,
+        config: ModelConfig | None,
         strict: bool,
         triton_context: TritonContext,
         generation: int = 0,
         tracing: ModelTracing | None = None,
     ) -> None:
-        self.name = checked_name(name)
-        self._inputs = checked_tensors(inputs, "inputs", name)
-        self._outputs = checked_tensors(outputs, "outputs", name)
+        described = describe(name, infer_func, inputs, outputs, config)
+        self.name = name = checked_name(described.name)
+        self._inputs = checked_tensors(described.inputs, "inputs", name)
+        self._outputs = checked_tensors(described.outputs, "outputs", name)
         self._strict = strict
         self.version = checked_version(version, name)
-        self._infer_funcs = checked_callables(infer_func, name)
+        infer_funcs = checked_callables(described.infer_func, name)
         named_inputs = named_specs(self._inputs, "INPUT", name)
         named_outputs = named_specs(self._outputs, "OUTPUT", name)
-        checked_config(config, name, named_inputs)
+        config = checked_config(described.config, name, named_inputs)
         self._config = copy.deepcopy(config)
         self.triton_config = TritonModelConfig(
             model_name=name,
@@ -110,6 +114,7 @@ class BoundModel:
             response_cache=ResponseCache(enable=True) if config.response_cache else None,
             model_warmup=self._config.model_warmup,
         )
+        self._infer_funcs = [load_callable(infer, name) for infer in infer_funcs]
         for infer in self._own_callables():
             check_callable(infer, self.triton_config)
         self.triton_context = triton_context
@@ -141,26 +146,29 @@ class BoundModel:
 
     def successor(
         self,
-        infer_func: "InferFunc | ProcessWorker | Sequence[InferFunc | ProcessWorker]",
+        infer_func: "Servable",
         *,
         inputs: Sequence[Tensor] | None = None,
         outputs: Sequence[Tensor] | None = None,
         config: ModelConfig | None = None,
         strict: bool | None = None,
     ) -> "BoundModel":
-        """Make the model that is to follow this one under its name and version. What is None stays as it is.
+        """Make the model that is to follow this one under its name and version.
+
+        What is None is what the hints of the callable say, or stays as it is.
 
         Raises:
             PyTritonValidationError: A tensor or a callable is not acceptable.
             PyTritonBadParameterError: `config` breaks one of its own rules.
         """
+        hinted = is_hinted(infer_func)
         model = BoundModel(
             name=self.name,
             infer_func=infer_func,
-            inputs=self._inputs if inputs is None else inputs,
-            outputs=self._outputs if outputs is None else outputs,
+            inputs=self._inputs if inputs is None and not hinted else inputs,
+            outputs=self._outputs if outputs is None and not hinted else outputs,
             version=self.version,
-            config=self._config if config is None else config,
+            config=self._config if config is None and not hinted else config,
             strict=self._strict if strict is None else strict,
             triton_context=self.triton_context,
             tracing=self._tracing,

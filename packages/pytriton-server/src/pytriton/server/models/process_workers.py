@@ -78,7 +78,8 @@ class ProcessWorker:
     Args:
         factory: What makes the callable: `"package.module:name"`, `"path/to/file.py:name"`, or a function or class at
             the level of a module. A factory in the script that is being run is found if the script guards what it does
-            with `if __name__ == "__main__":`.
+            with `if __name__ == "__main__":`. What is decorated with `@model` is no factory, but serves itself, a class
+            by an object that is made in the process.
         args: Positional arguments of the factory. They are sent as JSON.
         kwargs: Keyword arguments of the factory, likewise.
         copies: How many processes.
@@ -110,6 +111,8 @@ class ProcessWorker:
         crash_window_s: float = 60.0,
         start_timeout_s: float = 300.0,
     ) -> None:
+        self.factory = factory
+        """What was given."""
         self.target = _checked_target(factory)
         """The factory as text."""
         self.args = _checked_args(args)

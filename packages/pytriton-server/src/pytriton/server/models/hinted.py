@@ -1,0 +1,129 @@
+"""What a model that is bound is like: as it was said, or as the hints of a function or class under `@model` say."""
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pytriton.decorators import ModelSignature
+from pytriton.decorators.serving import find_signature, load_infer_func
+from pytriton.exceptions import PyTritonValidationError
+from pytriton.model_config import ModelConfig, Tensor
+from pytriton.server.models.process_workers import ProcessWorker
+
+__all__ = ["Description", "describe", "is_hinted", "load_callable"]
+
+
+@dataclass(frozen=True)
+class Description:
+    """What is known of a model before anything of it is checked."""
+
+    name: Any
+    infer_func: Any
+    inputs: Any
+    outputs: Any
+    config: Any
+
+
+def describe(name: Any, infer_func: Any, inputs: Any, outputs: Any, config: Any) -> Description:
+    """Complete what was said of a model by the hints of its function or class.
+
+    Args:
+        name: Its name, or the function or class alone.
+        infer_func: What serves it, or several; None where that is `name`.
+        inputs: Its inputs; None are those of the hints.
+        outputs: Its outputs; None are those of the hints.
+        config: How it is served; None is what `@model` says, or the default.
+
+    Raises:
+        PyTritonValidationError: Something is missing that no hints say, or hints say something else.
+    """
+    if infer_func is None and not isinstance(name, str):
+        name, infer_func = None, name
+    signatures = _signatures(infer_func)
+    first = next((signature for signature in signatures if signature is not None), None)
+    if first is None or (None in signatures and (inputs is None or outputs is None)):
+        _check_told(name, infer_func, inputs, outputs)
+    if first is None:
+        return Description(name, infer_func, inputs, outputs, ModelConfig() if config is None else config)
+    described = Description(
+        name=first.name if name is None else name,
+        infer_func=infer_func,
+        inputs=first.inputs if inputs is None else inputs,
+        outputs=first.outputs if outputs is None else outputs,
+        config=first.config if config is None else config,
+    )
+    for signature in signatures:
+        if signature is not None and isinstance(described.config, ModelConfig):
+            signature.check_description(
+                _tensors(described.inputs),
+                _tensors(described.outputs),
+                batching=described.config.batching,
+                decoupled=described.config.decoupled,
+            )
+    return described
+
+
+def is_hinted(infer_func: Any) -> bool:
+    """Return whether hints say what a callable, or one of several, takes and gives."""
+    return any(signature is not None for signature in _signatures(infer_func))
+
+
+def load_callable(infer_func: Any, model: str) -> Any:
+    """Return what serves a model for a callable of any kind, which of a class under `@model` is a new object.
+
+    Args:
+        infer_func: The callable, or a `ProcessWorker`, which loads in its own process.
+        model: Name of the model, for errors.
+
+    Raises:
+        PyTritonValidationError: The class takes arguments.
+    """
+    if isinstance(infer_func, ProcessWorker) or find_signature(infer_func) is None:
+        return infer_func
+    if isinstance(infer_func, type):
+        try:
+            inspect.signature(infer_func).bind()
+        except TypeError as error:
+            name = infer_func.__name__
+            raise PyTritonValidationError(
+                f"Model {model!r}: {name} cannot be made without arguments ({error}): bind an object, {name}(...), a "
+                f"list of them for several workers, or ProcessWorker({name}, args=[...]).",
+                expected="a class that is made without arguments, or an object of it",
+                received=infer_func,
+            ) from error
+    return load_infer_func(infer_func)
+
+
+def _signatures(infer_func: Any) -> list[ModelSignature | None]:
+    is_list = isinstance(infer_func, Sequence) and not callable(infer_func)
+    return [
+        find_signature(infer.factory if isinstance(infer, ProcessWorker) else infer)
+        for infer in (infer_func if is_list else [infer_func])
+    ]
+
+
+def _tensors(tensors: Any) -> Sequence[Tensor] | None:
+    """Return tensors that can be compared; what is none is found out, and said, when they get their names."""
+    listed = isinstance(tensors, Sequence) and all(isinstance(tensor, Tensor) for tensor in tensors)
+    return tensors if listed else None
+
+
+def _check_told(name: Any, infer_func: Any, inputs: Any, outputs: Any) -> None:
+    missing = [what for what, given in (("inputs", inputs), ("outputs", outputs)) if given is None]
+    advice = "decorate the function with @model of pytriton.decorators, whose hints say that"
+    if isinstance(infer_func, ProcessWorker) and isinstance(infer_func.factory, str):
+        advice += ", and give it itself to ProcessWorker: what is named as text is not imported here"
+    if name is None:
+        raise PyTritonValidationError(
+            f"bind() of a callable alone expects one that is decorated with @model; got {infer_func!r}. Say the name "
+            f"of the model, its inputs and outputs, or {advice}.",
+            expected="a function or class that is decorated with @model",
+            received=infer_func,
+        )
+    if missing:
+        raise PyTritonValidationError(
+            f"Model {name!r}: {' and '.join(missing)} have to be said: pass lists of Tensor, or {advice}.",
+            expected="lists of pytriton.model_config.Tensor",
+            received=None,
+        )
