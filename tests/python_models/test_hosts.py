@@ -21,8 +21,8 @@ from pytriton.client import ModelClient
 from pytriton.client.exceptions import PyTritonClientInferenceServerError
 from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidationError
 from pytriton.model_config import Tensor
+from pytriton.proxy_backend.hosting import supervisor
 from pytriton.server.errors import TritonModelLoadError
-from pytriton.server.python_models import supervisor
 from pytriton.triton import RestartPolicy, Triton
 from support.http import call
 from support.python_models import CONFIG, MODEL, TENSORS, ask, hosts, infer, served, write

@@ -7,6 +7,7 @@
     ├── EndpointError           the path of the socket cannot be used
     ├── DescriptionError        the description of a model is missing or cannot be used
     ├── DropInError             a model cannot be put into, or taken out of, a model repository
+    ├── HostingError            nobody can be asked for processes of Python models
     ├── TargetError             text such as "module:function" names nothing (also a ValueError)
     ├── WorkerProcessError      a worker in a process of its own does not work, and is not started again
     ├── AttachError             the worker could not attach in time, or was refused
@@ -32,6 +33,7 @@ __all__ = [
     "DescriptionError",
     "DropInError",
     "EndpointError",
+    "HostingError",
     "LibraryNotFoundError",
     "OutputError",
     "ProtocolError",
@@ -71,6 +73,18 @@ class DropInError(ProxyBackendError):
 
     Attributes:
         path: The folder in question.
+    """
+
+    def __init__(self, message: str, *, path: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class HostingError(ProxyBackendError):
+    """The socket at which tritonserver asks for processes of Python models cannot be made.
+
+    Attributes:
+        path: The socket.
     """
 
     def __init__(self, message: str, *, path: str) -> None:

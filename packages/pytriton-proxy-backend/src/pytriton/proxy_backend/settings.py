@@ -6,6 +6,7 @@ The settings that both have, and how settings are described, are in `wire/settin
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
@@ -16,6 +17,8 @@ from .wire.settings import ServingSettings, Setting, setting_fields
 
 SIDE_FILE_NAME = "pytriton.conf"
 """Name of the file in the folder of a model version that holds its `ProxySettings`."""
+HOSTS_FILE_NAME = "pytriton-hosts.conf"
+"""Name of the file beside the library as the backend of Python models: where it asks for their processes."""
 PYTHON_SIDE_FILE_NAME = "pytriton-proxy.json"
 """Name of the file in the folder of a model version that holds its `PythonProxySettings`."""
 FORMAT = 1
@@ -47,14 +50,25 @@ class ProxySettings(ServingSettings):
         check_endpoint(self.endpoint)
         super().__post_init__()
 
-    def to_text(self) -> str:
-        """Return the content of the side file, `pytriton.conf`."""
+    def to_text(self, only: Collection[str] | None = None) -> str:
+        """Return the content of the side file, `pytriton.conf`; of some settings alone, where they are named."""
         lines = ["# Written by pytriton-proxy-backend, read by libtriton_pytriton.so.", f"format = {FORMAT}"]
         for field in setting_fields(type(self)):
             value = getattr(self, field.name)
-            if value or field.name not in self._SPARSE:
+            if (value or field.name not in self._SPARSE) and (only is None or field.name in only):
                 lines.append(f"{field.key} = {field.to_conf(value)}")
         return "\n".join([*lines, ""])
+
+
+def hosts_text(supervisor: Path, attach_timeout_s: float = 10.0) -> str:
+    """Return the content of the file that says where processes of Python models are asked for.
+
+    Args:
+        supervisor: The socket of who starts them.
+        attach_timeout_s: How long a load, or a request, waits where nobody listens there, in seconds.
+    """
+    settings = ProxySettings(endpoint=supervisor, attach_timeout_s=attach_timeout_s)
+    return settings.to_text(only=("endpoint", "attach_timeout_s"))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from pytriton.exceptions import PyTritonInvalidOperationError
 from pytriton.proxy_backend import BACKEND_NAME, library_path
+from pytriton.proxy_backend.errors import HostingError
+from pytriton.proxy_backend.hosting.supervisor import FINALIZE_TIMEOUT_S, HostSupervisor
 from pytriton.server.control.http import Control, ControlError, HttpControl
 from pytriton.server.errors import (
     TritonModelLoadError,
     TritonServerError,
     TritonServerStartError,
+    WorkspaceError,
     describe_exit,
     quote_log,
 )
@@ -26,7 +29,6 @@ from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.repository import ModelRepository
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.observe.tracing import export_environment
-from pytriton.server.python_models.supervisor import FINALIZE_TIMEOUT_S, HostSupervisor
 from pytriton.server.settings.config import WORKERS, TritonConfig
 from pytriton.server.settings.preflight import check_settings
 from pytriton.server.settings.security import TritonSecurityConfig
@@ -204,8 +206,12 @@ class ServerSession:
         self._workspace.create()
         # Who serves models by their folders has not asked for Triton's own Python backend.
         if (self._config.python_models or (WORKERS if self._linked else "")).lower() == WORKERS:
-            self._supervisor = HostSupervisor(self._workspace.hosts_path)
-            self._supervisor.start()
+            advice = "Set PYTRITON_HOME to a folder with a shorter path."
+            self._supervisor = HostSupervisor(self._workspace.hosts_path, advice)
+            try:
+                self._supervisor.start()
+            except HostingError as error:
+                raise WorkspaceError(str(error), path=error.path) from error
             make_python_backend(self._workspace.backends_path, self._supervisor.socket_path)
         make_backends(self._workspace.backends_path, binary, {BACKEND_NAME: library_path()})
         if self._linked or self._supervisor is not None:

@@ -13,10 +13,9 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["STUB", "Stub", "remove_shared_memory", "shared_memory_of", "stubs_of"]
+from pytriton.proxy_backend.hosting.models import STUB
 
-STUB = "triton_python_backend_stub"
-"""Name of the program of a stub, and of the script that starts it."""
+__all__ = ["STUB", "Stub", "remove_shared_memory", "shared_memory_of", "stubs_of"]
 
 _SHARED_MEMORY = "/dev/shm"
 _REGION_PREFIX = "triton_python_backend_shm_region_"

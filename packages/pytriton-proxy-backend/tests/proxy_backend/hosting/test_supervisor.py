@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import socket
 import struct
 import tempfile
@@ -12,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pytriton.server.errors import WorkspaceError
-from pytriton.server.python_models.control import Frame, FrameKind, receive_frame, send_frame
-from pytriton.server.python_models.supervisor import HostSupervisor
+from pytriton.proxy_backend.errors import HostingError
+from pytriton.proxy_backend.hosting.control import Frame, FrameKind, receive_frame, send_frame
+from pytriton.proxy_backend.hosting.supervisor import HostSupervisor
 from support.waiting import wait_for_threads
 
 MODEL = """
@@ -83,7 +84,7 @@ def test_a_model_is_announced_and_let_go(supervisor: HostSupervisor, tmp_path: P
         assert kind == FrameKind.OK, fields
         config, settings = fields
         assert json.loads(config)["max_batch_size"] == 8
-        assert f"endpoint = {supervisor.socket_path.parent}/1\n" in settings
+        assert re.search(f"^endpoint = {supervisor.socket_path.parent}/[0-9a-f]{{6}}-1$", settings, re.MULTILINE)
         assert "batching = true\n" in settings
         # It waits for its instance.
         assert len(hosts()) == 1
@@ -160,5 +161,5 @@ def test_a_load_that_nobody_waits_for_is_ended(how: str, supervisor: HostSupervi
 
 
 def test_a_path_that_is_too_long_says_so(tmp_path: Path) -> None:
-    with pytest.raises(WorkspaceError, match="a shorter path"):
-        HostSupervisor(tmp_path / ("x" * 100)).start()
+    with pytest.raises(HostingError, match="Take a shorter path"):
+        HostSupervisor(tmp_path / ("x" * 100), "Take a shorter path.").start()

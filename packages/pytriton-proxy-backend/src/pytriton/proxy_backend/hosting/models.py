@@ -10,13 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pytriton.proxy_backend import ProxySettings
-from pytriton.proxy_backend.process.child import Launch
-from pytriton.proxy_backend.process.messages import PythonModelJob, PythonModelServing
-from pytriton.server.python_models.environments import EnvironmentRefused, Environments
-from pytriton.server.tritonserver.stubs import STUB
+from ..process.child import Launch
+from ..process.messages import PythonModelJob, PythonModelServing
+from ..settings import ProxySettings
+from .environments import EnvironmentRefused, Environments
 
-__all__ = ["ModelRefused", "PythonModel", "settings_text"]
+__all__ = ["STUB", "ModelRefused", "PythonModel", "settings_text"]
+
+STUB = "triton_python_backend_stub"
+"""Name of the program in which Triton's Python backend runs an instance."""
 
 _DEFAULT_FILE = "model.py"
 _PYTHON = "python"
@@ -122,7 +124,7 @@ class PythonModel:
 
 
 def settings_text(config: str, endpoint: Path) -> str:
-    """Return what the library inside tritonserver must know, in the form of a side file.
+    """Return what the library inside tritonserver must know and cannot read from its own file, in the form of that.
 
     Args:
         config: The model's configuration, completed.
@@ -133,7 +135,7 @@ def settings_text(config: str, endpoint: Path) -> str:
         endpoint=endpoint,
         batching=int(fields.get("max_batch_size") or 0) > 0,
         decoupled=bool((fields.get("model_transaction_policy") or {}).get("decoupled")),
-    ).to_text()
+    ).to_text(only=("endpoint", "batching", "decoupled"))
 
 
 def _launch(parameters: Mapping[str, str], folder: str, environments: Environments) -> Launch:

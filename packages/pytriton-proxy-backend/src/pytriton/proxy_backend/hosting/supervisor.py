@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import itertools
 import logging
 import os
+import re
+import secrets
+import shutil
 import socket
 import stat
 import threading
@@ -14,30 +18,31 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pytriton.proxy_backend import AttachError
-from pytriton.proxy_backend.process.host_process import HostProcess
-from pytriton.proxy_backend.system.forks import close_in_child
-from pytriton.proxy_backend.system.peers import peer_credentials
-from pytriton.proxy_backend.system.shortage import explain
-from pytriton.server.errors import WorkspaceError
-from pytriton.server.python_models.control import (
-    ControlError,
-    Frame,
-    FrameKind,
-    has_ended,
-    receive_frame,
-    send_frame,
-)
-from pytriton.server.python_models.environments import Environments
-from pytriton.server.python_models.models import ModelRefused, PythonModel, settings_text
+from ..errors import AttachError, HostingError
+from ..model import MAX_ENDPOINT_BYTES
+from ..process.host_process import HostProcess
+from ..system.forks import call_in_child, close_in_child, replace_descriptors
+from ..system.peers import peer_credentials
+from ..system.shortage import explain
+from .control import ControlError, Frame, FrameKind, has_ended, receive_frame, send_frame
+from .environments import Environments
+from .models import ModelRefused, PythonModel, settings_text
 
-__all__ = ["FINALIZE_TIMEOUT_S", "HostSupervisor"]
+__all__ = ["FINALIZE_TIMEOUT_S", "SOCKET_NAME", "HostSupervisor", "check_folder"]
 
 FINALIZE_TIMEOUT_S = 30.0
 """How long a host may take for what is in flight and for `finalize` when its instance is unloaded, in seconds."""
 
+SOCKET_NAME = "hosts.sock"
+"""Name of the socket in the folder of a supervisor."""
+
 _STOPPED = "the server is being stopped"
-_SOCKET_NAME = "control"
+# Of the sockets of instances, which tritonserver makes, and of the folders of unpacked environments. The first part is
+# new for each supervisor: sockets of an earlier one may still be in use.
+_INSTANCE = re.compile(r"[0-9a-f]{6}-\d+\.\d+")
+_ENVIRONMENTS = "environments-"
+# What a name of an instance's socket may have, with the slash: the millionth model and the hundredth instance.
+_MAX_NAME = 18
 _BACKLOG = 128
 _POLL_S = 0.2
 _JOIN_S = 20.0
@@ -67,15 +72,19 @@ class HostSupervisor:
     """Starts a host for each instance of a Python model, when the library inside tritonserver asks for one.
 
     Args:
-        folder: A new folder for the sockets, which is made with `start`.
+        folder: The folder for the sockets, of this supervisor alone, which `start` makes where there is none.
+        advice: What to do where it cannot be made.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, advice: str = "") -> None:
         self._folder = folder
+        self._advice = advice
         self._listener: socket.socket | None = None
         self._thread: threading.Thread | None = None
+        self._lock_fd: int | None = None
+        self._token = secrets.token_hex(3)
         self._numbers = itertools.count(1)
-        self._environments = Environments(folder / "environments")
+        self._environments = Environments(folder / f"{_ENVIRONMENTS}{self._token}")
         self._lock = threading.Lock()
         # All that follows is guarded by the lock.
         self._connections: dict[threading.Thread, socket.socket] = {}
@@ -83,30 +92,35 @@ class HostSupervisor:
         self._hosts: set[HostProcess] = set()
         self._is_stopping = False
         self._deadline: float | None = None
+        call_in_child(self, HostSupervisor._release_in_child)
 
     @property
     def socket_path(self) -> Path:
         """Where it listens."""
-        return self._folder / _SOCKET_NAME
+        return self._folder / SOCKET_NAME
 
     def start(self) -> None:
         """Make the folder and listen.
 
         Raises:
-            WorkspaceError: It cannot be made.
+            HostingError: It cannot be made, or another one listens there.
         """
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._folder.mkdir(mode=0o700)
+            self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._take_folder()
             # The permissions of the descriptor are those that the file is born with.
             os.fchmod(listener.fileno(), stat.S_IRUSR | stat.S_IWUSR)
             listener.bind(str(self.socket_path))
             listener.listen(_BACKLOG)
-        except OSError as error:
+        except (OSError, HostingError) as error:
             listener.close()
-            raise WorkspaceError(
+            self._let_go_folder()
+            if isinstance(error, HostingError):
+                raise
+            raise HostingError(
                 f"The socket {self.socket_path} for the processes of Python models cannot be made: "
-                + explain(error, "Set PYTRITON_HOME to a folder with a shorter path."),
+                + explain(error, self._advice),
                 path=str(self.socket_path),
             ) from error
         close_in_child(listener)
@@ -142,6 +156,47 @@ class HostSupervisor:
             if thread is not None:
                 thread.join(_JOIN_S)
         listener.close()
+        shutil.rmtree(self._folder / f"{_ENVIRONMENTS}{self._token}", ignore_errors=True)
+        self.socket_path.unlink(missing_ok=True)
+        _remove_dead_sockets(self._folder)
+        self._let_go_folder()
+
+    # ---- the folder -------------------------------------------------------------------------------------------------
+
+    def _take_folder(self) -> None:
+        """Make the folder that of this supervisor, and remove what one left that was killed.
+
+        Raises:
+            HostingError: It is that of another one.
+            OSError: It cannot be used.
+        """
+        self._lock_fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise HostingError(
+                f"Another process listens at {self.socket_path} already, and serves all models that ask there.",
+                path=str(self.socket_path),
+            ) from error
+        except OSError as error:
+            logger.debug("%s cannot be locked: %s", self._folder, error)
+        if self.socket_path.exists() and not self.socket_path.is_socket():
+            raise HostingError(
+                f"{self.socket_path} exists and is no socket: remove it, if nobody needs it, or choose another folder.",
+                path=str(self.socket_path),
+            )
+        self.socket_path.unlink(missing_ok=True)
+        _remove_dead_sockets(self._folder)
+        for left in self._folder.glob(f"{_ENVIRONMENTS}*"):
+            shutil.rmtree(left, ignore_errors=True)
+
+    def _let_go_folder(self) -> None:
+        descriptor, self._lock_fd = self._lock_fd, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _release_in_child(self) -> None:
+        replace_descriptors([self._lock_fd])
 
     # ---- connections ------------------------------------------------------------------------------------------------
 
@@ -190,7 +245,7 @@ class HostSupervisor:
 
     def _serve_model(self, channel: socket.socket, fields: tuple[str, ...]) -> None:
         model = PythonModel.announced(fields, self._environments)
-        endpoint = self._folder / str(next(self._numbers))
+        endpoint = self._folder / f"{self._token}-{next(self._numbers)}"
         spare: HostProcess | None = None
         try:
             completed = ""
@@ -236,8 +291,8 @@ class HostSupervisor:
         finally:
             if host is not None:
                 self._stop(host)
-            # Where the server has died it could not do so.
-            Path(endpoint).unlink(missing_ok=True)
+            # A server that lives does so itself, or asks again.
+            _remove_if_dead(Path(endpoint))
 
     # ---- hosts ------------------------------------------------------------------------------------------------------
 
@@ -274,6 +329,21 @@ class HostSupervisor:
             raise ModelRefused(host.load_error or str(error)) from error
 
 
+def check_folder(folder: Path) -> None:
+    """Check that the sockets of a supervisor can lie in a folder.
+
+    Raises:
+        HostingError: Its path is too long.
+    """
+    length, most = len(os.fsencode(folder)), MAX_ENDPOINT_BYTES - _MAX_NAME
+    if length > most:
+        raise HostingError(
+            f"expected a folder whose path has {most} bytes at most, because that of a unix socket in it has "
+            f"{MAX_ENDPOINT_BYTES}, got one of {length}: {folder}. Choose a shorter one (--endpoint)",
+            path=str(folder),
+        )
+
+
 def _check_peer(channel: socket.socket) -> None:
     uid = peer_credentials(channel).uid
     if uid != os.getuid():
@@ -285,6 +355,25 @@ def _checked(frame: Frame) -> tuple[str, ...]:
     if len(frame.fields) != expected:
         raise ControlError(f"a frame of kind {frame.kind} with {len(frame.fields)} fields is none to begin with")
     return frame.fields
+
+
+def _remove_dead_sockets(folder: Path) -> None:
+    """Remove the sockets of instances of servers that were killed."""
+    for path in folder.iterdir():
+        if _INSTANCE.fullmatch(path.name):
+            _remove_if_dead(path)
+
+
+def _remove_if_dead(path: Path) -> None:
+    # Of another type than they are, so that nothing is connected where somebody listens.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except ConnectionRefusedError:
+            path.unlink(missing_ok=True)
+        except OSError:
+            # Somebody listens there, or it is gone.
+            return
 
 
 def _wait_end(channel: socket.socket) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from pytriton.server.python_models.control import (
+from pytriton.proxy_backend.hosting.control import (
     ControlError,
     Frame,
     FrameKind,

@@ -15,9 +15,9 @@ import threading
 from pathlib import Path, PurePosixPath
 
 import pytriton.proxy
-import pytriton.proxy_backend
-from pytriton.proxy_backend.process.child import Launch
-from pytriton.proxy_backend.system.shortage import explain
+
+from ..process.child import Launch
+from ..system.shortage import explain
 
 __all__ = ["EnvironmentRefused", "Environments"]
 
@@ -101,8 +101,7 @@ class Environments:
     def _own_package(self) -> Path:
         """Return a folder with what a host is made of, and nothing else that is installed beside it."""
         folder = self._folder / "lib"
-        for package in (pytriton.proxy_backend, pytriton.proxy):
-            source = Path(package.__path__[0]).resolve()
+        for source in (Path(__file__).resolve().parent.parent, Path(pytriton.proxy.__path__[0]).resolve()):
             link = folder / "pytriton" / source.name
             if not link.is_symlink():
                 link.parent.mkdir(parents=True, exist_ok=True)

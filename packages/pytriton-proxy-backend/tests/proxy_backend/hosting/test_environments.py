@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pytriton.server.python_models.environments import EnvironmentRefused, Environments
+from pytriton.proxy_backend.hosting.environments import EnvironmentRefused, Environments
 
 
 @pytest.fixture(scope="module")

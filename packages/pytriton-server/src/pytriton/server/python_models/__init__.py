@@ -1,1 +1,0 @@
-"""Models written for Triton's Python backend, served by processes of ours."""
