@@ -58,22 +58,6 @@ TRITONSERVER_Error* Guarded(const char* what, Function function) {
     if (pytriton_error != nullptr) return pytriton_error;  \
   } while (false)
 
-TRITONSERVER_Error* ReadSettings(const std::string& path, pytriton::Settings* settings) {
-  std::ifstream file(path);
-  if (!file) {
-    return MakeError(
-        TRITONSERVER_ERROR_INVALID_ARG,
-        "the side file '" + path + "' cannot be read; pytriton-proxy-backend writes it beside the model");
-  }
-  std::ostringstream text;
-  text << file.rdbuf();
-  std::string error;
-  if (!pytriton::ParseSettings(text.str(), settings, &error)) {
-    return MakeError(TRITONSERVER_ERROR_INVALID_ARG, "'" + path + "': " + error);
-  }
-  return nullptr;
-}
-
 // Whose description a text is, as in "model 'double' version 1"; empty where it is none. It is JSON that we have written
 // ourselves, with the fields in a fixed order (`description.render_description`), so nothing needs to parse it.
 std::string DescribedModel(const std::string& path) {
@@ -147,12 +131,14 @@ TRITONSERVER_Error* LoadOwn(
     TRITONBACKEND_Model* model, const pytriton::ModelIdentity& identity, const std::string& repository, Model* loaded) {
   pytriton::Settings settings;
   const std::string folder = repository + "/" + std::to_string(identity.version) + "/";
-  PYTRITON_RETURN_IF_ERROR(ReadSettings(folder + pytriton::kSideFileName, &settings));
+  std::string error;
+  if (!pytriton::ReadSettings(folder + pytriton::kSideFileName, &settings, &error)) {
+    return MakeError(TRITONSERVER_ERROR_INVALID_ARG, error);
+  }
   WarnAboutSharing("model '" + identity.name + "' version " + std::to_string(identity.version),
                    folder + kDescriptionName, settings);
   auto endpoint = std::make_unique<pytriton::Endpoint>(identity, settings);
   PYTRITON_RETURN_IF_ERROR(pytriton::OfferCalls(model, identity, endpoint.get()));
-  std::string error;
   if (!endpoint->Listen(&error)) {
     return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "model '" + identity.name + "': " + error);
   }

@@ -1,5 +1,6 @@
 #include "control.h"
 
+#include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <unistd.h>
@@ -14,6 +15,8 @@ namespace pytriton {
 namespace {
 
 constexpr char kGone[] = "the process that supervises Python models has ended";
+// The supervisor allows half of that. One that stands still does not keep the server from its end.
+constexpr int kFinishTimeoutMs = 60 * 1000;
 
 template <typename Number>
 void Append(std::string* bytes, Number number) {
@@ -44,7 +47,20 @@ bool ParseFrame(const std::string& body, Frame* frame) {
   return at == body.size();
 }
 
+// Waits for either of two descriptors, of which the second may be -1; says whether the second one is readable.
+bool WaitEither(int fd, short events, int stop_fd) {
+  pollfd both[] = {{fd, events, 0}, {stop_fd, POLLIN, 0}};
+  while (poll(both, 2, -1) < 0 && errno == EINTR) {
+  }
+  return both[1].revents != 0;
+}
+
 }  // namespace
+
+bool WaitReadable(int fd, int timeout_ms) {
+  pollfd one{fd, POLLIN, 0};
+  return poll(&one, 1, timeout_ms) > 0;
+}
 
 ControlConnection::~ControlConnection() {
   if (fd_ >= 0) close(fd_);
@@ -65,6 +81,8 @@ bool ControlConnection::Connect(const std::string& path, std::string* error) {
   }
   if (connect(fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
     *error = Errno("connect") + ": '" + path + "'";
+    close(fd_);
+    fd_ = -1;
     return false;
   }
   ucred peer{};
@@ -108,9 +126,13 @@ bool ControlConnection::Send(const Frame& frame, std::string* error) {
   return true;
 }
 
-bool ControlConnection::ReadAll(void* data, size_t size, std::string* error) {
+bool ControlConnection::ReadAll(void* data, size_t size, std::string* error, int stop_fd) {
   auto* bytes = static_cast<char*>(data);
   for (size_t done = 0; done < size;) {
+    if (WaitEither(fd_, POLLIN, stop_fd)) {
+      *error = "nobody waits for it any more";
+      return false;
+    }
     const ssize_t count = recv(fd_, bytes + done, size - done, 0);
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) {
@@ -122,25 +144,32 @@ bool ControlConnection::ReadAll(void* data, size_t size, std::string* error) {
   return true;
 }
 
-bool ControlConnection::Receive(Frame* frame, std::string* error) {
+bool ControlConnection::Receive(Frame* frame, std::string* error, int stop_fd) {
   uint32_t size = 0;
-  if (!ReadAll(&size, sizeof(size), error)) return false;
+  if (!ReadAll(&size, sizeof(size), error, stop_fd)) return false;
   if (size > kMaxFrameBytes) {
     *error = "expected an answer of at most " + std::to_string(kMaxFrameBytes) + " bytes, got one of " +
              std::to_string(size);
     return false;
   }
   std::string body(size, '\0');
-  if (!ReadAll(&body[0], size, error)) return false;
+  if (!ReadAll(&body[0], size, error, stop_fd)) return false;
   if (ParseFrame(body, frame)) return true;
   *error = "expected a kind and fields in an answer of " + std::to_string(size) + " bytes: they do not fit";
   return false;
 }
 
+bool ControlConnection::WaitEnd(int stop_fd) { return !WaitEither(fd_, POLLRDHUP, stop_fd); }
+
+bool ControlConnection::HasEnded() const {
+  pollfd one{fd_, POLLRDHUP, 0};
+  return fd_ < 0 || poll(&one, 1, 0) > 0;
+}
+
 void ControlConnection::Finish() {
   if (fd_ < 0 || shutdown(fd_, SHUT_WR) != 0) return;
   char ignored[256];
-  for (;;) {
+  while (WaitReadable(fd_, kFinishTimeoutMs)) {
     const ssize_t count = recv(fd_, ignored, sizeof(ignored), 0);
     if (count == 0 || (count < 0 && errno != EINTR)) return;
   }

@@ -10,6 +10,9 @@
 
 namespace pytriton {
 
+// Waits until a descriptor is readable; false where that takes longer, in milliseconds.
+bool WaitReadable(int fd, int timeout_ms);
+
 constexpr uint32_t kMaxFrameBytes = 64u << 20;
 
 enum class FrameKind : uint16_t {
@@ -39,13 +42,16 @@ class ControlConnection {
   // Each is false with the reason.
   bool Connect(const std::string& path, std::string* error);
   bool Send(const Frame& frame, std::string* error);
-  // Waits for the next frame as long as the other side lives.
-  bool Receive(Frame* frame, std::string* error);
-  // Lets the other side end what the connection is for, and waits until it has. That side sees to a limit.
+  // Waits for the next frame as long as the other side lives, or until `stop_fd`, where there is one, is readable.
+  bool Receive(Frame* frame, std::string* error, int stop_fd = -1);
+  // Waits until the other side has ended, and is true then; or until `stop_fd` is readable.
+  bool WaitEnd(int stop_fd);
+  bool HasEnded() const;
+  // Lets the other side end what the connection is for, and waits until it has.
   void Finish();
 
  private:
-  bool ReadAll(void* data, size_t size, std::string* error);
+  bool ReadAll(void* data, size_t size, std::string* error, int stop_fd);
 
   int fd_;
 };

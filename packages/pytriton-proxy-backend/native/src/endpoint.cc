@@ -521,10 +521,17 @@ void Endpoint::Refuse(Batch* batch, TRITONSERVER_Error_Code code, const std::str
   batch->Fail(code, "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + text);
 }
 
+void Endpoint::SetAbsence(const std::string& reason) {
+  std::lock_guard<std::mutex> lock(lost_mutex_);
+  absence_ = reason;
+}
+
 void Endpoint::NoWorker(Batch* batch) {
   std::string loss;
+  std::string reason = "; is the process that serves this model alive?";
   {
     std::lock_guard<std::mutex> lock(lost_mutex_);
+    if (!absence_.empty()) reason = ": " + absence_ + ".";
     if (last_loss_ns_ != 0) {
       loss = " The last that was lost, " + std::to_string((NowNs() - last_loss_ns_) / kMillisecond) + " ms ago, was " +
              last_loss_;
@@ -533,7 +540,7 @@ void Endpoint::NoWorker(Batch* batch) {
   Refuse(
       batch, TRITONSERVER_ERROR_UNAVAILABLE,
       "no worker is attached. Waited " + std::to_string(settings_.attach_timeout_ms) + " ms for one at '" +
-          settings_.endpoint + "'; is the process that serves this model alive?" + loss);
+          settings_.endpoint + "'" + reason + loss);
 }
 
 bool Endpoint::Redeliver() {

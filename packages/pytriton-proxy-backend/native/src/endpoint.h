@@ -37,6 +37,8 @@ class Endpoint : private ConnectionOwner {
   const Settings& settings() const { return settings_; }
   // Calls `use` with a request of a batch in flight, where there is one; it lasts as long as that takes.
   void UseRequest(uint64_t batch, uint32_t index, const std::function<void(TRITONBACKEND_Request*)>& use);
+  // Says why there may be no worker, in errors of requests that have waited for one; empty where nothing is known.
+  void SetAbsence(const std::string& reason);
   // Whether a worker takes batches, or did so a moment ago.
   bool IsReady();
 
@@ -122,6 +124,7 @@ class Endpoint : private ConnectionOwner {
   std::deque<Orphan> waiting_;  // that no worker has had, the oldest first
   uint64_t waiting_requests_ = 0;
   std::string last_loss_;
+  std::string absence_;
   uint64_t last_loss_ns_ = 0;
   std::atomic<bool> has_orphans_{false};  // of either kind
   // Until when batches are set aside as they come.

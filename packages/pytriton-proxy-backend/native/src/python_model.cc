@@ -1,31 +1,44 @@
 #include "python_model.h"
 
+#include <sys/eventfd.h>
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <climits>
 #include <utility>
 
 #include "calls.h"
+#include "errno_text.h"
 #include "triton_util.h"
 
 namespace pytriton {
 
 namespace {
 
-// In the folder of the backend `python`: a link to the supervisor's socket.
-constexpr char kSupervisorLink[] = "pytriton-hosts";
+// Fields of an announcement, see `FrameKind`.
+constexpr size_t kConfiguration = 3;
+constexpr size_t kCompletes = 5;
+constexpr int kConnectAgainMs = 100;
+// Between two questions for a host, the second time and later: twice the time before.
+constexpr int kMaxPauseMs = 2000;
 
-// Where the supervisor listens; empty where there is none. `folder` is that of the backend, or of one whose models are
-// Python models as well, in which case it lies beside that of the backend `python`.
-std::string FindSupervisor(const std::string& folder) {
+// The file that says where the supervisor listens; empty where there is none. `folder` is that of the library, or of a
+// backend whose models are Python models as well, in which case it lies in that of the backend `python` beside it.
+std::string FindHostsFile(const std::string& folder) {
   const std::string beside = folder.substr(0, folder.find_last_of('/') + 1) + "python";
   for (const std::string& place : {folder, beside}) {
-    char target[PATH_MAX];
-    const ssize_t length = readlink((place + "/" + kSupervisorLink).c_str(), target, sizeof(target));
-    if (length > 0) return std::string(target, static_cast<size_t>(length));
+    const std::string file = place + "/" + kHostsFileName;
+    if (access(file.c_str(), F_OK) == 0) return file;
   }
   return "";
+}
+
+// The supervisor has a working directory of its own.
+std::string Absolute(const std::string& path) {
+  char folder[PATH_MAX];
+  if (IsAbsolutePath(path) || getcwd(folder, sizeof(folder)) == nullptr) return path;
+  return std::string(folder) + "/" + path;
 }
 
 // The JSON text of a message.
@@ -53,15 +66,90 @@ TRITONSERVER_Error* SetConfiguration(TRITONBACKEND_Model* model, const std::stri
   return error;
 }
 
-// Asks and waits for the answer. An error of the supervisor is the load error, word for word.
-TRITONSERVER_Error* Ask(
-    ControlConnection* control, const std::string& supervisor, const Frame& question, size_t count,
-    std::vector<std::string>* answer) {
+}  // namespace
+
+// ---- the model ------------------------------------------------------------------------------------------------------
+
+TRITONSERVER_Error* PythonModel::Load(
+    TRITONBACKEND_Model* model, TRITONBACKEND_Backend* backend, const ModelIdentity& identity,
+    const std::string& folder, std::unique_ptr<PythonModel>* loaded) {
+  const char* name = nullptr;
+  const char* place = nullptr;
+  TRITONBACKEND_ArtifactType artifact;
+  TRITONSERVER_Message* command_line_settings = nullptr;
+  bool completes = false;
+  std::string configuration, command_line, completed, reason;
+  if (auto* error = TRITONBACKEND_BackendName(backend, &name)) return error;
+  if (auto* error = TRITONBACKEND_BackendArtifacts(backend, &artifact, &place)) return error;
+  if (auto* error = TRITONBACKEND_BackendConfig(backend, &command_line_settings)) return error;
+  if (auto* error = TextOf(command_line_settings, &command_line)) return error;
+  if (auto* error = TRITONBACKEND_ModelAutoCompleteConfig(model, &completes)) return error;
+  if (auto* error = ConfigurationOf(model, &configuration)) return error;
+  const std::string file = FindHostsFile(place);
+  if (file.empty()) {
+    return MakeError(
+        TRITONSERVER_ERROR_UNAVAILABLE,
+        std::string("no ") + place + "/" + kHostsFileName + ": nobody starts processes for models of the backend '" +
+            name + "' here. Start the server with `pytriton serve-repository`, or give it Triton's Python backend");
+  }
+  Settings settings;
+  if (!ReadSettings(file, &settings, &reason)) return MakeError(TRITONSERVER_ERROR_INVALID_ARG, reason);
+  Frame announcement{FrameKind::kModel,
+                     {identity.name, std::to_string(identity.version), Absolute(folder), configuration, command_line,
+                      completes ? "1" : "", name, Absolute(place)}};
+  std::unique_ptr<PythonModel> announced(
+      new PythonModel(identity, std::move(settings), std::move(announcement)));
+  if (auto* error = announced->Announce(-1, announced->settings_.attach_timeout_ms, &completed)) return error;
+  if (!completed.empty()) {
+    if (auto* error = SetConfiguration(model, completed)) return error;
+    announced->announcement_.fields[kConfiguration] = completed;
+  }
+  // Another supervisor is to serve the same.
+  announced->announcement_.fields[kCompletes].clear();
+  *loaded = std::move(announced);
+  return nullptr;
+}
+
+TRITONSERVER_Error* PythonModel::Announce(int stop_fd, uint64_t patience_ms, std::string* completed) {
+  const uint64_t deadline_ns = NowNs() + patience_ms * kMillisecond;
+  auto control = std::make_unique<ControlConnection>();
+  std::string error;
+  for (bool is_told = false; !control->Connect(supervisor_, &error);) {
+    if (NowNs() >= deadline_ns) return Unavailable(error);
+    if (!is_told) PYTRITON_LOG(WARN, "model '" + identity_.name + "' waits for a process: " + error + Advice());
+    is_told = true;
+    usleep(kConnectAgainMs * 1000);
+  }
+  std::vector<std::string> answer;
+  if (auto* refused = Ask(control.get(), announcement_, 2, stop_fd, &answer)) return refused;
+  Settings told;
+  if (!ParseSettings(answer[1], &told, &error)) return MakeError(TRITONSERVER_ERROR_INTERNAL, error);
+  settings_.endpoint = told.endpoint;
+  settings_.batching = told.batching;
+  settings_.decoupled = told.decoupled;
+  control_ = std::move(control);
+  *completed = answer[0];
+  return nullptr;
+}
+
+bool PythonModel::AnnounceAgain(int stop_fd, Settings* settings, std::string* error) {
+  // Another instance may be at it, and is not to keep this one from its end.
+  while (!mutex_.try_lock()) {
+    if (WaitReadable(stop_fd, kConnectAgainMs)) return false;
+  }
+  std::lock_guard<std::mutex> lock(mutex_, std::adopt_lock);
+  std::string completed;
+  if (control_->HasEnded() && Failed(Announce(stop_fd, 0, &completed), error)) return false;
+  *settings = settings_;
+  return true;
+}
+
+TRITONSERVER_Error* PythonModel::Ask(
+    ControlConnection* control, const Frame& question, size_t count, int stop_fd,
+    std::vector<std::string>* answer) const {
   std::string error;
   Frame frame;
-  if (!control->Connect(supervisor, &error) || !control->Send(question, &error) || !control->Receive(&frame, &error)) {
-    return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "no process can be had for a Python model: " + error);
-  }
+  if (!control->Send(question, &error) || !control->Receive(&frame, &error, stop_fd)) return Unavailable(error);
   if (frame.kind == FrameKind::kError && frame.fields.size() == 1) {
     return MakeError(TRITONSERVER_ERROR_INTERNAL, frame.fields[0]);
   }
@@ -76,45 +164,14 @@ TRITONSERVER_Error* Ask(
   return nullptr;
 }
 
-}  // namespace
-
-TRITONSERVER_Error* PythonModel::Load(
-    TRITONBACKEND_Model* model, TRITONBACKEND_Backend* backend, const ModelIdentity& identity,
-    const std::string& folder, std::unique_ptr<PythonModel>* loaded) {
-  const char* name = nullptr;
-  const char* place = nullptr;
-  TRITONBACKEND_ArtifactType artifact;
-  TRITONSERVER_Message* settings = nullptr;
-  bool completes = false;
-  std::string configuration, command_line;
-  if (auto* error = TRITONBACKEND_BackendName(backend, &name)) return error;
-  if (auto* error = TRITONBACKEND_BackendArtifacts(backend, &artifact, &place)) return error;
-  if (auto* error = TRITONBACKEND_BackendConfig(backend, &settings)) return error;
-  if (auto* error = TextOf(settings, &command_line)) return error;
-  if (auto* error = TRITONBACKEND_ModelAutoCompleteConfig(model, &completes)) return error;
-  if (auto* error = ConfigurationOf(model, &configuration)) return error;
-  const std::string supervisor = FindSupervisor(place);
-  if (supervisor.empty()) {
-    return MakeError(
-        TRITONSERVER_ERROR_UNAVAILABLE,
-        std::string("no ") + place + "/" + kSupervisorLink + ": nobody starts processes for models of the backend '" +
-            name + "' here. Start the server with `pytriton serve-repository`, or give it Triton's Python backend");
-  }
-  std::unique_ptr<PythonModel> announced(new PythonModel(identity, supervisor));
-  Frame announcement{FrameKind::kModel,
-                     {identity.name, std::to_string(identity.version), folder, configuration, command_line,
-                      completes ? "1" : "", name, place}};
-  if (auto* error = announced->Announce(std::move(announcement), model)) return error;
-  *loaded = std::move(announced);
-  return nullptr;
+std::string PythonModel::Advice() const {
+  const std::string folder = supervisor_.substr(0, supervisor_.find_last_of('/'));
+  return " (is `pytriton-proxy-backend hosts --endpoint " + folder + "` running, as user " +
+         std::to_string(geteuid()) + "?)";
 }
 
-TRITONSERVER_Error* PythonModel::Announce(Frame announcement, TRITONBACKEND_Model* model) {
-  std::vector<std::string> answer;
-  if (auto* error = Ask(&control_, supervisor_, announcement, 2, &answer)) return error;
-  std::string reason;
-  if (!ParseSettings(answer[1], &settings_, &reason)) return MakeError(TRITONSERVER_ERROR_INTERNAL, reason);
-  return answer[0].empty() ? nullptr : SetConfiguration(model, answer[0]);
+TRITONSERVER_Error* PythonModel::Unavailable(const std::string& error) const {
+  return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "no process can be had for a Python model: " + error + Advice());
 }
 
 TRITONSERVER_Error* PythonModel::Start(TRITONBACKEND_ModelInstance* instance, std::unique_ptr<PythonInstance>* started) {
@@ -126,26 +183,84 @@ TRITONSERVER_Error* PythonModel::Start(TRITONBACKEND_ModelInstance* instance, st
   if (auto* error = TRITONBACKEND_ModelInstanceName(instance, &name)) return error;
   if (auto* error = TRITONBACKEND_ModelInstanceKind(instance, &kind)) return error;
   if (auto* error = TRITONBACKEND_ModelInstanceDeviceId(instance, &device)) return error;
-  Settings settings = settings_;
+  std::string reason;
+  Settings settings;
+  // The supervisor that it was announced to may have ended since.
+  if (!AnnounceAgain(-1, &settings, &reason)) return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, reason);
+  const std::string model_endpoint = settings.endpoint;
   settings.endpoint += "." + std::to_string(++instances_);
   if (settings.endpoint.size() >= sizeof(sockaddr_un::sun_path)) {
     return MakeError(
         TRITONSERVER_ERROR_UNAVAILABLE,
         "the path of a socket is too long: '" + settings.endpoint + "'; choose a shorter workspace");
   }
-  auto made = std::make_unique<PythonInstance>(identity_, settings);
+  auto made = std::make_unique<PythonInstance>(
+      this, std::vector<std::string>{name, TRITONSERVER_InstanceGroupKindString(kind), std::to_string(device)},
+      settings);
   if (auto* error = OfferCalls(model, identity_, &made->endpoint_)) return error;
-  std::string reason;
   if (!made->endpoint_.Listen(&reason)) {
     return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "model '" + identity_.name + "': " + reason);
   }
-  const Frame question{FrameKind::kInstance,
-                       {settings_.endpoint, name, TRITONSERVER_InstanceGroupKindString(kind), std::to_string(device),
-                        settings.endpoint}};
-  std::vector<std::string> nothing;
-  if (auto* error = Ask(&made->control_, supervisor_, question, 0, &nothing)) return error;
+  if (auto* error = made->Begin(model_endpoint)) return error;
   *started = std::move(made);
   return nullptr;
+}
+
+// ---- an instance ----------------------------------------------------------------------------------------------------
+
+PythonInstance::PythonInstance(PythonModel* model, std::vector<std::string> about, const Settings& settings)
+    : model_(model), about_(std::move(about)), endpoint_(model->identity_, settings) {}
+
+PythonInstance::~PythonInstance() {
+  if (keeper_.joinable()) {
+    eventfd_write(stop_fd_, 1);
+    keeper_.join();
+  } else if (control_) {
+    control_->Finish();
+  }
+  if (stop_fd_ >= 0) close(stop_fd_);
+}
+
+TRITONSERVER_Error* PythonInstance::Begin(const std::string& model_endpoint) {
+  stop_fd_ = eventfd(0, EFD_CLOEXEC);
+  if (stop_fd_ < 0) return model_->Unavailable(Errno("eventfd"));
+  if (auto* error = Ask(model_endpoint)) return error;
+  keeper_ = std::thread([this] { Keep(); });
+  return nullptr;
+}
+
+TRITONSERVER_Error* PythonInstance::Ask(const std::string& model_endpoint) {
+  std::string error;
+  control_ = std::make_unique<ControlConnection>();
+  if (!control_->Connect(model_->supervisor_, &error)) return model_->Unavailable(error);
+  Frame question{FrameKind::kInstance, {model_endpoint}};
+  question.fields.insert(question.fields.end(), about_.begin(), about_.end());
+  question.fields.push_back(endpoint_.settings().endpoint);
+  std::vector<std::string> nothing;
+  return model_->Ask(control_.get(), question, 0, stop_fd_, &nothing);
+}
+
+bool PythonInstance::AskAgain(std::string* error) {
+  Settings settings;
+  return model_->AnnounceAgain(stop_fd_, &settings, error) && !Failed(Ask(settings.endpoint), error);
+}
+
+void PythonInstance::Keep() {
+  const std::string who = "instance '" + about_[0] + "': ";
+  while (control_->WaitEnd(stop_fd_)) {
+    PYTRITON_LOG(WARN, who + "the process that has started its host is gone, and the host with it");
+    std::string error;
+    std::string told;
+    for (int pause_ms = kConnectAgainMs; !AskAgain(&error); pause_ms = std::min(2 * pause_ms, kMaxPauseMs)) {
+      endpoint_.SetAbsence(error);
+      if (error != told) PYTRITON_LOG(WARN, who + error);
+      told = error;
+      if (WaitReadable(stop_fd_, pause_ms)) break;
+    }
+    endpoint_.SetAbsence("");
+    if (!WaitReadable(stop_fd_, 0)) PYTRITON_LOG(INFO, who + "it has a host again");
+  }
+  control_->Finish();
 }
 
 }  // namespace pytriton

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 #include <cstdlib>
+#include <fstream>
 #include <sstream>
 
 namespace pytriton {
@@ -56,6 +57,18 @@ bool IsAbsolutePath(const std::string& text) { return !text.empty() && text[0] =
 
 bool IsHexadecimal(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789abcdef") == std::string::npos;
+}
+
+bool ReadSettings(const std::string& path, Settings* settings, std::string* error) {
+  std::ifstream file(path);
+  std::ostringstream text;
+  if (!file || !(text << file.rdbuf())) {
+    *error = "the side file '" + path + "' cannot be read; pytriton-proxy-backend writes it beside the model";
+    return false;
+  }
+  if (ParseSettings(text.str(), settings, error)) return true;
+  *error = "'" + path + "': " + *error;
+  return false;
 }
 
 bool ParseSettings(const std::string& text, Settings* settings, std::string* error) {

@@ -9,6 +9,13 @@ namespace pytriton {
 
 constexpr char kSideFileName[] = "pytriton.conf";
 
+// As of `ReadSettings`: the file beside the library as the backend of Python models, whose endpoint is the socket of the
+// supervisor.
+constexpr char kHostsFileName[] = "pytriton-hosts.conf";
+
+// Reads a side file. False with the file and the reason.
+bool ReadSettings(const std::string& path, Settings* settings, std::string* error);
+
 // `text` is lines of `key = value`; `#` begins a comment line. False with the line and the reason.
 bool ParseSettings(const std::string& text, Settings* settings, std::string* error);
 

@@ -3,7 +3,7 @@
 ```
 <workspace>/backends/
     python/     Triton's Python backend: links, a start script for its stub, and `stub_utils.py`; or the proxy backend,
-                which asks for processes at the socket that a link leads to
+                which asks for processes at the socket that a file names
     <ours>/     a link to a library of ours: the proxy backend, or the one that calls bound functions
     <other>/    links to the other backends of the server and to those of the user
 ```
@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytriton import proxy_backend
+from pytriton.proxy_backend.settings import HOSTS_FILE_NAME, hosts_text
 from pytriton.proxy_backend.system.shortage import explain
 from pytriton.server.errors import WorkspaceError
 from pytriton.server.tritonserver.binary import TritonServerBinary
@@ -30,9 +31,6 @@ from pytriton.server.tritonserver.stubs import STUB
 __all__ = ["make_backends", "make_python_backend"]
 
 _PYTHON = "python"
-# `kSupervisorLink` in `native/src/python_model.cc`.
-_SUPERVISOR_LINK = "pytriton-hosts"
-
 _UTILS = "triton_python_backend_utils.py"
 # What the scripts set that activate a packed environment, the only ones that Triton runs.
 _ACTIVE = "CONDA_PREFIX"
@@ -82,7 +80,7 @@ def make_python_backend(folder: Path, supervisor: Path) -> None:
     try:
         target.mkdir()
         (target / f"libtriton_{_PYTHON}.so").symlink_to(proxy_backend.library_path())
-        (target / _SUPERVISOR_LINK).symlink_to(supervisor)
+        (target / HOSTS_FILE_NAME).write_text(hosts_text(supervisor), encoding="utf-8")
     except OSError as error:
         raise _unlinked(folder, error) from error
 
