@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytriton.proxy_backend.system.forks import call_in_child, replace_descriptors
+from pytriton.proxy_backend.system.home import default_home
 from pytriton.proxy_backend.system.shortage import explain
 from pytriton.server.errors import WorkspaceError
 
@@ -35,18 +36,6 @@ USERS_SUFFIX = ".users"
 """Of files beside the sockets. As long as somebody has one of them locked, the folder stays: see `sharing`."""
 
 logger = logging.getLogger(__name__)
-
-
-def default_home() -> Path:
-    """Return the parent of automatic workspaces.
-
-    It is `PYTRITON_HOME`, else `XDG_CACHE_HOME/pytriton`, else `~/.cache/pytriton`.
-    """
-    home = os.environ.get("PYTRITON_HOME")
-    if not home:
-        cache = os.environ.get("XDG_CACHE_HOME")
-        home = os.path.join(cache, "pytriton") if cache else "~/.cache/pytriton"
-    return Path(os.path.expandvars(home)).expanduser().absolute()
 
 
 class Workspace:

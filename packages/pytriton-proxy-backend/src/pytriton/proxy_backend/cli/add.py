@@ -18,7 +18,7 @@ from ..settings import ProxySettings, PythonProxySettings
 from ..system.native import LIBRARY_NAME, library_path
 from ..wire import layout
 from ..wire.settings import ServingSettings, SettingField, setting_fields
-from .app import add_repository
+from .app import add_repository, own_version
 from .tensors import load_signature, model_of, parse_tensor
 
 _DEFAULT_BATCH = 4
@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
         name=model.name,
         flavour=arguments.flavour,
         endpoints={model.version: endpoint},
-        made_by=_own_version(),
+        made_by=own_version(),
         protocol=(layout.MAJOR, layout.MINOR),
         machine=machine_of(files[LIBRARY_NAME]) if LIBRARY_NAME in files else "",
     )
@@ -200,12 +200,6 @@ def _add_setting(parser: argparse.ArgumentParser, field: SettingField, *, only_p
     }[field.type]
     help_text = f"{prefix}{about.meaning} ({default})"
     parser.add_argument(about.option, dest=field.name, type=parse, metavar=metavar, help=help_text)
-
-
-def _own_version() -> str:
-    from importlib.metadata import version
-
-    return version("pytriton-proxy-backend")
 
 
 def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import ProxyBackendError
+from ..system.home import default_home
 
 PROGRAM = "pytriton-proxy-backend"
 # Each module has `register(commands)`, which adds a parser with `set_defaults(run=function)`; the function takes the
 # parsed arguments and returns the exit code.
-_COMMANDS: tuple[str, ...] = ("add", "list_models", "remove", "check", "keys", "worker", "guard")
+_COMMANDS: tuple[str, ...] = (
+    "add", "convert", "list_models", "remove", "check", "keys", "worker", "hosts", "guard",
+)  # fmt: skip
 _FAILED = 1
 
 
@@ -38,7 +42,6 @@ def make_parser(program: str = PROGRAM) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog=program, description="Models of pytriton in the model repository of any tritonserver."
     )
-    # Not at the top: the version is looked up on disk.
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name in _COMMANDS:
@@ -53,9 +56,33 @@ def add_repository(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_hosts_endpoint(parser: argparse.ArgumentParser) -> None:
+    """Add `--endpoint`, which those who ask for processes and who starts them share."""
+    parser.add_argument(
+        "--endpoint",
+        type=Path,
+        default=default_home() / "hosts",
+        metavar="DIR",
+        help="folder of the socket where tritonserver asks for processes, which both see (%(default)s)",
+    )
+
+
+def seconds(text: str) -> float:
+    """Read a number of seconds of the command line."""
+    number = float(text)
+    if not (math.isfinite(number) and number >= 0):
+        raise argparse.ArgumentTypeError(f"expected a number of seconds of at least 0, got {text!r}")
+    return number
+
+
+def own_version() -> str:
+    """Return the version of this distribution, which is looked up on disk."""
+    from importlib.metadata import version
+
+    return version(PROGRAM)
+
+
 class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        from importlib.metadata import version
-
-        print(f"{PROGRAM} {version(PROGRAM)}")
+        print(f"{PROGRAM} {own_version()}")
         parser.exit()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
 from ..zmq_keys import CurveKeys, KeyFileError
+from .app import seconds
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -49,10 +49,10 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--kwargs", type=_arguments, default={}, metavar="JSON", help="keyword arguments of the factory, an object"
     )
     parser.add_argument(
-        "--attach-timeout", type=_seconds, default=30.0, metavar="S", help="how long to wait for the endpoint (30)"
+        "--attach-timeout", type=seconds, default=30.0, metavar="S", help="how long to wait for the endpoint (30)"
     )
     parser.add_argument(
-        "--stop-timeout", type=_seconds, default=30.0, metavar="S", help="how long requests in flight may take (30)"
+        "--stop-timeout", type=seconds, default=30.0, metavar="S", help="how long requests in flight may take (30)"
     )
     parser.add_argument(
         "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="the least level (INFO)"
@@ -99,13 +99,6 @@ def _version(text: str) -> int:
     if number < 1:
         raise argparse.ArgumentTypeError(f"expected a version of at least 1, got {text!r}")
     return number
-
-
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not (math.isfinite(seconds) and seconds >= 0):
-        raise argparse.ArgumentTypeError(f"expected a number of seconds of at least 0, got {text!r}")
-    return seconds
 
 
 def _arguments(text: str) -> dict[str, Any]:

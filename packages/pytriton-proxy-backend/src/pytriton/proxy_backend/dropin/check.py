@@ -20,7 +20,8 @@ from pathlib import Path
 
 from ..errors import EndpointError, LibraryNotFoundError
 from ..model import check_endpoint
-from ..system.native import LIBRARY_NAME, library_path
+from ..system.native import BACKEND_NAME, LIBRARY_NAME, PYTHON_LIBRARY_NAME, library_path
+from ..system.peers import peer_credentials
 from ..wire import layout
 from .contents import machine_of
 from .manifest import Manifest
@@ -28,6 +29,8 @@ from .repository import DropInModel, models_at
 
 __all__ = ["Finding", "Level", "check_model", "find_server"]
 
+# By flavour.
+_LIBRARIES = {"native": LIBRARY_NAME, "hosts": PYTHON_LIBRARY_NAME}
 # As pytriton-server looks for it, which need not be installed here.
 _SERVER_VARIABLE = "PYTRITON_TRITONSERVER_DIR"
 _SERVER_PACKAGE = "pytriton.server"
@@ -91,7 +94,10 @@ def check_model(model: DropInModel, *, server: Path | None = None, url: str | No
     ]
     findings += _check_versions(model.path, model.manifest)
     for version, endpoint in sorted(model.manifest.endpoints.items()):
-        found = [*_check_endpoint(endpoint, model.manifest.flavour), *_check_alone(model, endpoint)]
+        if model.manifest.flavour == "hosts":
+            found = list(_check_supervisor(Path(endpoint)))
+        else:
+            found = [*_check_endpoint(endpoint, model.manifest.flavour), *_check_alone(model, endpoint)]
         if url is not None:
             found += _check_running(model.manifest, version, url)
         where = f"version {version}: " if len(model.manifest.endpoints) > 1 else ""
@@ -124,15 +130,16 @@ def find_server() -> Path | None:
 def _check_versions(folder: Path, manifest: Manifest) -> Iterator[Finding]:
     major, minor = manifest.protocol
     ours = f"{layout.MAJOR}.{layout.MINOR}"
+    verb = "convert" if manifest.flavour == "hosts" else "add"
     if major != layout.MAJOR:
         yield Finding(
             Level.PROBLEM,
             f"it speaks protocol {major}.{minor} (written by version {manifest.made_by}), workers of this installation "
-            f"speak {ours} and would be refused: add the model again with --replace",
+            f"speak {ours} and would be refused: {verb} the model again with --replace",
         )
     else:
         yield Finding(Level.OK, f"it speaks protocol {major}.{minor}, as workers of this installation do ({ours})")
-    if manifest.flavour != "native":
+    if manifest.flavour not in _LIBRARIES:
         return
     if manifest.machine != platform.machine():
         yield Finding(
@@ -141,7 +148,7 @@ def _check_versions(folder: Path, manifest: Manifest) -> Iterator[Finding]:
         )  # fmt: skip
     try:
         own = library_path().read_bytes()
-        found = (folder / LIBRARY_NAME).read_bytes()
+        found = (folder / _LIBRARIES[manifest.flavour]).read_bytes()
     except (LibraryNotFoundError, OSError) as error:
         yield Finding(Level.UNKNOWN, f"its library was not compared with this installation's: {error}")
         return
@@ -234,6 +241,29 @@ def _check_socket(endpoint: Path, flavour: str) -> Iterator[Finding]:
                 yield Finding(Level.OK, f"a server listens at {endpoint}")
 
 
+def _check_supervisor(path: Path) -> Iterator[Finding]:
+    command = f"pytriton-proxy-backend hosts --endpoint {path.parent}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_HTTP_TIMEOUT_S)
+        try:
+            probe.connect(os.fspath(path))
+            uid = peer_credentials(probe).uid
+        except OSError as error:
+            yield Finding(
+                Level.WARNING,
+                f"nobody can be asked for processes at {path}: {error.strerror or error}. As the server's user, run "
+                f"{command}",
+            )
+            return
+    if uid == os.geteuid():
+        yield Finding(Level.OK, f"processes of this user are started at {path}")
+    else:
+        yield Finding(
+            Level.WARNING,
+            f"processes of user {uid} are started at {path}, this is user {os.geteuid()}: the server must be that user",
+        )
+
+
 # ---- the server ----------------------------------------------------------------------------------------------------
 
 
@@ -252,10 +282,11 @@ def _check_server(folder: Path, manifest: Manifest, server: Path | None) -> Iter
                 f"native flavour, or a server that has it",
             )
         return
+    library = _LIBRARIES[manifest.flavour]
     libraries = [
-        library
+        found
         for folder in _LIBRARY_FOLDERS
-        for library in sorted(server.absolute().glob(f"{folder}/libtritonserver*.so*"))
+        for found in sorted(server.absolute().glob(f"{folder}/libtritonserver*.so*"))
     ]
     if not libraries:
         yield Finding(
@@ -264,7 +295,7 @@ def _check_server(folder: Path, manifest: Manifest, server: Path | None) -> Iter
             f"folder laid out as {_SYSTEM_SERVER}, or the one with bin/tritonserver in an installed wheel",
         )
         return
-    command = [sys.executable, "-c", _PROBE, os.fspath(libraries[0]), os.fspath((folder / LIBRARY_NAME).absolute())]
+    command = [sys.executable, "-c", _PROBE, os.fspath(libraries[0]), os.fspath((folder / library).absolute())]
     # The executable tells the loader where the server's other libraries are; here nobody does.
     paths = [os.fspath(libraries[0].parent), *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
     environment = {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join(paths)}
@@ -304,7 +335,7 @@ def _check_running(manifest: Manifest, version: int, url: str) -> Iterator[Findi
     except (OSError, ValueError) as error:
         yield Finding(Level.PROBLEM, f"{base} does not answer as a tritonserver: {error}")
         return
-    backend = "pytriton" if manifest.flavour == "native" else "python"
+    backend = BACKEND_NAME if manifest.flavour == "native" else "python"
     if config.get("backend") == backend:
         yield Finding(Level.OK, f"{base} has loaded model '{manifest.name}'")
     else:

@@ -15,9 +15,13 @@ from ..errors import DropInError
 
 MANIFEST_NAME = "pytriton-manifest.json"
 FORMAT = 2
-# What Python itself leaves where it imports from a folder that it may write to.
-_CACHE = "__pycache__"
-_MAX_BYTES = 1 << 20
+CACHE = "__pycache__"
+"""What Python itself leaves where it imports from a folder that it may write to; no manifest speaks of it."""
+# A manifest of a model that brings a whole environment of Python has a line for each of its files.
+_MAX_BYTES = 64 << 20
+_PIECE_BYTES = 1 << 20
+_SHA256 = "sha256:"
+_LINK = "link:"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +30,13 @@ class Manifest:
 
     Attributes:
         name: The model.
-        flavour: "native" or "python".
-        endpoints: Where workers attach, the path of a socket or an address of ZeroMQ, by version of the model.
+        flavour: "native" or "python", after the proxy; "hosts" for a model written for Triton's Python backend.
+        endpoints: Where workers attach, the path of a socket or an address of ZeroMQ, by version of the model; for
+            "hosts" where processes are asked for.
         made_by: The version of this distribution that wrote it last.
         protocol: Major and minor version of the protocol that its proxy speaks.
         machine: The architecture that its library is for; empty for the Python proxy.
-        files: The SHA-256 of every file but the manifest, by its path in the folder.
+        files: The SHA-256 of every file but the manifest, or where a link leads, by its path in the folder.
     """
 
     name: str
@@ -115,9 +120,9 @@ def difference(folder: Path, manifest: Manifest) -> list[str]:
         path = found.pop(name, None)
         if path is None:
             problems.append(f"{name} is missing")
-        elif path.is_symlink() or not path.is_file():
-            problems.append(f"{name} is no plain file any more")
-        elif _hash_file(path) != expected:
+        elif path.is_symlink() != expected.startswith(_LINK) or not (path.is_symlink() or path.is_file()):
+            problems.append(f"{name} is no {'link' if expected.startswith(_LINK) else 'plain file'} any more")
+        elif digest_of(path) != expected:
             problems.append(f"{name} was edited")
     problems += [f"{name} was added" for name in sorted(found)]
     return problems
@@ -128,19 +133,26 @@ def _walk(folder: Path) -> Iterator[Path]:
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                if entry.name != _CACHE:
+                if entry.name != CACHE:
                     yield from _walk(Path(entry.path))
             else:
                 yield Path(entry.path)
 
 
 def _hash(content: bytes) -> str:
-    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+    return f"{_SHA256}{hashlib.sha256(content).hexdigest()}"
 
 
-def _hash_file(path: Path) -> str:
+def digest_of(path: Path) -> str:
+    """Return what stands for a file, or a link, in a manifest."""
     try:
-        return _hash(path.read_bytes())
+        if path.is_symlink():
+            return f"{_LINK}{os.readlink(path)}"
+        digest = hashlib.sha256()
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                digest.update(piece)
+        return f"{_SHA256}{digest.hexdigest()}"
     except OSError as error:
         return f"unreadable: {error.strerror}"
 

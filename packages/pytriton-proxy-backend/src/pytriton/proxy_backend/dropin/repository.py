@@ -76,12 +76,12 @@ def add_model(
             `may_replace`) differs. Nothing has changed then.
     """
     target = repository / model.name
-    with _locked(repository):
+    with locked(repository):
         before = inspect_folder(target)
         wanted = manifest.with_files(files)
         old: Manifest | None = None
         if before is not None:
-            old = _unedited(before, "replace")
+            old = unedited(before, "replace")
             kept = old.without(model.version)
             if kept.endpoints:
                 _refuse_unlike(target, kept, wanted)
@@ -96,7 +96,7 @@ def add_model(
                     path=str(target),
                 )
         elif os.path.lexists(target):
-            raise _foreign(target)
+            raise foreign(target)
         _write_folder(repository, target, wanted, files, old)
         if old is not None and old.endpoints.get(model.version) not in (None, manifest.endpoints[model.version]):
             _forget_endpoint(old, model.version)
@@ -128,7 +128,8 @@ def models_at(repository: Path, endpoint: str) -> list[str]:
             found += [
                 f"model '{folder.name}' version {version}"
                 for version, other in sorted(manifest.endpoints.items())
-                if other.removeprefix("ipc://") == endpoint.removeprefix("ipc://")
+                # Where processes are asked for, all models ask.
+                if manifest.flavour != "hosts" and other.removeprefix("ipc://") == endpoint.removeprefix("ipc://")
             ]
     return found
 
@@ -142,22 +143,28 @@ def remove_model(repository: Path, name: str, version: int | None = None) -> Non
     """
     check_name(name)
     target = repository / name
-    with _locked(repository):
+    with locked(repository):
         model = inspect_folder(target)
         if model is None:
             if os.path.lexists(target):
-                raise _foreign(target)
+                raise foreign(target)
             raise DropInError(f"there is no model '{name}' in {repository}", path=str(target))
-        manifest = _unedited(model, "remove")
+        manifest = unedited(model, "remove")
         if version is not None and version not in manifest.endpoints:
             there = ", ".join(map(str, sorted(manifest.endpoints)))
             raise DropInError(f"there is no version {version} in {target}; there are: {there}", path=str(target))
         gone = list(manifest.endpoints) if version is None else [version]
+        if manifest.flavour == "hosts" and len(gone) < len(manifest.endpoints):
+            raise DropInError(
+                f"{target} was converted, and has the versions of its original: remove it as a whole, or convert what "
+                "is left of the original once more (convert --replace)",
+                path=str(target),
+            )
         if len(gone) < len(manifest.endpoints):
             _write_folder(repository, target, manifest.without(gone[0]), {}, manifest)
         else:
             try:
-                with _staging(repository) as staging:
+                with staging_in(repository) as staging:
                     os.rename(target, staging / name)
             except OSError as error:
                 raise DropInError(f"{target} cannot be removed: {error.strerror or error}", path=str(target)) from error
@@ -193,8 +200,16 @@ def check_name(name: str) -> None:
 # ---- the folder ----------------------------------------------------------------------------------------------------
 
 
-def _unedited(model: DropInModel, verb: str) -> Manifest:
-    """Return what a folder is, if it still is what was written; else that is refused."""
+def unedited(model: DropInModel, verb: str) -> Manifest:
+    """Return what a folder is, if it still is what was written.
+
+    Args:
+        model: The folder.
+        verb: What is to be done with it.
+
+    Raises:
+        DropInError: It is not.
+    """
     if model.edits or model.manifest is None:
         shown: Sequence[str] = model.edits[:5]
         raise DropInError(
@@ -209,7 +224,7 @@ def _refuse_unlike(target: Path, kept: Manifest, wanted: Manifest) -> None:
     """Refuse a version that does not go together with those that are there."""
     problem = ""
     if kept.flavour != wanted.flavour:
-        problem = f"is served by the {kept.flavour} proxy"
+        problem = "was converted" if kept.flavour == "hosts" else f"is served by the {kept.flavour} proxy"
     elif kept.files[CONFIG_NAME] != wanted.files[CONFIG_NAME]:
         problem = "has other tensors, or another configuration (config.pbtxt)"
     elif kept.protocol[0] != wanted.protocol[0]:
@@ -250,14 +265,11 @@ def _write_folder(
         old: What the old folder is; `None` where there is none.
     """
     try:
-        with _staging(repository) as staging:
+        with staging_in(repository) as staging:
             staged = staging / target.name
             contents = {name: files[name] if name in files else (target / name).read_bytes() for name in wanted.files}
             _write(staged, {**contents, MANIFEST_NAME: render_manifest(wanted).encode()})
-            if old is None:
-                _move_in(staged, target)
-            else:
-                _swap(staged, target, staging)
+            put_in_place(staged, target, old)
     except OSError as error:
         raise DropInError(
             f"{target} cannot be written, and nothing was changed: "
@@ -266,7 +278,8 @@ def _write_folder(
         ) from error
 
 
-def _foreign(target: Path) -> DropInError:
+def foreign(target: Path) -> DropInError:
+    """Return the error for a place that is taken by something that is not ours."""
     return DropInError(
         f"{target} is there already and was not made by pytriton-proxy-backend (it has no {MANIFEST_NAME}): choose "
         f"another name, or remove it yourself",
@@ -284,7 +297,7 @@ def _entries(repository: Path) -> list[Path]:
 
 
 @contextlib.contextmanager
-def _locked(repository: Path) -> Iterator[None]:
+def locked(repository: Path) -> Iterator[None]:
     """Keep other calls for the same repository waiting; on file systems without locks it does nothing."""
     try:
         fd = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -301,7 +314,7 @@ def _locked(repository: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _staging(repository: Path) -> Iterator[Path]:
+def staging_in(repository: Path) -> Iterator[Path]:
     """Make a folder on the same file system, whose content is gone afterwards.
 
     Inside the repository, because nothing else is known to be on its file system and writable. A server that looks at
@@ -325,12 +338,30 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
             os.fsync(file.fileno())
 
 
+def put_in_place(staged: Path, target: Path, old: Manifest | None) -> None:
+    """Make a folder that was written that of a model, in one step.
+
+    Args:
+        staged: The folder.
+        target: Where it belongs.
+        old: What is there, and goes where the other one was; `None` where nothing is.
+
+    Raises:
+        DropInError: Something is there that is not ours.
+        OSError: It cannot be moved.
+    """
+    if old is None:
+        _move_in(staged, target)
+    else:
+        _swap(staged, target, staged.parent)
+
+
 def _move_in(staged: Path, target: Path) -> None:
     try:
         _renameat2(staged, target, _NOREPLACE)
     except OSError as error:
         if error.errno == errno.EEXIST:
-            raise _foreign(target) from error
+            raise foreign(target) from error
         if error.errno not in _UNSUPPORTED:
             raise
         # What is there is refused by plain rename(2) as well, unless it is an empty folder.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import stat
 import sys
 import threading
@@ -12,14 +11,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from ..description import description_path, read_description
 from ..errors import AttachError, DescriptionError, ProxyBackendError, TargetError
 from ..model import SOCKET_SUFFIX, ZMQ_SUFFIX, ModelSpec
-from ..system.forks import call_in_child
 from ..system.shortage import explain
+from ..system.stop_signals import StopSignals
 from ..zmq_keys import CurveKeys
 from .context import check_callable, make_context, make_infer_func, unrecoverable_errors
 from .loading import load_target
@@ -151,7 +149,7 @@ def serve_endpoint(wanted: Attachment) -> int:
     """
     # Where `python -m` looks, too.
     sys.path.insert(0, os.getcwd())
-    stop = _StopSignals()
+    stop = StopSignals()
     with stop:
         return _Attached(wanted, *_load(wanted), stop.wanted).serve()
 
@@ -259,32 +257,6 @@ class _Attached:
             # Described already, and nobody listens there yet.
             return None
         return found
-
-
-class _StopSignals:
-    """SIGINT and SIGTERM as an event; a second one does what it always does."""
-
-    def __init__(self) -> None:
-        self.wanted = threading.Event()
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._note)
-        # A process that the callable forks shall end by them, as others do.
-        call_in_child(self, _StopSignals._restore)
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
-
-    def _note(self, _number: int, _frame: FrameType | None) -> None:
-        self._restore()
-        self.wanted.set()
-
-    def _restore(self) -> None:
-        while self._before:
-            number, handler = self._before.popitem()
-            signal.signal(number, handler)
 
 
 def _checked(spec: ModelSpec, wanted: Attachment, where: str) -> ModelSpec:

@@ -1,0 +1,50 @@
+"""`hosts`: starts the processes of converted models."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+from .app import add_hosts_endpoint, seconds
+
+
+def register(commands: Any) -> None:
+    """Add the command."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        "hosts",
+        help="start the processes of converted models when a tritonserver asks for them",
+        description="Starts processes for converted models when tritonserver loads these, as the server's user, and "
+        "ends them when it unloads them; until SIGINT or SIGTERM. Requests in flight are finished then.",
+    )
+    add_hosts_endpoint(parser)
+    parser.add_argument(
+        "--stop-timeout", type=seconds, default=30.0, metavar="S", help="how long requests in flight may take (30)"
+    )
+    parser.add_argument(
+        "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="the least level (INFO)"
+    )
+    parser.set_defaults(run=run)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Start processes until a signal comes."""
+    # Not at the top: the other commands have no use for it.
+    from ..hosting.supervisor import HostSupervisor, check_folder
+    from ..system.stop_signals import StopSignals
+
+    logging.basicConfig(level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    folder = Path(os.path.abspath(arguments.endpoint))
+    check_folder(folder)
+    supervisor = HostSupervisor(folder, "Choose another folder (--endpoint) that this user may write to.")
+    stop = StopSignals()
+    with stop:
+        supervisor.start()
+        try:
+            logging.getLogger(__name__).info("Processes of converted models can be had at %s", supervisor.socket_path)
+            stop.wanted.wait()
+        finally:
+            supervisor.close(arguments.stop_timeout)
+    return 0

@@ -1,0 +1,264 @@
+"""Models that were converted: served by processes of ours in a tritonserver that somebody else starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytriton.proxy_backend.cli.app import run as run_command
+from support.faults.plain_server import PlainServer, plain_server
+from support.python_backend import why_no_python_backend
+from support.python_models import CONFIG, HEAD, write
+from support.waiting import PATIENCE_S, eventually
+
+MODEL = (
+    HEAD
+    + """
+class TritonPythonModel:
+    def initialize(self, args):
+        self.folder = args["model_repository"]
+        self.name = args["model_name"]
+        print("initialized", self.name, flush=True)
+
+    def execute(self, requests):
+        responses = []
+        for request in requests:
+            x = pb_utils.get_input_tensor_by_name(request, "x").as_numpy()
+            if x[0] == 13:
+                open(FOLDER + "/begun", "w").close()
+                while not os.path.exists(FOLDER + "/go"):
+                    time.sleep(0.01)
+            if x[0] == 14:
+                # What Triton's stub answers under numpy 2 is no tensor: an error says as much.
+                text = f"{self.name}: {os.path.basename(os.readlink('/proc/self/exe'))}"
+                responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError(text)))
+            else:
+                responses.append(pb_utils.InferenceResponse([pb_utils.Tensor("y", 2 * x)]))
+        return responses
+
+    def finalize(self):
+        print("finalized", self.name, flush=True)
+"""
+)
+
+
+class Hosts:
+    """The command that starts the processes, and what it has written."""
+
+    def __init__(self, process: subprocess.Popen[bytes], log: Path) -> None:
+        self.process = process
+        self.log = log
+
+    def said(self, text: str) -> bool:
+        return text in self.log.read_text()
+
+    def pids(self) -> set[int]:
+        """Return the processes that it has started and that run."""
+        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
+        found = [child for path in children for child in path.read_text().split()]
+        return {int(pid) for pid in found if is_running(int(pid))}
+
+
+def is_running(pid: int) -> bool:
+    """Return whether a process has not ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+@contextlib.contextmanager
+def hosts_at(folder: Path, log: Path) -> Iterator[Hosts]:
+    """Run the command while a block runs; it has to end well where the block has not ended it."""
+    command = [sys.executable, "-m", "pytriton.proxy_backend", "hosts", "--endpoint", str(folder)]
+    with log.open("wb") as output, subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT) as process:
+        hosts = Hosts(process, log)
+        try:
+            eventually(lambda: hosts.said("can be had at") or process.poll() is not None)
+            assert process.poll() is None, log.read_text()
+            yield hosts
+        finally:
+            started = hosts.pids()
+            if process.poll() is None:
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(PATIENCE_S) == 0, log.read_text()
+            eventually(lambda: not any(map(is_running, started)))
+
+
+@pytest.fixture
+def endpoints() -> Iterator[Path]:
+    """A folder for sockets, with a short path; nothing is left in it."""
+    with tempfile.TemporaryDirectory(prefix="pt") as folder:
+        yield Path(folder) / "hosts"
+        assert not os.listdir(Path(folder) / "hosts")
+
+
+@pytest.fixture
+def models(tmp_path: Path) -> Path:
+    """A repository with a model."""
+    repository = tmp_path / "models"
+    write(repository, "double", MODEL.replace("FOLDER", repr(str(tmp_path))), f'name: "double"\n{CONFIG}')
+    return repository
+
+
+def convert(*arguments: object) -> None:
+    """Run the command."""
+    with pytest.raises(SystemExit) as ended:
+        run_command(["convert", *map(str, arguments)])
+    assert not ended.value.code
+
+
+def infer(server: PlainServer, model: str, value: float) -> Any:
+    """Return what comes of a value, or the error."""
+    answer = server.infer(model, x=("FP32", [2], [value, 1]))[1]
+    return answer if isinstance(answer, str) else answer["y"]
+
+
+def in_background(function: Any, *arguments: Any) -> tuple[threading.Thread, list[Any]]:
+    """Call a function in a thread; what it returns comes into the list."""
+    returned: list[Any] = []
+    thread = threading.Thread(target=lambda: returned.append(function(*arguments)))
+    thread.start()
+    return thread, returned
+
+
+EXPLICIT = "--model-control-mode=explicit"
+
+
+def test_a_converted_model_is_served_beside_its_original(models: Path, endpoints: Path, tmp_path: Path) -> None:
+    before = {path: path.read_bytes() for path in models.rglob("*") if path.is_file()}
+    convert(models / "double", "--endpoint", endpoints)
+    convert(models / "double", "--endpoint", endpoints, "--to", models / "again")
+    regions = f"--backend-config=python,shm-region-prefix-name=pt{tmp_path.name}"
+    with (
+        hosts_at(endpoints, tmp_path / "hosts.log") as hosts,
+        plain_server(tmp_path, models, EXPLICIT, regions) as server,
+    ):
+        for name in ("double_workers", "again"):
+            assert server.load(name)[0] == 200
+            assert infer(server, name, 2) == [4, 2]
+            assert "python" in infer(server, name, 14)
+        assert len(hosts.pids()) == 2
+        if not why_no_python_backend():
+            # Triton's own Python backend serves what was not converted.
+            assert server.load("double")[0] == 200
+            assert "triton_python_backend_stub" in infer(server, "double", 14)
+            assert infer(server, "double_workers", 3) == [6, 2]
+        assert server.unload("double_workers")[0] == 200
+        eventually(lambda: hosts.said("finalized double_workers"))
+        eventually(lambda: len(hosts.pids()) == 1)
+        assert server.load("double_workers")[0] == 200
+        assert infer(server, "double_workers", 4) == [8, 2]
+        # A stop of the command lets them finish.
+        thread, answers = in_background(infer, server, "again", 13)
+        eventually((tmp_path / "begun").exists)
+        hosts.process.send_signal(signal.SIGTERM)
+        (tmp_path / "go").touch()
+        assert hosts.process.wait(PATIENCE_S) == 0
+        thread.join()
+        assert answers == [[26, 2]]
+        assert hosts.said("finalized again")
+    assert {path: path.read_bytes() for path in before} == before
+    # Triton's stub caches what it imports, ours does not.
+    assert {path.parent.parent.parent.name for path in models.rglob("*.pyc")} <= {"double"}
+
+
+def test_the_command_comes_and_goes_while_a_server_runs(models: Path, endpoints: Path, tmp_path: Path) -> None:
+    convert(models / "double", "--endpoint", endpoints, "--attach-timeout", PATIENCE_S)
+    with plain_server(tmp_path, models, EXPLICIT) as server:
+        loading, loaded = in_background(server.load, "double_workers")
+        eventually(lambda: "'double_workers' waits for a process" in server.log.read_text())
+        with hosts_at(endpoints, tmp_path / "first.log") as first:
+            loading.join()
+            assert loaded[0][0] == 200
+            assert infer(server, "double_workers", 2) == [4, 2]
+            (host,) = first.pids()
+            first.process.kill()
+            first.process.wait()
+            eventually(lambda: not is_running(host))
+            waiting, answers = in_background(infer, server, "double_workers", 3)
+            eventually(lambda: "the process that has started its host is gone" in server.log.read_text())
+        with hosts_at(endpoints, tmp_path / "second.log"):
+            waiting.join()
+            assert answers == [[6, 2]]
+        eventually(lambda: server.log.read_text().count("is gone, and the host with it") == 2)
+        with hosts_at(endpoints, tmp_path / "third.log") as third:
+            assert infer(server, "double_workers", 5) == [10, 2]
+            assert server.unload("double_workers")[0] == 200
+            eventually(lambda: third.said("finalized double_workers"))
+
+
+def test_without_the_command_the_errors_name_it(models: Path, endpoints: Path, tmp_path: Path) -> None:
+    convert(models / "double", "--endpoint", endpoints, "--attach-timeout", 0.2)
+    with plain_server(tmp_path, models, EXPLICIT) as server:
+        status, answer = server.load("double_workers")
+        advice = f"`pytriton-proxy-backend hosts --endpoint {endpoints}` running, as user {os.geteuid()}?"
+        assert status != 200
+        assert "No such file or directory" in answer["error"]
+        assert advice in answer["error"]
+        with hosts_at(endpoints, tmp_path / "hosts.log"):
+            assert server.load("double_workers")[0] == 200
+            assert infer(server, "double_workers", 2) == [4, 2]
+        said = eventually(lambda: error_with(advice, infer(server, "double_workers", 2)))
+        assert "no worker is attached" in said
+        # It is not held up by what nobody answers.
+        assert server.unload("double_workers")[0] == 200
+        server.wait_unloaded("double_workers")
+
+
+def error_with(text: str, answer: Any) -> str:
+    """Return an error that has a text, and nothing else."""
+    return answer if isinstance(answer, str) and text in answer else ""
+
+
+def test_a_model_that_fails_with_the_next_command_is_tried_again(models: Path, endpoints: Path, tmp_path: Path) -> None:
+    convert(models / "double", "--endpoint", endpoints, "--attach-timeout", 0.2)
+    file = models / "double_workers" / "1" / "model.py"
+    with plain_server(tmp_path, models, EXPLICIT) as server:
+        with hosts_at(endpoints, tmp_path / "first.log"):
+            assert server.load("double_workers")[0] == 200
+        whole = file.read_text()
+        file.write_text(whole.replace('self.folder = args["model_repository"]', "raise ValueError('no weights')"))
+        with hosts_at(endpoints, tmp_path / "second.log"):
+            eventually(lambda: error_with("no weights", infer(server, "double_workers", 2)))
+            file.write_text(whole)
+            assert eventually(lambda: [each for each in (infer(server, "double_workers", 2),) if each == [4, 2]])
+
+
+def test_servers_come_and_go_while_the_command_runs(models: Path, endpoints: Path, tmp_path: Path) -> None:
+    convert(models / "double", "--endpoint", endpoints)
+    elsewhere = tmp_path / "other"
+    elsewhere.mkdir()
+    with hosts_at(endpoints, tmp_path / "hosts.log") as hosts:
+        with plain_server(tmp_path, models, EXPLICIT, "--load-model=double_workers") as server:
+            # Two servers share the folder of the model, and the command.
+            with plain_server(elsewhere, models, EXPLICIT, "--load-model=double_workers") as other:
+                assert infer(other, "double_workers", 1) == [2, 2]
+                assert infer(server, "double_workers", 1) == [2, 2]
+                assert len(hosts.pids()) == 2
+            eventually(lambda: len(hosts.pids()) == 1)
+            server.process.kill()
+            eventually(lambda: not hosts.pids())
+            eventually(lambda: os.listdir(endpoints) == ["hosts.sock"])
+        with plain_server(tmp_path, models, EXPLICIT, "--load-model=double_workers") as server:
+            assert infer(server, "double_workers", 2) == [4, 2]
+
+
+def test_a_repository_by_a_relative_path(models: Path, endpoints: Path, tmp_path: Path) -> None:
+    convert(models / "double", "--endpoint", endpoints)
+    options = (EXPLICIT, "--load-model=double_workers")
+    with (
+        hosts_at(endpoints, tmp_path / "hosts.log"),
+        plain_server(tmp_path, Path(models.name), *options) as server,
+    ):
+        assert infer(server, "double_workers", 2) == [4, 2]
