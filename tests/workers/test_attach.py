@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytriton.client import ModelClient
 from pytriton.model_config import ModelConfig
 from pytriton.proxy_backend import (
     AttachError,
@@ -35,7 +36,7 @@ from support.callables import X, Y
 from support.http import call, infer
 from support.load import Load, under_load
 from support.paths import TESTS
-from support.process_models import HANG, NEVER_AGAIN, PID
+from support.process_models import HANG, NEVER_AGAIN, PID, Greeter
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
@@ -194,6 +195,28 @@ def test_a_worker_follows_its_model(served: tuple[Triton, Path]) -> None:
         triton.unbind("moving")
 
 
+def test_a_model_of_type_hints_is_attached(served: tuple[Triton, Path]) -> None:
+    triton, endpoints = served
+    triton.bind(Greeter)
+    try:
+        target = "support.process_models:Greeter"
+        with (
+            worker(PROGRAMS[0], f"--endpoint={endpoints}", "--model=greeter", target=target) as process,
+            ModelClient(str(triton.http_url), "greeter") as client,
+        ):
+
+            def answer(_: object = None) -> str:
+                return str(client.infer_sample(np.array(["you"]))["output"].item().decode())
+
+            with ThreadPoolExecutor(4) as pool:
+                eventually(lambda: f"Hello, you, from {process.pid}" in set(pool.map(answer, range(8))))
+            process.send_signal(signal.SIGTERM)
+            output(process)
+            assert process.returncode == 0
+    finally:
+        triton.unbind("greeter")
+
+
 # ---- what goes wrong -----------------------------------------------------------------------------------------------
 
 
@@ -203,6 +226,7 @@ def test_a_worker_follows_its_model(served: tuple[Triton, Path]) -> None:
         ("support.process_models:missing", "own", "has no 'missing'"),
         ("support.missing:make", "own", "there is no module 'support.missing'"),
         ("support.process_models:PID", "own", "is -4.0: expected an inference callable"),
+        ("support.process_models:softmax", "own", "the hints say that its inputs are logits: FP32[-1]; given were x:"),
         ("support.process_models:make", "missing", "there are: other (version 7), own (version 1)"),
     ],
 )

@@ -1,5 +1,6 @@
 # mypy: disable-error-code="empty-body"
 import functools
+import sys
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ def test_a_hint_of_a_batch_is_a_tensor_without_the_axis_of_the_batch(
         (np.ndarray, "np.ndarray", "neither the dtype nor the shape"),
         (NDArray[np.float32], "NDArray[np.float32]", "not say the shape"),
         (NDArray[Any], "NDArray[Any]", "not say the dtype"),
-        (Annotated[NDArray[np.floating[Any]], Shape(1)], "floating[Any]], Shape(1)]", "the dtype"),
+        (Annotated[NDArray[np.floating[Any]], Shape(1)], "floating[Any]], Shape(1)]", "no such element type"),
         (np.complex64, "np.complex64", "no such element type"),
         (Annotated[float, Shape(1)], "Annotated[float, Shape(1)]", "a Shape is for arrays"),
         (Annotated[Image, Shape(1)], "Shape(1)]", "more than one Shape"),
@@ -129,6 +130,16 @@ def test_a_hint_of_one_sample_is_none_of_a_batch(hint: Any) -> None:
         return
     with pytest.raises(PyTritonBadParameterError, match=r"batched=True.*(list\[str\]|Shape\(\"batch\", -1\))"):
         input_of(hint, batched=True)
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="aliases made with `type` came with Python 3.12")
+def test_aliases_stand_for_what_they_name() -> None:
+    namespace: dict[str, Any] = {"Annotated": Annotated, "Image": Image, "NDArray": NDArray, "Shape": Shape}
+    exec("type Picture = Image\ntype Two[T] = Annotated[NDArray[T], Shape(2)]", namespace)
+    assert input_of(namespace["Picture"]) == input_of(Image)
+    assert input_of(namespace["Two"][np.int8] | None) == Tensor((2,), np.int8, "x", True)
+    with pytest.raises(PyTritonBadParameterError, match=r"the hint Two\[np.complex64\]: Triton has no such element"):
+        input_of(namespace["Two"][np.complex64])
 
 
 @pytest.mark.parametrize("size", [0, -2, True, 1.5, "two words", None])

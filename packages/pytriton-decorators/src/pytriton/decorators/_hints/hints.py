@@ -134,12 +134,21 @@ def rejected(where: str, hint: Any, why: str) -> PyTritonBadParameterError:
 def plain_hint(hint: Any) -> Any:
     """Return what a `NewType` or an alias made with `type` stands for; anything else as it is."""
     while True:
+        origin = typing.get_origin(hint)
         if typing_inspect.is_new_type(hint):
             hint = hint.__supertype__
-        elif type(hint).__name__ == "TypeAliasType":
+        elif _is_alias(hint):
             hint = hint.__value__
+        elif _is_alias(origin):
+            # As NDArray[np.float32] is since numpy 2.5.
+            hint = origin.__value__[typing.get_args(hint)]
         else:
             return hint
+
+
+def _is_alias(hint: Any) -> bool:
+    # By name: it came with Python 3.12.
+    return type(hint).__name__ == "TypeAliasType"
 
 
 def shown_hint(hint: Any, shapes: Sequence[Shape] = ()) -> str:
@@ -151,6 +160,8 @@ def shown_hint(hint: Any, shapes: Sequence[Shape] = ()) -> str:
         return f"Annotated[{shown_hint(args[0])}, {', '.join(map(repr, args[1:]))}]"
     if typing_inspect.is_union_type(hint):
         return " | ".join("None" if arg is type(None) else shown_hint(arg) for arg in args)
+    if _is_alias(origin):
+        return f"{origin.__name__}[{', '.join(map(shown_hint, args))}]"
     if origin is np.ndarray:
         dtype = typing.get_args(args[1]) if len(args) > 1 else ()
         return f"NDArray[{', '.join(map(shown_hint, dtype))}]"
@@ -184,6 +195,7 @@ def _array_parts(hint: Any) -> tuple[Any, int | None]:
     """Return element type and number of axes of `np.ndarray[shape, np.dtype[type]]`, each None where it is not said."""
     shape, *rest = typing.get_args(hint)
     dtype = (typing.get_args(rest[0]) or (None,))[0] if rest else None
+    dtype = typing.get_origin(dtype) or dtype
     sizes = typing.get_args(shape) if typing.get_origin(shape) is tuple else ()
     # Since Python 3.11 Any is a class.
     return (dtype if isinstance(dtype, type) and dtype is not Any else None), (

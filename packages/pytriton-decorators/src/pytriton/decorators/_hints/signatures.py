@@ -21,6 +21,7 @@ __all__ = ["OUTPUT", "ModelSignature", "layer_of_requests", "make_signature"]
 
 OUTPUT = "output"
 """The name of the output of a function that returns one value."""
+_UNKNOWN = "what it names has to be known at the level of the module when the function is decorated"
 _STREAMS = (Iterator, Iterable, Generator, AsyncIterator, AsyncIterable, AsyncGenerator)
 _QUALIFIERS = ("NotRequired", "Required", "ReadOnly")
 _BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -227,18 +228,18 @@ def _resolved(function: Any, shown: str) -> dict[str, Any]:
         return typing.get_type_hints(function, include_extras=True)
     except Exception as error:
         plain = undecorated(function)
-        for name, hint in plain.__annotations__.items():
+        try:
+            annotations = plain.__annotations__
+        except NameError:
+            # Python 3.14 reads them here, all or none.
+            raise rejected(f"a parameter or the result of {shown}", error.args[0], _UNKNOWN) from error
+        for name, hint in annotations.items():
             alone = types.SimpleNamespace(__annotations__={name: hint})
             try:
                 typing.get_type_hints(alone, globalns=plain.__globals__, include_extras=True)
             except Exception as reason:
                 what = "the result" if name == "return" else f"parameter {name!r}"
-                raise rejected(
-                    f"{what} of {shown}",
-                    hint,
-                    f"it cannot be read ({reason}); what it names has to be known at the level of the module when the "
-                    "function is decorated",
-                ) from error
+                raise rejected(f"{what} of {shown}", hint, f"it cannot be read ({reason}); {_UNKNOWN}") from error
         raise
 
 
