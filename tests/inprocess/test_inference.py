@@ -39,6 +39,8 @@ from pytriton.inprocess import (
 )
 from pytriton.inprocess.capi.api import load_api
 from pytriton.inprocess.requests import tracing
+from pytriton.inprocess.requests.request import new_request
+from pytriton.inprocess.requests.response import new_response
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
 from support.servers import has_tracing, needs_tracing
@@ -293,6 +295,15 @@ def test_all_fields_arrive(server: Server) -> None:
     assert {name: value for name, value in request.parameters.items() if name in parameters} == parameters
     assert type(request.parameters["b"]) is bool
     assert response.request_id == "seven"
+
+
+def test_what_is_made_without_a_constructor_is_the_same(server: Server) -> None:
+    model, inputs = server.model("any"), {"x": np.ones((1, 2), np.float32)}
+    for fields in ({}, {"inputs": inputs}, {"flags": 1}, {"inputs": inputs, "request_id": "one"}):
+        assert new_request(model, fields) == InferenceRequest(model, **fields)
+    made, constructed = new_response(model, "one", True), InferenceResponse(model, "one", final=True)
+    for name in InferenceResponse.__slots__:
+        assert getattr(made, name) == getattr(constructed, name)
 
 
 def test_correlation_ids_may_be_text(server: Server) -> None:

@@ -218,6 +218,10 @@ PyObject* Create(PyObject*, PyObject* const* arguments, Py_ssize_t) {
   size_t copied = 0;
   // Others may take them out of the dictionary while the lock is released.
   std::vector<Ref> held;
+  const Py_ssize_t count = PyDict_Size(arguments[4]);
+  if (count < 0) return nullptr;
+  inputs.reserve(static_cast<size_t>(count));
+  held.reserve(2 * static_cast<size_t>(count));
   PyObject *name = nullptr, *value = nullptr;
   for (Py_ssize_t place = 0; PyDict_Next(arguments[4], &place, &name, &value) != 0;) {
     Py_IncRef(name);

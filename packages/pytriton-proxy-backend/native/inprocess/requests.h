@@ -7,7 +7,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <cstdlib>
-#include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -138,7 +138,7 @@ class PendingRequest {
   std::condition_variable changed_;
   // All below: with the lock.
   TRITONSERVER_InferenceRequest* request_ = nullptr;
-  std::deque<std::unique_ptr<ReceivedResponse>> responses_;
+  std::list<std::unique_ptr<ReceivedResponse>> responses_;  // takes no memory before the first one
   bool submitted_ = false;
   bool released_ = false;
   bool answered_ = false;

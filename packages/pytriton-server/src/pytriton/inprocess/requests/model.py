@@ -17,7 +17,7 @@ from pytriton.inprocess.capi.errors import (
 )
 from pytriton.inprocess.requests.access import ServerAccess
 from pytriton.inprocess.requests.inference import AsyncResponseIterator, ResponseIterator
-from pytriton.inprocess.requests.request import InferenceRequest
+from pytriton.inprocess.requests.request import InferenceRequest, new_request
 
 if TYPE_CHECKING:
     from pytriton.inprocess.server.server import Server
@@ -85,7 +85,7 @@ class Model:
             TritonError: What Triton says if it does not accept the request.
         """
         if inference_request is None:
-            return ResponseIterator(InferenceRequest(self, **kwargs), raise_on_error)
+            return ResponseIterator(new_request(self, kwargs), raise_on_error)
         return ResponseIterator(self._checked(inference_request, kwargs), raise_on_error)
 
     def async_infer(
@@ -99,7 +99,7 @@ class Model:
             An asynchronous iterator over the responses, which has a method `cancel()`.
         """
         if inference_request is None:
-            return AsyncResponseIterator(InferenceRequest(self, **kwargs), raise_on_error)
+            return AsyncResponseIterator(new_request(self, kwargs), raise_on_error)
         return AsyncResponseIterator(self._checked(inference_request, kwargs), raise_on_error)
 
     def _checked(self, request: InferenceRequest, fields: dict[str, Any]) -> InferenceRequest:

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 from pytriton.inprocess.capi.errors import CancelledError, InternalError, InvalidArgumentError, TritonError
 from pytriton.inprocess.requests.access import ServerAccess
-from pytriton.inprocess.requests.model_spec import describe, explain, fetch_spec, forget_spec, known_spec
+from pytriton.inprocess.requests.model_spec import describe, explain, fetch_spec, forget_spec
 from pytriton.inprocess.requests.native_calls import Event, NativeCalls, ResponseContent, load_native_calls
 from pytriton.inprocess.requests.request import InferenceRequest, create, output_gpu
-from pytriton.inprocess.requests.response import InferenceResponse, read_response
+from pytriton.inprocess.requests.response import InferenceResponse, new_response, read_response
 from pytriton.inprocess.requests.tracing import StartedTrace, start_trace
 from pytriton.inprocess.requests.values import is_untyped, to_tensor
 from pytriton.inprocess.tensors.gpu import gpu_allocator
@@ -133,7 +133,7 @@ class Pending:
     def _read(self, content: ResponseContent) -> InferenceResponse:
         flags = content[0]
         request = self.request
-        response = InferenceResponse(request.model, request.request_id, final=bool(flags & _FINAL))
+        response = new_response(request.model, request.request_id, bool(flags & _FINAL))
         if flags & _CANCELLED:
             place = describe(request.model)
             response.error = CancelledError(f"The request to {place} was cancelled.", where=place)
@@ -212,7 +212,7 @@ def submit(request: InferenceRequest, deliver: Callable[[InferenceResponse], Non
     """
     access = request.model._access()
     try:
-        _check_presence(request)
+        _check_presence(access, request)
         return _submit(access, request, deliver)
     except TritonError as error:
         refusal = error
@@ -268,14 +268,15 @@ def _find_gpu(number: int) -> tuple[int, dict[int, MemoryBuffer]]:
     return pending.gpu or 0, pending.gpu_buffers
 
 
-def _check_presence(request: InferenceRequest) -> None:
+def _check_presence(access: ServerAccess, request: InferenceRequest) -> None:
     """Find inputs that are missing. Triton only counts them: any input would do for one that is not optional."""
     model, inputs = request.model, request.inputs
-    if isinstance(inputs, Mapping) and not inputs.keys() >= known_spec(model).required:
-        # What is known may be out of date.
-        spec = fetch_spec(model)
-        if not inputs.keys() >= spec.required:
-            raise InvalidArgumentError("An input is missing.")
+    if inputs.__class__ is dict or isinstance(inputs, Mapping):
+        known = access.model_specs.get((model.name, model.version)) or fetch_spec(model)
+        for name in known.required:
+            # What is known may be out of date.
+            if name not in inputs and not inputs.keys() >= fetch_spec(model).required:
+                raise InvalidArgumentError("An input is missing.")
 
 
 def _explained(error: TritonError, request: InferenceRequest) -> TritonError:
