@@ -9,6 +9,7 @@ MEANT = {
     "text of a TypeError": "Triton's lists the C++ signatures of what was called; ours says what was expected.",
     "names of C++": "Triton's names a type of its C++ code; ours says what was expected.",
     "error that cannot be told": "Triton's tells the second error with its place, ours its type.",
+    "types are checked": "Triton's leaves a tensor out whose type does not exist; ours refuses the configuration.",
     "errors are failures": "A request that is answered with an error counts as failed, as for every model of ours; "
     "Triton's Python backend counts it as a success.",
 }

@@ -73,14 +73,19 @@ class Side:
 
     # ---- models -----------------------------------------------------------------------------------------------------
 
-    def load(self, model: str, source: str | None = None) -> str:
+    def load(self, model: str, source: str | None = None, edit: Mapping[str, str] | None = None) -> str:
         """Copy a model into the repository and load it; return the error, empty if there was none.
 
         Args:
             model: Its name.
             source: Its `model.py`, where it is another one.
+            edit: What is replaced in its `config.pbtxt`, and by what.
         """
         shutil.copytree(MODELS / model, self.repository / model, dirs_exist_ok=True)
+        config = self.repository / model / "config.pbtxt"
+        for old, new in (edit or {}).items():
+            assert old in config.read_text(), f"{old!r} is not in {config}"
+            config.write_text(config.read_text().replace(old, new))
         if source is not None:
             (self.repository / model / "1" / "model.py").write_text(source)
         try:
@@ -186,6 +191,19 @@ class Side:
             found.append(answers.get())
         return found
 
+    def cancel(self, model: str, inputs: Mapping[str, Array], begun: Path) -> Any:
+        """Make a request and cancel it once a file is there; return what the caller is told."""
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        call = self._clients["grpc"].async_infer(
+            model,
+            _tensors("grpc", inputs),
+            callback=lambda result, error: answers.put(self._error(error) if error else _outputs(result, "grpc")),
+            client_timeout=PATIENCE_S,
+        )
+        eventually(begun.exists)
+        call.cancel()
+        return answers.get(timeout=PATIENCE_S)
+
     def _error(self, error: Any) -> dict[str, str]:
         assert "DEADLINE_EXCEEDED" not in str(error.status()), f"{self.who}: no answer within {PATIENCE_S:g} s"
         return {"status": str(error.status()), "error": self.neutral(str(error.message()))}
@@ -240,14 +258,19 @@ class Pair:
         self.workers = workers
 
     @contextlib.contextmanager
-    def loaded(self, *models: str) -> Iterator[None]:
-        """Have models loaded in both while a block runs."""
+    def loaded(self, *models: str, edit: Mapping[str, str] | None = None) -> Iterator[None]:
+        """Have models loaded in both while a block runs.
+
+        Args:
+            models: Their names.
+            edit: What is replaced in each `config.pbtxt`, and by what.
+        """
         done: list[tuple[Side, str]] = []
         try:
             for side in (self.stub, self.workers):
                 for model in models:
                     done.append((side, model))
-                    assert side.load(model) == "", f"{model} of {side.who}"
+                    assert side.load(model, edit=edit) == "", f"{model} of {side.who}"
             yield
         finally:
             for side, model in reversed(done):

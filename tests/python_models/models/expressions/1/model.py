@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import json
+import time
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -69,6 +70,16 @@ def caught(function):
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return "no error"
+
+
+def until(condition):
+    """Wait until a condition holds."""
+    end = time.monotonic() + 300
+    while not condition():
+        if time.monotonic() > end:
+            return "never"
+        time.sleep(0.01)
+    return "at last"
 
 
 def in_thread(function):

@@ -1,0 +1,1 @@
+"""Replaced by what a test wants to be completed."""

@@ -1,0 +1,1 @@
+NAME = f"{__name__} of {__package__}"

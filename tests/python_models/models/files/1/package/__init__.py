@@ -1,0 +1,5 @@
+"""A package beside the model."""
+
+from .inner import NAME
+
+__all__ = ["NAME"]
