@@ -1,5 +1,6 @@
 // Arenas, settings, strings and records of the native proxy, without Triton. `unit NAME` runs one test.
 #include <fcntl.h>
+#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -312,9 +313,21 @@ void ControlFrames() {
     error.clear();
     CHECK(!mine.Receive(&frame, &error) && !error.empty());
     close(fds[1]);
+    CHECK(mine.HasEnded() && mine.WaitEnd(-1));
     CHECK(!mine.Send({FrameKind::kOk, {}}, &error) && Has(error, "has ended"));
     mine.Finish();
   }
+  // Whoever waits is told that nobody needs it any more.
+  CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, fds) == 0);
+  ControlConnection mine(fds[0]);
+  const int stop_fd = eventfd(1, EFD_CLOEXEC);
+  CHECK(stop_fd >= 0 && !mine.HasEnded() && !mine.WaitEnd(stop_fd));
+  CHECK(!mine.Receive(&frame, &error, stop_fd) && Has(error, "nobody waits"));
+  close(fds[1]);
+  CHECK(!mine.WaitEnd(stop_fd));
+  close(stop_fd);
+  ControlConnection none;
+  CHECK(!none.Connect("/no/such/socket", &error) && Has(error, "/no/such/socket") && none.HasEnded());
 }
 
 }  // namespace

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import socket
+import stat
 import struct
 import tempfile
 import time
@@ -154,10 +155,54 @@ def test_a_load_that_nobody_waits_for_is_ended(how: str, supervisor: HostSupervi
             channel.close()
         elif how == "the server stops":
             supervisor.stop_loading()
-            assert receive_frame(channel) == Frame(FrameKind.ERROR, ("the server is being stopped",))
+            assert receive_frame(channel) == Frame(FrameKind.ERROR, ("processes of Python models are being stopped",))
         else:
             supervisor.close(0.0)
         eventually_no_hosts()
+
+
+def test_one_folder_has_one_supervisor(supervisor: HostSupervisor) -> None:
+    second = HostSupervisor(supervisor.socket_path.parent)
+    with pytest.raises(HostingError, match="Another process listens at"):
+        second.start()
+    second.close(0.0)
+    # The first one goes on.
+    test_an_instance_of_no_model(supervisor)
+
+
+def test_what_a_killed_supervisor_has_left_is_removed() -> None:
+    with tempfile.TemporaryDirectory(prefix="pt") as name:
+        folder = Path(name)
+        (folder / "environments-0123ab" / "1").mkdir(parents=True)
+        (folder / "mine").touch()
+        sockets = [socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+        for number, each in enumerate(sockets):
+            each.bind(str(folder / f"0123ab-1.{number}"))
+            each.listen()
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+            listener.bind(str(folder / "hosts.sock"))
+        # The server that listened there was killed, too; the other one lives.
+        sockets[0].close()
+        with sockets[1]:
+            supervisor = HostSupervisor(folder)
+            supervisor.start()
+            assert sorted(os.listdir(folder)) == ["0123ab-1.1", "hosts.sock", "mine"]
+            assert stat.S_IMODE((folder / "hosts.sock").stat().st_mode) == 0o600
+            test_an_instance_of_no_model(supervisor)
+            supervisor.close(0.0)
+            assert sorted(os.listdir(folder)) == ["0123ab-1.1", "mine"]
+            # Nobody has come to it for that.
+            sockets[1].setblocking(False)
+            with pytest.raises(BlockingIOError):
+                sockets[1].accept()
+        wait_for_threads()
+
+
+def test_what_is_no_socket_stays(tmp_path: Path) -> None:
+    (tmp_path / "hosts.sock").write_text("mine")
+    with pytest.raises(HostingError, match="is no socket: remove it"):
+        HostSupervisor(tmp_path).start()
+    assert (tmp_path / "hosts.sock").read_text() == "mine"
 
 
 def test_a_path_that_is_too_long_says_so(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ FINALIZE_TIMEOUT_S = 30.0
 SOCKET_NAME = "hosts.sock"
 """Name of the socket in the folder of a supervisor."""
 
-_STOPPED = "the server is being stopped"
+_STOPPED = "processes of Python models are being stopped"
 # Of the sockets of instances, which tritonserver makes, and of the folders of unpacked environments. The first part is
 # new for each supervisor: sockets of an earlier one may still be in use.
 _INSTANCE = re.compile(r"[0-9a-f]{6}-\d+\.\d+")
