@@ -50,6 +50,26 @@ def test_server_error_says_all() -> None:
     assert (error.status, error.server_message, error.model_version) == ("INTERNAL", "division by zero", "3")
 
 
+@pytest.mark.parametrize(("shape", "is_sample"), [("[2]", True), ("[1,3]", False), ("[1,1,2]", False)])
+def test_errors_of_shape_speak_of_our_configuration(shape: str, is_sample: bool) -> None:
+    said = f"[request id: 7] unexpected shape for input 'x' for model 'm'. Expected [-1,2], got {shape}."
+    note = (
+        " NOTE: Setting a non-zero max_batch_size in the model config requires ... try setting max_batch_size to zero."
+    )
+    error = server_error(OPERATION, "INVALID_ARGUMENT", said + note)
+    assert error.server_message == said + note
+    assert error.message.startswith(
+        f"Error occurred during inference request. Message: {said} Its first axis is that of"
+    )
+    assert "to zero" not in error.message
+    assert ("did you mean infer_sample?" in error.message) is is_sample
+
+
+def test_a_restricted_endpoint_says_where_its_token_is() -> None:
+    error = server_error(OPERATION, "403", "This API is restricted, expecting header 'triton-access-token'")
+    assert "access_token=...: what started the server has it as Triton.get_access_token()" in error.message
+
+
 def test_denials() -> None:
     assert is_denial("403", "")
     assert is_denial("UNAVAILABLE", "This protocol is restricted, expecting header 'x'")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from dataclasses import dataclass, replace
 
 from ..exceptions import (
@@ -46,6 +47,7 @@ _CONNECTION_TEXTS = (
     "handshake failed",
     "handshaker shutdown",
 )
+_SHAPES = re.compile(r"\[-?[0-9][0-9,-]*\]")
 # How texts of Triton and of the proxy backend begin, which may be about other connections than the client's.
 _ANSWER_BEGINS = ("[request id:", "model '")
 # gRPC gives up an attempt to connect after 20 s, whatever time the call still has.
@@ -54,6 +56,9 @@ _EXHAUSTED_TEXT = os.strerror(errno.EMFILE)
 # Permanent failures: an authority that is not trusted, a name that is not in the certificate, a server without TLS.
 _UNTRUSTED_TEXTS = ("certificate_verify_failed", "hostname verification check failed")
 _UNENCRYPTED_TEXT = "wrong_version_number"
+_SHAPE_TEXT = "unexpected shape for input"
+# What Triton says behind it is about files of configuration.
+_SHAPE_NOTE = " NOTE: Setting a non-zero max_batch_size"
 _RESTRICTED_TEXT = "restricted, expecting header"
 _TOO_LARGE_TEXT = "--http-max-input-size"
 _DENIED_STATUSES = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
@@ -140,13 +145,25 @@ def server_error(operation: Operation, status: str | None, text: str) -> PyTrito
     """
     advice = ""
     text = cut_text(text)
+    shown = text
     if _RESTRICTED_TEXT in text:
-        advice = ". Give the client the server's access token: access_token=..."
+        advice = (
+            ". Give the client the server's access token, access_token=...: what started the server has it as "
+            "Triton.get_access_token(), or has set it by TritonSecurityConfig(access_token=...)."
+        )
+    elif _SHAPE_TEXT in text and _SHAPE_NOTE in text:
+        shown = text.partition(_SHAPE_NOTE)[0]
+        axes = [found.count(",") for found in _SHAPES.findall(shown)]
+        advice = (
+            " Its first axis is that of the batch (ModelConfig(batching=True)), the others are the shape of its Tensor."
+        )
+        if axes == sorted(axes, reverse=True) and len(set(axes)) > 1:
+            advice += " infer_sample adds that axis to one sample, infer_batch does not: did you mean infer_sample?"
     elif _TOO_LARGE_TEXT in text:
         # Of ours only streams over HTTP are JSON, which newer servers limit.
         advice = " Use a grpc:// address, or TritonConfig(http_max_input_size=...) for the server."
     return PyTritonClientInferenceServerError(
-        f"Error occurred during {operation.doing}. Message: {text}{advice}",
+        f"Error occurred during {operation.doing}. Message: {shown}{advice}",
         url=operation.url,
         model_name=operation.model_name,
         model_version=operation.model_version,
