@@ -163,6 +163,7 @@ class BaseModelClient:
         queue_timeout_s: float | None = None,
         parameters: Mapping[str, ParameterValue] | None = None,
         headers: Mapping[str, str | int | bool] | None = None,
+        casting: Literal["safe", "same_kind"] | None = None,
     ) -> Self:
         """Return a view of this client whose calls have other options.
 
@@ -184,6 +185,9 @@ class BaseModelClient:
                 request say so.
             parameters: Custom request parameters, also for a model with an input of the name ``parameters``.
             headers: HTTP headers or gRPC metadata, also for a model with an input of the name ``headers``.
+            casting: How an array becomes one of the declared dtype, in the words of numpy. ``"safe"``, as it is without
+                this, keeps every value; ``"same_kind"`` also makes ``float32`` of ``float64`` and ``int32`` of
+                ``int64``, and refuses values that are out of range.
 
         Raises:
             PyTritonClientValueError: One of them cannot be sent.
@@ -197,6 +201,7 @@ class BaseModelClient:
             queue_timeout_s=queue_timeout_s,
             parameters=parameters,
             headers=headers,
+            casting=casting,
         )
         return view
 

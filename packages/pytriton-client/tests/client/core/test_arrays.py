@@ -90,6 +90,48 @@ def test_numbers_that_do_not_fit(value: Any, dtype: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [
+        (np.array([0.5]), np.float32, [0.5]),
+        (np.array([0.1]), np.float16, [0.1]),
+        (np.array([np.nan, np.inf]), np.float32, [np.nan, np.inf]),
+        (np.array([1, -2]), np.int32, [1, -2]),
+        (np.array([1, -2]), np.float32, [1, -2]),
+        (np.array([1], np.int8), np.int64, [1]),
+        (Foreign(np.array([1.0])), np.float32, [1.0]),
+    ],
+)
+def test_arrays_of_the_same_kind(value: Any, dtype: Any, expected: Any) -> None:
+    array = to_wire_array(value, TensorSpec("x", (-1,), dtype), "same_kind")
+    assert array.dtype == np.dtype(dtype)
+    np.testing.assert_array_equal(array, np.array(expected, dtype))
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        (np.array([1.0]), np.int64),
+        (np.array([1e39]), np.float32),
+        (np.array([2**40]), np.int32),
+        (np.array([-1]), np.uint8),
+        (np.array(["a"]), np.float32),
+    ],
+)
+def test_arrays_of_another_kind_or_range(value: Any, dtype: Any) -> None:
+    with pytest.raises(PyTritonClientValueError, match="Input 'x': expected"):
+        to_wire_array(value, TensorSpec("x", (-1,), dtype), "same_kind")
+
+
+def test_the_error_names_the_option_where_that_would_help() -> None:
+    tensor = TensorSpec("x", (-1,), np.float32)
+    option = r"\.astype\(np\.float32\), or call client\.with_options\(casting=\"same_kind\"\)\."
+    with pytest.raises(PyTritonClientValueError, match=option):
+        to_wire_array(np.array([1.0]), tensor)
+    with pytest.raises(PyTritonClientValueError, match=r"\.astype\(np\.float32\)\.$"):
+        to_wire_array(np.array([1j]), tensor)
+
+
+@pytest.mark.parametrize(
     ("value", "expected"),
     [
         (["a", b"b"], [b"a", b"b"]),

@@ -46,6 +46,16 @@ def test_options_go_with_every_call(server: Any) -> None:
         assert "x-a" not in server.last_headers
 
 
+def test_a_view_casts_arrays_of_the_same_kind(server: Any) -> None:
+    with ModelClient(server.url, "add") as client:
+        view = client.with_options(casting="same_kind").with_options(priority=1)
+        view.infer_sample(np.array([1.0, 2.0]))
+        with pytest.raises(PyTritonClientValueError, match="received an array of float64"):
+            client.infer_sample(np.array([1.0, 2.0]))
+        with pytest.raises(PyTritonClientValueError, match="one of 'safe', 'same_kind'; received 'unsafe'"):
+            client.with_options(casting="unsafe")  # type: ignore[arg-type]
+
+
 def test_views_of_views_add_up(server: Any) -> None:
     with ModelClient(server.url, "add") as client:
         first = client.with_options(request_id="abc", parameters={"a": 1, "b": 1})

@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pytriton.client._core.options import NO_OPTIONS
 from pytriton.client._core.requests import InferResponse, build_request, check_call, decode_response
 from pytriton.client._core.spec import ModelSpec, TensorSpec
 from pytriton.client.exceptions import PyTritonClientInferenceServerError, PyTritonClientValueError
@@ -27,6 +28,18 @@ def test_sample_gets_a_batch_axis() -> None:
     request = build([1, 2], "text")
     assert [(tensor.name, array.shape) for tensor, array in request.inputs] == [("a", (1, 2)), ("b", (1, 1))]
     assert (request.request_id, request.model_name, request.model_version) == ("7", "m", None)
+
+
+def test_an_empty_batch_is_called_so() -> None:
+    with pytest.raises(PyTritonClientValueError, match=r"Input 'a': expected a batch of one sample at least.*\(0, 2\)"):
+        build(np.zeros((0, 2), np.float32), is_batch=True)
+
+
+def test_arrays_of_the_same_kind_are_cast_where_the_call_says_so() -> None:
+    options = NO_OPTIONS.with_changes(casting="same_kind")
+    call = check_call((np.array([1.0, 2.0]),), {}, None, None, options)
+    request = build_request(SPEC, call, model_name="m", model_version=None, request_id="7", is_batch=False)
+    assert request.inputs[0][1].dtype == np.float32
 
 
 def test_inputs_are_sent_in_the_order_of_the_model() -> None:

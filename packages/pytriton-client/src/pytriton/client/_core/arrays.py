@@ -8,20 +8,23 @@ import numpy as np
 import numpy.typing as npt
 
 from ..exceptions import PyTritonClientValueError
+from .options import Casting
 from .spec import TensorSpec
 
 __all__ = ["to_wire_array"]
 
 
-def to_wire_array(value: object, tensor: TensorSpec) -> npt.NDArray[Any]:
+def to_wire_array(value: object, tensor: TensorSpec, casting: Casting = "safe") -> npt.NDArray[Any]:
     """Convert one input to the declared type, where no value changes by that.
 
     Arrays are converted only where numpy calls it safe (``int32`` to ``int64``): somebody chose the type of an array.
+    With ``casting="same_kind"`` they lose precision where need be (``float64`` to ``float32``), but no value its range.
     Nobody chose one for lists and scalars, so their values decide. Text is encoded as UTF-8.
 
     Args:
         value: An array of any layout, a (nested) list, a scalar, or anything else that ``np.asarray`` takes.
         tensor: What the model declares. Its shape is left to the server, but for scalars: see the result.
+        casting: Which conversions of arrays are wanted.
 
     Returns:
         An array of the declared type; strings are an object array of ``bytes``, or an ``S`` array as it was given. The
@@ -30,25 +33,29 @@ def to_wire_array(value: object, tensor: TensorSpec) -> npt.NDArray[Any]:
     Raises:
         PyTritonClientValueError: The value has another type, or an element does not fit.
     """
-    array = _to_byte_strings(value, tensor) if tensor.dtype is np.bytes_ else _to_numbers(value, tensor)
+    array = _to_byte_strings(value, tensor) if tensor.dtype is np.bytes_ else _to_numbers(value, tensor, casting)
     if array.ndim == 0 and not isinstance(value, np.ndarray) and all(length in (1, -1) for length in tensor.shape):
         # No tensor of Triton is without axes, so a scalar can only mean this.
         array = array.reshape((1,) * len(tensor.shape))
     return array
 
 
-def _to_numbers(value: object, tensor: TensorSpec) -> npt.NDArray[Any]:
+def _to_numbers(value: object, tensor: TensorSpec, casting: Casting) -> npt.NDArray[Any]:
     target = np.dtype(tensor.dtype)
     if _has_own_type(value):
         array = np.asarray(value)
         if array.dtype == target:
             # Equal types may still differ in byte order, and the wire is little-endian.
             return array.astype(target, copy=False)
-        if not np.can_cast(array.dtype, target, "safe"):
-            _refuse(
-                tensor, f"{target.name}", f"an array of {array.dtype}", f"Convert it with .astype(np.{target.name})."
-            )
-        return array.astype(target)
+        if np.can_cast(array.dtype, target, "safe"):
+            return array.astype(target)
+        is_same_kind = np.can_cast(array.dtype, target, "same_kind")
+        if is_same_kind and casting == "same_kind":
+            return _convert_values(array, target, value, tensor)
+        advice = f"Convert it with .astype(np.{target.name})"
+        if is_same_kind:
+            advice += ', or call client.with_options(casting="same_kind")'
+        _refuse(tensor, f"{target.name}", f"an array of {array.dtype}", f"{advice}.")
     try:
         array = np.asarray(value)
     except (TypeError, ValueError) as error:

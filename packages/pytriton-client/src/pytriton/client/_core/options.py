@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -15,12 +15,15 @@ from ..exceptions import PyTritonClientValueError
 from .deadline import check_timeout
 from .results import ParameterValue
 
-__all__ = ["NO_OPTIONS", "CallOptions", "Headers", "Parameters", "check_headers", "check_parameters"]
+__all__ = ["NO_OPTIONS", "CallOptions", "Casting", "Headers", "Parameters", "check_headers", "check_parameters"]
 
 # What a call takes as parameters and headers. An array is for a model with an input of that name; to type checkers it
 # also lets a dictionary of arrays stand for all inputs: infer_sample(**arrays).
 Parameters = Mapping[str, ParameterValue] | npt.NDArray[Any] | None
 Headers = Mapping[str, str | int | bool] | npt.NDArray[Any] | None
+
+Casting = Literal["safe", "same_kind"]
+"""How an array becomes one of the declared dtype, in the words of numpy."""
 
 # Parameters with a meaning in the protocol, which tritonclient takes as arguments.
 _OPTIONS: dict[str, tuple[type, ...]] = {
@@ -56,6 +59,7 @@ class CallOptions:
         parameters: Custom request parameters.
         options: Those with a meaning of their own, under the names of the protocol.
         headers: HTTP headers or gRPC metadata, every value as text.
+        casting: How an array becomes one of the declared dtype.
     """
 
     timeout_s: float | None = None
@@ -63,16 +67,18 @@ class CallOptions:
     parameters: Mapping[str, ParameterValue] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    casting: Casting = "safe"
 
     def with_changes(
         self,
         *,
-        timeout_s: float | None,
-        request_id: str | None,
-        priority: int | None,
-        queue_timeout_s: float | None,
-        parameters: Mapping[str, ParameterValue] | None,
-        headers: Mapping[str, str | int | bool] | None,
+        timeout_s: float | None = None,
+        request_id: str | None = None,
+        priority: int | None = None,
+        queue_timeout_s: float | None = None,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        headers: Mapping[str, str | int | bool] | None = None,
+        casting: Casting | None = None,
     ) -> CallOptions:
         """Return these options with others in their place; ``None`` keeps one, and mappings are joined.
 
@@ -91,10 +97,21 @@ class CallOptions:
             parameters={**self.parameters, **custom},
             options={**self.options, **options},
             headers={**self.headers, **check_headers(headers)},
+            casting=self.casting if casting is None else _check_casting(casting),
         )
 
 
 NO_OPTIONS = CallOptions()
+
+
+def _check_casting(casting: Casting) -> Casting:
+    if casting not in get_args(Casting):
+        raise PyTritonClientValueError(
+            f"Expected casting to be one of {', '.join(map(repr, get_args(Casting)))}; received {casting!r}.",
+            input_name="casting",
+            received=repr(casting),
+        )
+    return casting
 
 
 def check_parameters(parameters: object) -> tuple[dict[str, ParameterValue], dict[str, Any]]:

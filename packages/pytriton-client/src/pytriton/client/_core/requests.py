@@ -25,7 +25,7 @@ from ..exceptions import (
     PyTritonClientValueError,
 )
 from .arrays import to_wire_array
-from .options import NO_OPTIONS, CallOptions, check_headers, check_parameters
+from .options import NO_OPTIONS, CallOptions, Casting, check_headers, check_parameters
 from .results import ModelResult, ParameterValue
 from .spec import ModelSpec, TensorSpec
 
@@ -52,6 +52,7 @@ class Call:
         options: ``priority``, ``timeout`` in microseconds, ``sequence_id``, ``sequence_start``, ``sequence_end``.
         headers: HTTP headers or gRPC metadata, every value as text.
         request_id: The id that the caller chose; ``None`` where any will do.
+        casting: How an array becomes one of the declared dtype.
     """
 
     inputs: Sequence[object] | Mapping[str, object]
@@ -59,6 +60,7 @@ class Call:
     options: Mapping[str, Any]
     headers: Mapping[str, str]
     request_id: str | None = None
+    casting: Casting = "safe"
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def check_call(
     if options is not NO_OPTIONS:
         custom, special = {**options.parameters, **custom}, {**options.options, **special}
         sent_headers = {**options.headers, **sent_headers}
-    return Call(args or named, custom, special, sent_headers, options.request_id)
+    return Call(args or named, custom, special, sent_headers, options.request_id, options.casting)
 
 
 def build_request(
@@ -201,7 +203,7 @@ def build_request(
             f"{', '.join(repr(tensor.name) for tensor in spec.inputs)}, received none.",
             model_name=spec.model_name,
         )
-    inputs = [(tensor, to_wire_array(value, tensor)) for tensor, value in _pair(spec, call.inputs)]
+    inputs = [(tensor, to_wire_array(value, tensor, call.casting)) for tensor, value in _pair(spec, call.inputs)]
     if is_batch:
         _check_batch_sizes(spec, inputs)
     elif spec.batching:
@@ -274,6 +276,15 @@ def _check_batch_sizes(spec: ModelSpec, inputs: list[tuple[TensorSpec, npt.NDArr
                 "received a scalar. Use infer_sample for a single sample.",
                 model_name=spec.model_name,
                 input_name=tensor.name,
+            )
+        if array.shape[0] == 0:
+            raise PyTritonClientValueError(
+                f"Input {tensor.name!r}: expected a batch of one sample at least, received an empty one, an array of "
+                f"the shape {array.shape}.",
+                model_name=spec.model_name,
+                input_name=tensor.name,
+                expected="one sample at least",
+                received=f"shape {array.shape}",
             )
     sizes = {tensor.name: array.shape[0] for tensor, array in inputs}
     if len(set(sizes.values())) > 1:
