@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from pytriton.proxy_backend.cli.app import run as run_command
-from support.faults.plain_server import PlainServer, plain_server
+from support.faults.plain_server import PlainServer, plain_server, reading_container
 from support.python_backend import why_no_python_backend
 from support.python_models import CONFIG, HEAD, write
 from support.waiting import PATIENCE_S, eventually
@@ -252,6 +252,21 @@ def test_servers_come_and_go_while_the_command_runs(models: Path, endpoints: Pat
             eventually(lambda: os.listdir(endpoints) == ["hosts.sock"])
         with plain_server(tmp_path, models, EXPLICIT, "--load-model=double_workers") as server:
             assert infer(server, "double_workers", 2) == [4, 2]
+
+
+def test_a_server_in_another_container(models: Path, endpoints: Path, tmp_path: Path) -> None:
+    """They share the repository, which the server only reads, and the folder of the socket."""
+    convert(models / "double", "--endpoint", endpoints)
+    container = reading_container(models)
+    with (
+        hosts_at(endpoints, tmp_path / "hosts.log") as hosts,
+        plain_server(tmp_path, models, EXPLICIT, "--load-model=double_workers", prefix=container) as server,
+    ):
+        assert infer(server, "double_workers", 2) == [4, 2]
+        (host,) = hosts.pids()
+        os.kill(host, signal.SIGKILL)
+        eventually(lambda: not is_running(host))
+        assert infer(server, "double_workers", 3) == [6, 2]
 
 
 def test_a_repository_by_a_relative_path(models: Path, endpoints: Path, tmp_path: Path) -> None:

@@ -39,7 +39,7 @@ from pytriton.proxy_backend.errors import DropInError
 from pytriton.server.tritonserver.binary import find_tritonserver
 from support.bare_server import running_worker
 from support.callables import double
-from support.faults.plain_server import PlainServer, plain_server
+from support.faults.plain_server import PlainServer, plain_server, reading_container
 from support.waiting import PATIENCE_S
 
 TENSORS = ("--input", "x:float32:-1", "--output", "y:float32:-1")
@@ -663,20 +663,12 @@ def test_any_tritonserver_that_loads_the_repository_serves_it(
     assert {path.suffix for path in sockets.iterdir()} <= {".json"}
 
 
-# What a container has of its own: no network, which the test asks the server over.
-CONTAINER = ("unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
-READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && mount -t tmpfs none /dev/shm && exec "$@"'
-
-
 @pytest.mark.parametrize("flavour", ["native", "python"])
 def test_a_server_in_another_container_serves_what_it_only_reads(
     command: Any, repository: Path, sockets: Path, tmp_path: Path, flavour: str
 ) -> None:
     """They share the folder of the socket, and neither processes nor what else is mounted, such as /dev/shm."""
-    container = [*CONTAINER, READ_ONLY, str(repository)]
-    tried = subprocess.run([*container, "true"], capture_output=True, text=True, check=False)
-    if tried.returncode != 0:
-        pytest.skip(f"containers cannot be imitated here: {tried.stderr.strip()}")
+    container = reading_container(repository)
     backend = find_tritonserver().backends_dir / "python" / "libtriton_python.so"
     if flavour == "python" and not backend.is_file():
         pytest.skip(f"this tritonserver has no Python backend ({backend})")

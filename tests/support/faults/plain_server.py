@@ -15,8 +15,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from pytriton.server.tritonserver.binary import find_tritonserver
 from support.waiting import PATIENCE_S
+
+# What a container has of its own: no network, which a test asks the server over.
+_CONTAINER = ("unshare", "--mount", "--pid", "--ipc", "--uts", "--fork", "--kill-child", "--mount-proc", "sh", "-c")
+_READ_ONLY = 'mount --bind "$0" "$0" && mount -o remount,bind,ro "$0" && mount -t tmpfs none /dev/shm && exec "$@"'
+
+
+def reading_container(folder: Path) -> list[str]:
+    """Return a command that runs another one as in a container that may only read a folder; skip where none can."""
+    container = [*_CONTAINER, _READ_ONLY, str(folder)]
+    tried = subprocess.run([*container, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode != 0:
+        pytest.skip(f"containers cannot be imitated here: {tried.stderr.strip()}")
+    return container
 
 
 class PlainServer:
