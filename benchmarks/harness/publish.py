@@ -68,8 +68,14 @@ class Aim:
         return [*words, middle if low == high else f"{middle} ({low} to {high})", reached]
 
 
-def _against(workload: str, case: str, peer: str, name: str = RATE) -> Callable[[Results], Ratio | None]:
-    return lambda results: results.ratio((workload, case, OURS), (workload, case, peer), name)
+def _against(
+    workload: str, case: str, peer: str, name: str = RATE, mine: str = OURS
+) -> Callable[[Results], Ratio | None]:
+    return lambda results: results.ratio((workload, case, mine), (workload, case, peer), name)
+
+
+def _same_model_py(workload: str, case: str) -> Callable[[Results], Ratio | None]:
+    return _against(workload, case, "python-backend", mine="python-models")
 
 
 def _ours(workload: str, case: str, name: str) -> Callable[[Results], Ratio | None]:
@@ -135,6 +141,16 @@ AIMS = (
         for case in ("http/1000x64", "http/10000x8")
     ),
     Aim("in process, one caller, us", 90, 70, _ours("inprocess", "tiny/1", "p50 us"), "{:.0f}", True),
+    *(
+        Aim(
+            f"the same model.py against Triton's Python backend, {count}",
+            floor,
+            aim,
+            _same_model_py("tiny", f"http/{count}"),
+        )
+        for count, floor, aim in ((1, 1.2, 1.5), (8, 1.5, 2.0), (32, 1.7, 2.3))
+    ),
+    Aim("the same, 1,000 strings of 64 bytes", 3, 3, _same_model_py("strings", "http/1000x64")),
     Aim(
         "CPU per request, 1,024 connections against 32",
         1.3,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from benchmarks.peers.base import Peer
 from benchmarks.peers.nvidia_pytriton import NvidiaPyTriton, NvidiaPyTritonEnvironment
 from benchmarks.peers.ours import Ours, OursInProcesses
-from benchmarks.peers.tritonserver import Limit, TritonPythonBackend
+from benchmarks.peers.tritonserver import Limit, OursForPythonModels, TritonPythonBackend
 from benchmarks.peers.web import web_peers
 
 __all__ = ["Peer", "all_peers"]
@@ -14,5 +14,5 @@ __all__ = ["Peer", "all_peers"]
 def all_peers(peer_python: str | None = None) -> list[Peer]:
     """Return every peer, ours first; `peer_python` is the interpreter for those that need an old one."""
     shared = NvidiaPyTritonEnvironment(peer_python)
-    tritons = [Ours(), OursInProcesses(), Limit(), TritonPythonBackend(shared), NvidiaPyTriton(shared)]
-    return [*tritons, *web_peers()]
+    repositories = [Limit(), TritonPythonBackend(shared), OursForPythonModels()]
+    return [Ours(), OursInProcesses(), *repositories, NvidiaPyTriton(shared), *web_peers()]

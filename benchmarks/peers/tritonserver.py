@@ -1,4 +1,4 @@
-"""Peers that are a plain tritonserver with a model repository: the limit, and Triton's Python backend."""
+"""Peers that serve a model repository: the limit, Triton's Python backend, and our workers in its place."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+import sys
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,7 +16,8 @@ from benchmarks.harness.environments import PeerMissingError, base_interpreter, 
 from benchmarks.harness.processes import Launch
 from benchmarks.peers.base import SERVERS, Peer, Ports
 from benchmarks.peers.nvidia_pytriton import NvidiaPyTritonEnvironment
-from benchmarks.servers.models import Model, dump
+from benchmarks.peers.ours import Ours
+from benchmarks.servers.models import ACCESS_TOKEN, Model, dump
 
 _STUB = "triton_python_backend_stub"
 _LIMIT_SOURCE = SERVERS / "limit_backend.c"
@@ -105,6 +107,28 @@ class TritonPythonBackend(Peer):
     def _stub(self) -> Path:
         major, minor = self._shared.interpreter.version
         return self._tritonserver() / "python_backend_stubs" / f"{major}.{minor}" / _STUB
+
+
+class OursForPythonModels(Ours):
+    """The repository that Triton's Python backend gets, unchanged, with its models on our workers."""
+
+    name = "python-models"
+    title = "the same model.py on our workers"
+
+    def launch(self, models: Sequence[Model], ports: Ports, scratch: Path, copies: int = 1) -> Launch:
+        """Write the model repository and return how to serve it."""
+        python_model_repository(models, scratch, copies)
+        command = [sys.executable, "-m", "pytriton", "serve-repository", str(scratch / "models")]
+        options = {
+            "address": "127.0.0.1",
+            "http-port": ports.http,
+            "grpc-port": ports.grpc,
+            "metrics-port": ports.metrics,
+        }
+        return Launch(
+            argv=[*command, *(f"--{name}={value}" for name, value in options.items())],
+            environment={"PYTRITON_HOME": str(scratch / "home"), "PYTRITON_ACCESS_TOKEN": ACCESS_TOKEN},
+        )
 
 
 def python_model_repository(models: Sequence[Model], scratch: Path, copies: int = 1) -> None:

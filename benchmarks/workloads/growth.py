@@ -20,7 +20,7 @@ class Instances(ServedWorkload):
     name = "instances"
     title = "2 ms of pure Python per request; 1, 2, 4 workers as threads and as processes, 8 connections"
     generators = ("wrk",)
-    peers = ("ours", "ours-processes", "python-backend", "nvidia-pytriton")
+    peers = ("ours", "ours-processes", "python-backend", "python-models", "nvidia-pytriton")
 
     def cases(self) -> Sequence[str]:
         """Return a case for each number of workers."""

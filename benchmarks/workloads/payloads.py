@@ -9,7 +9,7 @@ from benchmarks.servers.models import Model
 from benchmarks.workloads.base import Bench, ServedWorkload
 from benchmarks.workloads.serving import Served
 
-TRITONS = ("ours", "limit", "python-backend", "nvidia-pytriton")
+TRITONS = ("ours", "limit", "python-backend", "python-models", "nvidia-pytriton")
 _STRING_CONNECTIONS = 4
 _TOKENS = 100
 

@@ -19,7 +19,7 @@ class Tiny(ServedWorkload):
     title = "float32[1,4] x 2 -> sum, over HTTP and gRPC, 1 to 512 connections"
     generators = ("wrk", "h2load")
     models = (Model("add", 4),)
-    peers = ("ours", "limit", "python-backend", "nvidia-pytriton", *WEB)
+    peers = ("ours", "limit", "python-backend", "python-models", "nvidia-pytriton", *WEB)
 
     def cases(self) -> Sequence[str]:
         """Return a case for each protocol and number of connections."""

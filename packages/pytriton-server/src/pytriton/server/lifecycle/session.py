@@ -575,7 +575,8 @@ class ServerSession:
                 if state.state == "UNAVAILABLE":
                     raise TritonModelLoadError(
                         f"tritonserver cannot load model {state.name!r} of {self._config.model_repository}: "
-                        f"{state.reason} Mend the model, or set TritonConfig.exit_on_error=False to serve without it.",
+                        f"{state.reason.rstrip().removesuffix('.')}. "
+                        "Mend the model, or set TritonConfig.exit_on_error=False to serve without it.",
                         model_name=state.name,
                         model_version=state.version,
                         reason=state.reason,
