@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import resource
+import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +16,7 @@ import pytest
 
 from pytriton.proxy_backend import library_path
 from pytriton.proxy_backend.cli.app import run as run_command
+from support.waiting import PATIENCE_S, eventually
 
 CONFIG = 'backend: "python"\ninput { name: "x" data_type: TYPE_FP32 dims: -1 }\n'
 ENDPOINT = Path("/no/such/folder")
@@ -301,6 +305,46 @@ def test_places_that_cannot_be_taken(convert: Command, command: Command, model: 
     assert "expected a folder whose path has 89 bytes at most" in done.err
     assert command("convert", model, "--attach-timeout", "-1").code == 2
     assert state(tmp_path) == before
+
+
+def test_what_cannot_be_read_is_named(convert: Command, model: Path) -> None:
+    # The same for every user, where permissions do not hold for root: a path that is too long.
+    deep = model / "1" / ("x" * 200)
+    deep.mkdir()
+    (deep / ("y" * 250)).symlink_to("../" * 300 + "gone")
+    done = convert(model)
+    assert (done.code, done.out) == (1, "")
+    assert "cannot be converted, and nothing was changed" in done.err
+    assert "y" * 250 in done.err
+    assert os.listdir(model.parent) == ["double"]
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+@pytest.mark.parametrize("name", ["", "1", "1/model.py", "config.pbtxt"])
+def test_files_of_others_are_named(convert: Command, model: Path, name: str) -> None:
+    mode = (model / name).stat().st_mode
+    (model / name).chmod(0)
+    try:
+        done = convert(model)
+    finally:
+        (model / name).chmod(mode)
+    assert (done.code, done.out) == (1, "")
+    assert "Permission denied" in done.err
+    assert os.listdir(model.parent) == ["double"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_no_half_of_a_copy(model: Path, number: signal.Signals) -> None:
+    with (model / "1" / "weights.bin").open("wb") as file:
+        # A hole, which takes its time nevertheless.
+        file.truncate(1 << 30)
+    command = [sys.executable, "-m", "pytriton.proxy_backend", "convert", str(model), "--endpoint", str(ENDPOINT)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
+        eventually(lambda: process.poll() is not None or any(model.parent.glob(".pytriton-*")))
+        process.send_signal(number)
+        code = process.wait(PATIENCE_S)
+    # It may have been faster than the signal.
+    assert set(os.listdir(model.parent)) == ({"double", "double_workers"} if code == 0 else {"double"})
 
 
 def test_a_full_disk_leaves_nothing(convert: Command, model: Path) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import signal
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +65,18 @@ def run(arguments: argparse.Namespace) -> int:
         library=library_path(),
         made_by=own_version(),
     )
-    outcome = convert_model(conversion, may_replace=arguments.replace)
+    with _undone_by_sigterm():
+        outcome = convert_model(conversion, may_replace=arguments.replace)
     print(f"{'converted' if outcome == 'added' else outcome}: {target}")
     print(f"its processes come from: pytriton-proxy-backend hosts --endpoint {folder}")
     return 0
+
+
+@contextlib.contextmanager
+def _undone_by_sigterm() -> Iterator[None]:
+    """Have SIGTERM raise: a copy may take minutes, and half of one is not to stay in a repository."""
+    before = signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -82,6 +82,19 @@ def convert_model(conversion: Conversion, *, may_replace: bool = False) -> Outco
             has changed then.
     """
     source, target = conversion.source, conversion.target
+    try:
+        return _convert(conversion, may_replace)
+    except OSError as error:
+        place = error.filename or target
+        raise DropInError(
+            f"{source} cannot be converted, and nothing was changed: {place}: "
+            + explain(error, "Is the disk full, or a file not for this user?"),
+            path=str(target),
+        ) from error
+
+
+def _convert(conversion: Conversion, may_replace: bool) -> Outcome:
+    source, target = conversion.source, conversion.target
     check_name(target.name)
     versions = _check_source(source)
     if target.resolve().is_relative_to(source.resolve()):
@@ -94,25 +107,18 @@ def convert_model(conversion: Conversion, *, may_replace: bool = False) -> Outco
         old = None if before is None else unedited(before, "replace")
         if old is None and os.path.lexists(target):
             raise foreign(target)
-        try:
-            with staging_in(target.parent) as staging:
-                staged = staging / target.name
-                wanted = _write(conversion, versions, staged)
-                if old is not None and old.same_as(wanted):
-                    return "unchanged"
-                if old is not None and not may_replace:
-                    raise DropInError(
-                        f"{target} is a model of ours with another content. Ask for its replacement (--replace), or "
-                        "choose another place (--to)",
-                        path=str(target),
-                    )
-                put_in_place(staged, target, old)
-        except (OSError, shutil.Error) as error:
-            reason = explain(error, "Is the disk full, or a file not for this user?") if error.args else str(error)
-            place = getattr(error, "filename", None) or target
-            raise DropInError(
-                f"{source} cannot be converted, and nothing was changed: {place}: {reason}", path=str(target)
-            ) from error
+        with staging_in(target.parent) as staging:
+            staged = staging / target.name
+            wanted = _write(conversion, versions, staged)
+            if old is not None and old.same_as(wanted):
+                return "unchanged"
+            if old is not None and not may_replace:
+                raise DropInError(
+                    f"{target} is a model of ours with another content. Ask for its replacement (--replace), or choose "
+                    "another place (--to)",
+                    path=str(target),
+                )
+            put_in_place(staged, target, old)
     return "added" if old is None else "replaced"
 
 
@@ -159,7 +165,7 @@ def _check_source(source: Path) -> Sequence[int]:
             path=str(source),
         )
     name = _DEFAULT_FILE if file is None else file.text
-    versions = [int(path.name) for path in _entries(source) if path.name.isdecimal() and (path / name).is_file()]
+    versions = [int(path.name) for path in source.iterdir() if path.name.isdecimal() and (path / name).is_file()]
     if not versions:
         raise DropInError(
             f"expected a folder of a version with {name} in it, such as {source / '1' / name}: there is none",
@@ -168,18 +174,9 @@ def _check_source(source: Path) -> Sequence[int]:
     return sorted(versions)
 
 
-def _entries(folder: Path) -> list[Path]:
-    try:
-        return list(folder.iterdir())
-    except OSError as error:
-        raise DropInError(f"{folder} cannot be read: {explain(error)}", path=str(folder)) from error
-
-
 def _read(config: Path) -> str:
     try:
         return config.read_bytes().decode("utf-8")
-    except OSError as error:
-        raise DropInError(f"{config} cannot be read: {explain(error)}", path=str(config)) from error
     except UnicodeDecodeError as error:
         raise DropInError(f"{config} is no text in UTF-8: {error}", path=str(config)) from error
 
