@@ -13,7 +13,7 @@ import pytest
 from pytriton import inprocess
 from pytriton.client import DecoupledModelClient, FuturesModelClient, ModelClient
 from pytriton.client.exceptions import PyTritonClientInferenceServerError
-from pytriton.decorators import batch, get_model_signature
+from pytriton.decorators import TritonContext, batch, get_model_signature, model, triton_context
 from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidationError
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.triton import ProcessWorker, RemoteTriton, Triton, TritonModelLoadError
@@ -166,6 +166,25 @@ def test_a_server_in_process_serves_them() -> None:
         responses = list(server.bind(count).infer(inputs={"up_to": np.array([2])}))
         numbers = [np.from_dlpack(response.outputs["output"]).tolist() for response in responses if response.outputs]
         assert numbers == [[0], [1]]
+
+
+def test_functions_find_the_configurations_of_each_other(triton: Triton) -> None:
+    @model(batched=True)
+    @triton_context
+    def sizes(x: list[float], triton_context: TritonContext) -> list[str]:
+        configs = triton_context.model_configs
+        return [
+            f"{configs[softmax].model_name} {configs[sizes].model_name} {configs[Greeter].max_batch_size}" for _ in x
+        ]
+
+    triton.bind(sizes)
+    triton.bind(Greeter)
+    try:
+        with ModelClient(str(triton.http_url), "sizes") as client:
+            assert text_of(client.infer_sample(1.0)) == "softmax sizes 8"
+    finally:
+        triton.unbind("sizes")
+        triton.unbind("greeter")
 
 
 def test_rebind_takes_the_hints_of_the_new_function(triton: Triton) -> None:

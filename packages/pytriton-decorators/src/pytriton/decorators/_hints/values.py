@@ -6,6 +6,7 @@ axes, so a value without axes travels as one of shape `(1,)`.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -79,25 +80,33 @@ class Value:
         Raises:
             PyTritonValidationError: It is not what the hint says.
         """
-        dtype = array_dtype(self.dtype)
         if self.form == "array":
-            array = self._checked_array(value, dtype, name, model)
+            array = self._checked_array(value, name, model)
         elif self.form == "scalar":
             if isinstance(value, np.ndarray) and value.ndim == 0:
                 value = value[()]
-            array = self._filled([value], dtype, name, model)
+            array = self._filled([value], name, model)
         elif isinstance(value, (list, tuple)):
-            array = self._filled(value, dtype, name, model)
+            array = self._filled(value, name, model)
         else:
             advice = " (.tolist() makes a list)" if isinstance(value, np.ndarray) else ""
             raise self._rejected(name, model, _shown(value), f"a list{advice}")
         return array if self._sample_dims or self.form == "scalar" else array[..., np.newaxis]
 
-    @property
+    @functools.cached_property
+    def _array_dtype(self) -> np.dtype[Any]:
+        return array_dtype(self.dtype)
+
+    @functools.cached_property
+    def _fixed_sizes(self) -> list[tuple[int, int]]:
+        """The axes whose size is given, with that size."""
+        return [(axis, size) for axis, size in enumerate(self.dims) if isinstance(size, int) and size != -1]
+
+    @functools.cached_property
     def _sample_dims(self) -> tuple[int | str, ...]:
         return self.dims[1:] if self.batched else self.dims
 
-    @property
+    @functools.cached_property
     def _is_builtin(self) -> bool:
         """Whether elements are of Python's types, not of numpy's."""
         return self.dtype in (str, bytes, bool, int, float)
@@ -121,14 +130,14 @@ class Value:
         texts.ravel()[:] = [self._element(element, name) for element in array.ravel().tolist()]
         return texts
 
-    def _checked_array(self, value: Any, dtype: np.dtype[Any], name: str, model: str) -> np.ndarray[Any, Any]:
+    def _checked_array(self, value: Any, name: str, model: str) -> np.ndarray[Any, Any]:
+        dtype = self._array_dtype
         if isinstance(value, np.generic) and not self.dims:
             value = np.asarray(value)
         if not isinstance(value, np.ndarray):
             raise self._rejected(name, model, _shown(value), "a numpy array (numpy.asarray makes one)")
-        fits = value.ndim == len(self.dims) and all(
-            isinstance(wanted, str) or wanted in (-1, got) for wanted, got in zip(self.dims, value.shape, strict=True)
-        )
+        shape = value.shape
+        fits = len(shape) == len(self.dims) and all(shape[axis] == size for axis, size in self._fixed_sizes)
         if not fits:
             wanted = ", ".join(map(str, self.dims)) + ("," if len(self.dims) == 1 else "")
             raise self._rejected(name, model, f"an array of shape {value.shape}", f"shape ({wanted})")
@@ -144,9 +153,10 @@ class Value:
         )
         raise self._rejected(name, model, f"an array of {value.dtype}", wanted)
 
-    def _filled(self, values: Sequence[Any], dtype: np.dtype[Any], name: str, model: str) -> np.ndarray[Any, Any]:
+    def _filled(self, values: Sequence[Any], name: str, model: str) -> np.ndarray[Any, Any]:
+        dtype = self._array_dtype
         for place, element in enumerate(values):
-            problem = self._problem(element, dtype)
+            problem = self._problem(element)
             if problem is not None:
                 where = f"element {place}, " if self.form == "list" else ""
                 raise self._rejected(name, model, where + _shown(element), problem)
@@ -154,8 +164,9 @@ class Value:
         array[:] = values
         return array
 
-    def _problem(self, element: Any, dtype: np.dtype[Any]) -> str | None:
+    def _problem(self, element: Any) -> str | None:
         """Return what was expected in the place of an element of a list, or of a scalar; None where it is right."""
+        dtype = self._array_dtype
         if dtype.kind == "O":
             wanted = str if self.dtype is str else bytes
             return None if isinstance(element, wanted) else f"{wanted.__name__}"

@@ -115,8 +115,11 @@ class BoundModel:
             model_warmup=self._config.model_warmup,
         )
         self._infer_funcs = [load_callable(infer, name) for infer in infer_funcs]
-        for infer in self._own_callables():
-            check_callable(infer, self.triton_config)
+        # What the user knows of them, by which their configuration is found.
+        self._published = [infer for infer in infer_funcs if not isinstance(infer, ProcessWorker)]
+        for infer in self._infer_funcs:
+            if not isinstance(infer, ProcessWorker):
+                check_callable(infer, self.triton_config)
         self.triton_context = triton_context
         """What the callables learn about the other models; the same for all models of a server."""
         self.generation = generation
@@ -268,18 +271,15 @@ class BoundModel:
 
     def publish(self) -> None:
         """Let the callables of all models of the server see this model's configuration."""
-        for infer in self._own_callables():
+        for infer in self._published:
             self.triton_context.model_configs[infer] = self.triton_config
 
     def unpublish(self) -> None:
         """Take the configuration back where `publish` has put it and nobody has put another one since."""
         configs = self.triton_context.model_configs
-        for infer in self._own_callables():
+        for infer in self._published:
             if configs.get(infer) is self.triton_config:
                 del configs[infer]
-
-    def _own_callables(self) -> list[InferFunc]:
-        return [infer for infer in self._infer_funcs if not isinstance(infer, ProcessWorker)]
 
     def endpoint(self, endpoints: Path) -> Path:
         """Return the path of the socket between the server and the workers.
