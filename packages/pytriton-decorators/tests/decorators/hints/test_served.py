@@ -9,6 +9,7 @@ from typing import Annotated, Any, NamedTuple, TypedDict
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from typing_extensions import NotRequired
 
 from pytriton.decorators import (
     Shape,
@@ -227,6 +228,22 @@ def test_generators_are_decoupled_models(function: Callable[..., Any]) -> None:
     harness = Harness(function)
     assert harness.model_config.decoupled
     assert [result["output"].tolist() for result in harness.stream({"up_to": [3]})] == [[0], [1], [2]]
+
+
+class Step(TypedDict):
+    token: str
+    end: NotRequired[bool]
+
+
+@model
+def speak(text: str) -> Iterator[Step]:
+    yield {"token": text}
+    yield {"token": "", "end": True}
+
+
+def test_steps_may_leave_out_what_is_not_required() -> None:
+    steps = [{name: array.tolist() for name, array in it.items()} for it in Harness(speak).stream({"text": ["a"]})]
+    assert steps == [{"token": [b"a"]}, {"token": [b""], "end": [True]}]
 
 
 def test_a_generator_of_batches_yields_for_all_samples() -> None:
