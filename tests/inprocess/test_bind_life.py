@@ -210,7 +210,7 @@ def test_a_callable_may_ask_another_model(server: inprocess.Server) -> None:
         ({"infer_func": []}, PyTritonValidationError, "infer_func has to be a callable"),
         ({"infer_func": ProcessWorker("os:getpid")}, inprocess.InvalidArgumentError, "callables of this process"),
         ({"inputs": ["x"]}, PyTritonValidationError, "must be a Tensor"),
-        ({"outputs": None}, PyTritonValidationError, "outputs has to be a list"),
+        ({"outputs": None}, PyTritonValidationError, "outputs have to be said"),
         ({"model_version": 0}, PyTritonValidationError, "at least 1"),
         ({"config": {"batching": True}}, PyTritonValidationError, "ModelConfig"),
         ({"config": ModelConfig(max_batch_size=0)}, PyTritonBadParameterError, "max_batch_size"),
