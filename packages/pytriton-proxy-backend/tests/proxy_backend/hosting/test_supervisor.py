@@ -124,16 +124,20 @@ def test_an_instance_of_no_model(supervisor: HostSupervisor) -> None:
         )
 
 
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"GET / HTTP/1.1\r\n\r\n",
-        struct.pack("<IHH", 4, FrameKind.MODEL, 0),
-        struct.pack("<IHH", 4, FrameKind.OK, 0),
-        struct.pack("<IHH", 4, 77, 0),
-        b"",
-    ],
-)
+@pytest.mark.parametrize("kind", [FrameKind.MODEL, FrameKind.INSTANCE, FrameKind.OK, 77])
+def test_a_library_of_another_version_is_told(kind: int, supervisor: HostSupervisor) -> None:
+    with connected(supervisor) as channel:
+        channel.sendall(struct.pack("<IHH", 4, kind, 0))
+        answered, (text,) = receive_frame(channel) or Frame(0, ("",))
+        assert answered == FrameKind.ERROR
+        assert f"got kind {int(kind)} with 0" in text
+        assert "convert --replace" in text
+        assert receive_frame(channel) is None
+    # It goes on.
+    test_an_instance_of_no_model(supervisor)
+
+
+@pytest.mark.parametrize("data", [b"GET / HTTP/1.1\r\n\r\n", b""])
 def test_others_are_cut_off(data: bytes, supervisor: HostSupervisor, tmp_path: Path) -> None:
     with connected(supervisor) as channel:
         channel.sendall(data)

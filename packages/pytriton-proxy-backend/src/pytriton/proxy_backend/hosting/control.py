@@ -4,6 +4,9 @@ Each model, and each of its instances, has a connection of its own, whose end is
 other side is `native/src/control.h`. Little-endian:
 
     u32 size of all that follows, u16 kind, u16 count, then `count` fields, each a u32 length and its bytes
+
+A library and a supervisor may be of different versions. Whatever a frame is to say otherwise than today gets another
+kind or another number of fields: both sides compare these and say so, and the form of an ERROR stays.
 """
 
 from __future__ import annotations

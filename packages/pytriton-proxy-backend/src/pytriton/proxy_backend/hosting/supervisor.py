@@ -46,7 +46,7 @@ _MAX_NAME = 18
 _BACKLOG = 128
 _POLL_S = 0.2
 _JOIN_S = 20.0
-_FIELDS = {FrameKind.MODEL: 8, FrameKind.INSTANCE: 5}
+_FIELDS: dict[int, int] = {FrameKind.MODEL: 8, FrameKind.INSTANCE: 5}
 
 logger = logging.getLogger(__name__)
 
@@ -351,9 +351,13 @@ def _check_peer(channel: socket.socket) -> None:
 
 
 def _checked(frame: Frame) -> tuple[str, ...]:
-    expected = _FIELDS.get(FrameKind(frame.kind)) if frame.kind in list(FrameKind) else None
-    if len(frame.fields) != expected:
-        raise ControlError(f"a frame of kind {frame.kind} with {len(frame.fields)} fields is none to begin with")
+    if len(frame.fields) != _FIELDS.get(frame.kind):
+        known = ", ".join(f"kind {int(kind)} with {count}" for kind, count in _FIELDS.items())
+        raise ModelRefused(
+            f"expected a question of {known} fields, got kind {frame.kind} with {len(frame.fields)}: the library in "
+            "the server and the process that supervises Python models are of different versions. Where the model "
+            "was converted, write it anew with `pytriton-proxy-backend convert --replace`"
+        )
     return frame.fields
 
 
