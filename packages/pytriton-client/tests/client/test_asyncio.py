@@ -737,3 +737,14 @@ def test_frozen_server_with_tls(scheme: str, frozen_address: str) -> None:
                 await client.infer_sample(ROW)
 
     drive(main)
+
+
+def test_a_wrong_shape_is_told_before_the_inputs_are_sent(server: Any) -> None:
+    async def ask() -> None:
+        async with AsyncioModelClient(server.url, "add") as client:
+            with pytest.raises(PyTritonClientValueError, match="Did you mean infer_sample"):
+                await client.infer_batch(np.array([1.0, 2.0], np.float32))
+            await client.infer_sample(np.array([1.0, 2.0], np.float32))
+
+    asyncio.run(ask())
+    assert server.asked["inference"] == 1

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import socket
 import threading
 import time
@@ -553,3 +554,31 @@ def test_arguments_that_cannot_be_used(options: dict[str, Any]) -> None:
         ModelClient("localhost", "add", **options)
     with pytest.raises(PyTritonClientValueError, match="name of a model"):
         ModelClient("localhost", "")
+
+
+def test_a_wrong_shape_is_told_before_the_inputs_are_sent(server: Any) -> None:
+    with ModelClient(server.url, "add") as client:
+        client.infer_sample(np.array([1.0, 2.0], np.float32))
+        for infer in (client.infer_sample, client.infer_batch):
+            with pytest.raises(PyTritonClientValueError, match="Model add, input"):
+                infer(np.zeros((1, 1, 2), np.float32))
+    assert server.asked["inference"] == 1
+    # Once at first, and once for each error, because the model may have been loaded anew.
+    assert server.asked["model-config"] == 3
+
+
+def test_a_model_that_was_loaded_with_another_shape_gets_it(server: Any) -> None:
+    def load(size: int) -> None:
+        config = copy.deepcopy(server.models["add"].config)
+        for tensor in config["input"]:
+            tensor["dims"] = [size]
+        server.models["add"].config = config
+
+    load(2)
+    with ModelClient(server.url, "add") as client:
+        client.infer_sample(np.zeros(2, np.float32))
+        load(3)
+        client.infer_sample(np.zeros(3, np.float32))
+        with pytest.raises(PyTritonClientValueError, match=r"expected the shape \(3\)"):
+            client.infer_sample(np.zeros(2, np.float32))
+    assert server.asked["inference"] == 2

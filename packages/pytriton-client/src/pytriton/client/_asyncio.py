@@ -244,15 +244,36 @@ class AsyncioModelClient(BaseModelClient):
         checked = check_call(inputs, named_inputs, parameters, headers, self._options)
         with trace_call(checked, self._target) as call:
             deadline = self._call_deadline()
-            spec = await self._get_spec(deadline)
-            self._check_is_coupled(spec)
-            request = self._build_request(spec, call, is_batch=is_batch)
+            spec, request = await self._make_request(call, deadline, self._check_is_coupled, is_batch=is_batch)
             timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
             if self._shared_memory is None:
                 response = await self._transport.infer(request, timeout_s)
             else:
                 response = await self._drive(self._shared_memory.infer(spec, request, timeout_s))
             return decode_response(spec, response, is_batch=is_batch)
+
+    async def _make_request(
+        self, call: Call, deadline: Deadline | None, check: Callable[[ModelSpec], None], *, is_batch: bool
+    ) -> tuple[ModelSpec, InferRequest]:
+        """Return what is known of the model, and the request for it.
+
+        Raises:
+            PyTritonClientValueError: The inputs are not those of the model.
+        """
+        spec = await self._get_spec(deadline)
+        check(spec)
+        request = self._build_request(spec, call, is_batch=is_batch)
+        if self._find_wrong_shape(spec, request, is_batch=is_batch) is None:
+            return spec, request
+        # The model may have been loaded with another configuration since.
+        self._forget_spec()
+        spec = await self._get_spec(deadline)
+        check(spec)
+        request = self._build_request(spec, call, is_batch=is_batch)
+        error = self._find_wrong_shape(spec, request, is_batch=is_batch)
+        if error is not None:
+            raise error
+        return spec, request
 
     async def _get_spec(self, call_deadline: Deadline | None = None) -> ModelSpec:
         self._check_open()
@@ -390,9 +411,9 @@ class AsyncioDecoupledModelClient(AsyncioModelClient):
 
     async def _results(self, checked: Call, *, is_batch: bool) -> AsyncGenerator[ModelResult, None]:
         with trace_call(checked, self._target) as call:
-            spec = await self._get_spec(self._call_deadline())
-            self._check_is_decoupled(spec)
-            request = self._build_request(spec, call, is_batch=is_batch)
+            spec, request = await self._make_request(
+                call, self._call_deadline(), self._check_is_decoupled, is_batch=is_batch
+            )
             timeout_s = self._options.timeout_s or self._inference_timeout_s
             if self._shared_memory is None:
                 responses = _receive(self._transport.stream(spec, request), timeout_s)

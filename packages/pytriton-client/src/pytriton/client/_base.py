@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ._core.deadline import Deadline, check_timeout
 from ._core.options import NO_OPTIONS
-from ._core.requests import Call, InferRequest, build_request
+from ._core.requests import Call, InferRequest, build_request, find_wrong_shape
 from ._core.results import ParameterValue
 from ._core.spec import ModelSpec, to_model_spec
 from ._core.startup import Target
@@ -281,6 +281,20 @@ class BaseModelClient:
             request_id=str(next(self._request_ids)),
             is_batch=is_batch,
         )
+
+    def _forget_spec(self) -> None:
+        """Forget the configuration of the model, which the server is then asked for anew."""
+        self._model_info.is_prepared = False
+        self._model_info.spec = None
+
+    def _find_wrong_shape(
+        self, spec: ModelSpec, request: InferRequest, *, is_batch: bool
+    ) -> PyTritonClientValueError | None:
+        """Return the error of an input whose shape the model does not declare; ``None`` where all fit.
+
+        Of a specification that the user brought, the server is to judge.
+        """
+        return None if self._given_spec is not None else find_wrong_shape(spec, request, is_batch=is_batch)
 
     def _check_is_coupled(self, spec: ModelSpec) -> None:
         if spec.decoupled:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ._base import BaseModelClient
 from ._core.deadline import Deadline, check_timeout
 from ._core.options import Headers, Parameters
-from ._core.requests import InferRequest, InferResponse, check_call, decode_response, is_end_of_stream
+from ._core.requests import Call, InferRequest, InferResponse, check_call, decode_response, is_end_of_stream
 from ._core.results import ModelResult
 from ._core.spec import ModelSpec
 from ._core.startup import Pause, PlanStep, ask_server, prepare, wait_for_model, wait_for_server
@@ -214,15 +214,36 @@ class ModelClient(BaseModelClient):
         checked = check_call(inputs, named_inputs, parameters, headers, self._options)
         with trace_call(checked, self._target) as call:
             deadline = self._call_deadline()
-            spec = self._get_spec(deadline)
-            self._check_is_coupled(spec)
-            request = self._build_request(spec, call, is_batch=is_batch)
+            spec, request = self._make_request(call, deadline, self._check_is_coupled, is_batch=is_batch)
             timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
             if self._shared_memory is None:
                 response = self._transport.infer(request, timeout_s)
             else:
                 response = self._drive(self._shared_memory.infer(spec, request, timeout_s))
             return decode_response(spec, response, is_batch=is_batch)
+
+    def _make_request(
+        self, call: Call, deadline: Deadline | None, check: Callable[[ModelSpec], None], *, is_batch: bool
+    ) -> tuple[ModelSpec, InferRequest]:
+        """Return what is known of the model, and the request for it.
+
+        Raises:
+            PyTritonClientValueError: The inputs are not those of the model.
+        """
+        spec = self._get_spec(deadline)
+        check(spec)
+        request = self._build_request(spec, call, is_batch=is_batch)
+        if self._find_wrong_shape(spec, request, is_batch=is_batch) is None:
+            return spec, request
+        # The model may have been loaded with another configuration since.
+        self._forget_spec()
+        spec = self._get_spec(deadline)
+        check(spec)
+        request = self._build_request(spec, call, is_batch=is_batch)
+        error = self._find_wrong_shape(spec, request, is_batch=is_batch)
+        if error is not None:
+            raise error
+        return spec, request
 
     def _get_spec(self, call_deadline: Deadline | None = None) -> ModelSpec:
         self._check_open()
@@ -379,9 +400,9 @@ class DecoupledModelClient(ModelClient):
     ) -> Generator[ModelResult, None, None]:
         traced = trace_call(check_call(inputs, named_inputs, parameters, headers, self._options), self._target)
         try:
-            spec = self._get_spec(self._call_deadline())
-            self._check_is_decoupled(spec)
-            request = self._build_request(spec, traced.call, is_batch=is_batch)
+            spec, request = self._make_request(
+                traced.call, self._call_deadline(), self._check_is_decoupled, is_batch=is_batch
+            )
             timeout_s = self._options.timeout_s or max(self._inference_timeout_s, _LEAST_RESPONSE_TIMEOUT_S)
             if self._shared_memory is None:
                 responses = _receive(self._transport.stream(spec, request), timeout_s)

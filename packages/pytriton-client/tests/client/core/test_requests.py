@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from pytriton.client._core.options import NO_OPTIONS
-from pytriton.client._core.requests import InferResponse, build_request, check_call, decode_response
+from pytriton.client._core.requests import (
+    InferResponse,
+    build_request,
+    check_call,
+    decode_response,
+    find_wrong_shape,
+)
 from pytriton.client._core.spec import ModelSpec, TensorSpec
 from pytriton.client.exceptions import PyTritonClientInferenceServerError, PyTritonClientValueError
 
@@ -33,6 +40,38 @@ def test_sample_gets_a_batch_axis() -> None:
 def test_an_empty_batch_is_called_so() -> None:
     with pytest.raises(PyTritonClientValueError, match=r"Input 'a': expected a batch of one sample at least.*\(0, 2\)"):
         build(np.zeros((0, 2), np.float32), is_batch=True)
+
+
+@pytest.mark.parametrize(
+    ("shape", "is_batch", "text"),
+    [
+        ((3,), False, "expected the shape (2), as its Tensor declares it; received the shape (3)."),
+        ((1, 2), False, "received the shape (1, 2). Did you mean infer_batch, which takes arrays with a batch axis"),
+        (
+            (2,),
+            True,
+            "expected the shape (batch, 2), as its Tensor declares it; received the shape (2). Did you mean",
+        ),
+        ((1, 3), True, "expected the shape (batch, 2), as its Tensor declares it; received the shape (1, 3)."),
+        ((1, 1, 2), True, "received the shape (1, 1, 2)."),
+        ((), False, "received the shape ()."),
+    ],
+)
+def test_errors_of_shape_speak_of_the_tensor(shape: tuple[int, ...], is_batch: bool, text: str) -> None:
+    request = build(a=np.zeros(shape, np.float32), is_batch=is_batch)
+    error = find_wrong_shape(SPEC, request, is_batch=is_batch)
+    assert error is not None
+    assert str(error).startswith("Model m, input 'a': expected the shape (")
+    assert text in str(error)
+    assert ("Did you mean" in str(error)) is ("Did you mean" in text)
+
+
+def test_any_size_is_of_the_right_shape() -> None:
+    spec = replace(SPEC, batching=False, inputs=(TensorSpec("a", (-1, 2), np.float32),))
+    for shape, fits in (((5, 2), True), ((0, 2), True), ((5, 3), False), ((2,), False), ((1, 5, 2), False)):
+        call = check_call((np.zeros(shape, np.float32),), {}, None, None)
+        request = build_request(spec, call, model_name="m", model_version=None, request_id="7", is_batch=False)
+        assert (find_wrong_shape(spec, request, is_batch=False) is None) is fits
 
 
 def test_arrays_of_the_same_kind_are_cast_where_the_call_says_so() -> None:

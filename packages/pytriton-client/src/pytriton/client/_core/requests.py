@@ -38,6 +38,7 @@ __all__ = [
     "build_request",
     "check_call",
     "decode_response",
+    "find_wrong_shape",
     "is_end_of_stream",
 ]
 
@@ -209,6 +210,43 @@ def build_request(
     elif spec.batching:
         inputs = [(tensor, array[np.newaxis]) for tensor, array in inputs]
     return InferRequest(model_name, model_version, call.request_id or request_id, tuple(inputs), call)
+
+
+def find_wrong_shape(spec: ModelSpec, request: InferRequest, *, is_batch: bool) -> PyTritonClientValueError | None:
+    """Return the error of an input whose shape is not the one that the model declares; ``None`` where all are.
+
+    Args:
+        spec: The model.
+        request: The request for it.
+        is_batch: Whether the caller gave arrays with a batch axis.
+    """
+    for tensor, wire_array in request.inputs:
+        given = wire_array.shape[1:] if spec.batching and not is_batch else wire_array.shape
+        sample = given[1:] if is_batch else given
+        if _fits(sample, tensor.shape):
+            continue
+        expected = f"the shape ({', '.join(['batch'] * is_batch + list(map(str, tensor.shape)))})"
+        if is_batch and _fits(given, tensor.shape):
+            advice = " Did you mean infer_sample, which takes one sample, without a batch axis?"
+        elif spec.batching and not is_batch and _fits(given[1:], tensor.shape) and given:
+            advice = " Did you mean infer_batch, which takes arrays with a batch axis in front?"
+        else:
+            advice = ""
+        return PyTritonClientValueError(
+            f"Model {spec.model_name}, input {tensor.name!r}: expected {expected}, as its Tensor declares it; received "
+            f"the shape ({', '.join(map(str, given))}).{advice}",
+            model_name=spec.model_name,
+            input_name=tensor.name,
+            expected=expected,
+            received=f"the shape {given}",
+        )
+    return None
+
+
+def _fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
+    return len(shape) == len(declared) and all(
+        wanted in (-1, length) for wanted, length in zip(declared, shape, strict=True)
+    )
 
 
 def decode_response(spec: ModelSpec, response: InferResponse, *, is_batch: bool) -> ModelResult:
