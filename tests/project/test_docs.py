@@ -6,8 +6,9 @@ How a block is treated follows from the first word of its info string:
   title ends with `server.py` is started as a server, which answers the blocks below it until the next one takes its
   place or the page ends; then it gets SIGINT and has to end with exit code 0.
 * `text` right after a program: what that program prints. `...` stands for anything, as in doctest.
-* `console`: commands after a dollar sign, each followed by its output. `curl` and `python` are run, the rest is
-  checked. A file of docs/examples/ with an ampersand after it is a server, as above; so is `uvicorn file:app &`.
+* `console`: commands after a dollar sign, each followed by its output. `curl`, `echo`, `python` and `pytriton` are run,
+  the rest is checked. A file of docs/examples/ with an ampersand after it is a server, as above; so is
+  `uvicorn file:app &`.
 * `bash`, or no language and only commands in it: each line is checked. Nothing is installed, and this repository's
   own commands are not run inside its own tests: names, extras and sub-commands have to exist.
 * `mermaid`: a diagram, whose parts are held together by a test of their own.
@@ -294,7 +295,7 @@ class Page:
                     compare(wanted, self._output([sys.executable, file.name]))
             elif program == "curl" and shutil.which("curl") is None:
                 self.unrun.append(f"{block.where}: curl is not installed here")
-            elif program in ("curl", "python"):
+            elif program in ("curl", "echo", "python", "pytriton"):
                 compare(wanted, self._output(["bash", "-c", self._located(command)]))
             else:
                 check_command(command)

@@ -1,4 +1,4 @@
-"""Addresses, certificates and credentials of a server, for the sibling distributions that manage one.
+"""Addresses, certificates and models of a server, for the sibling distributions that manage one.
 
 Not part of what users import: the versions of the distributions are pinned to each other, and this module may change
 with any of them. Importing it brings neither gRPC nor an HTTP library.
@@ -8,13 +8,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ._core.spec import parse_model_config
 from ._core.tls import TlsSettings, check_tls, make_ssl_context
+from ._core.translate import is_denial
 from ._core.url import TritonUrl
 
 if TYPE_CHECKING:
     import grpc
 
-__all__ = ["TlsSettings", "TritonUrl", "check_tls", "make_grpc_credentials", "make_ssl_context"]
+__all__ = [
+    "TlsSettings",
+    "TritonUrl",
+    "check_tls",
+    "is_denial",
+    "make_grpc_credentials",
+    "make_ssl_context",
+    "parse_model_config",
+]
 
 
 def make_grpc_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCredentials | None:

@@ -1,4 +1,4 @@
-"""The commands. The one module that imports typer."""
+"""The commands."""
 
 import importlib.metadata
 import signal
@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from pytriton.server.cli import calls
 from pytriton.server.cli.report import Report, ReportError
 from pytriton.server.cli.steps import Steps
 
@@ -32,11 +33,13 @@ Zip = Annotated[bool, typer.Option("--zip/--no-zip", help="Put logs and files in
 
 app = typer.Typer(
     name="pytriton",
-    help="Checks an installation of pytriton, and attaches workers.",
+    help="Checks an installation of pytriton, attaches workers, and calls models.",
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+app.command("models")(calls.models)
+app.command("infer")(calls.infer)
 
 
 def run() -> None:
@@ -51,7 +54,7 @@ def root(
     context: typer.Context,
     version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
 ) -> None:
-    """Check an installation of pytriton. Without a command: `check`."""
+    """Check an installation of pytriton, attach workers, call models. Without a command: `check`."""
     if version:
         typer.echo(f"pytriton {importlib.metadata.version('pytriton-server')}")
         raise typer.Exit

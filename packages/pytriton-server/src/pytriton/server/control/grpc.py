@@ -125,15 +125,23 @@ class GrpcControl:
         config: dict[str, Any] = self._call("get_model_config", model_name, as_json=True)["config"]
         return config
 
+    def model_versions(self, model_name: str) -> list[int]:
+        """Return the versions of a model that are loaded."""
+        return [int(version) for version in self._call("get_model_metadata", model_name).versions]
+
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
         """Return Triton's statistics of one version of a model."""
         found = self._call("get_inference_statistics", model_name, str(model_version), as_json=True)
         statistics: dict[str, Any] = found["model_stats"][0]
         return statistics
 
+    def all_statistics(self) -> list[dict[str, Any]]:
+        """Return Triton's statistics of every version of every model that is loaded."""
+        return list(self._call("get_inference_statistics", as_json=True).get("model_stats", ()))
+
     def activity(self) -> Activity:
         """Tell what all models of the server have answered so far."""
-        return activity_of(self._call("get_inference_statistics", as_json=True).get("model_stats", ()))
+        return activity_of(self.all_statistics())
 
     def close(self) -> None:
         """Close the connection."""

@@ -111,8 +111,14 @@ class Control(Protocol):
     def model_config(self, model_name: str) -> dict[str, Any]:
         """Return the configuration that a model has on the server."""
 
+    def model_versions(self, model_name: str) -> list[int]:
+        """Return the versions of a model that are loaded."""
+
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
         """Return Triton's statistics of one version of a model."""
+
+    def all_statistics(self) -> list[dict[str, Any]]:
+        """Return Triton's statistics of every version of every model that is loaded."""
 
     def activity(self) -> Activity:
         """Tell what all models of the server have answered so far."""
@@ -203,15 +209,25 @@ class HttpControl:
         config: dict[str, Any] = self._checked("GET", f"/v2/models/{quote(model_name, safe='')}/config")
         return config
 
+    def model_versions(self, model_name: str) -> list[int]:
+        """Return the versions of a model that are loaded."""
+        metadata = self._checked("GET", f"/v2/models/{quote(model_name, safe='')}")
+        return [int(version) for version in metadata.get("versions", ())]
+
     def statistics(self, model_name: str, model_version: int) -> dict[str, Any]:
         """Return Triton's statistics of one version of a model."""
         found = self._checked("GET", f"/v2/models/{quote(model_name, safe='')}/versions/{model_version}/stats")
         statistics: dict[str, Any] = found["model_stats"][0]
         return statistics
 
+    def all_statistics(self) -> list[dict[str, Any]]:
+        """Return Triton's statistics of every version of every model that is loaded."""
+        statistics: list[dict[str, Any]] = self._checked("GET", "/v2/models/stats")["model_stats"]
+        return statistics
+
     def activity(self) -> Activity:
         """Tell what all models of the server have answered so far."""
-        return activity_of(self._checked("GET", "/v2/models/stats")["model_stats"])
+        return activity_of(self.all_statistics())
 
     def close(self) -> None:
         """Do nothing: there is no connection between two calls."""
@@ -228,7 +244,12 @@ class HttpControl:
                 reason=reason,
                 status=str(status),
             )
-        return json.loads(answer) if answer else None
+        try:
+            return json.loads(answer) if answer else None
+        except ValueError as error:
+            raise ControlError(
+                f"{self._endpoint.authority} answered {method} {path} with what is no JSON. Is it a Triton?"
+            ) from error
 
     def _call(
         self, method: str, path: str, body: object = None, timeout_s: float = CALL_TIMEOUT_S

@@ -11,18 +11,16 @@ from pytriton.client.exceptions import (
     PyTritonClientInferenceServerError,
     PyTritonClientTimeoutError,
 )
-from pytriton.client.management import TlsSettings, TritonUrl, make_grpc_credentials, make_ssl_context
+from pytriton.client.management import TlsSettings, TritonUrl
 from pytriton.exceptions import PyTritonInvalidOperationError
-from pytriton.server.control.http import CALL_TIMEOUT_S, Control, ControlError, HttpControl
+from pytriton.server.control.connect import connect
+from pytriton.server.control.http import CALL_TIMEOUT_S, ControlError
 from pytriton.server.errors import TritonServerError, TritonServerExitedError
 from pytriton.server.lifecycle.hosting import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, ModelHost
 from pytriton.server.lifecycle.session import DRAIN_DEADLINE_S
 from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.remote.models import LOAD_DEADLINE_S, RemoteModels
-from pytriton.server.settings.config import TritonConfig
-from pytriton.server.settings.security import TRITON_ACCESS_HEADER
-from pytriton.server.tritonserver.ports import Endpoint
 from pytriton.server.workspace import Workspace
 
 __all__ = ["MISSING_DEADLINE_S", "RemoteSession"]
@@ -66,7 +64,7 @@ class RemoteSession:
         self._url = url
         self._comeback_s = comeback_s
         self._workspace = workspace
-        self._control = _control(url, access_token, tls)
+        self._control = connect(url, access_token, tls)
         self._models = RemoteModels(self._control, url.with_scheme, lambda: self._host, replace_models=replace_models)
         self._host = ModelHost(
             self._models,
@@ -270,14 +268,3 @@ class RemoteSession:
                 return False
             self._answered_at = now
         return True
-
-
-def _control(url: TritonUrl, access_token: str | None, tls: TlsSettings | None) -> Control:
-    headers = {TRITON_ACCESS_HEADER: access_token} if access_token else {}
-    endpoint = Endpoint(setting="url", address=url.hostname, port=url.port, picked=False)
-    if url.protocol == "http":
-        return HttpControl(endpoint, headers, make_ssl_context(tls) if url.is_encrypted else None)
-    # Not at the top: its import takes longer than everything else here together.
-    from pytriton.server.control.grpc import GrpcControl
-
-    return GrpcControl(endpoint, headers, TritonConfig(), credentials=make_grpc_credentials(url, tls))

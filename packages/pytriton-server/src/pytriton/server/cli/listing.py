@@ -1,0 +1,213 @@
+"""What a running server has: its models, their signatures and statistics."""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from pytriton.client import ModelSpec, TensorSpec
+from pytriton.client.exceptions import PyTritonClientError
+from pytriton.client.management import parse_model_config
+from pytriton.server.cli.tensors import describe_signature
+from pytriton.server.control.http import Control, ControlError, ModelState
+
+__all__ = ["ListedModel", "known_models", "list_models", "models_as_json", "models_as_text"]
+
+_TITLES = ("MODEL", "STATE", "VERSIONS", "OK", "FAILED", "AVERAGE", "SIGNATURE")
+_NUMBERS = ("OK", "FAILED", "AVERAGE")
+_UNKNOWN = "-"
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """A model as a server has it."""
+
+    name: str
+    versions: Sequence[ModelState]
+    """Its versions; one without a number where none was ever loaded."""
+    spec: ModelSpec | None
+    problem: str
+    """Why there is no `spec`."""
+    counts: "Counts | None"
+    """What it has answered; None where the server does not tell."""
+
+    @property
+    def state(self) -> str:
+        """The state of all versions, or that of each where they differ."""
+        states = {version.state or "NOT LOADED" for version in self.versions}
+        if len(states) == 1:
+            return states.pop()
+        return ", ".join(f"{version.version}: {version.state}" for version in self.versions)
+
+
+@dataclass
+class Counts:
+    """Requests of all versions of a model."""
+
+    succeeded: int = 0
+    failed: int = 0
+    nanoseconds: int = field(default=0, repr=False)
+
+    def add(self, statistics: Mapping[str, Any]) -> None:
+        """Add Triton's statistics of one version."""
+        kinds = statistics.get("inference_stats", {})
+        self.succeeded += int(kinds.get("success", {}).get("count", 0))
+        self.failed += int(kinds.get("fail", {}).get("count", 0))
+        self.nanoseconds += int(kinds.get("success", {}).get("ns", 0))
+
+    @property
+    def average_ms(self) -> float | None:
+        """How long a request that succeeded was in the server in the mean; None without any."""
+        return self.nanoseconds / self.succeeded / 1e6 if self.succeeded else None
+
+
+def known_models(control: Control) -> dict[str, list[ModelState]]:
+    """Return the versions of each model that the server tells of.
+
+    Raises:
+        ControlError: The server does not answer, or lets nobody see its models.
+    """
+    return _known(*_tables(control))
+
+
+def list_models(control: Control, names: Collection[str] = ()) -> list[ListedModel]:
+    """Return the models of a server.
+
+    Args:
+        control: The calls to the server.
+        names: Those that are wanted; none are all, which a server may tell only with its access token.
+
+    Raises:
+        ControlError: The server does not answer, lets nobody see its models, or lacks one of `names`.
+    """
+    index, statistics, denial = _tables(control)
+    if not names and denial:
+        raise denial
+    known = {} if denial else _known(index, statistics, None)
+    counts: dict[str, Counts] = {}
+    for item in statistics or ():
+        counts.setdefault(str(item["name"]), Counts()).add(item)
+    models = []
+    for name in names or sorted(known):
+        versions = known.get(name) or _find_versions(control, name)
+        spec, problem = _find_spec(control, name, versions)
+        models.append(ListedModel(name, versions, spec, problem, counts.get(name)))
+    return models
+
+
+def models_as_json(models: Iterable[ListedModel]) -> str:
+    """Return the models as JSON."""
+    return json.dumps([_as_json(model) for model in models], indent=2)
+
+
+def models_as_text(models: Sequence[ListedModel]) -> str:
+    """Return the models as a table."""
+    if not models:
+        return "The server has no models."
+    rows = [_TITLES, *(_row(model) for model in models)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if title in _NUMBERS else cell.ljust(width)
+            for title, cell, width in zip(_TITLES, row, widths, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _tables(
+    control: Control,
+) -> tuple[list[ModelState] | None, list[dict[str, Any]] | None, ControlError | None]:
+    """Return the list of models and the statistics, as far as the server tells them, and why it tells neither."""
+    index, denial = _try(control.index)
+    if denial is not None and denial.reason is None:
+        raise denial  # nobody answered: there is no point in a second question
+    statistics, _ = _try(control.all_statistics)
+    return index, statistics, None if index is not None or statistics is not None else denial
+
+
+def _try(call: Callable[[], Answer]) -> tuple[Answer | None, ControlError | None]:
+    try:
+        return call(), None
+    except ControlError as error:
+        return None, error
+
+
+def _known(
+    index: Iterable[ModelState] | None, statistics: Iterable[Mapping[str, Any]] | None, denial: ControlError | None
+) -> dict[str, list[ModelState]]:
+    if denial is not None:
+        raise denial
+    known: dict[str, list[ModelState]] = {}
+    for state in index or ():
+        known.setdefault(state.name, []).append(state)
+    # A model that came with the call that loaded it is in no list of the repository.
+    listed = set(known)
+    for item in statistics or ():
+        name = str(item["name"])
+        if name not in listed:
+            known.setdefault(name, []).append(ModelState(name, int(item["version"]), "READY", ""))
+    return known
+
+
+def _find_versions(control: Control, name: str) -> list[ModelState]:
+    """Return the versions of a model that is in no list, or in one that is not for everybody."""
+    versions = control.model_versions(name)
+    state = "READY" if control.is_model_ready(name) else "UNAVAILABLE"
+    return [ModelState(name, version, state, "") for version in versions]
+
+
+def _find_spec(control: Control, name: str, versions: Iterable[ModelState]) -> tuple[ModelSpec | None, str]:
+    if not any(version.is_loaded for version in versions):
+        return None, "; ".join(sorted({version.reason for version in versions if version.reason}))
+    try:
+        return parse_model_config(control.model_config(name), None), ""
+    except ControlError as error:
+        return None, error.reason or str(error)
+    except PyTritonClientError as error:  # such as a data type that numpy lacks
+        return None, str(error)
+
+
+def _row(model: ListedModel) -> tuple[str, ...]:
+    counts = model.counts
+    numbers = [_UNKNOWN] * len(_NUMBERS)
+    if counts is not None:
+        average = _UNKNOWN if counts.average_ms is None else f"{counts.average_ms:,.2f} ms"
+        numbers = [f"{counts.succeeded:,}", f"{counts.failed:,}", average]
+    return (
+        model.name,
+        model.state,
+        ", ".join(str(version.version) for version in model.versions if version.version is not None) or _UNKNOWN,
+        *numbers,
+        " ".join(model.problem.split()) if model.spec is None else describe_signature(model.spec),
+    )
+
+
+def _as_json(model: ListedModel) -> dict[str, Any]:
+    spec, counts = model.spec, model.counts
+    return {
+        "name": model.name,
+        "state": model.state,
+        "versions": [
+            {"version": version.version, "state": version.state, "reason": version.reason} for version in model.versions
+        ],
+        "signature": None
+        if spec is None
+        else {
+            "max_batch_size": spec.max_batch_size,
+            "decoupled": spec.decoupled,
+            "inputs": [{**_tensor(tensor), "optional": tensor.optional} for tensor in spec.inputs],
+            "outputs": [_tensor(tensor) for tensor in spec.outputs],
+        },
+        "problem": model.problem or None,
+        "statistics": None
+        if counts is None
+        else {"succeeded": counts.succeeded, "failed": counts.failed, "average_ms": counts.average_ms},
+    }
+
+
+def _tensor(tensor: TensorSpec) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}
