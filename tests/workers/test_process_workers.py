@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import sysconfig
 import threading
 import time
 import venv
@@ -20,8 +21,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import wrapt
-import zmq
 
 import pytriton.decorators
 import pytriton.proxy_backend
@@ -177,11 +176,9 @@ def test_another_interpreter_needs_neither_server_nor_client(
     (site,) = (tmp_path / "env" / "lib").glob("python*/site-packages")
     sources = {Path(str(module.__file__)).parents[2] for module in (pytriton.decorators, pytriton.proxy_backend)}
     (site / "sources.pth").write_text("\n".join(map(str, sources)))
-    for module in (np, wrapt, zmq):
-        package = Path(str(module.__file__)).parent
-        for entry in package.parent.glob(f"{package.name}*"):
-            if not (site / entry.name).exists():
-                (site / entry.name).symlink_to(entry)
+    for name in ("numpy", "wrapt", "zmq", "typing_inspect", "typing_extensions", "mypy_extensions"):
+        for entry in Path(sysconfig.get_path("purelib")).glob(f"{name}*"):
+            (site / entry.name).symlink_to(entry)
     (tmp_path / "own.py").write_text(
         "import sys\n"
         "from pytriton.decorators import batch\n"
