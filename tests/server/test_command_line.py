@@ -172,9 +172,9 @@ def test_help_names_the_commands(tmp_path: Path) -> None:
 
 
 def test_an_unknown_command(tmp_path: Path) -> None:
-    done = run(tmp_path, "serve")
+    done = run(tmp_path, "sell")
     assert done.returncode == 2
-    assert "No such command 'serve'" in done.stderr
+    assert "No such command 'sell'" in done.stderr
 
 
 def test_the_script_of_the_distribution() -> None:

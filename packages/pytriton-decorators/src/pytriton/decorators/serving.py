@@ -19,9 +19,10 @@ from typing import Any
 from pytriton.decorators._calls.context import SERVED_MODEL, ModelConfigDict, ServedModel, TritonContext
 from pytriton.decorators._calls.signatures import check_callable
 from pytriton.decorators._hints.model import find_signature, load_infer_func
+from pytriton.decorators._hints.signatures import describe_tensors
 from pytriton.model_config.triton_model_config import TritonModelConfig
 
-__all__ = ["check_callable", "find_signature", "load_infer_func", "set_served_model"]
+__all__ = ["check_callable", "describe_tensors", "find_signature", "load_infer_func", "set_served_model"]
 
 
 def set_served_model(

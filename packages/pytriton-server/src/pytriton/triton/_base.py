@@ -19,6 +19,7 @@ from typing_extensions import Self
 from pytriton.decorators import TritonContext
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError
 from pytriton.model_config import ModelConfig, Tensor
+from pytriton.proxy_backend.worker.loading import is_loading
 from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
 from pytriton.server.lifecycle.policies import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy
 from pytriton.server.lifecycle.session import DRAIN_DEADLINE_S, Session
@@ -468,6 +469,11 @@ class TritonBase(abc.ABC):
 
     def _start(self) -> None:
         self._check_not_forked()
+        if is_loading():
+            raise PyTritonInvalidOperationError(
+                "This script is imported for what it defines, and must not start servers itself: put what the script "
+                'does under `if __name__ == "__main__":`'
+            )
         with self._changing():
             if self._session is not None:
                 self._restart_if_dead()

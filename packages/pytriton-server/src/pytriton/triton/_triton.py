@@ -219,7 +219,8 @@ class Triton(TritonBase):
             TritonModelLoadError: It refused a model, or a callable failed in its warm-up.
             WorkspaceError: The workspace cannot be made or written.
             PyTritonValidationError: Two settings exclude each other, or name a file that is not there.
-            PyTritonInvalidOperationError: This is a fork of the process that made this object.
+            PyTritonInvalidOperationError: This is a fork of the process that made this object, or a script that is
+                imported for what it defines, by `pytriton serve` or a worker process.
         """
         self._connect()
 

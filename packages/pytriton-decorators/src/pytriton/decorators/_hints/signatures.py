@@ -17,7 +17,7 @@ from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationErr
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.model_config.dtypes import wire_name
 
-__all__ = ["OUTPUT", "ModelSignature", "layer_of_requests", "make_signature"]
+__all__ = ["OUTPUT", "ModelSignature", "describe_tensors", "layer_of_requests", "make_signature"]
 
 OUTPUT = "output"
 """The name of the output of a function that returns one value."""
@@ -88,7 +88,7 @@ class ModelSignature:
         facts = ["called with whole batches" if self.batched else "called for each sample"]
         facts += [f"max_batch_size={config.max_batch_size}"] if config.batching else ["no batching"]
         facts += ["decoupled"] if config.decoupled else []
-        return f"{self.name}({_listed(self.inputs)}) -> {_listed(self.outputs)}; {', '.join(facts)}"
+        return f"{self.name}({describe_tensors(self.inputs)}) -> {describe_tensors(self.outputs)}; {', '.join(facts)}"
 
     def to_arguments(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
         """Return the keyword arguments of the function for the arrays of the inputs.
@@ -130,8 +130,8 @@ class ModelSignature:
         for what, mine, others in (("inputs", self.inputs, inputs), ("outputs", self.outputs, outputs)):
             if others is not None and {_facts(it) for it in mine} != {_facts(it) for it in others}:
                 raise PyTritonValidationError(
-                    f"Model {self.name!r}: the hints say that its {what} are {_listed(mine)}; given were "
-                    f"{_listed(others)}. Leave {what} out, or change the hints.",
+                    f"Model {self.name!r}: the hints say that its {what} are {describe_tensors(mine)}; given were "
+                    f"{describe_tensors(others)}. Leave {what} out, or change the hints.",
                     expected=mine,
                     received=others,
                 )
@@ -379,7 +379,12 @@ def _facts(tensor: Any) -> tuple[Any, ...]:
     return tensor.name, tuple(tensor.shape), wire_name(tensor.dtype), bool(tensor.optional)
 
 
-def _listed(tensors: typing.Sequence[Any]) -> str:
+def describe_tensors(tensors: typing.Sequence[Any]) -> str:
+    """Return inputs or outputs in one line, such as `text: BYTES[1], times?: INT64[1]`.
+
+    Args:
+        tensors: Each with `name`, `shape`, `dtype` and `optional`.
+    """
     return ", ".join(
         f"{tensor.name}{'?' if tensor.optional else ''}: {wire_name(tensor.dtype)}[{', '.join(map(str, tensor.shape))}]"
         for tensor in tensors

@@ -8,11 +8,12 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ..errors import TargetError
 
-__all__ = ["is_loading", "load_target", "target_of"]
+__all__ = ["is_loading", "load_module", "load_target", "target_of"]
 
 # The name under which a script is imported that is `__main__` elsewhere: what it guards with `__name__` does not run.
 _SCRIPT_MODULE = "__pytriton_main__"
@@ -20,7 +21,7 @@ _loading = threading.local()
 
 
 def is_loading() -> bool:
-    """Return whether this thread is just importing what `load_target` was asked for."""
+    """Return whether this thread is just importing what `load_module` was asked for."""
     return bool(getattr(_loading, "depth", 0))
 
 
@@ -43,11 +44,7 @@ def load_target(target: str) -> Any:
             f"expected module:name, such as 'my_package.models:make_model', or path/to/file.py:name; got {target!r}",
             target=target,
         )
-    _loading.depth = getattr(_loading, "depth", 0) + 1
-    try:
-        found: Any = _load_module(module_name, target)
-    finally:
-        _loading.depth -= 1
+    found: Any = load_module(module_name, target)
     for part in name.split("."):
         try:
             found = getattr(found, part)
@@ -58,6 +55,23 @@ def load_target(target: str) -> Any:
                 target=target,
             ) from error
     return found
+
+
+def load_module(module_name: str, target: str) -> ModuleType:
+    """Import the module of a target. What it guards with `if __name__ == "__main__":` does not run.
+
+    Args:
+        module_name: `package.module`, or the path of a file, which ends in `.py`.
+        target: The whole target, for errors.
+
+    Raises:
+        TargetError: There is no such module. What it raises itself is raised as it is.
+    """
+    _loading.depth = getattr(_loading, "depth", 0) + 1
+    try:
+        return _load_module(module_name, target)
+    finally:
+        _loading.depth -= 1
 
 
 def target_of(function: Callable[..., Any]) -> str:
@@ -90,10 +104,10 @@ def target_of(function: Callable[..., Any]) -> str:
             "it. Give the object that the module has under this name, or name it as 'module:function'",
             target=f"{module_name}:{name}",
         )
-    if module_name != "__main__":
+    if module_name not in ("__main__", _SCRIPT_MODULE):
         return f"{module_name}:{name}"
     spec = getattr(module, "__spec__", None)
-    if spec is not None:
+    if spec is not None and module_name == "__main__":
         # `python -m package.module`
         return f"{spec.name}:{name}"
     file = getattr(module, "__file__", None)
@@ -106,7 +120,7 @@ def target_of(function: Callable[..., Any]) -> str:
     return f"{Path(file).absolute()}:{name}"
 
 
-def _load_module(module_name: str, target: str) -> Any:
+def _load_module(module_name: str, target: str) -> ModuleType:
     if module_name.endswith(".py"):
         return _load_file(Path(module_name), target)
     if not all(module_name.split(".")):
@@ -120,12 +134,12 @@ def _load_module(module_name: str, target: str) -> Any:
             raise
         raise TargetError(
             f"{target!r}: there is no module {missing!r} in this interpreter ({sys.executable}). Install it there, or "
-            "start the worker in the folder that has it",
+            "start in the folder that has it",
             target=target,
         ) from error
 
 
-def _load_file(path: Path, target: str) -> Any:
+def _load_file(path: Path, target: str) -> ModuleType:
     loaded = sys.modules.get(_SCRIPT_MODULE)
     if loaded is not None and loaded.__file__ == str(path):
         return loaded

@@ -30,10 +30,24 @@ Workspace = Annotated[
     ),
 ]
 Zip = Annotated[bool, typer.Option("--zip/--no-zip", help="Put logs and files into a ZIP in the current folder.")]
+Address = Annotated[str, typer.Option(help="Where HTTP, gRPC and metrics listen.")]
+HttpPort = Annotated[int, typer.Option(help="Port of HTTP; 0 takes a free one.")]
+GrpcPort = Annotated[int, typer.Option(help="Port of gRPC; 0 takes a free one.")]
+MetricsPort = Annotated[int, typer.Option(help="Port of the metrics; 0 takes a free one.")]
+AccessToken = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PYTRITON_ACCESS_TOKEN",
+        help="What callers have to send as triton-access-token to load and unload models, and to use shared memory, "
+        "statistics, traces and log settings; without one, nobody can. Others can see a command line.",
+    ),
+]
+Unprotected = Annotated[bool, typer.Option("--unprotected", help="Let everybody who reaches the server do all that.")]
+LogLevel = Annotated[str, typer.Option(help="The least level: DEBUG, INFO, WARNING or ERROR.")]
 
 app = typer.Typer(
     name="pytriton",
-    help="Checks an installation of pytriton, attaches workers, and calls models.",
+    help="Serves models and calls them, checks an installation of pytriton, and attaches workers.",
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -93,6 +107,61 @@ def add_sub_script(workspace: Workspace = None, zip_report: Zip = True) -> None:
 
 
 @app.command()
+def serve(
+    context: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|MODULE[:NAME]",
+            help="Such as app.py or package.module: every model that it defines with @model. With a name, such as "
+            "app.py:softmax: that model, or that Triton, or the Triton that a function of that name returns.",
+        ),
+    ],
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="How many processes serve each model, each with its own copy; by default a thread of this one does.",
+        ),
+    ] = 0,
+    address: Address = "0.0.0.0",
+    http_port: HttpPort = 8000,
+    grpc_port: GrpcPort = 8001,
+    metrics_port: MetricsPort = 8002,
+    access_token: AccessToken = None,
+    unprotected: Unprotected = False,
+    log_level: LogLevel = "INFO",
+) -> None:
+    """Serve the models of a file, until Ctrl+C (SIGINT) or SIGTERM.
+
+    Further settings come from environment variables, such as PYTRITON_TRITON_CONFIG_CACHE_CONFIG.
+    """
+    from pytriton.server.cli.serve import serve as serve_target
+    from pytriton.server.cli.serving import ServerOptions
+
+    of_server = ("workers", "address", "http_port", "grpc_port", "metrics_port", "access_token", "unprotected")
+    serve_target(
+        target,
+        ServerOptions(
+            address=address,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            access_token=access_token,
+            unprotected=unprotected,
+            log_level=log_level,
+        ),
+        workers=workers,
+        given=[
+            f"--{name.replace('_', '-')}"
+            for name in of_server
+            # By its name: some versions of typer have an enumeration of their own.
+            if getattr(context.get_parameter_source(name), "name", None) == "COMMANDLINE"
+        ],
+    )
+
+
+@app.command()
 def worker(
     target: Annotated[
         str,
@@ -121,7 +190,7 @@ def worker(
     kwargs: Annotated[str, typer.Option(metavar="JSON", help="Keyword arguments of the factory, an object.")] = "{}",
     attach_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the endpoint.")] = 30.0,
     stop_timeout: Annotated[float, typer.Option(min=0, help="Seconds that requests in flight may take.")] = 30.0,
-    log_level: Annotated[str, typer.Option(help="The least level: DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    log_level: LogLevel = "INFO",
 ) -> None:
     """Serve a model of a running server with a callable, until SIGINT or SIGTERM."""
     # One command line for both programs: this one only has the look of its own.
@@ -162,52 +231,42 @@ def serve_repository(
     repository_poll_secs: Annotated[
         int | None, typer.Option(help="With poll: how often files are looked at, in seconds; 15 by default.")
     ] = None,
-    address: Annotated[str, typer.Option(help="Where HTTP, gRPC and metrics listen.")] = "0.0.0.0",
-    http_port: Annotated[int, typer.Option(help="Port of HTTP; 0 takes a free one.")] = 8000,
-    grpc_port: Annotated[int, typer.Option(help="Port of gRPC; 0 takes a free one.")] = 8001,
-    metrics_port: Annotated[int, typer.Option(help="Port of the metrics; 0 takes a free one.")] = 8002,
     exit_on_error: Annotated[
         bool,
         typer.Option("--exit-on-error/--no-exit-on-error", help="End where a model cannot be loaded at the start."),
     ] = True,
-    access_token: Annotated[
-        str | None,
-        typer.Option(
-            envvar="PYTRITON_ACCESS_TOKEN",
-            help="What callers have to send as triton-access-token to load and unload models, and to use shared "
-            "memory, statistics, traces and log settings; without one, nobody can. Others can see a command line.",
-        ),
-    ] = None,
-    unprotected: Annotated[
-        bool, typer.Option("--unprotected", help="Let everybody who reaches the server do all that.")
-    ] = False,
-    log_level: Annotated[str, typer.Option(help="The least level: DEBUG, INFO, WARNING or ERROR.")] = "INFO",
+    address: Address = "0.0.0.0",
+    http_port: HttpPort = 8000,
+    grpc_port: GrpcPort = 8001,
+    metrics_port: MetricsPort = 8002,
+    access_token: AccessToken = None,
+    unprotected: Unprotected = False,
+    log_level: LogLevel = "INFO",
 ) -> None:
     """Serve a model repository, models for Triton's Python backend included, until SIGINT or SIGTERM.
 
     Further settings come from environment variables, such as PYTRITON_TRITON_CONFIG_CACHE_CONFIG.
     """
-    from pytriton.server.cli.repository import serve_repository as serve
+    from pytriton.server.cli.repository import serve_repository as serve_models
+    from pytriton.server.cli.serving import ServerOptions
 
-    serve(
-        {
-            "model_repository": repository,
-            "python_models": python_models,
-            "model_control_mode": model_control_mode,
-            "load_model": load_model or None,
-            "repository_poll_secs": repository_poll_secs,
-            "http_address": address,
-            "grpc_address": address,
-            "metrics_address": address,
-            "http_port": http_port,
-            "grpc_port": grpc_port,
-            "metrics_port": metrics_port,
-            # Triton itself would end without saying which model it was.
-            "exit_on_error": None if exit_on_error else False,
-        },
-        access_token=access_token,
-        unprotected=unprotected,
-        log_level=log_level,
+    serve_models(
+        ServerOptions(
+            address=address,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            access_token=access_token,
+            unprotected=unprotected,
+            log_level=log_level,
+        ),
+        model_repository=repository,
+        python_models=python_models,
+        model_control_mode=model_control_mode,
+        load_model=load_model or None,
+        repository_poll_secs=repository_poll_secs,
+        # Triton itself would end without saying which model it was.
+        exit_on_error=None if exit_on_error else False,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from pytriton.proxy_backend.system.forks import call_in_child
 
-__all__ = ["StopSignals", "end_on_sigterm_as_init"]
+__all__ = ["StopSignals", "end_on_sigterm", "end_on_sigterm_as_init"]
 
 _SIGNALED = 128
 """With the number of a signal, the exit code by which a shell tells that it has ended a process."""
@@ -24,8 +24,13 @@ def end_on_sigterm_as_init() -> None:
     """
     is_main = threading.current_thread() is threading.main_thread()
     if os.getpid() == 1 and is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _end)
-        call_in_child(_end, _let_end)
+        end_on_sigterm()
+
+
+def end_on_sigterm() -> None:
+    """Make SIGTERM end the main thread with `SystemExit`, from which on `StopSignals` takes it over."""
+    signal.signal(signal.SIGTERM, _end)
+    call_in_child(_end, _let_end)
 
 
 def _end(number: int, _frame: FrameType | None) -> None:

@@ -48,6 +48,8 @@ _POLL_WITHOUT_PIDFD_MS = 200
 # After the end of the process, for its last lines.
 _REPORT_DEADLINE_S = 1.5
 _SEVERITY = re.compile(r"([VIWEF])\d{4} ")
+# Of its options, and of what it has loaded: wider than a screen. Before each is a record without a text.
+_TABLE = re.compile(r"\||\+--|I\d{4} [^\]]*\]\s*$")
 _GUARD_IS_ACTIVE = "pytriton guard] active"
 _LEVELS = {
     "V": logging.DEBUG,
@@ -357,7 +359,7 @@ class ServerProcess:
             self.wipe_secrets()
         elif text.startswith("error:") or "re2.cc:" in text:
             self._level = logging.ERROR
-        if any(part in text for part in self._quiet):
+        if _TABLE.match(text) or any(part in text for part in self._quiet):
             output_logger.debug("%s", text)
         else:
             output_logger.log(self._level, "%s", text)

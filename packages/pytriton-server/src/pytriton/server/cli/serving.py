@@ -1,0 +1,91 @@
+"""What the commands that serve have in common."""
+
+import contextlib
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import typer
+
+from pytriton.exceptions import PyTritonError
+from pytriton.proxy_backend import ProxyBackendError
+from pytriton.server.settings.config import TritonConfig
+from pytriton.server.settings.security import TritonSecurityConfig
+from pytriton.triton import Triton
+
+__all__ = ["ServerOptions", "exit_on_errors"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerOptions:
+    """The options of every command that serves.
+
+    Attributes:
+        address: Where HTTP, gRPC and metrics listen.
+        http_port: Port of HTTP.
+        grpc_port: Port of gRPC.
+        metrics_port: Port of the metrics.
+        access_token: The token that protected endpoints ask for; None is one that nobody knows.
+        unprotected: Whether no endpoint is protected.
+        log_level: The least level of the log.
+    """
+
+    address: str
+    http_port: int
+    grpc_port: int
+    metrics_port: int
+    access_token: str | None
+    unprotected: bool
+    log_level: str
+
+    def start_log(self) -> None:
+        """Write the log to standard error.
+
+        Raises:
+            typer.BadParameter: There is no such level.
+        """
+        try:
+            logging.basicConfig(level=self.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        except ValueError:
+            message = f"--log-level must be DEBUG, INFO, WARNING or ERROR, got {self.log_level!r}"
+            raise typer.BadParameter(message) from None
+
+    def make_triton(self, **settings: Any) -> Triton:
+        """Make the server, without starting it.
+
+        Args:
+            **settings: Further fields of `TritonConfig`.
+
+        Raises:
+            typer.BadParameter: Two options exclude each other.
+            PyTritonValidationError: A setting is not acceptable.
+        """
+        if self.unprotected and self.access_token is not None:
+            raise typer.BadParameter("--unprotected and --access-token exclude each other")
+        config = TritonConfig(
+            http_address=self.address,
+            grpc_address=self.address,
+            metrics_address=self.address,
+            http_port=self.http_port,
+            grpc_port=self.grpc_port,
+            metrics_port=self.metrics_port,
+            **settings,
+        )
+        restricted: list[str] | None = [] if self.unprotected else None
+        security = TritonSecurityConfig(access_token=self.access_token, restricted_endpoints=restricted)
+        return Triton(config=config, security_config=security)
+
+
+@contextlib.contextmanager
+def exit_on_errors() -> Iterator[None]:
+    """Tell the errors of the block, and exit with code 1.
+
+    Raises:
+        typer.Exit: There was one.
+    """
+    try:
+        yield
+    except (PyTritonError, ProxyBackendError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None

@@ -1,0 +1,137 @@
+"""What `serve` is to serve: the models of a file or module, or the one thing in it that is named."""
+
+import importlib
+import inspect
+import itertools
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from pytriton.decorators.serving import find_signature
+from pytriton.exceptions import PyTritonError
+from pytriton.proxy_backend import TargetError
+from pytriton.proxy_backend.worker.loading import load_module
+from pytriton.triton import Triton
+
+__all__ = ["UserCodeError", "load_served"]
+
+_EXAMPLE = """decorate a function with @model, as in
+
+from pytriton.decorators import model
+
+
+@model
+def shout(text: str) -> str:
+    return text.upper()
+"""
+
+
+class UserCodeError(Exception):
+    """What is to be served raised an error; the text is its traceback, without what is not the user's."""
+
+
+def load_served(text: str) -> "Triton | dict[str, Any]":
+    """Import what is to be served.
+
+    Args:
+        text: `path/to/app.py` or `package.module`; with a colon and a name, that alone.
+
+    Returns:
+        The `Triton` that was named, or made by the function that was named; else the models, by the targets under which
+        other processes find them. Without a name these are the functions and classes under `@model` that the module
+        defines itself, in its order.
+
+    Raises:
+        TargetError: There is no such file, module or name, or nothing to be served.
+        UserCodeError: It fails when it is imported or called.
+    """
+    place, _, name = (text, "", "") if text.endswith(".py") else text.partition(":")
+    if place.endswith(".py"):
+        path = Path(place).absolute()
+        place = str(path)
+        # As for `python app.py`; worker processes get the paths of this one.
+        sys.path.insert(0, str(path.parent))
+    else:
+        # As for `python -m package.module`.
+        sys.path.insert(0, os.getcwd())
+    module = _call(lambda: load_module(place, text), f"{text} fails when it is imported")
+    if not name:
+        models = {f"{place}:{name}": found for name, found in _models(module) if _is_own(found, module)}
+        if not models:
+            raise TargetError(_nothing_found(module, text), target=text)
+        return models
+    found: Any = module
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            there = ", ".join(name for name, _ in [*_models(module), *_tritons(module)]) or "none"
+            raise TargetError(f"{text!r}: there is no {name!r}. What can be served: {there}.", target=text) from None
+    if find_signature(found) is not None:
+        return {f"{place}:{name}": found}
+    if inspect.isfunction(found) and not inspect.signature(found).parameters:
+        found = _call(found, f"{text} fails when it is called")
+    if isinstance(found, Triton):
+        return found
+    raise TargetError(
+        f"{text!r} is {found!r}: expected a function or class under @model of pytriton.decorators, an object of such a "
+        "class, a Triton, or a function without parameters that returns one.",
+        target=text,
+    )
+
+
+def _models(module: ModuleType) -> Iterator[tuple[str, Any]]:
+    """Yield the models of a module, each once, in its order."""
+    seen = set()
+    for name, found in list(vars(module).items()):
+        if id(found) not in seen and find_signature(found) is not None:
+            seen.add(id(found))
+            yield name, found
+
+
+def _tritons(module: ModuleType) -> Iterator[tuple[str, Triton]]:
+    return ((name, found) for name, found in list(vars(module).items()) if isinstance(found, Triton))
+
+
+def _is_own(found: Any, module: ModuleType) -> bool:
+    """Return whether it is a function or class of the module: objects, and what is imported, are to be named."""
+    return hasattr(found, "__qualname__") and found.__module__ == module.__name__
+
+
+def _nothing_found(module: ModuleType, text: str) -> str:
+    others = [f"{text}:{name}" for name, _ in [*_models(module), *_tritons(module)]]
+    if others:
+        return f"{text!r} defines no model itself. Name what it imports or makes: {', '.join(others)}."
+    return f"{text!r} defines no model: {_EXAMPLE}"
+
+
+def _call(function: Callable[[], Any], failure: str) -> Any:
+    try:
+        return function()
+    except TargetError:
+        raise
+    except (Exception, SystemExit) as error:
+        raise UserCodeError(f"{failure}:\n{_traceback_of(error)}") from error
+
+
+def _traceback_of(error: BaseException) -> str:
+    """Return the traceback of an error of the user's code, without the frames through which that was called."""
+    told = traceback.TracebackException.from_exception(error)
+    ours = tuple(f"{path}{os.sep}" for path in sys.modules["pytriton"].__path__)
+    frames = [
+        frame
+        for frame in told.stack
+        if frame.filename != importlib.__file__ and not frame.filename.startswith("<frozen importlib")
+    ]
+    if isinstance(error, PyTritonError):
+        # Its text says what is wrong, and the user's last line where.
+        frames = [frame for frame in frames if not frame.filename.startswith(ours)]
+        told.__cause__ = told.__context__ = None
+    else:
+        frames = list(itertools.dropwhile(lambda frame: frame.filename.startswith(ours), frames))
+    told.stack = traceback.StackSummary.from_list(frames)
+    return "".join(told.format()).rstrip()
