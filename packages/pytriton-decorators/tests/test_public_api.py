@@ -35,7 +35,13 @@ PUBLIC = {
         "sample",
         "triton_context",
     },
-    "pytriton.decorators.serving": {"check_callable", "find_signature", "load_infer_func", "set_served_model"},
+    "pytriton.decorators.serving": {
+        "check_callable",
+        "describe_tensors",
+        "find_signature",
+        "load_infer_func",
+        "set_served_model",
+    },
     "pytriton.decorators.testing": {"Harness", "HarnessRequest", "Result", "make_request"},
     "pytriton.exceptions": {
         "PyTritonBadParameterError",
