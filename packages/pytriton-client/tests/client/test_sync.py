@@ -316,7 +316,7 @@ def test_not_lazy_and_missing(server: Any) -> None:
 @pytest.mark.parametrize("scheme", ["http", "grpc"])
 def test_missing_server(scheme: str, free_address: str) -> None:
     with ModelClient(f"{scheme}://{free_address}", "add", init_timeout_s=0.3) as client:
-        with pytest.raises(PyTritonClientModelUnavailableError, match="server is missing") as caught:
+        with pytest.raises(PyTritonClientModelUnavailableError, match=f"Connection to {scheme}://.* failed") as caught:
             client.infer_sample(ROW)
         assert isinstance(caught.value, PyTritonClientTimeoutError)
         assert caught.value.missing == "server"
@@ -397,9 +397,9 @@ def test_server_that_is_not_ready(server: Any) -> None:
         for limit_s in (0.1, 1.0, 10.0, 100.0):
             with pytest.raises(PyTritonClientTimeoutError) as caught:
                 client.wait_for_server(limit_s)
-            if "it answers that it is not ready" in str(caught.value):
+            if "answers that it is not ready" in str(caught.value):
                 break
-    assert "it answers that it is not ready" in str(caught.value)
+    assert "answers that it is not ready" in str(caught.value)
 
 
 def test_threads_share_a_client(server: Any) -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from pytriton.client._core.translate import Operation, grpc_error, is_denial, server_error
+from pytriton.client._core.translate import Operation, connection_error, grpc_error, is_denial, server_error
 from pytriton.client.exceptions import (
     PyTritonClientClosedError,
     PyTritonClientConnectionError,
@@ -63,6 +63,18 @@ def test_errors_of_shape_speak_of_our_configuration(shape: str, is_sample: bool)
     )
     assert "to zero" not in error.message
     assert ("did you mean infer_sample?" in error.message) is is_sample
+
+
+def test_a_batch_that_is_too_large_is_told_what_to_do() -> None:
+    said = "[request id: 7] inference request batch-size must be <= 4 for 'm'"
+    error = server_error(OPERATION, "INVALID_ARGUMENT", said)
+    assert error.message.startswith(f"Error occurred during inference request. Message: {said}. Send no more rows")
+    assert "ModelConfig(max_batch_size=...)" in error.message
+
+
+def test_the_cause_comes_first() -> None:
+    error = connection_error(OPERATION, "[Errno 111] Connection refused")
+    assert error.message.startswith("Connection to grpc://host:1 failed: [Errno 111] Connection refused. Expected")
 
 
 def test_a_restricted_endpoint_says_where_its_token_is() -> None:

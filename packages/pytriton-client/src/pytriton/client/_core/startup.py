@@ -165,8 +165,8 @@ def wait_for_server(target: Target, deadline: Deadline) -> Generator[PlanStep, A
         if deadline.is_over:
             break
     raise PyTritonClientTimeoutError(
-        f"Waiting for server to be ready timed out. Waited {deadline.timeout_s:g} s for {target.url}; "
-        + ("it answers that it is not ready." if reason is None else _describe_failure(reason)),
+        (f"The server at {target.url} answers that it is not ready." if reason is None else reason.message)
+        + f" Waiting for server to be ready timed out. Waited {deadline.timeout_s:g} s for {target.url}.",
         url=target.url,
         timeout_s=deadline.timeout_s,
         waited_for="server ready",
@@ -205,14 +205,15 @@ def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, An
         if deadline.is_over:
             break
     raise PyTritonClientModelNotReadyError(
+        {
+            "server": f"There is no answer from {target.url}." if reason is None else reason.message,
+            "model": f"The server at {target.url} answers, but the model {target.model_name} is missing or not ready: "
+            "check its name and the server's log.",
+            "version": f"The model {target.model_name} is ready, but its version {target.model_version} is missing.",
+        }[missing]
         # In PyTriton one of these is the text of one client, the other of another one, and scripts look for them.
-        f"Waiting for model {target.model} to be ready timed out. Timeout while waiting for model "
-        f"{target.model_name} to be ready: {deadline.timeout_s:g} s at {target.url}; "
-        + {
-            "server": f"the server is missing: {_describe_failure(reason)}",
-            "model": "the server answers, but the model is missing or not ready: check its name and the server's log.",
-            "version": f"the model is ready, but its version {target.model_version} is missing.",
-        }[missing],
+        + f" Waiting for model {target.model} to be ready timed out. Timeout while waiting for model "
+        f"{target.model_name} to be ready: {deadline.timeout_s:g} s at {target.url}.",
         **target.fields,
         timeout_s=deadline.timeout_s,
         waited_for="model ready",
@@ -256,7 +257,3 @@ def _pauses() -> Iterator[float]:
     while True:
         yield pause_s
         pause_s = min(2 * pause_s, _MAX_PAUSE_S)
-
-
-def _describe_failure(reason: PyTritonClientError | None) -> str:
-    return "it does not answer." if reason is None else reason.message

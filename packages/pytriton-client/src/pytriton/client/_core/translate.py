@@ -61,6 +61,7 @@ _SHAPE_TEXT = "unexpected shape for input"
 _SHAPE_NOTE = " NOTE: Setting a non-zero max_batch_size"
 _RESTRICTED_TEXT = "restricted, expecting header"
 _TOO_LARGE_TEXT = "--http-max-input-size"
+_BATCH_SIZE_TEXT = "inference request batch-size must be <="
 _DENIED_STATUSES = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
@@ -115,7 +116,8 @@ def connection_error(operation: Operation, reason: str) -> PyTritonClientConnect
             "tls=TlsSettings(ca_file=...)."
         )
     return PyTritonClientConnectionError(
-        f"Connection failed during {operation.doing}. Expected a Triton server at {operation.url}; {reason}. {advice}",
+        f"Connection to {operation.url} failed: {reason}. Expected a Triton server there, during {operation.doing}. "
+        f"{advice}",
         url=operation.url,
         model_name=operation.model_name,
         model_version=operation.model_version,
@@ -162,6 +164,8 @@ def server_error(operation: Operation, status: str | None, text: str) -> PyTrito
     elif _TOO_LARGE_TEXT in text:
         # Of ours only streams over HTTP are JSON, which newer servers limit.
         advice = " Use a grpc:// address, or TritonConfig(http_max_input_size=...) for the server."
+    elif _BATCH_SIZE_TEXT in text:
+        advice = ". Send no more rows at once than that, or bind the model with ModelConfig(max_batch_size=...)."
     return PyTritonClientInferenceServerError(
         f"Error occurred during {operation.doing}. Message: {shown}{advice}",
         url=operation.url,
