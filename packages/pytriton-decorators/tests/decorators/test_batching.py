@@ -178,6 +178,16 @@ class TestBatchErrors:
             batch(lambda a, b: {"fine": a, "odd": output})(make_requests(1, 1))
         assert caught.value.tensor == "odd"
 
+    def test_ragged_rows_are_told_with_their_request(self, make_requests: Callable[..., Any]) -> None:
+        ragged = [np.zeros(3), np.zeros(3), np.zeros(5)]
+        with pytest.raises(
+            PyTritonValidationError, match=r"'total' is ragged: .*\(3,\), row 2 .*\(5,\).*request 1"
+        ) as caught:
+            batch(lambda a, b: {"total": ragged})(make_requests(1, 2))
+        assert (caught.value.tensor, caught.value.request_index) == ("total", 1)
+        assert (caught.value.expected, caught.value.received) == ((3,), (5,))
+        assert "ConstantPadder" in caught.value.message
+
     def test_inputs_of_different_rows(self, make_requests: Callable[..., Any]) -> None:
         first, second = make_requests(1, 2)
         second["b"] = second["b"][:1]

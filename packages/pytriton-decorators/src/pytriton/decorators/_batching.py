@@ -114,7 +114,8 @@ def _finisher(sizes: list[int], wrapped: Any, instance: Any) -> Callable[[list[A
     def finish(results: list[Any]) -> InferenceResults:
         outputs = convert_output(results[0], wrapped, instance)
         partial = isinstance(outputs, PartialOutputs)
-        check_rows(outputs, len(outputs.rows) if isinstance(outputs, PartialOutputs) else sum(sizes))
+        rows = len(outputs.rows) if isinstance(outputs, PartialOutputs) else sum(sizes)
+        check_rows(outputs, rows, sizes=sizes)
         return [outputs] if len(sizes) == 1 and not partial else split_by_request(outputs, sizes)
 
     return finish
@@ -134,7 +135,7 @@ def _make_batch_call(
             # A generator, an awaitable, an object of another kind: all that the decorator does for those, per request.
             return combine([outputs], Plan([((), inputs, scope)], _finisher(sizes, wrapped, instance)))
         outputs = dict(convert_output(outputs, wrapped, instance))
-    check_rows(outputs, sizes[0] if len(sizes) == 1 else sum(sizes))
+    check_rows(outputs, sizes[0] if len(sizes) == 1 else sum(sizes), sizes=sizes)
     return outputs
 
 

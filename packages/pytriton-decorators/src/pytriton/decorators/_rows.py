@@ -31,11 +31,19 @@ class PartialOutputs(dict[str, Any]):
         self.template = template
 
 
-def check_rows(outputs: Mapping[str, Any], rows: int, decorator_name: str = "@batch") -> None:
+def check_rows(
+    outputs: Mapping[str, Any], rows: int, decorator_name: str = "@batch", sizes: Sequence[int] = ()
+) -> None:
     """Make sure that every output has one row for each row of the batch.
 
+    Args:
+        outputs: What the callable returned.
+        rows: The rows of the batch.
+        decorator_name: Above the callable, for errors.
+        sizes: The rows of each request, for errors, where they are known.
+
     Raises:
-        PyTritonValidationError: An output is no array with a batch axis.
+        PyTritonValidationError: An output is no array with a batch axis, or a list of rows of different shapes.
         PyTritonBatchSizeError: An output has another number of rows.
     """
     try:
@@ -47,6 +55,7 @@ def check_rows(outputs: Mapping[str, Any], rows: int, decorator_name: str = "@ba
     except (AttributeError, IndexError, TypeError):
         for name, array in outputs.items():
             if not getattr(array, "shape", None):
+                _check_not_ragged(name, array, decorator_name, sizes)
                 raise PyTritonValidationError(
                     f"Output {name!r} is a {type(array).__name__} without a batch axis, expected a numpy array of "
                     f"shape ({rows}, ...): one row for each row of the batch.",
@@ -63,6 +72,25 @@ def check_rows(outputs: Mapping[str, Any], rows: int, decorator_name: str = "@ba
         tensor=next(name for name, size in received.items() if size != rows),
         expected=rows,
         received=received,
+    )
+
+
+def _check_not_ragged(name: str, output: Any, decorator_name: str, sizes: Sequence[int]) -> None:
+    shapes = [getattr(row, "shape", None) for row in output] if isinstance(output, (list, tuple)) else []
+    odd = next((index for index, shape in enumerate(shapes) if shape != shapes[0]), None)
+    if odd is None or None in shapes:
+        return
+    request = next((index for index, stop in enumerate(accumulate(sizes)) if odd < stop), None)
+    raise PyTritonValidationError(
+        f"Output {name!r} is ragged: row 0 has the shape {shapes[0]}, row {odd} the shape {shapes[odd]}"
+        + ("" if request is None else f", which is of request {request}")
+        + ". An output of a batch is one array. Pad the rows to one shape, as "
+        f"@group_by_values(pad_fn=ConstantPadder(0)) does for groups of them; or leave {decorator_name} out: what "
+        "takes the list of requests returns an array for each, and these may differ.",
+        tensor=name,
+        request_index=request,
+        expected=shapes[0],
+        received=shapes[odd],
     )
 
 

@@ -33,6 +33,7 @@ def checker(*, strict: bool = False, batching: bool = True, decoupled: bool = Fa
 
 Y = np.array([[1, 2]], F4)
 LABEL = np.array([[b"a"]], object)
+RAGGED = np.array([np.zeros(3, F4), np.zeros(5, F4)], object)
 BOTH = [True, False]
 
 
@@ -122,6 +123,7 @@ def failure(result: object, *, strict: bool, batching: bool = True) -> OutputErr
         ({"y": Y, "label": np.array([[None]], object)}, BOTH, "label", "bytes or str", "NoneType: None"),
         ({"y": np.float32(1), "label": LABEL}, BOTH, "y", "shape (batch, 2)", "shape ()"),
         ({"y": np.array([["no"]]), "label": LABEL}, [False], "y", "float32", "<U2"),
+        ({"y": RAGGED, "label": LABEL}, [False], "y", "one array of dtype float32", "shapes (3,), (5,)"),
         ({"y": np.array([[1j]]), "label": LABEL}, BOTH, "y", "float32", "complex128"),
         ({"y": Y.astype("f8"), "label": LABEL}, [True], "y", "float32", "float64"),
         ({"y": Y}, [True], None, "y, label", "y"),

@@ -281,6 +281,7 @@ class OutputChecker:
             try:
                 return array.astype(spec.dtype)
             except (ArithmeticError, TypeError, ValueError) as error:
+                self._check_not_ragged(array, spec, index)
                 raise self._error(
                     f"its values cannot be cast: {error}",
                     spec.name,
@@ -295,6 +296,18 @@ class OutputChecker:
             "strings (dtype object of bytes, S or U)" if spec.dtype.kind == "O" else f"dtype {spec.dtype}",
             f"dtype {array.dtype}",
         )
+
+    def _check_not_ragged(self, array: Array, spec: TensorSpec, index: int) -> None:
+        """Check that an array of objects is not what numpy makes of rows that differ."""
+        shapes = [str(row.shape) for row in array.ravel() if isinstance(row, np.ndarray)]
+        if shapes:
+            raise self._error(
+                "it is an array of arrays; pad them to one shape, such as by numpy.pad, and stack them",
+                spec.name,
+                index,
+                f"one array of dtype {spec.dtype}",
+                f"arrays of the shapes {_listed(dict.fromkeys(shapes))}",
+            )
 
     def _check_strings(self, value: Array, name: str, index: int) -> None:
         flat = value.ravel()
