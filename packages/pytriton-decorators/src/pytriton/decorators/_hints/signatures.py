@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from pytriton.decorators._calls.wrapping import layer_of, undecorated
 from pytriton.decorators._hints.hints import parse_hint, plain_hint, rejected
-from pytriton.decorators._hints.values import Value
+from pytriton.decorators._hints.values import Value, describe_value
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
 from pytriton.model_config import ModelConfig, Tensor
 from pytriton.model_config.dtypes import wire_name
@@ -163,12 +163,11 @@ def make_signature(target: Any, *, name: str | None, batched: bool, options: Map
     function = _function(target)
     shown = target.__qualname__ if isinstance(target, type) else function.__qualname__
     hints = _resolved(function, shown)
-    arguments = {
-        parameter.name: _argument(parameter, hints, batched, shown) for parameter in _parameters(target, shown)
-    }
+    parameters = _parameters(target, shown)
+    arguments = {parameter.name: _argument(parameter, hints, batched, shown) for parameter in parameters}
     absent = {
         parameter.name: None
-        for parameter in _parameters(target, shown)
+        for parameter in parameters
         if arguments[parameter.name].optional and parameter.default is parameter.empty
     }
     returned, streams = _returned(hints, function, shown)
@@ -366,10 +365,8 @@ def _batching_error(option: str, why: str, options: Mapping[str, Any], shown: st
 
 
 def _wrong_result(model: str, expected: str, received: Any) -> PyTritonValidationError:
-    text = repr(received)
-    text = text if len(text) <= 80 else text[:77] + "..."
     return PyTritonValidationError(
-        f"Model {model!r}: by its hint, the function returns {expected}; it returned {type(received).__name__} {text}.",
+        f"Model {model!r}: by its hint, the function returns {expected}; it returned {describe_value(received)}.",
         expected=expected,
         received=received,
     )

@@ -17,7 +17,7 @@ from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
 from pytriton.model_config.dtypes import array_dtype
 
-__all__ = ["Value"]
+__all__ = ["Value", "describe_value"]
 
 Form = Literal["scalar", "list", "array"]
 
@@ -90,7 +90,7 @@ class Value:
             array = self._filled(value, name, model)
         else:
             advice = " (.tolist() makes a list)" if isinstance(value, np.ndarray) else ""
-            raise self._rejected(name, model, _shown(value), f"a list{advice}")
+            raise self._rejected(name, model, describe_value(value), f"a list{advice}")
         return array if self._sample_dims or self.form == "scalar" else array[..., np.newaxis]
 
     @functools.cached_property
@@ -135,7 +135,7 @@ class Value:
         if isinstance(value, np.generic) and not self.dims:
             value = np.asarray(value)
         if not isinstance(value, np.ndarray):
-            raise self._rejected(name, model, _shown(value), "a numpy array (numpy.asarray makes one)")
+            raise self._rejected(name, model, describe_value(value), "a numpy array (numpy.asarray makes one)")
         shape = value.shape
         fits = len(shape) == len(self.dims) and all(shape[axis] == size for axis, size in self._fixed_sizes)
         if not fits:
@@ -159,7 +159,7 @@ class Value:
             problem = self._problem(element)
             if problem is not None:
                 where = f"element {place}, " if self.form == "list" else ""
-                raise self._rejected(name, model, where + _shown(element), problem)
+                raise self._rejected(name, model, where + describe_value(element), problem)
         array = np.empty(len(values), dtype)
         array[:] = values
         return array
@@ -190,6 +190,7 @@ class Value:
         )
 
 
-def _shown(value: Any) -> str:
+def describe_value(value: Any) -> str:
+    """Return the type and the beginning of a value, for errors."""
     text = repr(value)
     return f"{type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
