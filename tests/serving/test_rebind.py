@@ -131,6 +131,32 @@ def test_rebind_under_load_loses_no_request(triton: Triton, home: Path) -> None:
     assert len(worker_threads("m")) == 1
 
 
+def test_bind_replaces_under_load_what_is_there(triton: Triton, home: Path) -> None:
+    with under_load(triton.http_url, triton.grpc_url, "m") as load:
+        for factor, config in ((2, None), (3, ModelConfig(max_batch_size=8)), (4, None)):
+            triton.bind("m", times(factor), X, Y, config=config, replace=True)
+            returned = time.monotonic()
+            load.wait_for_more()
+            assert load.factors_since(returned) <= {float(factor)}
+    assert load.failures == []
+    assert len(load.answers) == load.sent
+    assert len(sockets(home)) == 1
+    # What cannot be served leaves the old one in service.
+    with pytest.raises(PyTritonValidationError):
+        triton.bind("m", times(5), X, [Tensor((1,), object, "y"), Tensor((1,), object, "y")], replace=True)
+    assert ask(triton, "m") == 4
+
+
+def test_a_callable_may_replace_its_own_model(triton: Triton) -> None:
+    def infer(requests: Any) -> Any:
+        triton.bind("m", times(3), X, Y, replace=True)
+        return times(2)(requests)
+
+    triton.rebind("m", infer)
+    assert ask(triton, "m") == 2
+    eventually(lambda: ask(triton, "m") == 3)
+
+
 @pytest.mark.parametrize("config", [None, ModelConfig(max_batch_size=7)], ids=["callable", "configuration"])
 def test_the_old_callable_finishes_what_it_has(triton: Triton, config: ModelConfig | None) -> None:
     held = Held(times(2))

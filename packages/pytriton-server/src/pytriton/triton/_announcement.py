@@ -1,25 +1,29 @@
 """What somebody wants to know of a server that has just been started."""
 
+import html
 import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pytriton.decorators.serving import describe_tensors
 from pytriton.model_config.dtypes import wire_name
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
 from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.process_workers import ProcessWorker
-from pytriton.triton._triton import Triton
 
-__all__ = ["describe_served"]
+if TYPE_CHECKING:
+    from pytriton.triton._base import TritonBase
+    from pytriton.triton._triton import Triton
+
+__all__ = ["describe_as_html", "describe_served"]
 
 # A line that is longer is not one to be copied.
 _MAX_BODY = 300
 
 
-def describe_served(triton: Triton, seconds: float) -> Iterator[str]:
+def describe_served(triton: "Triton", seconds: float) -> Iterator[str]:
     """Yield lines: the models, the addresses, and a call that works.
 
     Args:
@@ -37,6 +41,30 @@ def describe_served(triton: Triton, seconds: float) -> Iterator[str]:
     yield f"Ready after {seconds:.1f} s."
     if models and triton.http_url is not None:
         yield f"Try: curl -s {triton.http_url}/v2/models/{models[0].name}{_call(models[0].triton_config)}"
+
+
+def describe_as_html(triton: "TritonBase") -> str:
+    """Return the models and addresses of a server as a table, for a notebook.
+
+    Args:
+        triton: The server, whether it runs or not.
+    """
+    runs = triton.is_connected()
+    urls = f"served at {', '.join(triton._urls())}" if runs else "not running"
+    rows = [
+        (
+            model.name,
+            describe_tensors(model.triton_config.inputs or ()),
+            describe_tensors(model.triton_config.outputs or ()),
+            _facts(model),
+            ("attached" if model.is_attached else "not attached") if runs else "",
+        )
+        for model in triton._models.values()
+    ]
+    header = "".join(f"<th>{name}</th>" for name in ("model", "inputs", "outputs", "served", "state"))
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    caption = html.escape(f"{type(triton).__name__}, {urls}")
+    return f"<table><caption>{caption}</caption><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _facts(model: BoundModel) -> str:

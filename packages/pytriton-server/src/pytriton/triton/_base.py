@@ -31,6 +31,7 @@ from pytriton.server.models.workers import StartCancelled
 from pytriton.server.observe.tracing import ModelTracing
 from pytriton.server.settings.rules import check_timeout
 from pytriton.server.workspace import Workspace
+from pytriton.triton._announcement import describe_as_html
 from pytriton.triton._bound_models import BoundModels
 from pytriton.triton._registry import make_alias
 
@@ -109,6 +110,10 @@ class TritonBase(abc.ABC):
         """Call `stop`."""
         self.stop()
 
+    def _repr_html_(self) -> str:
+        """Return the models and addresses as a table, which is what a notebook shows."""
+        return describe_as_html(self)
+
     @overload
     def bind(
         self,
@@ -120,6 +125,7 @@ class TritonBase(abc.ABC):
         config: ModelConfig | None = None,
         strict: bool = False,
         trace_config: list[str] | None = None,
+        replace: bool = False,
     ) -> None: ...
     @overload
     def bind(
@@ -131,6 +137,7 @@ class TritonBase(abc.ABC):
         config: ModelConfig | None = None,
         strict: bool = False,
         trace_config: list[str] | None = None,
+        replace: bool = False,
     ) -> None: ...
     @overload
     def bind(
@@ -142,6 +149,7 @@ class TritonBase(abc.ABC):
         config: ModelConfig | None = None,
         strict: bool = False,
         trace_config: list[str] | None = None,
+        replace: bool = False,
     ) -> None: ...
     def bind(
         self,
@@ -153,6 +161,7 @@ class TritonBase(abc.ABC):
         config: ModelConfig | None = None,
         strict: bool = False,
         trace_config: list[str] | None = None,
+        replace: bool = False,
     ) -> None:
         """Make a callable a model. On a running server, the model is served when this returns.
 
@@ -177,13 +186,16 @@ class TritonBase(abc.ABC):
             strict: Whether results that differ from `outputs` in name, dtype or shape are errors.
             trace_config: Where the spans of the callables go, in items as in `TritonConfig.trace_config`, which counts
                 where this is None.
+            replace: Whether a model of this name and version is replaced, as by `rebind`: a cell of a notebook that is
+                run again serves what it says now. Nothing of the old one is kept but what was counted.
 
         Raises:
             PyTritonValidationError: A name, version, tensor or callable is not acceptable, a callable under a decorator
                 such as `@batch` has not the parameters for the inputs, or the hints under `@model` say something else.
             PyTritonBadParameterError: `config` breaks one of its rules.
-            PyTritonInvalidOperationError: There is a model of this name and version already, or another version of it
-                with other tensors or another configuration; or this is a fork of the process that made this object.
+            PyTritonInvalidOperationError: There is a model of this name and version already and not `replace`, or
+                another version of it with other tensors or another configuration; or this is a fork of the process that
+                made this object.
             ValueError: `trace_config` has another mode than OpenTelemetry, no URL, or an item that cannot be
                 understood.
             ImportError: `trace_config` is given, and the extra `telemetry` is not installed.
@@ -203,14 +215,26 @@ class TritonBase(abc.ABC):
             tracing=ModelTracing(trace_config, self._trace_config),
         )
         self._check_not_forked()
+        caller = calling_model(self._context)
+        if replace and caller is not None and caller.key == model.key:
+            run_in_background("bind", lambda: self._bind(model, replace=True))
+        else:
+            self._bind(model, replace=replace)
+
+    def _bind(self, model: BoundModel, *, replace: bool) -> None:
         with self._changing():
             session = self._running()
             old = self._models.get(model.key)
             if old is not None and (session is not None or old not in self._stopped):
+                if replace:
+                    model.succeed(old)
+                    self._replace(old, model, DRAIN_DEADLINE_S)
+                    return
                 raise PyTritonInvalidOperationError(
                     "Cannot add model with the same name twice. "
                     f"There is a model {old.name!r} of version {model.version} already: choose another name or version "
-                    "(names that differ only in case count as the same), or call rebind() to replace it."
+                    "(names that differ only in case count as the same), or replace it by rebind() or "
+                    "bind(..., replace=True)."
                 )
             self._models.check_same_config(model)
             if model.name.lower() in map(str.lower, self._other_names()):
@@ -290,23 +314,26 @@ class TritonBase(abc.ABC):
                 )
             old = candidates[0]
             new = old.successor(infer_func, inputs=inputs, outputs=outputs, config=config, strict=strict)
-            self._models.check_same_config(new)
-            session = self._running()
-            try:
-                if session is not None:
-                    session.host.replace(
-                        old,
-                        new,
-                        timeout_s=WAIT_FORM_MODEL_TIMEOUT_S,
-                        drain_timeout_s=timeout_s,
-                        stop_wanted=self._is_stop_requested,
-                    )
-            except StartCancelled:
-                raise _stopped_meanwhile(new) from None
-            finally:
-                if session is None or new in session.host.models:
-                    self._models.put(new)
-            logger.info("Model %s (version %d) is served by another callable now.", new.name, new.version)
+            self._replace(old, new, timeout_s)
+
+    def _replace(self, old: BoundModel, new: BoundModel, drain_timeout_s: float) -> None:
+        self._models.check_same_config(new)
+        session = self._running()
+        try:
+            if session is not None:
+                session.host.replace(
+                    old,
+                    new,
+                    timeout_s=WAIT_FORM_MODEL_TIMEOUT_S,
+                    drain_timeout_s=drain_timeout_s,
+                    stop_wanted=self._is_stop_requested,
+                )
+        except StartCancelled:
+            raise _stopped_meanwhile(new) from None
+        finally:
+            if session is None or new in session.host.models:
+                self._models.put(new)
+        logger.info("Model %s (version %d) is served by another callable now.", new.name, new.version)
 
     def unbind(self, model_name: str, model_version: int | None = None, *, timeout_s: float = DRAIN_DEADLINE_S) -> None:
         """Take a model away, on a running server after its requests in flight are answered.

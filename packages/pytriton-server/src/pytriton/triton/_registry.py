@@ -14,12 +14,12 @@ When the object of the program is gone, nobody but `Registry.running` can give o
 import gc
 import logging
 import os
-import sys
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from pytriton.server.errors import PortInUseError
+from pytriton.server.models.notebooks import in_notebook
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.tritonserver.ports import ReservedPorts, fixed_addresses
 
@@ -83,7 +83,7 @@ class Registry(Generic[_Owner]):
         Args:
             config: The settings of the new one.
         """
-        if not _is_notebook():
+        if not in_notebook():
             return
         for alias, handle in self._on_ports(fixed_addresses(config)):
             if handle() is not None:
@@ -135,10 +135,3 @@ def _alias_of(handle: _T) -> _T:
     alias = object.__new__(type(handle))
     alias.__dict__ = handle.__dict__
     return alias
-
-
-def _is_notebook() -> bool:
-    """Tell whether this process is the kernel of a notebook. IPython is there then, and is not imported otherwise."""
-    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", None)
-    # In a terminal it has no kernel.
-    return get_shell is not None and getattr(get_shell(), "kernel", None) is not None

@@ -40,6 +40,7 @@ from pytriton.server.models.arguments import (
 )
 from pytriton.server.models.callers import CALLING_MODEL
 from pytriton.server.models.hinted import describe, is_hinted, load_callable
+from pytriton.server.models.notebooks import in_notebook
 from pytriton.server.models.process_workers import ProcessWorker
 from pytriton.server.models.warmup import WarmupBatches
 from pytriton.server.models.workers import ModelWorkers
@@ -134,7 +135,8 @@ class BoundModel:
             max_batch_size=self.triton_config.max_batch_size if config.batching else 0,
             decoupled=self.triton_config.decoupled,
             strict=bool(strict),
-            send_tracebacks=bool(config.send_tracebacks),
+            # The log of a kernel is shown below some other cell, if at all.
+            send_tracebacks=bool(config.send_tracebacks) or in_notebook(),
         )
         warmup = WarmupBatches(
             self._config.model_warmup or (),
@@ -176,10 +178,17 @@ class BoundModel:
             triton_context=self.triton_context,
             tracing=self._tracing,
         )
-        model.shared_endpoint = self.shared_endpoint
-        # What was counted is the model's, whoever served it.
-        model.workers.totals = self.workers.totals
+        model.succeed(self)
         return model
+
+    def succeed(self, old: "BoundModel") -> None:
+        """Take over from the model that this one is to follow what is the model's, whoever serves it.
+
+        Args:
+            old: The model of the same name and version.
+        """
+        self.shared_endpoint = old.shared_endpoint
+        self.workers.totals = old.workers.totals
 
     @property
     def key(self) -> tuple[str, int]:
