@@ -20,6 +20,7 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
 from pytriton.server.cli.app import app
 from pytriton.triton import Triton, TritonSecurityConfig
+from support import http as plain_http
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S
 
@@ -162,6 +163,46 @@ def test_a_model_that_could_not_be_loaded(tmp_path: Path) -> None:
             assert good.split()[:6] == ["describe", "READY", "1", "0", "0", "-"]
             said = call("infer", url, "broken", "x=1", code=1)
             assert said.startswith("Error: The model 'broken' is not ready. Its versions: 1 UNAVAILABLE ")
+
+
+def test_openapi_is_what_the_models_take_and_give(server: Triton) -> None:
+    openapi_spec_validator = pytest.importorskip("openapi_spec_validator")
+    jsonschema = pytest.importorskip("jsonschema")
+    assert server.http_url is not None
+    document = json.loads(call("models", server.http_url, "--openapi", token=TOKEN))
+    openapi_spec_validator.validate(document)
+    assert document["servers"] == [{"url": server.http_url}]
+
+    def post(path: str, body: Any) -> str:
+        operation = document["paths"][path]["post"]
+        jsonschema.validate(body, operation["requestBody"]["content"]["application/json"]["schema"])
+        status, answer = plain_http.call(server.http_url, "POST", path, body)
+        assert status == 200, answer
+        (described,) = operation["responses"]["200"]["content"].items()
+        for each in (
+            [answer]
+            if described[0] == "application/json"
+            else [json.loads(line.removeprefix("data: ")) for line in answer.split("\n\n") if line]
+        ):
+            jsonschema.validate(each, described[1]["schema"])
+        return json.dumps(answer)
+
+    assert '"scaled": [2.0, 4.0]' in post("/v2/models/scale/generate", {"image": [1.0, 2.0], "factor": 2})
+    assert '"scaled": 2.0' in post("/v2/models/scale/generate", {"image": [1], "factor": 2})
+    tensors = [
+        {"name": "image", "datatype": "FP32", "shape": [2, 1], "data": [1, 2]},
+        {"name": "factor", "datatype": "FP32", "shape": [2, 1], "data": [3, 4]},
+    ]
+    assert "[3.0, 8.0]" in post("/v2/models/scale/infer", {"inputs": tensors})
+    assert '"size": [3, 3]' in post("/v2/models/describe/generate", {"file": "abc", "times": 2})
+    go_on.set()
+    assert "or" in post("/v2/models/words/generate_stream", {"text": "this or that"})
+
+
+def test_openapi_is_of_http(url: str, server: Triton) -> None:
+    assert "exclude each other" in call("models", url, "--json", "--openapi", code=2)
+    if url == server.grpc_url:
+        assert "give the server's http:// address" in call("models", url, "--openapi", code=1)
 
 
 # ---- infer ---------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import urllib.error
 import urllib.request
@@ -104,6 +105,8 @@ def test_what_a_callable_did(served: Triton) -> None:
     assert growth("pytriton_failed_requests_total", kind="callable") == 0
     assert growth("pytriton_cancelled_requests_total") == 0
     assert value_of(page, "pytriton_worker_attached", **labels) == 1
+    assert value_of(page, "pytriton_worker_pid", **labels) == os.getpid()
+    assert value_of(page, "pytriton_worker_ends_total", **labels) == 0
     # Triton's own, of the same requests, which it counts a moment after the answer.
     success = "nv_inference_request_success_total"
     eventually(lambda: value_of(page_of(served), success, model="echo", version="1") >= 3)

@@ -140,6 +140,7 @@ def test_what_they_count_is_on_the_metrics_page(triton: Triton, bind: Callable[.
 
     before = eventually(lambda: (found := counts()).get("pytriton_requests_total", 0) >= 8 and found)
     assert before["pytriton_worker_attached"] == 1
+    assert (before["pytriton_worker_pid"], before["pytriton_worker_ends_total"]) == (pid, 0)
     assert before["pytriton_input_bytes_total"] == 4 * before["pytriton_requests_total"]
     os.kill(pid, signal.SIGKILL)
     # Only when it is gone, so that no request of ours is lost with it.
@@ -147,6 +148,9 @@ def test_what_they_count_is_on_the_metrics_page(triton: Triton, bind: Callable[.
     eventually(lambda: isinstance(infer(triton.http_url, "counted", 1.0), list))
     # The totals go on where the dead process left them.
     eventually(lambda: counts()["pytriton_requests_total"] > before["pytriton_requests_total"])
+    now = counts()
+    assert now["pytriton_worker_ends_total"] == 1
+    assert now["pytriton_worker_pid"] not in (pid, os.getpid())
 
 
 def test_an_async_generator_serves_a_decoupled_model(triton: Triton, bind: Callable[..., None]) -> None:

@@ -103,6 +103,7 @@ class WorkerProcess:
         # Only of the thread.
         self._was_ready = False
         self._crashes: collections.deque[float] = collections.deque()
+        self._ends = 0
         self._failure: dict[str, Any] | None = None
         self._heard = 0.0
         self._has_greeted = False
@@ -203,6 +204,11 @@ class WorkerProcess:
         """The present process; `None` while there is none."""
         child = self._child
         return None if child is None else child.pid
+
+    @property
+    def ends(self) -> int:
+        """How many of its processes ended by themselves, or could not be started."""
+        return self._ends
 
     # ---- the thread -------------------------------------------------------------------------------------------------
 
@@ -353,6 +359,7 @@ class WorkerProcess:
 
     def _after_end(self, child: ChildProcess | None, reason: str | None) -> WorkerProcessError | None:
         """Wait until the next process may start; returns why there shall be none."""
+        self._ends += 1
         ended = reason or ("could not be started" if child is None else describe_exit(child.exit_code))
         if child is not None and child.exit_code == -signal.SIGKILL:
             ended += ", by somebody, or by the system because memory was short"

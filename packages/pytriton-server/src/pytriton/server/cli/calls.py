@@ -42,13 +42,26 @@ def models(
     access_token: Token = None,
     ca_file: CaFile = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    openapi: Annotated[
+        bool, typer.Option("--openapi", help="Print an OpenAPI document: what JSON the models take and give.")
+    ] = False,
 ) -> None:
     """List the models of a server: state, versions, requests, signature."""
-    from pytriton.server.cli.listing import list_models, models_as_json, models_as_text
+    from pytriton.client.management import TritonUrl
+    from pytriton.server.catalog.listing import list_models, models_as_json, models_as_text
+    from pytriton.server.catalog.openapi import describe_openapi
 
+    if as_json and openapi:
+        raise typer.BadParameter("--json and --openapi exclude each other")
     with _told(url), contextlib.closing(_connect(url, access_token, ca_file)) as control:
+        parsed = TritonUrl.from_url(url)
+        if openapi and parsed.protocol != "http":
+            _fail("OpenAPI describes HTTP: give the server's http:// address.")
         found = list_models(control, names or ())
-        typer.echo(models_as_json(found) if as_json else models_as_text(found))
+        if openapi:
+            typer.echo(json.dumps(describe_openapi(found, parsed.with_scheme), indent=2))
+        else:
+            typer.echo(models_as_json(found) if as_json else models_as_text(found))
 
 
 def infer(
@@ -76,7 +89,7 @@ def infer(
 ) -> None:
     """Call a model, and print what it answers. Streams are printed as they come."""
     from pytriton.client import DecoupledModelClient, ModelClient
-    from pytriton.server.cli.tensors import parse_inputs, result_as_json, result_as_text
+    from pytriton.server.catalog.tensors import parse_inputs, result_as_json, result_as_text
 
     if output not in ("text", "json"):
         raise typer.BadParameter(f"--output must be text or json, got {output!r}")
@@ -169,7 +182,7 @@ def _find_spec(client: "ModelClient", connect: Callable[[], "Control"], name: st
 
 
 def _say_what_there_is(control: "Control", name: str, version: str | None) -> str:
-    from pytriton.server.cli.listing import known_models
+    from pytriton.server.catalog.listing import known_models
     from pytriton.server.control.http import ControlError
 
     try:

@@ -19,10 +19,15 @@ from urllib.parse import quote
 from pytriton.server.errors import TritonServerError
 from pytriton.server.tritonserver.ports import Endpoint
 
-__all__ = ["Activity", "Control", "ControlError", "HttpControl", "ModelState", "ModelUpload", "activity_of"]
+__all__ = ["Activity", "Control", "ControlError", "HttpControl", "ModelState", "ModelUpload", "activity_of", "fetch"]
 
 CALL_TIMEOUT_S = 5.0
 """How long one call may take, in seconds, where nothing else is said."""
+
+MAX_ANSWER_BYTES = 64 << 20
+"""The longest answer that is taken: what a server says of its models is never that long."""
+
+_CHUNK_BYTES = 64 << 10
 
 
 class ControlError(TritonServerError):
@@ -246,7 +251,7 @@ class HttpControl:
             )
         try:
             return json.loads(answer) if answer else None
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ControlError(
                 f"{self._endpoint.authority} answered {method} {path} with what is no JSON. Is it a Triton?"
             ) from error
@@ -260,11 +265,56 @@ class HttpControl:
             if self._tls is None
             else http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
         )
+        data = None if body is None else json.dumps(body).encode()
         with contextlib.closing(connection):
-            data = None if body is None else json.dumps(body).encode()
-            connection.request(method, path, data, self._headers)
-            response = connection.getresponse()
-            return response.status, response.read()
+            return fetch(connection, method, path, data, self._headers, timeout_s=timeout_s)
+
+
+def fetch(
+    connection: http.client.HTTPConnection,
+    method: str,
+    path: str,
+    body: bytes | None,
+    headers: Mapping[str, str],
+    *,
+    timeout_s: float,
+    max_bytes: int = MAX_ANSWER_BYTES,
+) -> tuple[int, bytes]:
+    """Make a call, and return status and body of the answer. Neither a slow nor an endless one is waited for.
+
+    Args:
+        connection: Where to; not used for anything else, and closed by the caller.
+        method: The method.
+        path: The path.
+        body: What to send.
+        headers: Headers to send.
+        timeout_s: How long the connection, the head of the answer, and its body may take each, in seconds.
+        max_bytes: The longest body that is taken.
+
+    Raises:
+        OSError: There is no answer in time, or a longer one.
+        http.client.HTTPException: The answer is none of HTTP.
+    """
+    connection.request(method, path, body, dict(headers))
+    # A response to a request with `Connection: close` lets go of the socket: its timeout is set here.
+    sock = connection.sock
+    response = connection.getresponse()
+    deadline = time.monotonic() + timeout_s
+    pieces: list[bytes] = []
+    size = 0
+    while piece := response.read1(_CHUNK_BYTES):
+        pieces.append(piece)
+        size += len(piece)
+        if size > max_bytes:
+            raise OSError(f"the answer is longer than {max_bytes:,} bytes")
+        if response.isclosed():
+            # With the last byte the socket is closed, and newer Pythons set no timeout on a closed one.
+            break
+        remaining_s = deadline - time.monotonic()
+        if remaining_s <= 0:
+            raise TimeoutError(f"the answer did not end within {timeout_s:g} s")
+        sock.settimeout(remaining_s)
+    return response.status, b"".join(pieces)
 
 
 def activity_of(statistics: Iterable[Mapping[str, Any]]) -> Activity:

@@ -4,9 +4,9 @@ The only module that imports `prometheus_client`. It is itself imported when the
 takes longer than the rest of the start of a server.
 """
 
+import contextlib
 import http.client
 import logging
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import accumulate
 from typing import Protocol
@@ -16,6 +16,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from pytriton.proxy_backend import Histogram
+from pytriton.server.control.http import fetch
 from pytriton.server.observe.metrics_totals import CallableTotals
 from pytriton.server.tritonserver.ports import Endpoint
 
@@ -25,7 +26,6 @@ TRITON_TIMEOUT_S = 2.0
 """How long tritonserver may take for its part of the page, in seconds; the other parts come without it."""
 
 _LABELS = ("model", "version", "worker")
-_CHUNK_BYTES = 64 << 10
 
 logger = logging.getLogger(__name__)
 
@@ -73,28 +73,12 @@ def _rendered(collector: Collector) -> bytes:
 
 
 def _fetch(endpoint: Endpoint) -> bytes:
-    deadline = time.monotonic() + TRITON_TIMEOUT_S
     connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=TRITON_TIMEOUT_S)
-    try:
-        connection.request("GET", "/metrics", headers={"Connection": "close"})
-        # A response to a request with `Connection: close` lets go of the socket: its timeout is set here.
-        sock = connection.sock
-        response = connection.getresponse()
-        if response.status != 200:
-            raise OSError(f"tritonserver answers with status {response.status}")
-        pieces = []
-        while piece := response.read1(_CHUNK_BYTES):
-            pieces.append(piece)
-            if response.isclosed():
-                # With the last byte the socket is closed, and newer Pythons set no timeout on a closed one.
-                break
-            remaining_s = deadline - time.monotonic()
-            if remaining_s <= 0:
-                raise TimeoutError(f"tritonserver did not send its metrics within {TRITON_TIMEOUT_S:g} s")
-            sock.settimeout(remaining_s)
-        return b"".join(pieces)
-    finally:
-        connection.close()
+    with contextlib.closing(connection):
+        status, page = fetch(connection, "GET", "/metrics", None, {"Connection": "close"}, timeout_s=TRITON_TIMEOUT_S)
+    if status != http.HTTPStatus.OK:
+        raise OSError(f"tritonserver answers with status {status}")
+    return page
 
 
 class _Sources(Collector):
@@ -146,6 +130,12 @@ class _Callables(Collector):
         attached = GaugeMetricFamily(
             "pytriton_worker_attached", "Whether the worker of the callable is attached to the server", labels=_LABELS
         )
+        process = GaugeMetricFamily(
+            "pytriton_worker_pid", "Process of the worker; left out while it has none", labels=_LABELS
+        )
+        ends = CounterMetricFamily(
+            "pytriton_worker_ends", "Processes of the worker that ended by themselves", labels=_LABELS
+        )
         for model in self._models():
             for totals in model.read_totals():
                 labels = [model.name, str(model.version), str(totals.place)]
@@ -160,7 +150,10 @@ class _Callables(Collector):
                 received.add_metric(labels, statistics.input_bytes)
                 sent.add_metric(labels, statistics.output_bytes)
                 attached.add_metric(labels, float(totals.attached))
-        yield from (requests, failed, cancelled, rows, seconds, queued, received, sent, attached)
+                if totals.pid is not None:
+                    process.add_metric(labels, totals.pid)
+                ends.add_metric(labels, totals.ends)
+        yield from (requests, failed, cancelled, rows, seconds, queued, received, sent, attached, process, ends)
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

@@ -1,5 +1,6 @@
 """Monotonic totals of what the callables of a model have done, over all workers that served it."""
 
+import os
 import threading
 from dataclasses import dataclass
 
@@ -19,6 +20,10 @@ class CallableTotals:
     attached: bool
     """Whether a worker is attached right now."""
     statistics: WorkerStatistics
+    pid: int | None
+    """The process of the worker that runs; None while there is none."""
+    ends: int
+    """How many processes of workers ended by themselves here."""
 
 
 class StatisticsTotals:
@@ -28,6 +33,7 @@ class StatisticsTotals:
         self._lock = threading.Lock()
         self._workers: list[tuple[int, Worker | WorkerProcess]] = []
         self._ended: dict[int, WorkerStatistics] = {}
+        self._ends: dict[int, int] = {}
 
     def add(self, place: int, worker: Worker | WorkerProcess) -> None:
         """Take a worker in; to be called when it was started.
@@ -45,14 +51,23 @@ class StatisticsTotals:
         """Return the totals for each place in the list of callables, in order."""
         with self._lock:
             self._fold()
-            totals = dict(self._ended)
-            attached = set()
+            totals, ends = dict(self._ended), dict(self._ends)
+            attached: set[int] = set()
+            pids: dict[int, int | None] = {}
             for place, worker in self._workers:
                 totals[place] = _added(totals.get(place), worker.statistics)
+                ends[place] = ends.get(place, 0) + _ends(worker)
+                pids[place] = worker.pid if isinstance(worker, WorkerProcess) else os.getpid()
                 if worker.is_attached:
                     attached.add(place)
         return [
-            CallableTotals(place=place, attached=place in attached, statistics=totals[place])
+            CallableTotals(
+                place=place,
+                attached=place in attached,
+                statistics=totals[place],
+                pid=pids.get(place),
+                ends=ends.get(place, 0),
+            )
             for place in sorted(totals)
         ]
 
@@ -64,8 +79,13 @@ class StatisticsTotals:
                 running.append((place, worker))
             else:
                 self._ended[place] = _added(self._ended.get(place), worker.statistics)
+                self._ends[place] = self._ends.get(place, 0) + _ends(worker)
         self._workers = running
 
 
 def _added(one: WorkerStatistics | None, other: WorkerStatistics) -> WorkerStatistics:
     return other if one is None else add_statistics(one, other)
+
+
+def _ends(worker: Worker | WorkerProcess) -> int:
+    return worker.ends if isinstance(worker, WorkerProcess) else 0

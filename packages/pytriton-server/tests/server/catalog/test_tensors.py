@@ -12,7 +12,7 @@ import pytest
 
 from pytriton.client import ModelResult, ModelSpec, TensorSpec
 from pytriton.client.exceptions import PyTritonClientValueError
-from pytriton.server.cli.tensors import describe_signature, parse_inputs, result_as_json, result_as_text
+from pytriton.server.catalog.tensors import describe_signature, parse_inputs, result_as_json, result_as_text
 
 
 def spec(dtype: type[np.generic], *shape: int) -> ModelSpec:
@@ -89,6 +89,13 @@ def test_files(tmp_path: Path) -> None:
     np.save(tmp_path / "objects.npy", np.array([{}], object), allow_pickle=True)
     with pytest.raises(PyTritonClientValueError, match=r"in a \.npy file"):
         parse(f"@{tmp_path}/objects.npy", np.float32, 1)
+
+
+def test_files_that_were_handed_in() -> None:
+    given = {"cat.jpg": b"\xff\xd8"}
+    assert parse_inputs(spec(np.bytes_, 1), {"x": "@cat.jpg"}, {}, is_batch=False, files=given) == {"x": [b"\xff\xd8"]}
+    with pytest.raises(PyTritonClientValueError, match="expected a file that was handed in, received '/etc/hostname'"):
+        parse_inputs(spec(np.bytes_, 1), {"x": "@/etc/hostname"}, {}, is_batch=False, files=given)
 
 
 MODEL = ModelSpec(

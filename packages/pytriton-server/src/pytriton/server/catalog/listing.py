@@ -8,10 +8,21 @@ from typing import Any, TypeVar
 from pytriton.client import ModelSpec, TensorSpec
 from pytriton.client.exceptions import PyTritonClientError
 from pytriton.client.management import parse_model_config
-from pytriton.server.cli.tensors import describe_signature
+from pytriton.server.catalog.tensors import describe_signature
 from pytriton.server.control.http import Control, ControlError, ModelState
 
-__all__ = ["ListedModel", "known_models", "list_models", "models_as_json", "models_as_text"]
+__all__ = [
+    "Counts",
+    "ListedModel",
+    "Tables",
+    "find_spec",
+    "find_versions",
+    "known_models",
+    "list_models",
+    "models_as_json",
+    "models_as_text",
+    "read_tables",
+]
 
 _TITLES = ("MODEL", "STATE", "VERSIONS", "OK", "FAILED", "AVERAGE", "SIGNATURE")
 _NUMBERS = ("OK", "FAILED", "AVERAGE")
@@ -63,13 +74,48 @@ class Counts:
         return self.nanoseconds / self.succeeded / 1e6 if self.succeeded else None
 
 
+@dataclass(frozen=True)
+class Tables:
+    """What a server tells of all its models."""
+
+    index: Sequence[ModelState] | None
+    """The models of the repository; None where the server keeps that to itself."""
+    statistics: Sequence[Mapping[str, Any]] | None
+    """Triton's statistics of the versions that are loaded; likewise."""
+    denial: ControlError | None
+    """Why neither is there."""
+
+    def known(self) -> dict[str, list[ModelState]]:
+        """Return the versions of each model."""
+        known: dict[str, list[ModelState]] = {}
+        for state in self.index or ():
+            known.setdefault(state.name, []).append(state)
+        # A model that came with the call that loaded it is in no list of the repository.
+        listed = set(known)
+        for item in self.statistics or ():
+            name = str(item["name"])
+            if name not in listed:
+                known.setdefault(name, []).append(ModelState(name, int(item["version"]), "READY", ""))
+        return known
+
+    def counts(self) -> dict[str, Counts]:
+        """Return what each model has answered."""
+        counts: dict[str, Counts] = {}
+        for item in self.statistics or ():
+            counts.setdefault(str(item["name"]), Counts()).add(item)
+        return counts
+
+
 def known_models(control: Control) -> dict[str, list[ModelState]]:
     """Return the versions of each model that the server tells of.
 
     Raises:
         ControlError: The server does not answer, or lets nobody see its models.
     """
-    return _known(*_tables(control))
+    tables = read_tables(control)
+    if tables.denial:
+        raise tables.denial
+    return tables.known()
 
 
 def list_models(control: Control, names: Collection[str] = ()) -> list[ListedModel]:
@@ -82,17 +128,14 @@ def list_models(control: Control, names: Collection[str] = ()) -> list[ListedMod
     Raises:
         ControlError: The server does not answer, lets nobody see its models, or lacks one of `names`.
     """
-    index, statistics, denial = _tables(control)
-    if not names and denial:
-        raise denial
-    known = {} if denial else _known(index, statistics, None)
-    counts: dict[str, Counts] = {}
-    for item in statistics or ():
-        counts.setdefault(str(item["name"]), Counts()).add(item)
+    tables = read_tables(control)
+    if not names and tables.denial:
+        raise tables.denial
+    known, counts = tables.known(), tables.counts()
     models = []
     for name in names or sorted(known):
-        versions = known.get(name) or _find_versions(control, name)
-        spec, problem = _find_spec(control, name, versions)
+        versions = known.get(name) or find_versions(control, name)
+        spec, problem = find_spec(control, name, versions)
         models.append(ListedModel(name, versions, spec, problem, counts.get(name)))
     return models
 
@@ -118,15 +161,17 @@ def models_as_text(models: Sequence[ListedModel]) -> str:
     return "\n".join(lines)
 
 
-def _tables(
-    control: Control,
-) -> tuple[list[ModelState] | None, list[dict[str, Any]] | None, ControlError | None]:
-    """Return the list of models and the statistics, as far as the server tells them, and why it tells neither."""
+def read_tables(control: Control) -> Tables:
+    """Return what a server tells of all its models.
+
+    Raises:
+        ControlError: The server does not answer.
+    """
     index, denial = _try(control.index)
     if denial is not None and denial.reason is None:
         raise denial  # nobody answered: there is no point in a second question
     statistics, _ = _try(control.all_statistics)
-    return index, statistics, None if index is not None or statistics is not None else denial
+    return Tables(index, statistics, None if index is not None or statistics is not None else denial)
 
 
 def _try(call: Callable[[], Answer]) -> tuple[Answer | None, ControlError | None]:
@@ -136,31 +181,15 @@ def _try(call: Callable[[], Answer]) -> tuple[Answer | None, ControlError | None
         return None, error
 
 
-def _known(
-    index: Iterable[ModelState] | None, statistics: Iterable[Mapping[str, Any]] | None, denial: ControlError | None
-) -> dict[str, list[ModelState]]:
-    if denial is not None:
-        raise denial
-    known: dict[str, list[ModelState]] = {}
-    for state in index or ():
-        known.setdefault(state.name, []).append(state)
-    # A model that came with the call that loaded it is in no list of the repository.
-    listed = set(known)
-    for item in statistics or ():
-        name = str(item["name"])
-        if name not in listed:
-            known.setdefault(name, []).append(ModelState(name, int(item["version"]), "READY", ""))
-    return known
-
-
-def _find_versions(control: Control, name: str) -> list[ModelState]:
+def find_versions(control: Control, name: str) -> list[ModelState]:
     """Return the versions of a model that is in no list, or in one that is not for everybody."""
     versions = control.model_versions(name)
     state = "READY" if control.is_model_ready(name) else "UNAVAILABLE"
     return [ModelState(name, version, state, "") for version in versions]
 
 
-def _find_spec(control: Control, name: str, versions: Iterable[ModelState]) -> tuple[ModelSpec | None, str]:
+def find_spec(control: Control, name: str, versions: Iterable[ModelState]) -> tuple[ModelSpec | None, str]:
+    """Return what a model is like, or None and why that is not known."""
     if not any(version.is_loaded for version in versions):
         return None, "; ".join(sorted({version.reason for version in versions if version.reason}))
     try:

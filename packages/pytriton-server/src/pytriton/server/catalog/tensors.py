@@ -1,5 +1,6 @@
-"""Signatures, inputs and outputs as the command line writes them."""
+"""Signatures, inputs and outputs as people write and read them."""
 
+import io
 import json
 import math
 from collections.abc import Iterable, Mapping
@@ -31,7 +32,12 @@ def describe_inputs(spec: ModelSpec) -> str:
 
 
 def parse_inputs(
-    spec: ModelSpec, texts: Mapping[str, str], values: Mapping[str, Any], *, is_batch: bool
+    spec: ModelSpec,
+    texts: Mapping[str, str],
+    values: Mapping[str, Any],
+    *,
+    is_batch: bool,
+    files: Mapping[str, bytes] | None = None,
 ) -> dict[str, object]:
     """Return the inputs of a call by the signature of the model; the client checks their types and shapes.
 
@@ -40,6 +46,7 @@ def parse_inputs(
         texts: Inputs as they were written behind `NAME=`.
         values: Inputs that were written as JSON.
         is_batch: Whether they have the axis of the batch.
+        files: The files that `@` may name in `texts`, by name; by default all of this machine.
 
     Raises:
         PyTritonClientValueError: An input is missing, unknown, or not a value of its type.
@@ -49,7 +56,7 @@ def parse_inputs(
     for tensor in spec.inputs:
         shape = (-1, *tensor.shape) if is_batch else tensor.shape
         if tensor.name in texts:
-            inputs[tensor.name] = _fit(_parse(texts[tensor.name], tensor, shape), shape)
+            inputs[tensor.name] = _fit(_parse(texts[tensor.name], tensor, shape, files), shape)
         elif tensor.name in values:
             inputs[tensor.name] = _fit(values[tensor.name], shape)
     return inputs
@@ -99,11 +106,11 @@ def _check_names(spec: ModelSpec, given: set[str]) -> None:
         )
 
 
-def _parse(text: str, tensor: TensorSpec, shape: tuple[int, ...]) -> object:
+def _parse(text: str, tensor: TensorSpec, shape: tuple[int, ...], files: Mapping[str, bytes] | None) -> object:
     """Return the value for what stands behind `NAME=`."""
     is_text = tensor.datatype == "BYTES"
     if text.startswith("@"):
-        return _read(Path(text[1:]), tensor, is_text=is_text)
+        return _read(text[1:], tensor, files, is_text=is_text)
     if text.startswith("["):
         try:
             return json.loads(text)
@@ -134,16 +141,16 @@ def _parse_number(text: str, tensor: TensorSpec) -> bool | int | float:
         _refuse(tensor, f"{kind} ({'true or false' if kind == 'BOOL' else 'numbers with commas'})", _cut(text))
 
 
-def _read(path: Path, tensor: TensorSpec, *, is_text: bool) -> object:
+def _read(name: str, tensor: TensorSpec, files: Mapping[str, bytes] | None, *, is_text: bool) -> object:
     try:
-        if is_text:
-            return path.read_bytes()
-        with path.open("rb") as file:
-            return np.lib.format.read_array(file, allow_pickle=False)
+        data = Path(name).read_bytes() if files is None else files[name]
+        return data if is_text else np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
     except OSError as error:
-        _refuse(tensor, "a file", f"{path} ({error.strerror or error})")
+        _refuse(tensor, "a file", f"{name} ({error.strerror or error})")
+    except KeyError:
+        _refuse(tensor, "a file that was handed in", _cut(name))
     except (ValueError, EOFError) as error:
-        _refuse(tensor, f"an array of {tensor.datatype} in a .npy file", f"{path} ({error})")
+        _refuse(tensor, f"an array of {tensor.datatype} in a .npy file", f"{name} ({error})")
 
 
 def _fit(value: Any, shape: tuple[int, ...]) -> object:
