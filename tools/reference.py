@@ -32,7 +32,7 @@ PAGES: dict[str, tuple[str, ...]] = {
         "pytriton.model_config.parser",
     ),
     "decorators": ("pytriton.decorators", "pytriton.decorators.testing"),
-    "proxy": ("pytriton.proxy.types", "pytriton.proxy.telemetry"),
+    "proxy": ("pytriton.proxy.types", "pytriton.proxy.outputs", "pytriton.proxy.telemetry"),
     "exceptions": ("pytriton.exceptions",),
     "client": (
         "pytriton.client",

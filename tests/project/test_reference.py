@@ -71,6 +71,7 @@ PROMISED = {
         PyTritonModelConfigError PyTritonUnrecoverableError PyTritonRuntimeError
     """,
     "pytriton.proxy.types": "Request Response Requests Responses ResponsesOrError ResponsesNoneOrError Scope",
+    "pytriton.proxy.outputs": "empty_outputs",
     "pytriton.proxy.telemetry": """
         set_telemetry_tracer get_telemetry_tracer get_span_dict start_span_from_remote start_span_from_span
         parse_trace_config traced_span build_proxy_tracer_from_triton_config raise_if_no_telemetry end_span

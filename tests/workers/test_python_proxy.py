@@ -29,7 +29,7 @@ from pytriton.proxy_backend.protocol.segments import PeerSegments
 from pytriton.proxy_backend.python_proxy.model import listen
 from pytriton.proxy_backend.python_proxy.workers import AttachedWorker, BatchInFlight
 from pytriton.proxy_backend.settings import PythonProxySettings
-from pytriton.proxy_backend.transport.arena import InputBlock
+from pytriton.proxy_backend.transport.arena import ViewedBlock
 from pytriton.proxy_backend.transport.zmq_memory import MemoryCaller, SharedMemory, memory_path
 from pytriton.proxy_backend.transport.zmq_sockets import BindError, WouldBlockError, ZmqSocket, make_keys
 from pytriton.proxy_backend.wire import messages
@@ -85,7 +85,7 @@ def either_address(request: pytest.FixtureRequest, short: Path) -> str:
 
 def read_batch(record: bytearray, number: int, *, batching: bool = True) -> Any:
     """Reads a batch as a worker does."""
-    block = InputBlock.__new__(InputBlock, (len(record),), np.uint8, record, 0)
+    block = ViewedBlock.__new__(ViewedBlock, (len(record),), np.uint8, record, 0)
     block.released = collections.deque()
     block.place = (0, 0)
     batch = BatchReader(batching).read(block, memoryview_of(record), 0, number)

@@ -49,7 +49,8 @@ struct Lane {
   int fd;
   bool takes_columns;
   PyObject *callable, *buffer, *counters;
-  PyObject *describe, *lay_out, *make_room, *acknowledge, *segment, *make_requests, *released, *note_released, *give_back;
+  PyObject *describe, *lay_out, *make_room, *is_lent, *acknowledge, *segment, *make_requests, *released, *note_released,
+      *give_back;
   char* packet;
   uint64_t packet_size;
   Counts* counts;
@@ -309,6 +310,16 @@ bool HasRoom(Lane* lane, uint64_t length) {
   return lane->reply.is_there;
 }
 
+// Whether large outputs lie where Python can send them from; true with an exception.
+bool IsLent(Lane* lane, const ReplyForm& form) {
+  if (form.payload_bytes <= kSmallBytes) return false;
+  PyObject* told = PyObject_CallFunction(
+      lane->is_lent, "K", static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(form.found[0]->data)));
+  const bool is_lent = told == nullptr || PyLong_AsLongLong(told) != 0;
+  Clear(told);
+  return is_lent;
+}
+
 void WriteRecord(const ReplyForm& form, uint64_t number, char* record) {
   WriteMetadata(form, number, record);
   if (form.payload_bytes <= kSmallBytes) {
@@ -381,7 +392,7 @@ Outcome Serve(Lane* lane, const Incoming& batch, PyObject** called) {
   ReplyForm* form = result == nullptr ? nullptr : FormOf(batch.form, lane->lay_out, result);
   if (form != nullptr) {
     for (Py_ssize_t i = 0; i < form->piece_count; ++i) Py_IncRef(&form->found[i]->head);
-    const bool has_room = HasRoom(lane, form->length);
+    const bool has_room = !IsLent(lane, *form) && HasRoom(lane, form->length);
     if (has_room && lane->is_open) WriteRecord(*form, batch.message.batch, lane->reply.data);
     for (Py_ssize_t i = 0; i < form->piece_count; ++i) Py_DecRef(&form->found[i]->head);
     if (!has_room) form = nullptr;
@@ -498,6 +509,7 @@ constexpr Method kMethods[] = {
     {"describe", &Lane::describe},
     {"lay_out", &Lane::lay_out},
     {"make_room", &Lane::make_room},
+    {"is_lent", &Lane::is_lent},
     {"acknowledge", &Lane::acknowledge},
     {"segment", &Lane::segment},
     {"make_requests", &Lane::make_requests},

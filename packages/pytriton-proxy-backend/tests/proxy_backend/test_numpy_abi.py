@@ -1,9 +1,12 @@
-"""What the native libraries know of numpy, which they find by the places in its table of functions."""
+"""Interpreters and versions of numpy that the native libraries do not know are not touched by them."""
 
+import importlib
 import subprocess
 import sys
 
 import pytest
+
+from pytriton.proxy_backend.wire import accelerator
 
 # In a process of its own, as a library looks at numpy once.
 _UNKNOWN_NUMPY = """
@@ -35,3 +38,16 @@ except ImportError as error:
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300)
     assert done.stdout == "numpy has the ABI 3000000, which is not known here\n"
+
+
+def test_the_accelerator_is_not_looked_for_where_objects_have_another_form(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a free-threaded interpreter: the file is there, and not even imported."""
+
+    def load(name: str) -> object:
+        raise AssertionError(f"{name} was imported")
+
+    monkeypatch.setattr(accelerator, "OBJECT_BYTES", object.__basicsize__ - 1)
+    monkeypatch.setattr(importlib, "import_module", load)
+    assert accelerator._load.__wrapped__() is None
+    monkeypatch.undo()
+    assert object.__basicsize__ == accelerator.OBJECT_BYTES

@@ -50,6 +50,10 @@ class Host(Protocol):
         `None` where there is none now.
         """
 
+    @property
+    def is_lent(self) -> Callable[[int], bool]:
+        """Return whether outputs that begin at an address are Python's, who sends them from where they are."""
+
     def acknowledge(self, consumed: int) -> int:
         """Take note of what the proxy backend has read; returns how many responses are left."""
 

@@ -12,7 +12,7 @@ import pytest
 
 from pytriton.proxy_backend.errors import ArenaFullError, ProtocolError
 from pytriton.proxy_backend.protocol.segments import PeerSegments
-from pytriton.proxy_backend.transport.arena import InputBlock, NewSegment, OwnArena, OwnedBlock, PeerArena
+from pytriton.proxy_backend.transport.arena import NewSegment, OwnArena, OwnedBlock, PeerArena, ViewedBlock
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -177,7 +177,7 @@ def test_blocks_outside_are_refused(segment: int, offset: int, length: int) -> N
         segments.check(segment, offset, length)
 
 
-def views(block: InputBlock) -> np.ndarray[Any, Any]:
+def views(block: ViewedBlock) -> np.ndarray[Any, Any]:
     array: np.ndarray[Any, Any] = np.ndarray((4, 8), np.float32, block, 0)
     return array
 

@@ -4,7 +4,7 @@ The life of a block of the arena that a side owns::
 
     free --allocate()--> in use, sent to the peer --the peer says so--> free
 
-and of a block that the peer owns::
+where `lend` gives it to a callable as arrays, it is free when these are gone as well. Of a block that the peer owns::
 
     mapped by the first view --the last view of it dies--> named in `PeerSegments.released`, to be told to the peer
 """
@@ -26,9 +26,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..errors import ArenaFullError, ProtocolError
+from ..protocol.segments import Place
 from ..wire.layout import align
+from ..wire.record import Record
 
 _FIRST_SEGMENT = 1 << 20
+# Room for the metadata of a record in front of arrays that are lent: enough for the responses to 300 requests.
+_BEFORE_LENT = 16 << 10
 # Not named by Python's mmap, or not by that of every version; the same on all platforms that have a tritonserver.
 _MAP_FIXED = 0x10
 _MAP_NORESERVE = 0x4000
@@ -64,6 +68,21 @@ class NewSegment:
     fd: int
 
 
+@dataclass
+class _LentBlock:
+    """A block with arrays of a callable.
+
+    Attributes:
+        block: See above.
+        record: Where a record begins in it that was sent and is not read yet.
+        has_views: Whether arrays may be left.
+    """
+
+    block: OwnedBlock
+    record: Place | None = None
+    has_views: bool = True
+
+
 class OwnArena:
     """The arena that this side writes and the peer reads. Not thread-safe."""
 
@@ -75,6 +94,9 @@ class OwnArena:
         self._next = 1
         # The block that was given back last, with its size: mostly the next one is of the same size.
         self._spare: tuple[int, OwnedBlock] | None = None
+        self._lent: dict[int, _LentBlock] = {}  # by the address of the first array
+        self._records: dict[Place, int] = {}  # that lie in those
+        self._returned: collections.deque[tuple[int, int]] = collections.deque()
 
     def allocate(self, length: int) -> OwnedBlock | None:
         """Take `length` bytes, aligned to 64; `None` where no segment has them free."""
@@ -137,8 +159,62 @@ class OwnArena:
         self._segments.append(_OwnedSegment(number, size, memory, [(0, size)]))
         return NewSegment(number, size, fd)
 
+    def lend(self, length: int) -> ViewedBlock | None:
+        """Take `length` bytes for arrays that are sent from where they are; `None` where no segment has them free.
+
+        The block is in use while a view of it is left, and while a record in it is.
+        """
+        self._take_back()
+        block = self.allocate(lent_size(length))
+        if block is None:
+            return None
+        view: ViewedBlock = ViewedBlock.__new__(
+            ViewedBlock, (length,), np.uint8, block.memory, block.offset + _BEFORE_LENT
+        )
+        view.released = self._returned
+        view.place = (address_of(block.memory) + block.offset + _BEFORE_LENT, length)
+        self._lent[view.place[0]] = _LentBlock(block)
+        return view
+
+    def is_lent(self, address: int) -> bool:
+        """Return whether the first of such arrays begins at an address."""
+        return address in self._lent
+
+    def block_around(self, record: Record) -> OwnedBlock | None:
+        """Return where a record goes whose payloads are all of such arrays, in their order, and stay where they are.
+
+        `None` where they are not, or another record that lies there is in use.
+        """
+        address = _address_of_payloads(record) if self._lent else None
+        lent = None if address is None else self._lent.get(address)
+        before = len(record.layout.metadata)
+        if address is None or lent is None or lent.record is not None or before > _BEFORE_LENT:
+            return None
+        segment, offset, memory = lent.block
+        block = OwnedBlock(segment, offset + _BEFORE_LENT - before, memory)
+        lent.record = block[:2]
+        self._records[lent.record] = address
+        return block
+
+    def _take_back(self) -> None:
+        while self._returned:
+            address, _ = self._returned.popleft()
+            lent = self._lent[address]
+            lent.has_views = False
+            if lent.record is None:
+                del self._lent[address]
+                self.release(lent.block)
+
     def release(self, block: OwnedBlock) -> None:
         """Give a block back."""
+        address = self._records.pop(block[:2], None) if self._records else None
+        if address is not None:
+            lent = self._lent[address]
+            lent.record = None
+            if lent.has_views:
+                return
+            del self._lent[address]
+            block = lent.block
         segment = next(segment for segment in self._segments if segment.number == block.segment)
         need = segment.used[block.offset]
         self.in_use -= need
@@ -163,15 +239,17 @@ class OwnArena:
 
     def has_idle(self) -> bool:
         """Return whether `trim` may have something to give back later."""
-        # The spare block counts as used until `trim` takes it back.
+        # The spare block counts as used until `trim` takes it back, and so do those whose arrays are gone.
         return (
             self._spare is not None
+            or bool(self._returned)
             or any(not segment.used for segment in self._segments[1:])
             or (bool(self._segments) and self._segments[0].size > _FIRST_SEGMENT)
         )
 
     def drop_unused(self) -> list[int]:
         """Drop every segment without a block in use, the first one too; returns their numbers."""
+        self._take_back()
         if self._spare is not None:
             self._free(self._spare[1])
             self._spare = None
@@ -182,6 +260,7 @@ class OwnArena:
 
     def trim(self, idle_s: float) -> list[int]:
         """Drop segments that nobody used for `idle_s` seconds, all but a small first one; returns their numbers."""
+        self._take_back()
         if self._spare is not None:
             self._free(self._spare[1])
             self._spare = None
@@ -197,6 +276,29 @@ class OwnArena:
                 self.size -= segment.size
                 self._segments.remove(segment)
         return gone
+
+
+def lent_size(length: int) -> int:
+    """Return how much `OwnArena.lend` takes for `length` bytes."""
+    return _BEFORE_LENT + length
+
+
+def _address_of_payloads(record: Record) -> int | None:
+    """Return where the payloads of a record lie, if they lie as they would in the record."""
+    places = record.layout.places
+    first: int | None = None
+    for place, payload in zip(places, record.payloads, strict=True):
+        at = place.offset - places[0].offset
+        for array in payload if payload.__class__ is list else (payload,):
+            if array.__class__ is not np.ndarray or not array.flags.c_contiguous:
+                return None
+            address = array.__array_interface__["data"][0] - at
+            if first is None:
+                first = address
+            elif address != first:
+                return None
+            at += array.nbytes
+    return first
 
 
 def _make_segment(size: int) -> tuple[int, mmap.mmap]:
@@ -245,8 +347,8 @@ def _c_mmap() -> Callable[..., int | None]:
     return made
 
 
-class InputBlock(np.ndarray[Any, Any]):
-    """A block of the peer's arena that lives as long as any numpy view of it.
+class ViewedBlock(np.ndarray[Any, Any]):
+    """A block of an arena that lives as long as any numpy view of it.
 
     A subclass, because numpy lets a view hold on to the owner of its memory and skips plain arrays in between; views
     are made with `numpy.ndarray(buffer=block)` and are plain arrays themselves.
@@ -306,14 +408,14 @@ class PeerArena:
         """Return the mapping of a segment, where there is one."""
         return self._segments.get(number)
 
-    def block(self, number: int, offset: int, length: int) -> tuple[InputBlock, mmap.mmap]:
+    def block(self, number: int, offset: int, length: int) -> tuple[ViewedBlock, mmap.mmap]:
         """Return a view of `length` bytes that reports the block as released when it and all views of it are gone.
 
         Returns:
             The view, and the segment that it is a piece of.
         """
         memory = self._segments[number]
-        block = InputBlock.__new__(InputBlock, (length,), np.uint8, memory, offset)
+        block = ViewedBlock.__new__(ViewedBlock, (length,), np.uint8, memory, offset)
         block.released = self.released
         block.place = (number, offset)
         return block, memory

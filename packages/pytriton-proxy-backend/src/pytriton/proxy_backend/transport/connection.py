@@ -9,24 +9,29 @@ import array
 import collections
 import contextlib
 import logging
+import math
 import os
 import select
 import socket
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ..errors import AttachError, ConnectionLostError, ProtocolError
+import numpy as np
+
+from pytriton.proxy.outputs import Forms
+
+from ..errors import ArenaFullError, AttachError, ConnectionLostError, ProtocolError
 from ..model import ModelSpec
 from ..protocol.worker import WorkerProtocol
 from ..system.forks import close_in_child
 from ..wire.batch import Batch, BatchReader
 from ..wire.greetings import Hello, Welcome
-from ..wire.layout import CAPABILITIES, MAX_PACKET, ErrorCode
+from ..wire.layout import CAPABILITIES, MAX_PACKET, ErrorCode, align
 from ..wire.messages import BATCH, CANCEL, SEGMENT, SEGMENT_CLOSE, pack_segment, pack_segment_close
-from ..wire.record import Record
-from .arena import InputBlock, NewSegment, OwnArena, OwnedBlock, PeerArena
+from ..wire.record import Array, Record
+from .arena import NewSegment, OwnArena, OwnedBlock, PeerArena, ViewedBlock, lent_size
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +43,8 @@ _ARENA_TIMEOUT_S = 30.0
 TICK_S = 1.0
 # Room for more descriptors than any message carries, so that a peer's surplus is seen and closed.
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
+# Outputs up to this are copied, which costs less than to send them from where they are.
+_LARGEST_COPIED = 2 << 20
 # With MSG_TRUNC, the size of a packet that is too long is told, too.
 RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_TRUNC
 
@@ -230,7 +237,7 @@ class Connection:
                 os.close(fd)
         return True
 
-    def _take_batch(self, block: InputBlock, memory: Any, offset: int, number: int) -> Batch | None:
+    def _take_batch(self, block: ViewedBlock, memory: Any, offset: int, number: int) -> Batch | None:
         try:
             batch = self.reader.read(block, memory, offset, number)
         except (ProtocolError, TypeError) as error:
@@ -255,8 +262,12 @@ class Connection:
             executing: Whether `executed` is still to follow.
         """
         length = record.layout.length
-        block = self.outputs.allocate(length) or self._make_room(length)
-        record.write(block.memory, block.offset, number)
+        block = self.outputs.block_around(record)
+        if block is not None:
+            record.write_around(block.memory, block.offset, number)
+        else:
+            block = self.outputs.allocate(length) or self._make_room(length)
+            record.write(block.memory, block.offset, number)
         # Not before: what the record let go of may be the last view of the batch's inputs.
         packet, releases = self.protocol.respond(number, block, length, done=done, executing=executing)
         if releases:
@@ -265,6 +276,37 @@ class Connection:
             self._socket.send(packet)
         except OSError as error:
             self.lost(error)
+
+    def lend_outputs(self, names: Sequence[str], forms: Forms) -> dict[str, Array] | None:
+        """Make arrays for outputs that are sent from where they are, see `pytriton.proxy.outputs`.
+
+        Args:
+            names: All outputs, in the order in which they are sent.
+            forms: Shape and dtype of those that are wanted.
+
+        Returns:
+            The arrays; `None` where they are small, or there is no room without waiting for the proxy backend.
+        """
+        ordered = sorted(forms, key=lambda name: names.index(name) if name in names else len(names))
+        lengths = [_nbytes(*forms[name]) for name in ordered]
+        room = sum(map(align, lengths))
+        if sum(lengths) <= _LARGEST_COPIED or any(form[1].hasobject for form in forms.values()):
+            return None
+        if self.protocol.must_wait(self.outputs.in_use, room):
+            return None
+        block = self.outputs.lend(room)
+        if block is None:
+            try:
+                self._announce(self.outputs.add_segment(lent_size(room)))
+            except ArenaFullError:
+                return None
+            block = self.outputs.lend(room)
+        made: dict[str, Array] = {}
+        offset = 0
+        for name, length in zip(ordered, lengths, strict=True):
+            made[name] = np.ndarray(*forms[name], buffer=block, offset=offset)
+            offset += align(length)
+        return {name: made[name] for name in forms}
 
     def executed(self, number: int) -> None:
         """Say that the next batch may come, though this one has not all of its responses; see `docs/protocol.md`."""
@@ -383,6 +425,10 @@ class Connection:
     def close(self) -> None:
         """Close the socket."""
         self._socket.close()
+
+
+def _nbytes(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    return math.prod(shape) * dtype.itemsize
 
 
 def hello_for(

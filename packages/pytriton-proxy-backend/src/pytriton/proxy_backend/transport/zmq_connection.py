@@ -9,10 +9,12 @@ import collections
 import ctypes
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
+
+from pytriton.proxy.outputs import Forms
 
 from ..errors import ArenaFullError, AttachError, ConnectionLostError
 from ..model import ModelSpec
@@ -23,7 +25,7 @@ from ..wire.layout import ErrorCode
 from ..wire.messages import BATCH, CANCEL, SEGMENT_CLOSE, named_segment
 from ..wire.record import Record
 from ..zmq_keys import CurveKeys
-from .arena import InputBlock, OwnedBlock
+from .arena import OwnedBlock, ViewedBlock
 from .connection import GREETING_TIMEOUT_S, SEND_TIMEOUT_S, TICK_S, Connection, hello_for
 from .zmq_memory import MemoryCaller, SharedMemory
 from .zmq_sockets import UnreachableError, WouldBlockError, ZmqSocket
@@ -62,7 +64,7 @@ class ZmqConnection(Connection):
             AttachError: If it refuses for another reason.
         """
         # Of each batch whose record came as a part of its message: the record, where its requests can be cancelled.
-        self._parts: dict[int, tuple[InputBlock, BatchMetadata]] = {}
+        self._parts: dict[int, tuple[ViewedBlock, BatchMetadata]] = {}
         self._active_at: dict[int, float] = {}  # when each batch came, or was last answered
         self._address = address
         self._max_in_flight = max_in_flight
@@ -169,7 +171,7 @@ class ZmqConnection(Connection):
         if ctypes.addressof(memory) % _ALIGNMENT:
             # Small parts lie anywhere in what came; large ones have memory of their own, which is aligned.
             memory = (ctypes.c_char * len(part)).from_buffer(bytearray(part))
-        block = InputBlock.__new__(InputBlock, (len(part),), np.uint8, memory, 0)
+        block = ViewedBlock.__new__(ViewedBlock, (len(part),), np.uint8, memory, 0)
         block.released = _NOBODY
         block.place = (0, 0)
         batch = self._take_batch(block, memory, 0, number)
@@ -200,6 +202,9 @@ class ZmqConnection(Connection):
         packet, releases = self.protocol.respond(number, block, length, done=done)
         self._send_all(releases)
         self._send(packet, *(() if block.segment else (memoryview(block.memory)[:length],)))
+
+    def lend_outputs(self, names: Sequence[str], forms: Forms) -> None:
+        """Make no arrays: what a Python proxy reads is copied or sent anyway."""
 
     def fail(self, number: int, text: str, code: ErrorCode = ErrorCode.INTERNAL) -> None:
         """End a batch with an error for every request of it that has no answer yet; needs no arena."""

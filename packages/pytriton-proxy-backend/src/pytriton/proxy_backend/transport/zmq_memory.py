@@ -25,7 +25,7 @@ from ..system.forks import close_in_child
 from ..system.peers import peer_credentials
 from ..wire import layout
 from ..wire.messages import HEADER_SIZE, SEGMENT, name_of, pack_segment, read_header
-from .arena import InputBlock, OwnArena, OwnedBlock, PeerArena
+from .arena import OwnArena, OwnedBlock, PeerArena, ViewedBlock
 
 logger = logging.getLogger(__name__)
 
@@ -286,7 +286,7 @@ class SharedMemory:
         while number and number not in self._segments.sizes and self.read_segment():
             pass
 
-    def view(self, segment: int, offset: int, length: int) -> tuple[InputBlock, Any]:
+    def view(self, segment: int, offset: int, length: int) -> tuple[ViewedBlock, Any]:
         """Return a block of the peer, see `PeerArena.block`."""
         return self._theirs.block(segment, offset, length)
 

@@ -12,10 +12,15 @@ import os
 from types import ModuleType
 
 VARIABLE = "PYTRITON_ACCELERATOR"
+OBJECT_BYTES = 16
+"""Of an object in an interpreter with a GIL: its count of references and its type."""
 
 
 @functools.cache
 def _load() -> ModuleType | None:
+    if object.__basicsize__ != OBJECT_BYTES:
+        # A free-threaded one does not look for a file of this name; if one did, it would crash.
+        return None
     try:
         return importlib.import_module(f"{__name__.rpartition('.wire.')[0]}._accelerator")
     except ImportError:

@@ -285,6 +285,15 @@ class Record:
                     target[...] = payload
         self.payloads = ()
 
+    def write_around(self, memory: Memory, start: int, number: int) -> None:
+        """Write it, once, where its payloads are in their places already. They can be written to no longer."""
+        self.write_metadata(memory, start, number)
+        for payload in self.payloads:
+            for array in payload if isinstance(payload, list) else (payload,):
+                assert isinstance(array, np.ndarray)
+                array.flags.writeable = False
+        self.payloads = ()
+
     def _copy_small(self, memory: Any, start: int) -> bool:
         """Copy the payloads without arrays over the memory, which cost a multiple; false where that cannot be."""
         try:

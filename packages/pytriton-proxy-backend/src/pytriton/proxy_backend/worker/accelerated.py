@@ -58,6 +58,7 @@ class AcceleratedSource:
         self._connection = connection
         self._reply: OwnedBlock | None = None
         plain = PlainBatches(service, connection.reader)
+        self.is_lent = connection.outputs.is_lent
         self.describe = plain.describe
         self.lay_out = plain.lay_out
         columns_func = service.columns_func

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import errno
+import functools
 import logging
 import os
 import threading
@@ -12,6 +13,8 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+from pytriton.proxy.outputs import use_allocator
 
 from ..errors import AttachError, ConnectionLostError, ProtocolError, ProxyBackendError
 from ..model import ModelSpec
@@ -431,6 +434,7 @@ class Worker:
             if limit_s is not None:
                 name = f"pytriton-{self.model.name}-watch"
                 watch = ConnectionWatch(connection, name, lambda: self._note_stuck(limit_s))
+            use_allocator(functools.partial(connection.lend_outputs, [spec.name for spec in self.model.outputs]))
             yield
             self._note_detached("the model was unloaded, or its server ended", logging.INFO)
         except ConnectionLostError as error:
@@ -444,6 +448,7 @@ class Worker:
             self._note_trouble(_trouble_text(error))
             self._stopping.wait(_LAST_RETRY_S)
         finally:
+            use_allocator(None)
             self._trying_since = time.monotonic()
             self._attached.clear()
             self._connection = None

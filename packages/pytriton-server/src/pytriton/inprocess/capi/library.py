@@ -16,14 +16,13 @@ from typing import Any, Final
 
 from pytriton.inprocess.capi.errors import UnsupportedError
 from pytriton.proxy_backend import inprocess_library_path
+from pytriton.proxy_backend.wire.accelerator import OBJECT_BYTES
 from pytriton.server.tritonserver.binary import TritonServerBinary, find_tritonserver
 from pytriton.server.tritonserver.version import describe_server_version
 
 __all__ = ["Library", "NativeLibrary", "load_library"]
 
 _SUPPORTED_MAJOR: Final = 1
-# Of an object in an interpreter with the usual lock: its count of references and its type.
-_OBJECT_BYTES: Final = 16
 
 _lock = threading.Lock()
 _loaded: Library | None = None
@@ -105,11 +104,11 @@ class NativeLibrary:
         Raises:
             UnsupportedError: If this is an interpreter without the usual lock.
         """
-        if object.__basicsize__ != _OBJECT_BYTES:
+        if object.__basicsize__ != OBJECT_BYTES:
             raise UnsupportedError(
                 "Expected an interpreter with a global lock, received one whose objects have another form, such as "
                 "free-threaded Python. Use the ordinary build of Python.",
-                expected=_OBJECT_BYTES,
+                expected=OBJECT_BYTES,
                 received=object.__basicsize__,
             )
         objects = [ctypes.py_object] * len(arguments)
