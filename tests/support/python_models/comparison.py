@@ -12,6 +12,8 @@ MEANT = {
     "types are checked": "Triton's leaves a tensor out whose type does not exist; ours refuses the configuration.",
     "errors are failures": "A request that is answered with an error counts as failed, as for every model of ours; "
     "Triton's Python backend counts it as a success.",
+    "answers are successes": "A request counts by what its caller has got; Triton's Python backend counts one whose "
+    "`execute` raises after the answer was sent as failed.",
 }
 """What differs from Triton's Python backend and shall: a name for it, and the reason."""
 
