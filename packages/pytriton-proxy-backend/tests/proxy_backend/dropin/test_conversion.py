@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import signal
 import socket
 import subprocess
@@ -268,7 +269,7 @@ def _file(model: Path) -> None:
         (_other_file, "a version with other.py in it"),
         (_no_text, "is no text in UTF-8"),
         (_own_library, "1/libtriton_python.so), which would be taken instead of ours"),
-        (_other_runtime, "libtriton_mine.so"),
+        (_other_runtime, '(runtime: "libtriton_mine.so"), which would be taken'),
         (_ours, "was made by pytriton-proxy-backend"),
         (_socket, "is neither a file, nor a folder, nor a link"),
         (_circle, "leads to a folder that it is in"),
@@ -333,8 +334,8 @@ def test_files_of_others_are_named(convert: Command, model: Path, name: str) -> 
     assert os.listdir(model.parent) == ["double"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_leaves_no_half_of_a_copy(model: Path, number: signal.Signals) -> None:
+def signalled(model: Path, number: signal.Signals) -> int:
+    """Convert a model in a process that gets a signal while it copies; return its exit code."""
     with (model / "1" / "weights.bin").open("wb") as file:
         # A hole, which takes its time nevertheless.
         file.truncate(1 << 30)
@@ -342,9 +343,44 @@ def test_a_signal_leaves_no_half_of_a_copy(model: Path, number: signal.Signals) 
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         eventually(lambda: process.poll() is not None or any(model.parent.glob(".pytriton-*")))
         process.send_signal(number)
-        code = process.wait(PATIENCE_S)
+        return process.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_leaves_no_half_of_a_copy(model: Path, number: signal.Signals) -> None:
+    code = signalled(model, number)
     # It may have been faster than the signal.
     assert set(os.listdir(model.parent)) == ({"double", "double_workers"} if code == 0 else {"double"})
+
+
+def test_what_a_killed_one_has_left_is_cleared_up(convert: Command, model: Path) -> None:
+    eventually(lambda: signalled(model, signal.SIGKILL) != 0 and any(model.parent.glob(".pytriton-*")))
+    (model / "1" / "weights.bin").unlink()
+    (model.parent / ".pytriton-notes").mkdir()
+    (model.parent / ".pytriton-0123abcd").symlink_to(model)
+    done = convert(model, "--replace")
+    assert done.code == 0, done.err
+    left = {"double", "double_workers", ".pytriton-notes", ".pytriton-0123abcd"}
+    assert set(os.listdir(model.parent)) == left
+    assert (model / "config.pbtxt").read_text() == CONFIG
+
+
+def test_what_was_being_replaced_comes_back(convert: Command, model: Path) -> None:
+    """A replacement takes two steps where the file system cannot exchange folders."""
+    copy, staging = model.parent / "double_workers", model.parent / ".pytriton-0123abcd"
+    assert convert(model).code == 0
+    before = state(copy)
+    staging.mkdir()
+    copy.rename(staging / "replaced")
+    assert convert(model, "--to", model.parent / "other").code == 0
+    assert state(copy) == before
+    # One that is there again is not touched.
+    staging.mkdir()
+    shutil.copytree(copy, staging / "replaced")
+    (staging / "replaced" / "1" / "model.py").write_text("")
+    assert convert(model, "--to", model.parent / "third").code == 0
+    assert state(copy) == before
+    assert set(os.listdir(model.parent)) == {"double", "double_workers", "other", "third"}
 
 
 def test_a_full_disk_leaves_nothing(convert: Command, model: Path) -> None:

@@ -137,8 +137,8 @@ def _check_source(source: Path) -> Sequence[int]:
         raise DropInError(f"expected the folder of a model at {source}: {found}", path=str(source))
     if (source / MANIFEST_NAME).exists():
         raise DropInError(
-            f"{source} was made by pytriton-proxy-backend (it has a {MANIFEST_NAME}): name the original, or "
-            f"the folder of another model",
+            f"{source} was made by pytriton-proxy-backend (it has a {MANIFEST_NAME}): name the original, or the "
+            "folder of another model",
             path=str(source),
         )
     if not config.is_file():
@@ -158,10 +158,12 @@ def _check_source(source: Path) -> Sequence[int]:
         )
     libraries = [PYTHON_LIBRARY_NAME, f"[0-9]*/{PYTHON_LIBRARY_NAME}"]
     own = [str(found) for pattern in libraries for found in source.glob(pattern)]
-    if own or (runtime is not None and runtime.text not in ("", PYTHON_LIBRARY_NAME)):
+    if runtime is not None and runtime.text not in ("", PYTHON_LIBRARY_NAME):
+        own.append(f'runtime: "{runtime.text}"')
+    if own:
         raise DropInError(
-            f"{source} names a library of its own as its backend ({own[0] if own else f'runtime: {runtime}'}), which "
-            "would be taken instead of ours: convert a model without one",
+            f"{source} names a library of its own as its backend ({own[0]}), which would be taken instead of ours: "
+            "convert a model without one",
             path=str(source),
         )
     name = _DEFAULT_FILE if file is None else file.text

@@ -33,6 +33,9 @@ Outcome = Literal["added", "replaced", "unchanged"]
 
 # What a URL carries as it is, and what a file system does.
 _NAME = re.compile(r"(?!\.)[a-zA-Z0-9._-]+")
+# Where a folder is made before it is put in its place, and what is there is put meanwhile, where that takes two steps.
+_STAGING = re.compile(r"\.pytriton-[0-9a-f]{8}")
+_REPLACED = "replaced"
 # Of renameat2(2). The exchange leaves no moment in which the model is not there.
 _NOREPLACE = 1
 _EXCHANGE = 2
@@ -298,7 +301,10 @@ def _entries(repository: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def locked(repository: Path) -> Iterator[None]:
-    """Keep other calls for the same repository waiting; on file systems without locks it does nothing."""
+    """Keep other calls for the same repository waiting, and clear up after those that were killed.
+
+    On file systems without locks it does nothing.
+    """
     try:
         fd = os.open(repository, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
@@ -308,14 +314,30 @@ def locked(repository: Path) -> Iterator[None]:
     try:
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_EX)
+            _clear_up(repository)
         yield
     finally:
         os.close(fd)
 
 
+def _clear_up(repository: Path) -> None:
+    """Remove what calls have left that were killed; they had the lock that is ours now."""
+    for left in filter(_is_staging, repository.iterdir()):
+        replaced = left / _REPLACED
+        if (replaced / MANIFEST_NAME).exists():
+            # Killed between the two steps of a replacement, where it takes two: the model may be nowhere else.
+            with contextlib.suppress(DropInError):
+                _move_in(replaced, repository / read_manifest(replaced / MANIFEST_NAME).name)
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def _is_staging(path: Path) -> bool:
+    return _STAGING.fullmatch(path.name) is not None and path.is_dir() and not path.is_symlink()
+
+
 @contextlib.contextmanager
 def staging_in(repository: Path) -> Iterator[Path]:
-    """Make a folder on the same file system, whose content is gone afterwards.
+    """Make a folder on the same file system, whose content is gone afterwards; the repository is locked.
 
     Inside the repository, because nothing else is known to be on its file system and writable. A server that looks at
     the repository at this very moment finds no model in it: it has no configuration.
@@ -374,7 +396,7 @@ def _swap(staged: Path, target: Path, staging: Path) -> None:
     except OSError as error:
         if error.errno not in _UNSUPPORTED:
             raise
-        replaced = staging / "replaced"
+        replaced = staging / _REPLACED
         os.rename(target, replaced)
         try:
             os.rename(staged, target)
