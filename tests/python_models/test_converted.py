@@ -18,7 +18,9 @@ import pytest
 from pytriton.proxy_backend.cli.app import run as run_command
 from support.faults.plain_server import PlainServer, plain_server, reading_container
 from support.python_backend import why_no_python_backend
-from support.python_models import CONFIG, HEAD, write
+from support.python_models import CONFIG, HEAD, ask, served, write
+from support.python_models import hosts as started
+from support.python_models import infer as ours
 from support.waiting import PATIENCE_S, eventually
 
 MODEL = (
@@ -277,3 +279,14 @@ def test_a_repository_by_a_relative_path(models: Path, endpoints: Path, tmp_path
         plain_server(tmp_path, Path(models.name), *options) as server,
     ):
         assert infer(server, "double_workers", 2) == [4, 2]
+
+
+def test_a_server_of_ours_starts_the_processes_itself(models: Path, endpoints: Path, tmp_path: Path) -> None:
+    """A repository that converted models lie in is served as it is; the command does not run."""
+    convert(models / "double", "--endpoint", endpoints)
+    endpoints.mkdir()
+    with served(models, load_model=["double_workers"]) as triton:
+        assert ours(triton, "double_workers", 2, 1) == [4, 2]
+        assert ask(triton, "load", "double")[0] == 200
+        assert ours(triton, "double", 3, 1) == [6, 2]
+        assert len(started()) == 2

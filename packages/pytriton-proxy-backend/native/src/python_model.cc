@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <climits>
+#include <cstdlib>
 #include <utility>
 
 #include "calls.h"
@@ -23,15 +24,11 @@ constexpr int kConnectAgainMs = 100;
 // Between two questions for a host, the second time and later: twice the time before.
 constexpr int kMaxPauseMs = 2000;
 
-// The file that says where the supervisor listens; empty where there is none. `folder` is that of the library, or of a
-// backend whose models are Python models as well, in which case it lies in that of the backend `python` beside it.
-std::string FindHostsFile(const std::string& folder) {
-  const std::string beside = folder.substr(0, folder.find_last_of('/') + 1) + "python";
-  for (const std::string& place : {folder, beside}) {
-    const std::string file = place + "/" + kHostsFileName;
-    if (access(file.c_str(), F_OK) == 0) return file;
-  }
-  return "";
+// The file that says where the supervisor listens: that of the server, where whoever has started it starts the processes
+// as well, else the one that lies in the folder of the library.
+std::string HostsFile(const std::string& folder) {
+  const char* told = std::getenv(kHostsVariable);
+  return told != nullptr && *told != '\0' ? told : folder + "/" + kHostsFileName;
 }
 
 // The supervisor has a working directory of its own.
@@ -85,11 +82,11 @@ TRITONSERVER_Error* PythonModel::Load(
   if (auto* error = TextOf(command_line_settings, &command_line)) return error;
   if (auto* error = TRITONBACKEND_ModelAutoCompleteConfig(model, &completes)) return error;
   if (auto* error = ConfigurationOf(model, &configuration)) return error;
-  const std::string file = FindHostsFile(place);
-  if (file.empty()) {
+  const std::string file = HostsFile(place);
+  if (access(file.c_str(), F_OK) != 0) {
     return MakeError(
         TRITONSERVER_ERROR_UNAVAILABLE,
-        std::string("no ") + place + "/" + kHostsFileName + ": nobody starts processes for models of the backend '" +
+        "no " + file + ": nobody starts processes for models of the backend '" +
             name + "' here. Start the server with `pytriton serve-repository`, or give it Triton's Python backend");
   }
   Settings settings;

@@ -19,6 +19,8 @@ SIDE_FILE_NAME = "pytriton.conf"
 """Name of the file in the folder of a model version that holds its `ProxySettings`."""
 HOSTS_FILE_NAME = "pytriton-hosts.conf"
 """Name of the file beside the library as the backend of Python models: where it asks for their processes."""
+HOSTS_VARIABLE = "PYTRITON_HOSTS_FILE"
+"""Environment variable of a tritonserver: the path of such a file, which counts for all models, converted ones too."""
 PYTHON_SIDE_FILE_NAME = "pytriton-proxy.json"
 """Name of the file in the folder of a model version that holds its `PythonProxySettings`."""
 FORMAT = 1

@@ -204,6 +204,7 @@ class ServerSession:
         binary = find_tritonserver()
         check_options(self._config, binary)
         self._workspace.create()
+        variables: dict[str, str] = {}
         # Who serves models by their folders has not asked for Triton's own Python backend.
         if (self._config.python_models or (WORKERS if self._linked else "")).lower() == WORKERS:
             advice = "Set PYTRITON_HOME to a folder with a shorter path."
@@ -212,7 +213,7 @@ class ServerSession:
                 self._supervisor.start()
             except HostingError as error:
                 raise WorkspaceError(str(error), path=error.path) from error
-            make_python_backend(self._workspace.backends_path, self._supervisor.socket_path)
+            variables = make_python_backend(self._workspace.backends_path, self._supervisor.socket_path)
         make_backends(self._workspace.backends_path, binary, {BACKEND_NAME: library_path()})
         if self._linked or self._supervisor is not None:
             self._workspace.folders_path.mkdir()
@@ -233,7 +234,7 @@ class ServerSession:
         # Before the server starts, because it says that it is ready as soon as it has loaded its models.
         for model in self._host.models:
             self._host.wait_warm(model, cancelled)
-        self._environment = export_environment(binary.environment(os.environ))
+        self._environment = export_environment(binary.environment(os.environ)) | variables
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
                 self._start_process(self._folders, reserve_ports(self._config), timeout_s, cancelled)

@@ -22,7 +22,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from pytriton import proxy_backend
-from pytriton.proxy_backend.settings import HOSTS_FILE_NAME, hosts_text
+from pytriton.proxy_backend.settings import HOSTS_FILE_NAME, HOSTS_VARIABLE, hosts_text
 from pytriton.proxy_backend.system.shortage import explain
 from pytriton.server.errors import WorkspaceError
 from pytriton.server.tritonserver.binary import TritonServerBinary
@@ -66,12 +66,15 @@ def make_backends(folder: Path, binary: TritonServerBinary, own: Mapping[str, Pa
         raise _unlinked(folder, error) from error
 
 
-def make_python_backend(folder: Path, supervisor: Path) -> None:
+def make_python_backend(folder: Path, supervisor: Path) -> dict[str, str]:
     """Make the proxy backend that of `model.py` models, too, before `make_backends` fills the folder.
 
     Args:
         folder: An existing, empty folder.
         supervisor: The socket where the library asks for processes.
+
+    Returns:
+        Variables for the environment of the server.
 
     Raises:
         WorkspaceError: A link cannot be made.
@@ -80,9 +83,11 @@ def make_python_backend(folder: Path, supervisor: Path) -> None:
     try:
         target.mkdir()
         (target / f"libtriton_{_PYTHON}.so").symlink_to(proxy_backend.library_path())
-        (target / HOSTS_FILE_NAME).write_text(hosts_text(supervisor), encoding="utf-8")
+        hosts = target / HOSTS_FILE_NAME
+        hosts.write_text(hosts_text(supervisor), encoding="utf-8")
     except OSError as error:
         raise _unlinked(folder, error) from error
+    return {HOSTS_VARIABLE: str(hosts)}
 
 
 def _unlinked(folder: Path, error: OSError) -> WorkspaceError:
