@@ -1,16 +1,21 @@
-"""Processes in tests: one of its own for what cannot be undone, and others that stand still for a while."""
+"""Processes in tests: of their own for what cannot be undone, that stand still for a while, and at a terminal."""
 
 import contextlib
 import os
+import pty
+import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
-from support.waiting import eventually
+from support.waiting import PATIENCE_S, eventually
+
+CTRL_C = b"\x03"
+"""What that key sends."""
 
 _VARIABLE = "PYTRITON_TEST_ALONE"
 
@@ -66,6 +71,65 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
         return False
+
+
+class Terminal:
+    """The terminal of a running program."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", fd: int) -> None:
+        self.process = process
+        self.shown = ""
+        self._fd = fd
+
+    def press(self, keys: bytes) -> None:
+        """Press keys."""
+        os.write(self._fd, keys)
+
+    def wait_for(self, text: str) -> str:
+        """Wait until the program has shown a text; returns all that it has shown."""
+        while text not in self.shown:
+            assert self._read(), f"the program ended without {text!r}:\n{self.shown}"
+        return self.shown
+
+    def wait_ended(self) -> int:
+        """Wait for the end of the program; returns its exit code."""
+        while self._read():
+            pass
+        return self.process.wait(PATIENCE_S)
+
+    def _read(self) -> bool:
+        assert select.select([self._fd], [], [], PATIENCE_S)[0], f"nothing more was shown:\n{self.shown}"
+        try:
+            data = os.read(self._fd, 65536)
+        except OSError:
+            # Nobody has the other side open any more.
+            return False
+        self.shown += data.decode(errors="replace").replace("\r\n", "\n")
+        return bool(data)
+
+
+@contextlib.contextmanager
+def at_terminal(
+    command: Sequence[str], folder: Path, environment: Mapping[str, str] | None = None
+) -> Iterator[Terminal]:
+    """Run a program at a terminal, where Ctrl+C is a signal to it, and end it with the block."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        ["setsid", "--ctty", "--wait", *command],
+        cwd=folder,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "200", **(environment or {})},
+    )
+    os.close(theirs)
+    try:
+        yield Terminal(process, ours)
+    finally:
+        os.close(ours)
+        if process.poll() is None:
+            process.send_signal(signal.SIGHUP)
+        process.wait(PATIENCE_S)
 
 
 def _stat(thread: Path) -> str:

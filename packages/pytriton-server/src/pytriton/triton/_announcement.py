@@ -2,8 +2,10 @@
 
 import html
 import json
+import logging
 import math
 import shlex
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,30 +19,51 @@ if TYPE_CHECKING:
     from pytriton.triton._base import TritonBase
     from pytriton.triton._triton import Triton
 
-__all__ = ["describe_as_html", "describe_served"]
+__all__ = ["describe_as_html", "is_terminal", "present"]
+
+logger = logging.getLogger(__name__)
 
 # A line that is longer is not one to be copied.
 _MAX_BODY = 300
 
 
-def describe_served(triton: "Triton", seconds: float) -> Iterator[str]:
-    """Yield lines: the models, the addresses, and a call that works.
+def present(triton: "Triton") -> None:
+    """Say what is served, and how to stop it: to a terminal as it is, else to the log.
 
     Args:
         triton: The server, which runs.
-        seconds: How long its start took.
     """
+    if not is_terminal():
+        for line in _describe(triton):
+            logger.info("%s", line)
+        return
+    try:
+        print(*_describe(triton), sep="\n", flush=True)
+    except OSError as error:
+        # Servers outlive the terminals that they were started in.
+        logger.debug("The terminal is gone: %s", error)
+
+
+def is_terminal() -> bool:
+    """Return whether somebody looks at what this program prints."""
+    return sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()
+
+
+def _describe(triton: "Triton") -> Iterator[str]:
     models = list(triton._models.values())
     for model in models:
         config = model.triton_config
         tensors = f"({describe_tensors(config.inputs or ())}) -> {describe_tensors(config.outputs or ())}"
-        yield f"{model.name}{tensors}; {_facts(model)}"
+        yield f"{model.name}{tensors}; {'ready' if model.is_attached else 'not attached'}, {_facts(model)}"
+    for name, folder in triton._folders.items():
+        yield f"{name}; of {folder}"
     for name, url in (("HTTP", triton.http_url), ("gRPC", triton.grpc_url), ("metrics", triton.metrics_url)):
         if url is not None:
             yield f"{name:8}{url}"
-    yield f"Ready after {seconds:.1f} s."
+    yield f"Ready after {triton._start_s:.1f} s."
     if models and triton.http_url is not None:
         yield f"Try: curl -s {triton.http_url}/v2/models/{models[0].name}{_call(models[0].triton_config)}"
+    yield "Serving. Press Ctrl+C or send SIGTERM to stop."
 
 
 def describe_as_html(triton: "TritonBase") -> str:

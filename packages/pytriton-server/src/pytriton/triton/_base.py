@@ -85,6 +85,8 @@ class TritonBase(abc.ABC):
         # Those of them that were there at the last stop: a notebook may bind them again, and gets the new ones.
         self._stopped: set[BoundModel] = set()
         self._session: Session | None = None
+        # How long it took until the models of the session were served, in seconds.
+        self._start_s = 0.0
         self._failure: BaseException | None = None
         self._owner = os.getpid()
         # Held while the server is started, changed or stopped.
@@ -244,11 +246,13 @@ class TritonBase(abc.ABC):
             # Not at the start only, so that a path that is too long for sockets is an error before anything is started.
             model.side_files(self._workspace.endpoints_path)
             if session is not None:
+                began = time.monotonic()
                 try:
                     session.claim(model)
                     session.host.load(model, timeout_s=WAIT_FORM_MODEL_TIMEOUT_S, stop_wanted=self._is_stop_requested)
                 except StartCancelled:
                     raise _stopped_meanwhile(model) from None
+                self._start_s += time.monotonic() - began
                 self._announce(model)
             self._models.put(model)
             model.publish()
@@ -413,6 +417,7 @@ class TritonBase(abc.ABC):
                 self._wait_exit_reported()
                 if self._failure is None:
                     self._alias._start()
+                    self._present()
                     self._block(period)
             except StartCancelled:
                 logger.info("The start was stopped.")
@@ -464,6 +469,10 @@ class TritonBase(abc.ABC):
     def _startup_timeout_s(self) -> float:
         """Return how long the server may take to answer, in seconds."""
 
+    def _present(self) -> None:
+        """Say what is served, and how to stop it."""
+        logger.info("Serving. Press Ctrl+C or send SIGTERM to stop.")
+
     def _linger_s(self) -> float | None:
         """Return how long requests are accepted after SIGTERM, in seconds; None is as long as some come."""
         return 0.0
@@ -511,6 +520,7 @@ class TritonBase(abc.ABC):
                 # It ended by itself, and its remains are about to be cleaned up.
                 self._close()
             self._failure = None
+            began = time.monotonic()
             session = self._session = self._open()
             atexit.register(self._alias.stop)
             try:
@@ -522,6 +532,7 @@ class TritonBase(abc.ABC):
             except BaseException:
                 self._close()
                 raise
+            self._start_s = time.monotonic() - began
             for model in self._models.values():
                 self._announce(model)
 
@@ -549,7 +560,6 @@ class TritonBase(abc.ABC):
             time.sleep(_POLL_S)
 
     def _block(self, period_s: float) -> None:
-        logger.info("Serving. Press Ctrl+C or send SIGTERM to stop.")
         while not self._signals:
             if self._session is None or self._failure is not None:
                 return

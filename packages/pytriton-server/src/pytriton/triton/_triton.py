@@ -24,6 +24,7 @@ from pytriton.server.tritonserver.guard import GuardConfig
 from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts
 from pytriton.server.tritonserver.process import ExitReport
 from pytriton.server.workspace import Workspace
+from pytriton.triton._announcement import present
 from pytriton.triton._base import STARTUP_TIMEOUT_S, WAIT_FORM_MODEL_TIMEOUT_S, TritonBase
 from pytriton.triton._registry import Registry
 
@@ -273,6 +274,9 @@ class Triton(TritonBase):
 
     def _startup_timeout_s(self) -> float:
         return STARTUP_TIMEOUT_S
+
+    def _present(self) -> None:
+        present(self)
 
     def _linger_s(self) -> float | None:
         return self._linger_wanted_s

@@ -144,7 +144,29 @@ def test_the_log_is_bounded_and_levelled(caplog: pytest.LogCaptureFixture) -> No
     assert max(map(len, process.log_tail)) < 20000
     levels = {record.getMessage(): record.levelno for record in caplog.records}
     assert levels["continued"] == logging.ERROR
-    assert levels["W1121 00:00:00.1 1 a.cc:1] noise"] == logging.DEBUG
+    assert levels["noise (a.cc:1)"] == logging.DEBUG
+
+
+def test_records_have_the_text_of_the_server_without_its_prefix(caplog: pytest.LogCaptureFixture) -> None:
+    lines = [
+        'I1121 00:00:00.123456 7 model_lifecycle.cc:472] "loading: net:1"',
+        'W1121 00:00:00.123456 7 http_server.cc:1] "a name\\nI1121 of a caller"',
+        "E1121 00:00:00.123456 7 server.cc:5] not quoted",
+        "Signal (2) received.",
+    ]
+    with caplog.at_level(logging.DEBUG, logger="pytriton.tritonserver"):
+        process = make(f"print({chr(10).join(lines)!r})")
+        process.start()
+        assert process.wait(300)
+        process.stop(1.0)
+    assert [(record.levelname, record.getMessage()) for record in caplog.records] == [
+        ("INFO", "loading: net:1 (model_lifecycle.cc:472)"),
+        ("WARNING", '"a name\\nI1121 of a caller" (http_server.cc:1)'),
+        ("ERROR", "not quoted (server.cc:5)"),
+        ("ERROR", "Signal (2) received."),
+    ]
+    # As it was written.
+    assert process.log_tail == lines
 
 
 def test_a_pipe_that_a_grandchild_holds_does_not_hide_the_end() -> None:

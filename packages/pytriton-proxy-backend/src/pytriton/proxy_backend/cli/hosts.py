@@ -8,7 +8,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .app import add_hosts_endpoint, seconds
+from .app import add_hosts_endpoint
+from .logs import add_service_options, start_log
 
 
 def register(commands: Any) -> None:
@@ -20,12 +21,7 @@ def register(commands: Any) -> None:
         "ends them when it unloads them; until SIGINT or SIGTERM. Requests in flight are finished then.",
     )
     add_hosts_endpoint(parser)
-    parser.add_argument(
-        "--stop-timeout", type=seconds, default=30.0, metavar="S", help="how long requests in flight may take (30)"
-    )
-    parser.add_argument(
-        "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="the least level (INFO)"
-    )
+    add_service_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -35,7 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..hosting.supervisor import HostSupervisor, check_folder
     from ..system.stop_signals import StopSignals
 
-    logging.basicConfig(level=arguments.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_log(arguments.log_level, arguments.log_format)
     folder = Path(os.path.abspath(arguments.endpoint))
     check_folder(folder)
     supervisor = HostSupervisor(folder, "Choose another folder (--endpoint) that this user may write to.")

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import logging
 from pathlib import Path
 from typing import Any
 
 from ..zmq_keys import CurveKeys, KeyFileError
 from .app import seconds
+from .logs import add_service_options, start_log
 
 
 def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -51,12 +51,7 @@ def register(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
     parser.add_argument(
         "--attach-timeout", type=seconds, default=30.0, metavar="S", help="how long to wait for the endpoint (30)"
     )
-    parser.add_argument(
-        "--stop-timeout", type=seconds, default=30.0, metavar="S", help="how long requests in flight may take (30)"
-    )
-    parser.add_argument(
-        "--log-level", default="INFO", choices=["DEBUG", "INFO", "WARNING", "ERROR"], help="the least level (INFO)"
-    )
+    add_service_options(parser)
     parser.set_defaults(run=_run)
 
 
@@ -66,7 +61,7 @@ def _run(parsed: argparse.Namespace) -> int:
 
     if parsed.kwargs and not parsed.factory:
         raise ValueError("--kwargs has the arguments of a factory: give --factory as well, or leave them out")
-    logging.basicConfig(level=parsed.log_level, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    start_log(parsed.log_level, parsed.log_format)
     wanted = Attachment(
         target=parsed.target,
         endpoint=parsed.endpoint,

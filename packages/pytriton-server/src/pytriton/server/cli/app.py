@@ -43,7 +43,8 @@ AccessToken = Annotated[
     ),
 ]
 Unprotected = Annotated[bool, typer.Option("--unprotected", help="Let everybody who reaches the server do all that.")]
-LogLevel = Annotated[str, typer.Option(help="The least level: DEBUG, INFO, WARNING or ERROR.")]
+LogLevel = Annotated[str, typer.Option(help="The least level of the log: DEBUG, INFO, WARNING or ERROR.")]
+LogFormat = Annotated[str, typer.Option(help="text, or json: an object for each record of the log, a line each.")]
 
 app = typer.Typer(
     name="pytriton",
@@ -52,8 +53,8 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("models")(calls.models)
-app.command("infer")(calls.infer)
+app.command("models", no_args_is_help=True)(calls.models)
+app.command("infer", no_args_is_help=True)(calls.infer)
 
 
 def run() -> None:
@@ -106,7 +107,7 @@ def add_sub_script(workspace: Workspace = None, zip_report: Zip = True) -> None:
     _report("example-add-sub-script", workspace, zip_report, _add_sub_script)
 
 
-@app.command()
+@app.command(no_args_is_help=True)
 def serve(
     context: typer.Context,
     target: Annotated[
@@ -131,6 +132,7 @@ def serve(
     access_token: AccessToken = None,
     unprotected: Unprotected = False,
     log_level: LogLevel = "INFO",
+    log_format: LogFormat = "text",
 ) -> None:
     """Serve the models of a file, until Ctrl+C (SIGINT) or SIGTERM.
 
@@ -150,6 +152,7 @@ def serve(
             access_token=access_token,
             unprotected=unprotected,
             log_level=log_level,
+            log_format=log_format,
         ),
         workers=workers,
         given=[
@@ -161,52 +164,19 @@ def serve(
     )
 
 
-@app.command()
-def worker(
-    target: Annotated[
-        str,
-        typer.Argument(metavar="MODULE:CALLABLE", help="The inference callable; also path/to/file.py:callable."),
-    ],
-    endpoint: Annotated[
-        str,
-        typer.Option(
-            metavar="DIR",
-            help="The folder of the endpoints; also a socket in it, or an address such as tcp://host:port.",
-        ),
-    ],
-    model: Annotated[str | None, typer.Option(help="The model; not needed where there is only one.")] = None,
-    version: Annotated[int | None, typer.Option(min=1, help="Its version; likewise.")] = None,
-    description: Annotated[
-        Path | None, typer.Option(help="What the model is like; by default the file beside the socket.")
-    ] = None,
-    curve_secret_key: Annotated[
-        Path | None, typer.Option(help="The worker's own keys, for a Python proxy with keys.")
-    ] = None,
-    curve_server_key: Annotated[Path | None, typer.Option(help="The public key of that proxy.")] = None,
-    insecure: Annotated[
-        bool, typer.Option("--insecure", help="Attach to a tcp:// address without keys, to whoever listens there.")
-    ] = False,
-    factory: Annotated[bool, typer.Option("--factory", help="The target makes the callable.")] = False,
-    kwargs: Annotated[str, typer.Option(metavar="JSON", help="Keyword arguments of the factory, an object.")] = "{}",
-    attach_timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for the endpoint.")] = 30.0,
-    stop_timeout: Annotated[float, typer.Option(min=0, help="Seconds that requests in flight may take.")] = 30.0,
-    log_level: LogLevel = "INFO",
-) -> None:
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def worker(context: typer.Context) -> None:
     """Serve a model of a running server with a callable, until SIGINT or SIGTERM."""
-    # One command line for both programs: this one only has the look of its own.
+    # One command line for both programs, which `pytriton worker --help` shows.
     from pytriton.proxy_backend.cli.app import run as run_command
 
-    options: dict[str, object] = {"--model": model, "--version": version, "--description": description}
-    options |= {"--curve-secret-key": curve_secret_key, "--curve-server-key": curve_server_key}
-    arguments = [f"{name}={value}" for name, value in options.items() if value is not None]
-    arguments += ["--factory"] if factory else []
-    arguments += ["--insecure"] if insecure else []
-    arguments += [f"--endpoint={endpoint}", f"--kwargs={kwargs}", f"--log-level={log_level.upper()}"]
-    arguments += [f"--attach-timeout={attach_timeout}", f"--stop-timeout={stop_timeout}"]
-    run_command(["worker", *arguments, "--", target], program="pytriton")
+    run_command(["worker", *(context.args or ["--help"])], program="pytriton")
 
 
-@app.command("serve-repository")
+@app.command("serve-repository", no_args_is_help=True)
 def serve_repository(
     repository: Annotated[
         Path, typer.Argument(metavar="DIR", help="A model repository, as tritonserver takes it. Nothing in it changes.")
@@ -242,6 +212,7 @@ def serve_repository(
     access_token: AccessToken = None,
     unprotected: Unprotected = False,
     log_level: LogLevel = "INFO",
+    log_format: LogFormat = "text",
 ) -> None:
     """Serve a model repository, models for Triton's Python backend included, until SIGINT or SIGTERM.
 
@@ -259,6 +230,7 @@ def serve_repository(
             access_token=access_token,
             unprotected=unprotected,
             log_level=log_level,
+            log_format=log_format,
         ),
         model_repository=repository,
         python_models=python_models,

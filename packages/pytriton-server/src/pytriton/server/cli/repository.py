@@ -3,7 +3,7 @@
 import signal
 from typing import Any
 
-from pytriton.server.cli.serving import ServerOptions, exit_on_errors
+from pytriton.server.cli.serving import ServerOptions
 
 __all__ = ["serve_repository"]
 
@@ -20,7 +20,7 @@ def serve_repository(options: ServerOptions, **settings: Any) -> None:
         typer.Exit: The server could not be started, or ended by itself.
     """
     options.start_log()
-    with exit_on_errors():
+    with options.exit_on_errors():
         triton = options.make_triton(**settings)
         # Not as an exception, as for the other commands: the server ends in order, with exit code 0.
         signal.signal(signal.SIGTERM, signal.SIG_DFL)

@@ -2,26 +2,23 @@
 
 import logging
 import signal
-import sys
 import time
 from collections.abc import Collection
 
 import typer
 
 from pytriton.decorators import get_model_signature
-from pytriton.server.cli.serving import ServerOptions, exit_on_errors
+from pytriton.server.cli.serving import ServerOptions
 from pytriton.server.cli.targets import UserCodeError, load_served
 from pytriton.server.lifecycle.stop_signals import end_on_sigterm
 from pytriton.triton import ProcessWorker, Triton
-from pytriton.triton._announcement import describe_served
+from pytriton.triton._announcement import is_terminal
 
 __all__ = ["serve"]
 
 # What they tell at INFO of a start, the lines for a terminal tell in fewer words.
 _TELL_OF_START = ("pytriton.tritonserver", "pytriton.proxy_backend", "pytriton.server", "pytriton.triton")
 _TELL_OF_STOP = ("pytriton.server", "pytriton.triton")
-
-logger = logging.getLogger(__name__)
 
 
 def serve(target: str, options: ServerOptions, *, workers: int, given: Collection[str]) -> None:
@@ -43,13 +40,10 @@ def serve(target: str, options: ServerOptions, *, workers: int, given: Collectio
     # Until the server is served, which then ends in order, with exit code 0.
     end_on_sigterm()
     try:
-        with exit_on_errors():
+        with options.exit_on_errors(UserCodeError):
             triton = _make_triton(target, options, workers, given)
             _start(triton, began)
-            triton.serve()
-    except UserCodeError as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
+            triton.serve()  # which says what is served
     except KeyboardInterrupt:
         raise typer.Exit(128 + signal.SIGINT) from None
 
@@ -73,16 +67,12 @@ def _make_triton(target: str, options: ServerOptions, workers: int, given: Colle
 
 
 def _start(triton: Triton, began: float) -> None:
-    """Start the server, and say what is served: to a terminal as it is, else to the log."""
-    is_terminal = sys.stdout.isatty()
-    is_brief = is_terminal and logging.getLogger().level == logging.INFO
+    """Start the server; for a terminal, without a log of what is going to be said in fewer words."""
+    is_brief = is_terminal() and logging.getLogger().level == logging.INFO
     for name in _TELL_OF_START if is_brief else ():
         logging.getLogger(name).setLevel(logging.WARNING)
     triton.run()
     for name in _TELL_OF_STOP if is_brief else ():
         logging.getLogger(name).setLevel(logging.NOTSET)
-    for line in describe_served(triton, time.monotonic() - began):
-        if is_terminal:
-            typer.echo(line)
-        else:
-            logger.info("%s", line)
+    # With what the user's own file has loaded.
+    triton._start_s = time.monotonic() - began

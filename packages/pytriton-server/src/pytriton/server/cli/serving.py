@@ -10,11 +10,14 @@ import typer
 
 from pytriton.exceptions import PyTritonError
 from pytriton.proxy_backend import ProxyBackendError
+from pytriton.proxy_backend.cli.logs import start_log
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.triton import Triton
 
-__all__ = ["ServerOptions", "exit_on_errors"]
+__all__ = ["ServerOptions"]
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +32,7 @@ class ServerOptions:
         access_token: The token that protected endpoints ask for; None is one that nobody knows.
         unprotected: Whether no endpoint is protected.
         log_level: The least level of the log.
+        log_format: How its records look, see `pytriton.proxy_backend.cli.logs`.
     """
 
     address: str
@@ -38,18 +42,18 @@ class ServerOptions:
     access_token: str | None
     unprotected: bool
     log_level: str
+    log_format: str
 
     def start_log(self) -> None:
         """Write the log to standard error.
 
         Raises:
-            typer.BadParameter: There is no such level.
+            typer.BadParameter: There is no such level or format.
         """
         try:
-            logging.basicConfig(level=self.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-        except ValueError:
-            message = f"--log-level must be DEBUG, INFO, WARNING or ERROR, got {self.log_level!r}"
-            raise typer.BadParameter(message) from None
+            start_log(self.log_level.upper(), self.log_format)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from None
 
     def make_triton(self, **settings: Any) -> Triton:
         """Make the server, without starting it.
@@ -76,16 +80,22 @@ class ServerOptions:
         security = TritonSecurityConfig(access_token=self.access_token, restricted_endpoints=restricted)
         return Triton(config=config, security_config=security)
 
+    @contextlib.contextmanager
+    def exit_on_errors(self, *others: type[Exception]) -> Iterator[None]:
+        """Tell the errors of the block, and exit with code 1.
 
-@contextlib.contextmanager
-def exit_on_errors() -> Iterator[None]:
-    """Tell the errors of the block, and exit with code 1.
+        Args:
+            *others: Errors beside those of pytriton that are told by their text alone.
 
-    Raises:
-        typer.Exit: There was one.
-    """
-    try:
-        yield
-    except (PyTritonError, ProxyBackendError) as error:
-        typer.echo(f"Error: {error}", err=True)
-        raise typer.Exit(1) from None
+        Raises:
+            typer.Exit: There was one.
+        """
+        told: tuple[type[Exception], ...] = (PyTritonError, ProxyBackendError, *others)
+        try:
+            yield
+        except told as error:
+            if self.log_format == "json":
+                logger.error("%s", error)
+            else:
+                typer.echo(f"Error: {error}", err=True)
+            raise typer.Exit(1) from None

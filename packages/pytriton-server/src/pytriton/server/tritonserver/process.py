@@ -48,6 +48,9 @@ _POLL_WITHOUT_PIDFD_MS = 200
 # After the end of the process, for its last lines.
 _REPORT_DEADLINE_S = 1.5
 _SEVERITY = re.compile(r"([VIWEF])\d{4} ")
+# What it writes before a text besides: the time, and its process, which the records have of their own; and the place in
+# its sources.
+_PREFIX = re.compile(r"[VIWEF]\d{4} [\d:.]+ \d+ ([^\]]+)\](?: |$)")
 # Of its options, and of what it has loaded: wider than a screen. Before each is a record without a text.
 _TABLE = re.compile(r"\||\+--|I\d{4} [^\]]*\]\s*$")
 _GUARD_IS_ACTIVE = "pytriton guard] active"
@@ -349,7 +352,7 @@ class ServerProcess:
     def _take_line(self, text: str) -> None:
         if _GUARD_IS_ACTIVE in text:
             self._is_guarded = True
-            output_logger.debug("%s", text)
+            output_logger.debug("%s", _without_prefix(text))
             return
         self._tail.append(text)
         found = _SEVERITY.match(text)
@@ -359,10 +362,19 @@ class ServerProcess:
             self.wipe_secrets()
         elif text.startswith("error:") or "re2.cc:" in text:
             self._level = logging.ERROR
-        if _TABLE.match(text) or any(part in text for part in self._quiet):
-            output_logger.debug("%s", text)
-        else:
-            output_logger.log(self._level, "%s", text)
+        is_quiet = _TABLE.match(text) or any(part in text for part in self._quiet)
+        output_logger.log(logging.DEBUG if is_quiet else self._level, "%s", _without_prefix(text))
+
+
+def _without_prefix(text: str) -> str:
+    found = _PREFIX.match(text)
+    if found is None:
+        return text
+    told = text[found.end() :]
+    # What has a backslash in it stays quoted: callers choose parts of it, and shall write no line breaks here.
+    if len(told) > 2 and told[0] == told[-1] == '"' and "\\" not in told:
+        told = told[1:-1]
+    return f"{told} ({found[1]})".lstrip()
 
 
 def _last_lines(path: Path | None) -> list[str]:

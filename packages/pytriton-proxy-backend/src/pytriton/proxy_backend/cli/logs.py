@@ -1,0 +1,87 @@
+"""The options that commands have in common which run until a signal comes, and the log that they write."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import logging
+
+from .app import seconds
+
+__all__ = ["LEVELS", "JsonFormatter", "add_service_options", "start_log"]
+
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
+"""Values of `--log-level`."""
+FORMATS = ("text", "json")
+"""Values of `--log-format`."""
+
+_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_TRACEBACK = "\nTraceback (most recent call last):\n"
+_OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+
+class JsonFormatter(logging.Formatter):
+    """A log record as one line of JSON.
+
+    Its fields are `time` (UTC), `level`, `logger`, `message`, `process`, `thread`, with an error `exception`, its
+    traceback, and whatever else the record was given as `extra`.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        # Records about an error of a callable have its traceback in their text, since frames would hold on to tensors.
+        message, mark, traceback = record.getMessage().partition(_TRACEBACK)
+        fields: dict[str, object] = {
+            "time": datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc).isoformat(),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": message,
+            "process": record.process,
+            "thread": record.threadName,
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        elif mark:
+            fields["exception"] = (mark + traceback).strip()
+        if record.stack_info:
+            fields["stack"] = record.stack_info
+        extra = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
+        try:
+            return json.dumps({**extra, **fields}, default=repr, allow_nan=False)
+        except (TypeError, ValueError):
+            # JSON has no NaN, no keys that are tuples and no lists in themselves.
+            return json.dumps({**{name: repr(value) for name, value in extra.items()}, **fields})
+
+
+def add_service_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a command that runs until a signal comes."""
+    parser.add_argument(
+        "--stop-timeout", type=seconds, default=30.0, metavar="S", help="how long requests in flight may take (30)"
+    )
+    parser.add_argument(
+        "--log-level", type=str.upper, default="INFO", choices=LEVELS, help="the least level of the log (INFO)"
+    )
+    parser.add_argument(
+        "--log-format", default="text", choices=FORMATS, help="text, or json: an object for each record, a line each"
+    )
+
+
+def start_log(level: str, log_format: str = "text") -> None:
+    """Write the log to standard error.
+
+    Args:
+        level: The least level, one of `LEVELS`.
+        log_format: One of `FORMATS`.
+
+    Raises:
+        ValueError: There is no such level or format.
+    """
+    for option, value, known in (("--log-level", level, LEVELS), ("--log-format", log_format, FORMATS)):
+        if value not in known:
+            raise ValueError(f"{option} must be {', '.join(known[:-1])} or {known[-1]}, got {value!r}")
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_TEXT))
+    logging.basicConfig(level=level, handlers=[handler])
+    # Nothing but JSON is to be read there.
+    logging.captureWarnings(log_format == "json")

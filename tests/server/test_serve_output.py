@@ -1,0 +1,169 @@
+"""What servers show: on a terminal, in a pipe, and as JSON for what collects logs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from support.processes import CTRL_C, at_terminal
+from support.serving import short_home
+from support.waiting import PATIENCE_S
+
+PORTS = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0")
+STOP = "Serving. Press Ctrl+C or send SIGTERM to stop."
+APP = """
+from pytriton.decorators import model
+from pytriton.triton import Triton, TritonConfig
+
+
+@model(max_batch_size=8)
+def shout(text: str) -> str:
+    if text == "fail":
+        raise ValueError("told to fail")
+    return text.upper()
+
+
+if __name__ == "__main__":
+    local = {"http_address": "127.0.0.1", "grpc_address": "127.0.0.1", "http_port": 0, "grpc_port": 0}
+    with Triton(config=TritonConfig(allow_metrics=False, **local)) as triton:
+        triton.bind(shout)
+        triton.serve()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(APP)
+    return tmp_path
+
+
+def serve(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pytriton", "serve", "app.py", *PORTS, *arguments]
+
+
+def call(shown: str) -> Any:
+    """Make the call that is shown."""
+    told = re.search(r"Try: (.*)", shown)
+    assert told, shown
+    program, silent, url, option, body = shlex.split(told[1])
+    assert (program, silent, option) == ("curl", "-s", "-d")
+    with urllib.request.urlopen(url, body.encode(), timeout=PATIENCE_S) as answer:
+        return json.load(answer)
+
+
+@pytest.mark.parametrize("level", ["INFO", "WARNING"])
+def test_a_terminal_shows_what_is_served_and_nothing_else(folder: Path, level: str) -> None:
+    with short_home(), at_terminal(serve(f"--log-level={level}"), folder) as terminal:
+        lines = terminal.wait_for(STOP).splitlines()
+        patterns = (
+            r"shout\(text: BYTES\[1\]\) -> output: BYTES\[1\]; ready, max_batch_size=8, 1 thread",
+            r"HTTP    http://127\.0\.0\.1:\d+",
+            r"gRPC    grpc://127\.0\.0\.1:\d+",
+            r"metrics http://127\.0\.0\.1:\d+/metrics",
+            r"Ready after \d+\.\d s\.",
+            r"Try: curl -s http://\S+/generate -d '\{\"text\": \"hello\"\}'",
+            re.escape(STOP),
+        )
+        assert len(lines) == len(patterns), lines
+        for line, pattern in zip(lines, patterns, strict=True):
+            assert re.fullmatch(pattern, line), line
+        assert call(terminal.shown)["output"] == "HELLO"
+        terminal.press(CTRL_C)
+        assert terminal.wait_ended() == 0
+        assert "Traceback" not in terminal.shown
+
+
+def test_a_script_at_a_terminal_shows_the_same(folder: Path) -> None:
+    with short_home(), at_terminal([sys.executable, "app.py"], folder) as terminal:
+        lines = terminal.wait_for(STOP).splitlines()
+        assert lines[0].startswith("shout(text: BYTES[1]) -> output: BYTES[1]; ready, ")
+        assert call(terminal.shown)["output"] == "HELLO"
+        terminal.press(CTRL_C)
+        assert terminal.wait_ended() == 0
+
+
+def test_a_script_in_a_pipe_prints_nothing(folder: Path) -> None:
+    script = """
+import os, signal, threading, time
+from app import Triton, TritonConfig, shout
+
+triton = Triton(config=TritonConfig(http_address="127.0.0.1", http_port=0, allow_grpc=False, allow_metrics=False))
+triton.bind(shout)
+
+
+def end():
+    while not triton.is_alive():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+threading.Thread(target=end).start()
+triton.serve()
+"""
+    with short_home():
+        done = subprocess.run(
+            [sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_json_for_what_collects_logs(folder: Path) -> None:
+    with (
+        short_home(),
+        subprocess.Popen(
+            serve("--log-format=json", "--log-level=DEBUG"),
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        records: list[dict[str, Any]] = []
+        while not records or records[-1]["message"] != STOP:
+            records.append(json.loads(process.stdout.readline()))
+        [url] = [record["message"].split()[1] for record in records if record["message"].startswith("HTTP  ")]
+        with pytest.raises(urllib.error.HTTPError):
+            urllib.request.urlopen(f"{url}/v2/models/shout/generate", b'{"text": "fail"}', timeout=PATIENCE_S)
+        process.send_signal(signal.SIGTERM)
+        rest, _ = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+        records += [json.loads(line) for line in rest.splitlines()]
+    for record in records:
+        assert {"time", "level", "logger", "message", "process", "thread"} <= record.keys()
+        # Triton's own prefix has what the record has by itself.
+        assert not re.match(r"[IWEV]\d{4} ", record["message"])
+    of_triton = [record for record in records if record["logger"] == "pytriton.tritonserver"]
+    assert any(record["level"] == "INFO" and "loading: shout:1" in record["message"] for record in of_triton)
+    # Its table of options is wider than a screen.
+    assert {record["level"] for record in of_triton if record["message"].startswith(("|", "+-"))} == {"DEBUG"}
+    [failed] = [record for record in records if "exception" in record]
+    assert failed["level"] == "WARNING"
+    assert failed["message"] == "model shout: the inference callable failed"
+    assert failed["exception"].startswith("Traceback (most recent call last):\n")
+    assert failed["exception"].endswith("\nValueError: told to fail")
+
+
+def test_what_cannot_be_served_is_told_as_json_as_well(folder: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "pytriton", "serve", "app.py:shot", "--log-format=json"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
+        check=False,
+    )
+    assert done.returncode == 1
+    told = json.loads(done.stderr)
+    assert told["level"] == "ERROR"
+    assert "there is no 'shot'" in told["message"]
