@@ -38,6 +38,9 @@ def test_an_unmodified_model_is_served(tmp_path: Path) -> None:
         "\n"
         "    def finalize(self):\n"
         "        open(os.path.join(pb_utils.get_model_dir(), 'finalized'), 'a').write('x')\n"
+        "\n"
+        "    def is_ready(self):\n"
+        "        return True\n"
     )
     parameters = 'parameters { key: "a" value: { string_value: "b" } }'
     config = CONFIG + "instance_group { count: 2 kind: KIND_CPU }\n" + parameters

@@ -238,8 +238,11 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReady(TRITONBACKE
   return Guarded("asking for readiness", [&]() -> TRITONSERVER_Error* {
     void* state = nullptr;
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceState(instance, &state));
-    if (static_cast<Instance*>(state)->endpoint->IsReady()) return nullptr;
-    return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "no worker is attached");
+    pytriton::Endpoint* endpoint = static_cast<Instance*>(state)->endpoint;
+    if (!endpoint->IsReady()) return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "no worker is attached");
+    const char* name = nullptr;
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceName(instance, &name));
+    return endpoint->CheckModel(name);
   });
 }
 

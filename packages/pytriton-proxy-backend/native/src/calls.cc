@@ -190,6 +190,11 @@ class Caller : public std::enable_shared_from_this<Caller> {
   // Of Triton's threads: a response of a call, which is taken over, null where there is none; and the end of its request.
   void Respond(const std::shared_ptr<Call>& call, TRITONSERVER_InferenceResponse* response, bool final);
   void Released(const std::shared_ptr<Call>& call);
+  // Ends a call that waits for a question with the number of that.
+  void Ask(const std::shared_ptr<Call>& call, uint64_t question) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    Finish(call, {}, question);
+  }
 
  private:
   // A response that waits for room in the arena.
@@ -865,6 +870,11 @@ bool Caller::HandleCall(const Packet& packet, std::string* error) {
     bool is_ready = false;
     failure = Take(TRITONSERVER_ServerModelIsReady(context_->server, name.c_str(), body.subject, &is_ready));
     value = is_ready;
+  } else if (operation == Operation::kReadiness) {
+    context_->readiness->Wait(
+        this, [call](uint64_t question) { call->caller->Ask(call, question); }, static_cast<uint64_t>(body.subject),
+        {body.value != 0, name});
+    return true;
   } else if (operation == Operation::kLog) {
     failure = Log(body, name, *record);
   } else if (operation >= Operation::kMetricFamily && operation <= Operation::kMetricFamilyDelete) {
@@ -1018,6 +1028,7 @@ void Caller::Close(const std::string& reason, bool broken) {
 void Caller::CloseLocked(const std::string& reason, bool broken) {
   if (closed_) return;
   closed_ = true;
+  context_->readiness->Forget(this);
   shutdown(fd_, SHUT_RDWR);
   Wake();
   const std::string text = "model '" + context_->model.name + "' version " + std::to_string(context_->model.version) +

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "endpoint.h"
+#include "readiness.h"
 #include "settings.h"
 #include "triton_api.h"
 
@@ -26,6 +27,7 @@ struct CallContext {
   uint64_t arena_idle_ms;
   // Calls its last argument with a request that the workers are at, where there is one.
   std::function<void(uint64_t batch, uint32_t index, const std::function<void(TRITONBACKEND_Request*)>& use)> use_request;
+  std::shared_ptr<Readiness> readiness = std::make_shared<Readiness>();
 };
 
 class Calls : public CallService {
@@ -35,6 +37,7 @@ class Calls : public CallService {
   ~Calls() override;
 
   void Serve(int fd, const std::string& label) override;
+  TRITONSERVER_Error* CheckReady(const std::string& instance) override { return context_->readiness->Check(instance); }
 
  private:
   const std::shared_ptr<const CallContext> context_;

@@ -47,6 +47,8 @@ class CallService {
   virtual ~CallService() = default;
   // Takes over the socket of a worker that has been welcomed.
   virtual void Serve(int fd, const std::string& label) = 0;
+  // An error where a worker says that its model is not ready; `instance` names it there.
+  virtual TRITONSERVER_Error* CheckReady(const std::string& instance) = 0;
 };
 
 // Whom a connection tells of its end. Called with the connection's mutex held: it must not call back.

@@ -41,6 +41,8 @@ class Endpoint : private ConnectionOwner {
   void SetAbsence(const std::string& reason);
   // Whether a worker takes batches, or did so a moment ago.
   bool IsReady();
+  // An error where the model says of itself that it is not ready; `instance` names it there.
+  TRITONSERVER_Error* CheckModel(const std::string& instance) { return calls_ ? calls_->CheckReady(instance) : nullptr; }
 
   // One call of Triton: hands the batch to an idle worker, and returns when another batch could be handed over, so
   // that Triton's batcher goes on collecting until then. Answers the batch with an error where no worker takes it.

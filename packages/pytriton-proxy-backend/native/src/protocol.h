@@ -61,6 +61,7 @@ enum class Operation : uint32_t {
   kMetricDelete = 11,
   kMetricFamilyDelete = 12,
   kLog = 13,
+  kReadiness = 14,
 };
 
 struct Message {

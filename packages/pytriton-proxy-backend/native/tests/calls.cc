@@ -1,5 +1,6 @@
 // Calls into a double of Triton, which answers in threads of its own, in any order and form that Triton may.
 // `calls load CALLERS CALLS`: for the thread sanitizer; callers leave, break off and cancel.
+// `calls ready THREADS CHECKS`: workers that say whether their model is ready.
 // `calls fuzz SECONDS SEED FOLDER`: mutated messages and records; FOLDER holds the golden vectors.
 // Nothing may be left of either: no request, response or descriptor, and the endpoint goes on.
 #include <dirent.h>
@@ -555,6 +556,127 @@ void Misbehave(const std::string& path, const std::string& record, Random& rando
   reading.join();
 }
 
+// A worker that answers whether its model is ready, in a thread, until it is gone.
+class Model {
+ public:
+  explicit Model(const std::string& path) : worker_(path) {
+    Wait(0, 0, "");
+    // What comes after it has been read when this is answered.
+    Message ready{};
+    ready.batch = ++number_;
+    ready.index = static_cast<uint32_t>(Operation::kModelReady);
+    CHECK(worker_.Send(MessageType::kCall, ready, Body("echo")));
+    Message answer{};
+    do {
+      CHECK(worker_.Receive(&answer));
+    } while (answer.batch != ready.batch);
+    thread_ = std::thread([this] { Run(); });
+  }
+  ~Model() {
+    Leave();
+    thread_.join();
+  }
+
+  // What it says from now on; with `holds` it says so when it is told something else.
+  void Say(double value, const std::string& text, bool holds = false) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    value_ = value;
+    text_ = text;
+    holds_ = holds;
+    changed_.notify_all();
+  }
+  void Leave() {
+    worker_.Shutdown();
+    Say(0, "");
+  }
+  uint64_t asked() const { return asked_; }
+
+ private:
+  void Wait(uint64_t answered, double value, const std::string& text) {
+    Message call{};
+    call.batch = ++number_;
+    call.index = static_cast<uint32_t>(Operation::kReadiness);
+    const CallBody body{static_cast<int64_t>(answered), value, 0, 0, {}};
+    worker_.Send(MessageType::kCall, call, std::string(reinterpret_cast<const char*>(&body), sizeof(body)) + text);
+  }
+  void Run() {
+    Message question{};
+    while (worker_.Receive(&question)) {
+      if (question.type != static_cast<uint16_t>(MessageType::kResult)) continue;
+      ++asked_;
+      std::unique_lock<std::mutex> lock(mutex_);
+      changed_.wait(lock, [this] { return !holds_; });
+      Wait(question.length, value_, text_);
+    }
+  }
+
+  Worker worker_;
+  uint64_t number_ = 0;
+  std::atomic<uint64_t> asked_{0};
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  double value_ = 1;
+  std::string text_;
+  bool holds_ = false;
+  std::thread thread_;
+};
+
+std::string Check(Endpoint& endpoint) {
+  TRITONSERVER_Error* error = endpoint.CheckModel("m_0");
+  if (error == nullptr) return "";
+  const std::string text = error->text;
+  TRITONSERVER_ErrorDelete(error);
+  return text;
+}
+
+void CheckReadiness(Endpoint& endpoint, const std::string& path, int threads, int checks) {
+  const std::string unready = "Model 'm_0' is not ready (user-defined check failed).";
+  // A model that says nothing of itself is ready.
+  CHECK(Check(endpoint).empty());
+  {
+    Model model(path);
+    CHECK(Check(endpoint).empty());
+    model.Say(0, "");
+    CHECK(Check(endpoint) == unready);
+    model.Say(1, "ValueError: no weights");
+    CHECK(Check(endpoint) == "ValueError: no weights");
+    model.Say(1, "");
+    std::atomic<int> ready{0};
+    std::vector<std::thread> askers;
+    for (int i = 0; i < threads; ++i) {
+      askers.emplace_back([&] {
+        for (int n = 0; n < checks; ++n) ready += Check(endpoint).empty();
+      });
+    }
+    for (auto& asker : askers) asker.join();
+    CHECK(ready == threads * checks);
+    CHECK(model.asked() <= static_cast<uint64_t>(ready) + 3);
+    // One that does not answer: neither who has asked nor who shares the question waits for ever.
+    model.Say(1, "", true);
+    uint64_t before = model.asked();
+    std::thread other([&] { CHECK(Check(endpoint).find("Timed out") == 0); });
+    CHECK(Check(endpoint).find("Timed out") == 0);
+    other.join();
+    CHECK(model.asked() == before + 1);
+    // What it says late counts for whoever asks then.
+    model.Say(0, "");
+    CHECK(Check(endpoint) == unready);
+    model.Say(1, "", true);
+    before = model.asked();
+    std::thread gone([&] { CHECK(Check(endpoint).find("ended before it had said") != std::string::npos); });
+    while (model.asked() == before) usleep(1000);
+    model.Leave();
+    gone.join();
+  }
+  while (!Check(endpoint).empty()) usleep(1000);
+  // Another one takes the place of one that is still there.
+  Model first(path);
+  first.Say(0, "");
+  CHECK(Check(endpoint) == unready);
+  Model second(path);
+  CHECK(Check(endpoint).empty());
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -584,6 +706,8 @@ int main(int argc, char** argv) {
       }
       for (auto& thread : living) thread.join();
       lives = 6 * callers;
+    } else if (mode == "ready") {
+      CheckReadiness(endpoint, settings.endpoint, std::stoi(argv[2]), std::stoi(argv[3]));
     } else {
       CHECK(argc == 5);
       const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(static_cast<long>(std::atof(argv[2]) * 1e3));
@@ -602,6 +726,6 @@ int main(int argc, char** argv) {
   while (OpenDescriptors() > descriptors) usleep(1000);
   CHECK(rmdir(folder) == 0);
   std::printf("%lu lives, %lu loads, %ld cancelled\n", lives, loads.load(), cancelled.load());
-  CHECK(mode == "fuzz" || (loads > 0 && cancelled > 0));
+  CHECK(mode != "load" || (loads > 0 && cancelled > 0));
   return 0;
 }

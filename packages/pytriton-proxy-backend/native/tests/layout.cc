@@ -55,6 +55,7 @@ int main() {
   Print("METRIC_DELETE", static_cast<int>(Operation::kMetricDelete));
   Print("METRIC_FAMILY_DELETE", static_cast<int>(Operation::kMetricFamilyDelete));
   Print("LOG", static_cast<int>(Operation::kLog));
+  Print("READINESS", static_cast<int>(Operation::kReadiness));
   CONSTANT(kFlagInputReleased);
   CONSTANT(kFlagBatchDone);
   CONSTANT(kFlagStream);

@@ -14,6 +14,7 @@ FUZZ_S = float(os.environ.get("PYTRITON_FUZZ_S", "12"))
 GOLDEN = Path(__file__).parents[1] / "golden"
 CONNECTION_SOURCES = ["connection.cc", "arena.cc", "packet.cc", "record.cc"]
 ENDPOINT_SOURCES = [*CONNECTION_SOURCES, "endpoint.cc", "late_ends.cc"]
+CALLS_SOURCES = [*ENDPOINT_SOURCES, "calls.cc", "readiness.cc"]
 LIBRARY_SOURCES = ["arena.cc", "control.cc", "record.cc", "settings.cc"]
 GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "limits", "shape_check")]
 
@@ -53,13 +54,20 @@ def test_an_endpoint_with_workers_that_come_and_go(
 def test_calls_of_workers_that_come_and_go(
     compile_native: Callable[..., Path], run_program: Callable[..., str]
 ) -> None:
-    program = compile_native("calls.cc", [*ENDPOINT_SOURCES, "calls.cc"], "-fsanitize=thread")
+    program = compile_native("calls.cc", CALLS_SOURCES, "-fsanitize=thread")
     run_program(program, "load", 4, 200, timeout_s=600)
+
+
+def test_models_that_say_whether_they_are_ready(
+    compile_native: Callable[..., Path], run_program: Callable[..., str]
+) -> None:
+    program = compile_native("calls.cc", CALLS_SOURCES, "-fsanitize=thread")
+    run_program(program, "ready", 4, 200, timeout_s=600)
 
 
 @pytest.mark.timeout(FUZZ_S + 1800)
 def test_fuzz_calls(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
-    program = compile_native("calls.cc", [*ENDPOINT_SOURCES, "calls.cc"], *SANITIZERS)
+    program = compile_native("calls.cc", CALLS_SOURCES, *SANITIZERS)
     seed: Any = os.environ.get("PYTRITON_FUZZ_SEED", "1")
     run_program(program, "fuzz", FUZZ_S / 2, seed, GOLDEN, timeout_s=FUZZ_S + 600)
 

@@ -12,9 +12,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from pytriton.proxy_backend.errors import ConnectionLostError
+from pytriton.proxy_backend.python_models.execution import CoroutineLoop
+from pytriton.proxy_backend.python_models.host import answer_readiness
 from pytriton.proxy_backend.python_models.server import SERVER, Phase
 from pytriton.proxy_backend.wire.errors import ProxyBackendError
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, eventually
 
 
 class Refused(ProxyBackendError):
@@ -91,6 +94,84 @@ def answer(value: int, *, final: bool = True, **parameters: Any) -> Result:
 
 def values(responses: Any) -> list[Any]:
     return [[tensor.as_numpy().tolist() for tensor in response.output_tensors()] for response in responses]
+
+
+# ---- whether it is ready ---------------------------------------------------------------------------------------------
+
+READINESS = """
+    class TritonPythonModel:
+        answers = iter([True, False, 1, None])
+
+        def is_ready(self):
+            for answer in self.answers:
+                return answer
+            raise ValueError("no weights")
+"""
+
+
+class AskingCalls:
+    """As `transport.calls.Calls`: asks some times, and is lost then."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+        self.answers: list[tuple[Any, ...]] = []
+
+    def next_readiness_question(self, *answer: Any) -> int:
+        self.answers.append(answer)
+        if not self.left:
+            raise ConnectionLostError("the server is gone")
+        self.left -= 1
+        return len(self.answers) + 100
+
+
+def answers_of(model: Any, times: int, monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    calls = AskingCalls(times)
+    monkeypatch.setattr(SERVER, "_calls", calls)
+    loop = CoroutineLoop()
+    try:
+        answer_readiness(model, loop)
+    finally:
+        loop.stop()
+        eventually(lambda: not any(thread.name == "pytriton-coroutines" for thread in threading.enumerate()))
+        if loop._loop is not None:
+            loop._loop.close()
+            asyncio.set_event_loop(None)
+    return calls.answers
+
+
+def test_a_model_says_whether_it_is_ready(make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(READINESS)
+    model.initialize({})
+    assert model.tells_readiness
+    none, *answers, failed = answers_of(model, 5, monkeypatch)
+    wrong = "is_ready() must return a boolean value"
+    assert none == (0, False, "")
+    assert answers == [(101, True, ""), (102, False, ""), (103, False, wrong), (104, False, wrong)]
+    number, is_ready, text = failed
+    assert (number, is_ready) == (105, False)
+    assert text.startswith("ValueError: no weights\n\nAt:\n")
+    assert text.count("model.py") == 1
+
+
+def test_a_coroutine_says_whether_it_is_ready(make_model: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = make_model(
+        """
+        import asyncio
+
+        class TritonPythonModel:
+            async def is_ready(self):
+                await asyncio.sleep(0)
+                return asyncio.get_running_loop().is_running()
+        """
+    )
+    model.initialize({})
+    assert answers_of(model, 1, monkeypatch)[1:] == [(101, True, "")]
+
+
+def test_most_models_say_nothing_of_it(make_model: Callable[..., Any]) -> None:
+    model = make_model("class TritonPythonModel: ...")
+    model.initialize({})
+    assert not model.tells_readiness
 
 
 # ---- requests to other models ----------------------------------------------------------------------------------------

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
 import logging
 import os
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -16,11 +17,13 @@ from typing import Any, Protocol
 from ..model import ModelSpec
 from ..process.messages import PythonModelJob, PythonModelServing
 from ..runtime.statistics import Counters
+from ..runtime.texts import shortened
 from ..wire.dtypes import carry_bf16_bits
+from ..wire.errors import ProxyBackendError
 from ..worker.worker import Worker
 from .config import ModelConfig, using_decoupled_model_transaction_policy
-from .errors import PythonModelError, calls_model, told
-from .execution import ModelService
+from .errors import PythonModelError, TritonModelException, calls_model, told
+from .execution import CoroutineLoop, ModelService
 from .module import install
 from .server import SERVER, Phase
 from .serving import ModelWorker
@@ -110,6 +113,30 @@ class PythonModel:
         found: Callable[..., Any] | None = getattr(self._model, "execute", None)
         return found
 
+    @property
+    def tells_readiness(self) -> bool:
+        """Whether the model says of itself whether it is ready."""
+        return hasattr(self._model, "is_ready")
+
+    @calls_model
+    def is_ready(self, loop: CoroutineLoop) -> tuple[bool, str]:
+        """Ask the model whether it is ready.
+
+        Args:
+            loop: Where a coroutine runs.
+
+        Returns:
+            Whether it is, and what went wrong, empty if nothing did.
+        """
+        try:
+            answer = self._model.is_ready()
+            if isinstance(answer, Coroutine):
+                answer = loop.run(answer)
+        except BaseException as error:
+            # What ends a program is no answer either.
+            return False, told(error)
+        return (answer, "") if isinstance(answer, bool) else (False, "is_ready() must return a boolean value")
+
     @calls_model
     def finalize(self) -> None:
         """Call the `finalize` of the model; what it raises is logged."""
@@ -158,6 +185,16 @@ def _import_model(file: Path, version: str) -> ModuleType:
     # By the function of the interpreter: that of importlib would be a place in the traceback of whatever goes wrong.
     module: ModuleType = __import__(f"{version}.{file.stem}", fromlist=[file.stem])
     return module
+
+
+def answer_readiness(model: PythonModel, loop: CoroutineLoop) -> None:
+    """Answer the server whenever it asks whether a model is ready, until the connection for calls ends."""
+    number, is_ready, failure = 0, False, ""
+    with contextlib.suppress(ProxyBackendError, TritonModelException):
+        while True:
+            number = SERVER.calls().next_readiness_question(number, is_ready, failure)
+            is_ready, failure = model.is_ready(loop)
+            failure = shortened(failure)
 
 
 def model_spec(name: str, version: int, config: Mapping[str, Any]) -> ModelSpec:
@@ -217,6 +254,10 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
         model_spec(job.model_name, job.model_version, json.loads(serve.args["model_config"])),
         Counters(),
     )
+    if model.tells_readiness:
+        threading.Thread(
+            target=answer_readiness, args=(model, service.loop), name="pytriton-readiness", daemon=True
+        ).start()
     worker = ModelWorker(service, serve.endpoint, serve.name)
     ended_well: list[bool] = []
     looking = threading.Thread(target=lambda: ended_well.append(parent.look_after(worker)), name="pytriton-parent-told")

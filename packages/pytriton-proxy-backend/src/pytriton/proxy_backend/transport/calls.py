@@ -356,6 +356,20 @@ class Calls:
         request = RequestData({}, parameters={"message": message.replace("\0", "\\0")})
         self._start(Operation.LOG, request, _log_refused, text=file, subject=level, value=float(line))
 
+    def next_readiness_question(self, answered: int = 0, is_ready: bool = False, failure: str = "") -> int:
+        """Wait until the server asks whether the model of this worker is ready; return the number of the question.
+
+        Args:
+            answered: The question that the others answer; 0 is none.
+            is_ready: Whether it is.
+            failure: Why that could not be found out, instead.
+
+        Raises:
+            CallFailedError: If the proxy backend is older, and never asks.
+            ConnectionLostError: If the server is gone, or this was closed.
+        """
+        return self._ask(Operation.READINESS, subject=answered, value=float(is_ready), text=failure)
+
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     def _ask(self, operation: Operation, request: RequestData | None = None, **fields: Any) -> int:

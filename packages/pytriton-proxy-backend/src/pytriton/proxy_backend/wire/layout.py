@@ -82,6 +82,7 @@ class Operation(enum.IntEnum):
     METRIC_DELETE = 11
     METRIC_FAMILY_DELETE = 12
     LOG = 13
+    READINESS = 14
 
 
 class ModelFlag(enum.IntFlag):
