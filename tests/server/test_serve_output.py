@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shlex
@@ -59,6 +60,15 @@ def call(shown: str) -> Any:
     assert (program, silent, option) == ("curl", "-s", "-d")
     with urllib.request.urlopen(url, body.encode(), timeout=PATIENCE_S) as answer:
         return json.load(answer)
+
+
+def read_until_served(process: subprocess.Popen[str], records: list[dict[str, Any]]) -> str:
+    """Read records until the server serves; returns its address."""
+    assert process.stdout is not None
+    while not records or records[-1]["message"] != STOP:
+        records.append(json.loads(process.stdout.readline()))
+    [url] = [record["message"].split()[1] for record in records if record["message"].startswith("HTTP  ")]
+    return str(url)
 
 
 @pytest.mark.parametrize("level", ["INFO", "WARNING"])
@@ -128,11 +138,8 @@ def test_json_for_what_collects_logs(folder: Path) -> None:
             text=True,
         ) as process,
     ):
-        assert process.stdout is not None
         records: list[dict[str, Any]] = []
-        while not records or records[-1]["message"] != STOP:
-            records.append(json.loads(process.stdout.readline()))
-        [url] = [record["message"].split()[1] for record in records if record["message"].startswith("HTTP  ")]
+        url = read_until_served(process, records)
         with pytest.raises(urllib.error.HTTPError):
             urllib.request.urlopen(f"{url}/v2/models/shout/generate", b'{"text": "fail"}', timeout=PATIENCE_S)
         process.send_signal(signal.SIGTERM)
@@ -167,3 +174,30 @@ def test_what_cannot_be_served_is_told_as_json_as_well(folder: Path) -> None:
     told = json.loads(done.stderr)
     assert told["level"] == "ERROR"
     assert "there is no 'shot'" in told["message"]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_access_log_has_every_request(folder: Path, workers: int) -> None:
+    command = serve("--log-format=json", "--access-log", f"--workers={workers}")
+    with (
+        short_home(),
+        subprocess.Popen(command, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process,
+    ):
+        url = f"{read_until_served(process, [])}/v2/models/shout/generate"
+        for number, text in enumerate(["a", "fail", "b"]):
+            body = json.dumps({"text": text, "id": f"request {number}"}).encode()
+            with contextlib.suppress(urllib.error.HTTPError):
+                urllib.request.urlopen(url, body, timeout=PATIENCE_S).close()
+        process.send_signal(signal.SIGTERM)
+        told, _ = process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+    records = [json.loads(line) for line in told.splitlines()]
+    records = [record for record in records if record["logger"] == "pytriton.access"]
+    assert [(record["request_id"], record["outcome"]) for record in records] == [
+        ("request 0", "ok"),
+        ("request 1", "callable"),
+        ("request 2", "ok"),
+    ]
+    for record in records:
+        assert (record["model"], record["version"], record["rows"], record["batch"]) == ("shout", 1, 1, 1)
+        assert record["duration_ms"] > 0

@@ -27,6 +27,7 @@ from typing import Any
 from .description import parse_description
 from .errors import ProxyBackendError, TargetError
 from .process.messages import FORMAT, LineReader, WorkerJob, encode_message, encode_statistics
+from .runtime.access import pass_on_records
 from .system.forks import call_in_child, close_in_child
 from .worker.context import (
     Warmup,
@@ -112,6 +113,7 @@ class _Child:
         try:
             job = WorkerJob.from_text(job_text)
             logging.basicConfig(level=job.log_level, format="%(levelname)s %(name)s: %(message)s")
+            pass_on_records()
             sys.path += [path for path in job.sys_path if path not in sys.path]
             model = parse_description(job.model)
             infer_func, signature = _make_callable(job)

@@ -85,3 +85,5 @@ def start_log(level: str, log_format: str = "text") -> None:
     logging.basicConfig(level=level, handlers=[handler])
     # Nothing but JSON is to be read there.
     logging.captureWarnings(log_format == "json")
+    # However little the log says otherwise: somebody has asked for it.
+    logging.getLogger("pytriton.access").setLevel(logging.INFO)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import json
 import logging
 import os
 import re
@@ -17,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..runtime.access import log_access
 from ..system.forks import call_in_child, close_in_child, replace_descriptors
 from ..system.processes import OutputLines, open_pidfd
 from .messages import Job, LineReader, PythonModelServing, encode_message
@@ -30,6 +32,7 @@ _READ_BYTES = 65536
 # More lines in a second are left out: a worker in a loop of warnings shall not fill the log.
 _MAX_LINES_PER_S = 1000
 _LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
+_ACCESS = re.compile(r"pytriton\.access: (\{.*\})$")
 # A host that waits for this reads it at once; one that stands still never does.
 _SERVE_TIMEOUT_S = 30.0
 _MAIN = "pytriton.proxy_backend.worker_main"
@@ -238,6 +241,10 @@ class _Output(OutputLines):
             self._level = int(getattr(logging, found[1]))
             # The log has levels of its own.
             text = text[found.end() :]
+            access = _ACCESS.match(text)
+            if access:
+                log_access(json.loads(access[1]))
+                return
         elif not self._is_in_trace and not was_in_trace:
             # The lines of a traceback, and the one after them, belong to the record before.
             self._level = logging.INFO

@@ -18,6 +18,7 @@ from ..wire.batch import Batch
 from ..wire.layout import ErrorCode
 from ..wire.record import Record
 from ..wire.response import ResponseData, lay_out_columns
+from .access import Access
 from .service import Service
 from .texts import error_text, shortened
 
@@ -58,6 +59,7 @@ class Execution:
     """
 
     __slots__ = (
+        "_access",
         "_batch",
         "_began_ns",
         "_called",
@@ -88,6 +90,7 @@ class Execution:
         self._open: list[bool] | None = None  # by request; made when the first of them may end before the others
         self._given_up = False  # by the caller of a stream at least
         self._spent_ns = 0  # inside the callable, up to the last step of a generator
+        self._access = Access(service.model, batch) if service.is_logged else None
 
     # ---- how callables are called -----------------------------------------------------------------------------------
 
@@ -312,6 +315,8 @@ class Execution:
             # Nobody reads this stream any more: it ends here, whatever becomes of the others.
             service.counters.failed["cancelled"] += 1
             self._given_up = True
+            if self._access is not None:
+                self._access.fail(index, "cancelled")
             return ResponseData(index, error=self._cancelled_text(), code=ErrorCode.CANCELLED)
         if isinstance(result, BaseException):
             return self._refuse(index, result)
@@ -353,6 +358,8 @@ class Execution:
             told = error_text(error) if error.__traceback__ is None else f"\n{_trace(error)}"
             logger.warning("model %s: the callable returned an error for request %d: %s", name, index, told)
         self._service.counters.failed[kind] += 1
+        if self._access is not None:
+            self._access.fail(index, kind)
         text = self._text(error)
         # The frames of the traceback refer to the inputs, which go back with this answer.
         error.__traceback__ = None
@@ -386,6 +393,8 @@ class Execution:
         except ArenaFullError:
             service.counters.add_output(-record.layout.payload_bytes)
             raise
+        if done and self._access is not None:
+            self._access.end()
 
     def _drop(self) -> None:
         self._batch = self._result = None
@@ -415,6 +424,8 @@ class Execution:
         error.__traceback__ = None
         self._drop()
         self._service.sink.fail(self._number, text, code)
+        if self._access is not None:
+            self._access.end(kind)
 
     def _fail_late(self, error: BaseException) -> None:
         """Note an error that comes when every request has its last answer: there is nobody to tell it to."""

@@ -81,6 +81,7 @@ class Service:
         sink: Where they go; there is none while the worker warms up.
         unrecoverable: Errors of the callable after which it must not be called again.
         counters: Where it is counted what happens.
+        is_logged: Whether there is a record of every request.
     """
 
     sink: ResponseSink
@@ -100,6 +101,7 @@ class Service:
         self.writer = ResponseWriter(join_below, batching=model.batching)
         self.unrecoverable = unrecoverable
         self.counters = Counters() if counters is None else counters
+        self.is_logged = False
         self.columns_func: Callable[..., Any] | None = None
         # Asked of the type: a wrapper of somebody else's above `@batch` hands on all attributes, and has to be called.
         if model.batching and not model.decoupled and hasattr(type(infer_func), "__pytriton_whole__"):

@@ -18,6 +18,7 @@ from pytriton.proxy.outputs import use_allocator
 
 from ..errors import AttachError, ConnectionLostError, ProtocolError, ProxyBackendError
 from ..model import ModelSpec
+from ..runtime.access import is_wanted
 from ..runtime.service import InferenceCallable, Service, is_async
 from ..runtime.serving import ASYNC_MAX_IN_FLIGHT, STREAMS_MAX_IN_FLIGHT, LazyLoop, serve, serve_async
 from ..runtime.statistics import Counters, WorkerStatistics
@@ -271,7 +272,9 @@ class Worker:
             self._end(None)
 
     def _make_service(self) -> Service:
-        return Service(self._infer_func, self.model, self._unrecoverable, self._counters)
+        service = Service(self._infer_func, self.model, self._unrecoverable, self._counters)
+        service.is_logged = is_wanted()
+        return service
 
     def _make_loop(self, loop: LazyLoop) -> bool:
         """Make the event loop, which takes descriptors, as soon as there are some; false if it is to stop before."""
@@ -303,7 +306,7 @@ class Worker:
 
     def _serve(self, service: Service, connection: Connection, loop: LazyLoop) -> None:
         native = accelerator()
-        if native is None or service.model.decoupled or connection.__class__ is not Connection:
+        if native is None or service.model.decoupled or service.is_logged or connection.__class__ is not Connection:
             serve(service, connection, loop, self._give_up)
         else:
             serve_accelerated(service, connection, loop, self._give_up, native.Lane)

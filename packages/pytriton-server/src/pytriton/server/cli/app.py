@@ -133,6 +133,9 @@ def serve(
     unprotected: Unprotected = False,
     log_level: LogLevel = "INFO",
     log_format: LogFormat = "text",
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Log each request: model, id, rows, duration, outcome. It costs speed.")
+    ] = False,
 ) -> None:
     """Serve the models of a file, until Ctrl+C (SIGINT) or SIGTERM.
 
@@ -153,6 +156,7 @@ def serve(
             unprotected=unprotected,
             log_level=log_level,
             log_format=log_format,
+            access_log=access_log,
         ),
         workers=workers,
         given=[

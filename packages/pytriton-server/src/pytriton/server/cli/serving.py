@@ -2,6 +2,7 @@
 
 import contextlib
 import logging
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ import typer
 from pytriton.exceptions import PyTritonError
 from pytriton.proxy_backend import ProxyBackendError
 from pytriton.proxy_backend.cli.logs import start_log
+from pytriton.proxy_backend.runtime.access import ACCESS_VARIABLE
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.triton import Triton
@@ -33,6 +35,7 @@ class ServerOptions:
         unprotected: Whether no endpoint is protected.
         log_level: The least level of the log.
         log_format: How its records look, see `pytriton.proxy_backend.cli.logs`.
+        access_log: Whether there is a record of every request.
     """
 
     address: str
@@ -43,6 +46,7 @@ class ServerOptions:
     unprotected: bool
     log_level: str
     log_format: str
+    access_log: bool = False
 
     def start_log(self) -> None:
         """Write the log to standard error.
@@ -54,6 +58,9 @@ class ServerOptions:
             start_log(self.log_level.upper(), self.log_format)
         except ValueError as error:
             raise typer.BadParameter(str(error)) from None
+        if self.access_log:
+            # Worker processes have it from here.
+            os.environ[ACCESS_VARIABLE] = "1"
 
     def make_triton(self, **settings: Any) -> Triton:
         """Make the server, without starting it.
