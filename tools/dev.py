@@ -228,6 +228,8 @@ def test(runner: Runner, arguments: Sequence[str]) -> int:
             codes.append(runner.hatch("run", "--", "pytest", *arguments, extra={SERVER_VARIABLE: str(server)}))
         return next((code for code in codes if code != 0), 0)
     check_sources(runner)
+    if long:
+        check_deploy(runner)
     for dist in LONE_DISTS:
         runner.step(f"pytriton-{dist} with no sibling", "run", f"+dist={dist}", "alone:test")
     # Those of the lone distributions have run by now; the matrix runs them with their siblings.
@@ -321,8 +323,9 @@ def soak(runner: Runner, arguments: Sequence[str]) -> int:
 
 
 def lint(runner: Runner, _arguments: Sequence[str]) -> int:
-    """Check style, imports and types."""
+    """Check style, imports, types and the files of deploy/."""
     check_sources(runner)
+    check_deploy(runner)
     return runner.finish()
 
 
@@ -331,6 +334,11 @@ def check_sources(runner: Runner) -> None:
     runner.step("Style", "run", "style")
     runner.step("Imports", "run", "imports")
     runner.step("Types", "run", "types")
+
+
+def check_deploy(runner: Runner) -> None:
+    """Hold the files of deploy/ against the schemas of those who read them."""
+    runner.step("Images and manifests", "run", "deploy:check")
 
 
 def format_sources(runner: Runner, _arguments: Sequence[str]) -> int:

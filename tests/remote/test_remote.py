@@ -55,6 +55,7 @@ from pytriton.triton import (
 from support.callables import X, Y
 from support.faults.relay import Relay
 from support.load import under_load
+from support.processes import free_ports
 from support.servers import server_version
 from support.serving import arena_mappings, local_config, running, server_pid, short_home
 from support.waiting import PATIENCE_S, Held, eventually, wait_for_threads
@@ -100,17 +101,6 @@ class Server:
 
     def unload(self, model: str) -> None:
         assert self.call("POST", f"/v2/repository/models/{model}/unload", {})[0] == 200
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 @contextmanager

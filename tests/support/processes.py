@@ -4,11 +4,14 @@ import contextlib
 import os
 import pty
 import select
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -138,3 +141,31 @@ def _stat(thread: Path) -> str:
     except (FileNotFoundError, ProcessLookupError):
         # It has ended meanwhile.
         return ") T"
+
+
+def require(program: str, package: str | None = None) -> str:
+    """Return the path of a program of Debian's; the test says why it is skipped where it is not installed."""
+    found = shutil.which(program) or shutil.which(program, path="/usr/sbin")
+    if found is None:
+        pytest.skip(f"{program} is not installed (apt install {package or program})")
+    return found
+
+
+@contextlib.contextmanager
+def while_running(command: Sequence[object], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a program as long as the block, and end it by SIGTERM."""
+    with subprocess.Popen([str(part) for part in command], **options) as started:
+        try:
+            yield started
+        finally:
+            started.send_signal(signal.SIGTERM)
+            started.wait(PATIENCE_S)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports of 127.0.0.1 that nobody has, for programs that cannot take any free one by themselves."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import re
+import subprocess
+import sys
 import tempfile
 import urllib.request
 from collections.abc import Iterator
@@ -12,7 +14,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from pytriton.triton import Triton, TritonConfig
-from support.waiting import PATIENCE_S, wait_for_threads
+from support.http import call
+from support.processes import free_ports, while_running
+from support.waiting import PATIENCE_S, eventually, wait_for_threads
 
 
 def local_config(**settings: object) -> TritonConfig:
@@ -105,3 +109,35 @@ def running(triton: Triton, *others: Triton) -> Iterator[Triton]:
         problems = [*arena_mappings(), *(name for name in left if "pytriton" in name)]
         if problems:
             raise AssertionError(f"left behind by the server: {problems}")
+
+
+class ServedFile:
+    """`pytriton serve` in a process of its own, as a machine in production has it.
+
+    Attributes:
+        ports: Those of HTTP, gRPC and the metrics.
+        url: The address of HTTP.
+    """
+
+    def __init__(self, file: Path, home: Path) -> None:
+        self.ports = free_ports(3)
+        self.url = f"http://127.0.0.1:{self.ports[0]}"
+        self._environment = {**os.environ, "PYTRITON_HOME": str(home)}
+        options = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), self.ports, strict=True)]
+        self._command = [sys.executable, "-m", "pytriton", "serve", file, "--address=127.0.0.1", *options]
+
+    @contextmanager
+    def running(self) -> Iterator[subprocess.Popen[bytes]]:
+        """Serve as long as the block."""
+        with while_running(self._command, env=self._environment) as process:
+            eventually(lambda: is_ready(self.url) or process.poll() is not None)
+            assert process.poll() is None
+            yield process
+
+
+def is_ready(url: str) -> bool:
+    """Return whether somebody answers at an address that the server is ready."""
+    try:
+        return call(url, "GET", "/v2/health/ready")[0] == 200
+    except OSError:
+        return False

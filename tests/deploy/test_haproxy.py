@@ -1,0 +1,102 @@
+"""HAProxy before two servers, by the file that deploy/ has: one is drained under load, and nobody notices."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from pathlib import Path
+
+import pytest
+
+from support.http import call
+from support.load import under_load
+from support.paths import ROOT
+from support.processes import free_ports, require, while_running
+from support.serving import ServedFile, is_ready, short_home
+from support.waiting import PATIENCE_S, eventually
+
+APP = """
+from typing import Annotated, TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytriton.decorators import Shape, model
+
+Rows = Annotated[NDArray[np.float32], Shape("batch", 1)]
+
+class Answer(TypedDict):
+    y: Rows
+
+@model(batched=True, max_batch_size=8)
+def m(x: Rows) -> Answer:
+    return {{"y": {factor} * x}}
+"""
+
+
+class Balanced:
+    """Two servers, and the ports of HAProxy before them."""
+
+    def __init__(self, folder: Path, home: Path) -> None:
+        self.servers = []
+        for factor in (2, 3):
+            app = folder / f"app{factor}.py"
+            app.write_text(APP.format(factor=factor))
+            self.servers.append(ServedFile(app, home))
+        self.http, self.grpc = (f"127.0.0.1:{port}" for port in free_ports(2))
+        self.processes: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def environment(self) -> dict[str, str]:
+        first, second = self.servers
+        found = {"HTTP_BIND": self.http, "GRPC_BIND": self.grpc}
+        for name, server in (("FIRST", first), ("SECOND", second)):
+            http_port, grpc_port, _ = server.ports
+            found |= {
+                f"{name}_HTTP": f"127.0.0.1:{http_port}",
+                f"{name}_GRPC": f"127.0.0.1:{grpc_port}",
+                f"{name}_HOST": "127.0.0.1",
+                f"{name}_HTTP_PORT": str(http_port),
+            }
+        return {**os.environ, **found}
+
+
+@pytest.fixture
+def balanced(tmp_path: Path) -> Iterator[Balanced]:
+    program = require("haproxy")
+    with short_home() as home, ExitStack() as stack:
+        balanced = Balanced(tmp_path, home)
+        balanced.processes += [stack.enter_context(server.running()) for server in balanced.servers]
+        with (tmp_path / "haproxy.log").open("wb") as log:
+            command = [program, "-db", "-f", ROOT / "deploy" / "haproxy" / "haproxy.cfg"]
+            stack.enter_context(while_running(command, env=balanced.environment, stdout=log, stderr=log))
+            eventually(lambda: is_ready(balanced.http))
+            yield balanced
+
+
+def test_a_server_is_drained_under_load(balanced: Balanced) -> None:
+    first = balanced.processes[0]
+    with under_load(f"http://{balanced.http}", f"grpc://{balanced.grpc}", "m") as load:
+        # Both are asked.
+        load.wait_for(lambda: {factor for _, factor in load.answers} == {2.0, 3.0})
+        first.send_signal(signal.SIGTERM)
+        assert first.wait(PATIENCE_S) == 0
+        load.wait_for_more(200)
+    assert load.failures == []
+    assert len(load.answers) == load.sent
+
+
+def test_what_does_not_pass(balanced: Balanced) -> None:
+    assert call(balanced.http, "POST", "/v2/models/m/generate", {"x": 2.0})[0] == 200
+    for path in ("/v2/repository/index", "/v2/systemsharedmemory/status", "/v2/logging", "/v2/trace/setting"):
+        assert call(balanced.http, "POST", path, {})[0] == 403
+    connection = http.client.HTTPConnection(balanced.http, timeout=PATIENCE_S)
+    with closing(connection):
+        connection.putrequest("POST", "/v2/models/m/generate")
+        connection.putheader("Content-Length", str((64 << 20) + 1))
+        connection.endheaders()
+        assert connection.getresponse().status == 413
