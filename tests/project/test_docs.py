@@ -4,17 +4,20 @@ How a block is treated follows from the first word of its info string:
 
 * `python`: written to a file (named by `title="..."`, if given) in a folder of the page and run as a program. One whose
   title ends with `server.py` is started as a server, which answers the blocks below it until the next one takes its
-  place or the page ends; then it gets SIGINT and has to end with exit code 0.
+  place or the page ends; then it gets SIGINT and has to end with exit code 0. One called `app.py` is for a command
+  that serves it.
 * `text` right after a program: what that program prints. `...` stands for anything, as in doctest.
 * `console`: commands after a dollar sign, each followed by its output. `curl`, `echo`, `python` and `pytriton` are run,
-  the rest is checked. A file of docs/examples/ with an ampersand after it is a server, as above; so is
-  `uvicorn file:app &`.
+  the rest is checked. A file of docs/examples/ with an ampersand after it is a server, as above; so are
+  `uvicorn file:app &` and `pytriton serve file.py &`. What the last one shows at its start may stand below it.
 * `bash`, or no language and only commands in it: each line is checked. Nothing is installed, and this repository's
   own commands are not run inside its own tests: names, extras and sub-commands have to exist.
 * `mermaid`: a diagram, whose parts are held together by a test of their own.
 * anything else, and any block that cannot be run, says why: `norun="..."`.
 * Pages of docs/reference/ are written from docstrings: signatures (`pyi`), which have nothing to run, and examples that
   are parts of programs (`python`), which have to be Python at least. Their links are followed as those of other pages.
+
+A page that needs packages which not every environment has (`NEEDS`) is run where they are.
 
 Pages say localhost:8000, as users do. Here the servers get free ports through the documented environment variables, and
 the blocks are run with the real ports in place of 8000, 8001 and 8002. That is the only change made to them.
@@ -24,6 +27,7 @@ from __future__ import annotations
 
 import doctest
 import functools
+import importlib.util
 import os
 import re
 import runpy
@@ -34,7 +38,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,13 +61,20 @@ PAGES = [
 REFERENCE = ROOT / "docs" / "reference"
 DISTS = tuple(sorted(path.name for path in (ROOT / "packages").iterdir() if path.is_dir()))
 # What a page may tell its reader to install besides our own distributions.
-FOREIGN = {"fastapi", "ml_dtypes", "ray", "scikit-learn", "uvicorn"}
+FOREIGN = {"fastapi", "ml_dtypes", "onnx", "onnxruntime", "pillow", "ray", "scikit-learn", "torch", "uvicorn"}
 # What a page may tell its reader to remove.
 REMOVABLE = {"nvidia-pytriton"}
 # Pages that draw layouts of bytes; what they say is held against golden vectors elsewhere.
 DRAWINGS = {"docs/protocol.md": "a layout; the golden vectors of protocol 1 hold it"}
 # Pages that not every tritonserver bears out.
 BORNE_OUT_BY = {"docs/observability.md": needs_tracing(), "docs/servers.md": before(2, 59)}
+# Pages with packages that have no wheel for every Python, or, as torch, one that is too large to fetch for a page.
+NEEDS = {
+    "docs/recipes/jpeg.md": ("PIL", "sklearn"),
+    "docs/recipes/onnx_runtime.md": ("onnx", "onnxruntime", "sklearn"),
+    "docs/recipes/pytorch.md": ("torch",),
+    "docs/recipes/scikit_learn.md": ("sklearn",),
+}
 # What a page takes for granted, in its own words "with a model ... on a server on this machine".
 SERVERS = {
     "packages/pytriton-client/README.md": """
@@ -87,6 +98,7 @@ logging.basicConfig(filename=sys.argv.pop(1), level=logging.INFO, format="%(mess
 sys.argv.pop(0)
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
+FREE_PORTS = ("--address", "127.0.0.1", "--http-port", "0", "--grpc-port", "0", "--metrics-port", "0")
 READY = ("Serving. Press Ctrl+C", "(Press CTRL+C to quit)")
 LISTENING = {
     "8000": re.compile(r"(?:Started HTTPService at|Uvicorn running on) \S*:(\d+)"),
@@ -98,6 +110,9 @@ FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>.*)$")
 OPTION = re.compile(r'(\w+)="([^"]*)"')
 EXAMPLE = re.compile(r"python (docs/examples/\w+\.py)(?P<background> &)?")
 UVICORN = re.compile(r"uvicorn (\w+):\w+ &")
+SERVE = re.compile(r"pytriton serve (\w+)\.py &")
+# What a server says of itself in its log, where a terminal would show it.
+ANNOUNCED = re.compile(r"^.* INFO pytriton\.triton\._announcement: (.*)$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 COMMAND = re.compile(r"(pip|python3?|curl|cd|git|export) ")
 
@@ -176,17 +191,17 @@ TO_RUN = [page for page, blocks in BLOCKS.items() if any(not block.reason for bl
 
 
 class Server:
-    """A server file of a page, running; under uvicorn, if it is an application."""
+    """A server file of a page, running; by a command with its name, if one is given."""
 
     def __init__(
-        self, file: Path, environment: dict[str, str], output: IO[str], application: str | None = None
+        self, file: Path, environment: dict[str, str], output: IO[str], command: Sequence[str] | None = None
     ) -> None:
         self.log = file.with_suffix(".log")
         self.output = output
-        command = [sys.executable, "-c", RUN_SERVER, str(self.log), file.name]
-        if application is not None:
-            command = ["bash", "-c", 'exec "$@" 2>"$0"', str(self.log), sys.executable, "-m", "uvicorn", "--port", "0"]
-            command.append(application)
+        if command is None:
+            command = [sys.executable, "-c", RUN_SERVER, str(self.log), file.name]
+        else:
+            command = ["bash", "-c", 'exec "$@" 2>"$0"', str(self.log), sys.executable, "-m", *command]
         self.process = subprocess.Popen(
             command, cwd=file.parent, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
@@ -256,12 +271,12 @@ class Page:
                 'program that prints it, or say norun="why"'
             )
 
-    def start_server(self, file: Path, application: str | None = None) -> None:
+    def start_server(self, file: Path, command: Sequence[str] | None = None) -> None:
         self.stop_server()
         with suppress(FileNotFoundError):
             file.with_suffix(".log").unlink()
         output = tempfile.TemporaryFile("w+", dir=self.folder)  # noqa: SIM115
-        self.server = Server(file, self.environment, output, application)
+        self.server = Server(file, self.environment, output, command)
 
     def stop_server(self) -> None:
         server, self.server = self.server, None
@@ -273,9 +288,10 @@ class Page:
 
     def _python(self, block: Block) -> None:
         file = self.folder / block.options.get("title", f"block_{block.line}.py").rpartition("/")[2]
-        if file.name.endswith("server.py"):
+        if file.name.endswith(("server.py", "app.py")):
             file.write_text(block.text, encoding="utf-8")
-            self.start_server(file)
+            if file.name.endswith("server.py"):
+                self.start_server(file)
         else:
             file.write_text(self._located(block.text), encoding="utf-8")
             self.printed = self._output([sys.executable, "-W", "error::DeprecationWarning:__main__", file.name])
@@ -285,8 +301,14 @@ class Page:
             program = shlex.split(command)[0]
             example = EXAMPLE.fullmatch(command)
             uvicorn = UVICORN.fullmatch(command)
+            serve = SERVE.fullmatch(command)
             if uvicorn:
-                self.start_server(self.folder / f"{uvicorn[1]}.py", command.split()[1])
+                self.start_server(self.folder / f"{uvicorn[1]}.py", ["uvicorn", "--port", "0", command.split()[1]])
+            elif serve:
+                file = self.folder / f"{serve[1]}.py"
+                self.start_server(file, ["pytriton", "serve", file.name, *FREE_PORTS])
+                if wanted:
+                    compare(wanted, self._announced())
             elif example:
                 file = Path(shutil.copy(ROOT / example[1], self.folder))
                 if example["background"]:
@@ -299,6 +321,14 @@ class Page:
                 compare(wanted, self._output(["bash", "-c", self._located(command)]))
             else:
                 check_command(command)
+
+    def _announced(self) -> str:
+        """What the server has said of itself, with the ports that pages have."""
+        assert self.server is not None
+        text = "\n".join(ANNOUNCED.findall(self.server.log.read_text()))
+        for port, real in self.server.ports.items():
+            text = text.replace(f"127.0.0.1:{real}", f"localhost:{port}")
+        return text
 
     def _located(self, text: str) -> str:
         if self.server is None:
@@ -406,6 +436,9 @@ def page(folder: Path) -> Iterator[Page]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(name, marks=BORNE_OUT_BY.get(name, ())) for name in TO_RUN])
 def test_blocks_do_what_the_page_says(name: str, tmp_path: Path) -> None:
+    missing = [module for module in NEEDS.get(name, ()) if importlib.util.find_spec(module) is None]
+    if missing:
+        pytest.skip(f"not installed here: {', '.join(missing)}")
     with page(tmp_path) as running:
         if name in SERVERS:
             file = tmp_path / "given_server.py"
