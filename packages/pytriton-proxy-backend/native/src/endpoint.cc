@@ -119,7 +119,7 @@ Endpoint::~Endpoint() {
   for (auto* left : {&orphans_, &waiting_}) {
     for (auto& orphan : *left) Refuse(orphan.batch.get(), TRITONSERVER_ERROR_UNAVAILABLE, "the model is unloaded");
   }
-  for (int fd : {listen_fd_, epoll_fd_, execute_epoll_fd_, kick_fd_, wake_fd_}) {
+  for (int fd : {listen_fd_, epoll_fd_, idle_epoll_fd_, execute_epoll_fd_, kick_fd_, wake_fd_}) {
     if (fd >= 0) close(fd);
   }
 }
@@ -181,12 +181,13 @@ bool Endpoint::Bind(std::string* error) {
 bool Endpoint::Listen(std::string* error) {
   if (!Bind(error)) return false;
   epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
+  idle_epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
   execute_epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
   kick_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (epoll_fd_ < 0 || execute_epoll_fd_ < 0 || kick_fd_ < 0 || wake_fd_ < 0 ||
+  if (epoll_fd_ < 0 || idle_epoll_fd_ < 0 || execute_epoll_fd_ < 0 || kick_fd_ < 0 || wake_fd_ < 0 ||
       !Watch(epoll_fd_, listen_fd_, EPOLLIN) || !Watch(epoll_fd_, kick_fd_, EPOLLIN) ||
-      !Watch(execute_epoll_fd_, wake_fd_, EPOLLIN)) {
+      !Watch(idle_epoll_fd_, epoll_fd_, EPOLLIN) || !Watch(execute_epoll_fd_, wake_fd_, EPOLLIN)) {
     *error = Errno("epoll");
     return false;
   }
@@ -215,15 +216,16 @@ std::shared_ptr<const Endpoint::Connections> Endpoint::connections() {
 
 // A message wakes the Execute that polls, or the background thread where none does: of those who wait exclusively the
 // kernel wakes the first, in the order in which they were added here, and passes over an epoll that nobody waits for.
-// So nothing needs to be told who reads at the moment. The end of a socket wakes both.
+// So nothing needs to be told who reads at the moment. The end of a socket wakes both. An Execute that has sent a batch
+// and does not wait yet would be passed over, too: see `Run`.
 bool Endpoint::WatchWorker(int fd) {
-  return Watch(execute_epoll_fd_, fd, EPOLLIN | EPOLLEXCLUSIVE) && Watch(epoll_fd_, fd, EPOLLIN | EPOLLEXCLUSIVE);
+  return Watch(execute_epoll_fd_, fd, EPOLLIN | EPOLLEXCLUSIVE) && Watch(idle_epoll_fd_, fd, EPOLLIN | EPOLLEXCLUSIVE);
 }
 
 void Endpoint::UnwatchWorker(const Connection& connection) {
   // Whoever polls has forgotten a closed one already.
   epoll_ctl(execute_epoll_fd_, EPOLL_CTL_DEL, connection.fd(), nullptr);
-  epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, connection.fd(), nullptr);
+  epoll_ctl(idle_epoll_fd_, EPOLL_CTL_DEL, connection.fd(), nullptr);
   if (connection.process_fd() >= 0) epoll_ctl(epoll_fd_, EPOLL_CTL_DEL, connection.process_fd(), nullptr);
 }
 
@@ -290,8 +292,44 @@ void Endpoint::Sweep(uint64_t now_ns) {
   }
 }
 
+bool Endpoint::Attend(bool attends_workers, int timeout_ms, bool* sweep) {
+  epoll_event events[32];
+  int count = epoll_wait(attends_workers ? idle_epoll_fd_ : epoll_fd_, events, 32, timeout_ms);
+  if (count < 0 && errno != EINTR) {
+    PYTRITON_LOG(ERROR, "model '" + model_.name + "': " + Errno("epoll_wait") + "; no worker can attach any more");
+    return false;
+  }
+  *sweep = count <= 0;
+  bool has_others = !attends_workers;
+  const auto all = connections();
+  for (int i = 0; attends_workers && i < count; ++i) {
+    has_others = has_others || events[i].data.fd == epoll_fd_;
+    for (const auto& connection : *all) {
+      if (connection->fd() == events[i].data.fd) connection->Process();
+    }
+  }
+  if (attends_workers && has_others) count = epoll_wait(epoll_fd_, events, 32, 0);
+  for (int i = 0; has_others && i < count; ++i) {
+    const int fd = events[i].data.fd;
+    if (fd == kick_fd_) {
+      Drain(kick_fd_);
+      if (stopping_) return false;
+      *sweep = true;
+    } else if (fd == listen_fd_) {
+      Accept();
+    } else {
+      for (const auto& connection : *all) {
+        if (connection->process_fd() == fd) connection->ProcessEnded();
+      }
+    }
+  }
+  return true;
+}
+
 void Endpoint::Run() {
   uint64_t next_sweep_ns = kNever;
+  uint64_t seen_executed = 0;
+  bool attends_workers = true;
   for (;;) {
     int timeout_ms = -1;
     const uint64_t due_ns = std::min({next_sweep_ns, accept_again_ns_, late_ends_.SendDue(NowNs())});
@@ -299,36 +337,14 @@ void Endpoint::Run() {
       const uint64_t now_ns = NowNs();
       timeout_ms = due_ns <= now_ns ? 0 : static_cast<int>((due_ns - now_ns) / kMillisecond) + 1;
     }
-    epoll_event events[32];
-    const int count = epoll_wait(epoll_fd_, events, 32, timeout_ms);
-    if (count < 0 && errno != EINTR) {
-      PYTRITON_LOG(ERROR, "model '" + model_.name + "': " + Errno("epoll_wait") + "; no worker can attach any more");
-      return;
-    }
-    for (int i = 0; i < count; ++i) {
-      const int fd = events[i].data.fd;
-      if (fd == kick_fd_) {
-        Drain(kick_fd_);
-        if (stopping_) return;
-        next_sweep_ns = 0;
-        continue;
-      }
-      if (fd == listen_fd_) {
-        Accept();
-        continue;
-      }
-      const auto all = connections();
-      for (const auto& connection : *all) {
-        if (connection->fd() == fd) connection->Process();
-        if (connection->process_fd() == fd) connection->ProcessEnded();
-      }
-    }
+    bool sweep;
+    if (!Attend(attends_workers, timeout_ms, &sweep)) return;
     const uint64_t now_ns = NowNs();
     if (accept_again_ns_ <= now_ns) {
       accept_again_ns_ = kNever;
       WatchListener(true);
     }
-    const bool sweep = count <= 0 || next_sweep_ns <= now_ns;
+    sweep = sweep || next_sweep_ns <= now_ns;
     if (sweep) Sweep(now_ns);
     if (has_orphans_) Redeliver();
     bool polling;
@@ -338,9 +354,15 @@ void Endpoint::Run() {
       // Whoever polls looks after what is in flight.
       polling = polling_;
       const bool busy = has_orphans_ || (!polling && AnyBusy(*connections_)) || AnyGreeting(*connections_);
+      // As long as Executes come, and leave nothing in flight, they read what comes: an answer that is there before
+      // its Execute waits for it would wake this thread for nothing. What comes in between waits for a sweep.
+      const uint64_t executed = executed_;
+      attends_workers = busy || executed == seen_executed;
+      if (sweep) seen_executed = executed;
       // A sweep that is due stays due, however many messages come meanwhile: a stream may never let up.
       const bool nothing = connections_->empty() && !busy;
-      const uint64_t next_ns = nothing ? kNever : now_ns + (busy ? kBusyTickNs : kIdleTickNs);
+      const uint64_t next_ns =
+          nothing ? kNever : now_ns + (busy || !attends_workers ? kBusyTickNs : kIdleTickNs);
       next_sweep_ns = sweep || nothing ? next_ns : std::min(next_sweep_ns, next_ns);
       sweeping_ = busy;
       changed_.notify_all();
@@ -577,6 +599,7 @@ bool Endpoint::Redeliver() {
 
 void Endpoint::Execute(std::unique_ptr<Batch> batch) {
   thread_local BatchSource scratch;
+  executed_.fetch_add(1, std::memory_order_relaxed);
   // Each request may wait for a worker for a time of its own, which begins when it comes. Nobody tells when it came to
   // Triton's queue; so what finds no worker is taken out of that, and waits here.
   const uint64_t came_ns = batch->started_ns();

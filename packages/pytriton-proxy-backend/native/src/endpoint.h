@@ -80,6 +80,8 @@ class Endpoint : private ConnectionOwner {
 
   bool Bind(std::string* error);
   void Run();  // the background thread: accepts, and reads whatever no Execute reads
+  // Waits for what is there to do, and does it; false at the end.
+  bool Attend(bool attends_workers, int timeout_ms, bool* sweep);
   void Accept();
   bool WatchWorker(int fd);
   void UnwatchWorker(const Connection& connection);
@@ -104,16 +106,19 @@ class Endpoint : private ConnectionOwner {
   std::atomic<uint64_t> next_batch_{1};
   std::atomic<uint64_t> in_flight_{0};
   int listen_fd_ = -1;
-  // Of the background thread: the workers' sockets and processes, the listener and kick_fd_.
+  // Of the background thread: the listener, the workers' processes and kick_fd_.
   int epoll_fd_ = -1;
+  // Of the same, while no Execute sees to the workers' sockets: these and epoll_fd_.
+  int idle_epoll_fd_ = -1;
   // Of the Execute that polls: the workers' sockets and wake_fd_. A message wakes one of the two (see WatchWorker).
   int execute_epoll_fd_ = -1;
   int kick_fd_ = -1;  // wakes the background thread
   int wake_fd_ = -1;  // wakes the Execute that polls
   uint64_t inode_ = 0;  // of the socket's file, once it is bound
   std::atomic<bool> stopping_{false};
-  // The background thread comes round every few milliseconds by itself.
+  // The background thread attends to the workers' sockets, and comes round every few milliseconds by itself.
   std::atomic<bool> sweeping_{false};
+  std::atomic<uint64_t> executed_{0};  // calls of Execute
   LateEnds late_ends_{[this] { Signal(kick_fd_); }};
   std::thread thread_;
   // Of the background thread: where accepting failed, when to try again, and when that was logged.
