@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pytriton.triton._base import TritonBase
     from pytriton.triton._triton import Triton
 
-__all__ = ["describe_as_html", "is_terminal", "present"]
+__all__ = ["describe_as_html", "describe_models", "is_terminal", "present"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,14 +49,20 @@ def is_terminal() -> bool:
     return sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()
 
 
-def _describe(triton: "Triton") -> Iterator[str]:
-    models = list(triton._models.values())
-    for model in models:
+def describe_models(triton: "Triton") -> Iterator[str]:
+    """Yield a line for each model, on a server that runs or not."""
+    for model in triton._models.values():
         config = model.triton_config
         tensors = f"({describe_tensors(config.inputs or ())}) -> {describe_tensors(config.outputs or ())}"
-        yield f"{model.name}{tensors}; {'ready' if model.is_attached else 'not attached'}, {_facts(model)}"
+        state = ["ready" if model.is_attached else "not attached"] if triton.is_connected() else []
+        yield f"{model.name}{tensors}; {', '.join([*state, _facts(model)])}"
     for name, folder in triton._folders.items():
         yield f"{name}; of {folder}"
+
+
+def _describe(triton: "Triton") -> Iterator[str]:
+    yield from describe_models(triton)
+    models = list(triton._models.values())
     for name, url in (("HTTP", triton.http_url), ("gRPC", triton.grpc_url), ("metrics", triton.metrics_url)):
         if url is not None:
             yield f"{name:8}{url}"

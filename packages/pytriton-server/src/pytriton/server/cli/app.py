@@ -125,6 +125,20 @@ def serve(
             help="How many processes serve each model, each with its own copy; by default a thread of this one does.",
         ),
     ] = 0,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="TOML or YAML with options, the tables [server] with fields of TritonConfig and [models.NAME] with "
+            "workers and fields of ModelConfig. What is typed here counts more.",
+        ),
+    ] = None,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Serve what the file defines anew whenever it, or one beside it, is saved.")
+    ] = False,
+    check_only: Annotated[
+        bool, typer.Option("--check", help="Say what would be served, or what is wrong, and start nothing.")
+    ] = False,
     address: Address = "0.0.0.0",
     http_port: HttpPort = 8000,
     grpc_port: GrpcPort = 8001,
@@ -142,30 +156,25 @@ def serve(
     Further settings come from environment variables, such as PYTRITON_TRITON_CONFIG_CACHE_CONFIG.
     """
     from pytriton.server.cli.serve import serve as serve_target
-    from pytriton.server.cli.serving import ServerOptions
 
-    of_server = ("workers", "address", "http_port", "grpc_port", "metrics_port", "access_token", "unprotected")
-    serve_target(
-        target,
-        ServerOptions(
-            address=address,
-            http_port=http_port,
-            grpc_port=grpc_port,
-            metrics_port=metrics_port,
-            access_token=access_token,
-            unprotected=unprotected,
-            log_level=log_level,
-            log_format=log_format,
-            access_log=access_log,
-        ),
-        workers=workers,
-        given=[
-            f"--{name.replace('_', '-')}"
-            for name in of_server
-            # By its name: some versions of typer have an enumeration of their own.
-            if getattr(context.get_parameter_source(name), "name", None) == "COMMANDLINE"
-        ],
-    )
+    options = {
+        "workers": workers,
+        "config": config,
+        "reload": reload,
+        "check": check_only,
+        "address": address,
+        "http_port": http_port,
+        "grpc_port": grpc_port,
+        "metrics_port": metrics_port,
+        "access_token": access_token,
+        "unprotected": unprotected,
+        "log_level": log_level,
+        "log_format": log_format,
+        "access_log": access_log,
+    }
+    # By its name: some versions of typer have an enumeration of their own.
+    sources = {name: getattr(context.get_parameter_source(name), "name", None) for name in options}
+    serve_target(target, options, given=[name for name, source in sources.items() if source == "COMMANDLINE"])
 
 
 @app.command(

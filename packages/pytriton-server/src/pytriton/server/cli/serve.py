@@ -3,67 +3,162 @@
 import logging
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
 
 import typer
 
 from pytriton.decorators import get_model_signature
+from pytriton.server.cli.config_file import ConfigFile, ConfigFileError, read_config
+from pytriton.server.cli.reloading import Reloader, ReloadError
 from pytriton.server.cli.serving import ServerOptions
 from pytriton.server.cli.targets import UserCodeError, load_served
 from pytriton.server.lifecycle.stop_signals import end_on_sigterm
+from pytriton.server.settings.preflight import check_settings
 from pytriton.triton import ProcessWorker, Triton
-from pytriton.triton._announcement import is_terminal
+from pytriton.triton._announcement import describe_models, is_terminal
 
 __all__ = ["serve"]
 
 # What they tell at INFO of a start, the lines for a terminal tell in fewer words.
 _TELL_OF_START = ("pytriton.tritonserver", "pytriton.proxy_backend", "pytriton.server", "pytriton.triton")
 _TELL_OF_STOP = ("pytriton.server", "pytriton.triton")
+# Options that a file may have, too; those of ports are fields of `TritonConfig`.
+_IN_FILE = {
+    "workers": int,
+    "address": str,
+    "access_token": str,
+    "unprotected": bool,
+    "log_level": str,
+    "log_format": str,
+    "access_log": bool,
+}
+_OF_SERVER = ("workers", "address", "http_port", "grpc_port", "metrics_port", "access_token", "unprotected", "config")
 
 
-def serve(target: str, options: ServerOptions, *, workers: int, given: Collection[str]) -> None:
+def serve(target: str, options: Mapping[str, Any], *, given: Collection[str]) -> None:
     """Serve the models of a file or module until a signal ends it.
 
     Args:
         target: What to serve, see `load_served`.
-        options: How it is served.
-        workers: How many processes serve each model; 0 serves them in this one.
-        given: Those options that somebody has given, as they are written: a `Triton` of the user's has settings of its
-            own.
+        options: Those of the command, by the names of its parameters.
+        given: Names of those that somebody has given: they win over the file of `--config`.
 
     Raises:
         typer.BadParameter: An option is not acceptable.
         typer.Exit: There is nothing to serve, the server could not be started, or ended by itself.
     """
     began = time.monotonic()
-    options.start_log()
+    path: Path | None = options["config"]
+    try:
+        file = ConfigFile(Path()) if path is None else read_config(path, _IN_FILE)
+    except ConfigFileError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+    # Typed on the command line, else in the file, else the default.
+    values = {**options, **{name: value for name, value in file.options.items() if name not in given}}
+    server = {name: value for name, value in file.server.items() if name not in given}
+    if "address" in given:
+        server = {name: value for name, value in server.items() if not name.endswith("_address")}
+    names = ("address", "http_port", "grpc_port", "metrics_port", "access_token", "unprotected")
+    settings = ServerOptions(
+        **{name: values[name] for name in (*names, "log_level", "log_format", "access_log")}, server=server
+    )
+    settings.start_log()
     # Until the server is served, which then ends in order, with exit code 0.
     end_on_sigterm()
+    served = _Served(target, values["workers"], file)
     try:
-        with options.exit_on_errors(UserCodeError):
-            triton = _make_triton(target, options, workers, given)
+        with settings.exit_on_errors(UserCodeError, ConfigFileError, ReloadError):
+            reloader = Reloader(target) if options["reload"] else None
+            triton = served.make(settings, [name for name in (*_OF_SERVER, "reload") if name in given])
+            if options["check"]:
+                check_settings(triton._config, triton._security)
+                typer.echo("\n".join([*describe_models(triton), f"{target} can be served."]))
+                return
             _start(triton, began)
-            triton.serve()  # which says what is served
+            if reloader is None:
+                triton.serve()  # which says what is served
+                return
+            with reloader.watching(lambda: served.reload(triton)):
+                triton.serve()
     except KeyboardInterrupt:
         raise typer.Exit(128 + signal.SIGINT) from None
 
 
-def _make_triton(target: str, options: ServerOptions, workers: int, given: Collection[str]) -> Triton:
-    found = load_served(target)
-    if isinstance(found, Triton):
-        if given:
-            raise typer.BadParameter(f"{target} is a Triton with settings of its own: leave out {', '.join(given)}")
-        return found
-    triton = options.make_triton()
-    for place, model in found.items():
-        if not workers:
-            triton.bind(model)
-            continue
-        # By its place, since that is how the processes find an object, too.
-        signature = get_model_signature(model)
-        processes = ProcessWorker(place, copies=workers)
-        triton.bind(signature.name, processes, signature.inputs, signature.outputs, config=signature.config)
-    return triton
+class _Served:
+    """The models of a file or module on a server."""
+
+    def __init__(self, target: str, workers: int, file: ConfigFile) -> None:
+        self._target = target
+        self._workers = workers
+        self._file = file
+        # What is served, by name: where it is, and the arguments of `bind`.
+        self._models: dict[str, dict[str, Any]] = {}
+
+    def make(self, settings: ServerOptions, given: Collection[str]) -> Triton:
+        """Make the server with its models, without starting it.
+
+        Args:
+            settings: Its settings.
+            given: Options that are for none that has settings of its own.
+        """
+        found = load_served(self._target)
+        if isinstance(found, Triton):
+            if given:
+                names = ", ".join(f"--{name.replace('_', '-')}" for name in given)
+                raise typer.BadParameter(f"{self._target} is a Triton with settings of its own: leave out {names}")
+            return found
+        self._models = self._describe(found)
+        triton = settings.make_triton()
+        for name, model in self._models.items():
+            triton.bind(name, **model)
+        return triton
+
+    def reload(self, triton: Triton) -> str:
+        """Serve what the file defines now, in place of what it has defined before.
+
+        Returns:
+            What has changed.
+
+        Raises:
+            UserCodeError: The file fails; nothing has changed.
+            PyTritonError: A model cannot be served: it is as before.
+        """
+        found = load_served(self._target, again=True)
+        if isinstance(found, Triton):
+            raise ReloadError(f"{self._target} is a Triton with settings of its own: it is not reloaded")
+        models = self._describe(found)
+        told = []
+        for name in [name for name in self._models if name not in models]:
+            triton.unbind(name)
+            del self._models[name]
+            told.append(f"{name} is gone")
+        for name, model in models.items():
+            if name in self._models:
+                triton.rebind(name, **model)
+            else:
+                triton.bind(name, **model)
+                told.append(f"{name} is new")
+            self._models[name] = model
+        return ", ".join(told)
+
+    def _describe(self, found: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+        """Return the arguments of `bind` by the names of the models."""
+        models = {}
+        for place, model in found.items():
+            signature = get_model_signature(model)
+            workers = self._file.workers(signature.name, self._workers)
+            models[signature.name] = {
+                # By its place, since that is how the processes find an object, too.
+                "infer_func": ProcessWorker(place, copies=workers) if workers else model,
+                "inputs": signature.inputs,
+                "outputs": signature.outputs,
+                "config": self._file.configure(signature.name, signature.config),
+            }
+        self._file.check_models(models)
+        return models
 
 
 def _start(triton: Triton, began: float) -> None:

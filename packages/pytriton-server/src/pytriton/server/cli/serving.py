@@ -3,8 +3,8 @@
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import typer
@@ -36,6 +36,7 @@ class ServerOptions:
         log_level: The least level of the log.
         log_format: How its records look, see `pytriton.proxy_backend.cli.logs`.
         access_log: Whether there is a record of every request.
+        server: Fields of `TritonConfig` that count more than these.
     """
 
     address: str
@@ -47,6 +48,7 @@ class ServerOptions:
     log_level: str
     log_format: str
     access_log: bool = False
+    server: Mapping[str, Any] = field(default_factory=dict)
 
     def start_log(self) -> None:
         """Write the log to standard error.
@@ -74,15 +76,9 @@ class ServerOptions:
         """
         if self.unprotected and self.access_token is not None:
             raise typer.BadParameter("--unprotected and --access-token exclude each other")
-        config = TritonConfig(
-            http_address=self.address,
-            grpc_address=self.address,
-            metrics_address=self.address,
-            http_port=self.http_port,
-            grpc_port=self.grpc_port,
-            metrics_port=self.metrics_port,
-            **settings,
-        )
+        fields: dict[str, Any] = {f"{front}_address": self.address for front in ("http", "grpc", "metrics")}
+        fields |= {"http_port": self.http_port, "grpc_port": self.grpc_port, "metrics_port": self.metrics_port}
+        config = TritonConfig(**{**fields, **self.server, **settings})
         restricted: list[str] | None = [] if self.unprotected else None
         security = TritonSecurityConfig(access_token=self.access_token, restricted_endpoints=restricted)
         return Triton(config=config, security_config=security)

@@ -1,5 +1,6 @@
 """What `serve` is to serve: the models of a file or module, or the one thing in it that is named."""
 
+import contextlib
 import importlib
 import inspect
 import itertools
@@ -17,7 +18,7 @@ from pytriton.proxy_backend import TargetError
 from pytriton.proxy_backend.worker.loading import load_module
 from pytriton.triton import Triton
 
-__all__ = ["UserCodeError", "load_served"]
+__all__ = ["UserCodeError", "folder_of", "load_served"]
 
 _EXAMPLE = """decorate a function with @model, as in
 
@@ -34,11 +35,19 @@ class UserCodeError(Exception):
     """What is to be served raised an error; the text is its traceback, without what is not the user's."""
 
 
-def load_served(text: str) -> "Triton | dict[str, Any]":
+def folder_of(text: str) -> Path:
+    """Return the folder that has a file which is to be served; of a module, the current one."""
+    place = _split(text)[0]
+    return Path(place).absolute().parent if place.endswith(".py") else Path.cwd()
+
+
+def load_served(text: str, *, again: bool = False) -> "Triton | dict[str, Any]":
     """Import what is to be served.
 
     Args:
         text: `path/to/app.py` or `package.module`; with a colon and a name, that alone.
+        again: Whether it, and what else was imported from its folder, may have changed since it was imported. Where
+            that fails, those who import something later get what was there before.
 
     Returns:
         The `Triton` that was named, or made by the function that was named; else the models, by the targets under which
@@ -49,15 +58,42 @@ def load_served(text: str) -> "Triton | dict[str, Any]":
         TargetError: There is no such file, module or name, or nothing to be served.
         UserCodeError: It fails when it is imported or called.
     """
-    place, _, name = (text, "", "") if text.endswith(".py") else text.partition(":")
+    place, name = _split(text)
+    folder = str(folder_of(text))
     if place.endswith(".py"):
-        path = Path(place).absolute()
-        place = str(path)
-        # As for `python app.py`; worker processes get the paths of this one.
-        sys.path.insert(0, str(path.parent))
-    else:
-        # As for `python -m package.module`.
-        sys.path.insert(0, os.getcwd())
+        place = str(Path(place).absolute())
+    if folder not in sys.path:
+        # As for `python app.py` and `python -m package.module`; worker processes get the paths of this one.
+        sys.path.insert(0, folder)
+    with _without_modules_of(folder) if again else contextlib.nullcontext():
+        return _load(text, place, name)
+
+
+def _split(text: str) -> tuple[str, str]:
+    place, _, name = (text, "", "") if text.endswith(".py") else text.partition(":")
+    return place, name
+
+
+@contextlib.contextmanager
+def _without_modules_of(folder: str) -> Iterator[None]:
+    """Let what was imported from a folder be imported anew; where the block fails, it is there as before."""
+    own = {}
+    for name, module in list(sys.modules.items()):
+        file = getattr(module, "__file__", None)
+        # Not what is installed below it.
+        if file and name != "__main__" and file.startswith(f"{folder}{os.sep}") and "site-packages" not in file:
+            own[name] = module
+    for name in own:
+        del sys.modules[name]
+    importlib.invalidate_caches()
+    try:
+        yield
+    except BaseException:
+        sys.modules.update(own)
+        raise
+
+
+def _load(text: str, place: str, name: str) -> "Triton | dict[str, Any]":
     module = _call(lambda: load_module(place, text), f"{text} fails when it is imported")
     if not name:
         models = {f"{place}:{name}": found for name, found in _models(module) if _is_own(found, module)}

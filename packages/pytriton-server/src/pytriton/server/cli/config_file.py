@@ -1,0 +1,201 @@
+"""The file of `serve --config`: options of the command, fields of `TritonConfig`, and options of models."""
+
+import dataclasses
+import difflib
+import enum
+import sys
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pytriton.exceptions import PyTritonError
+from pytriton.model_config import DynamicBatcher, ModelConfig, QueuePolicy, TimeoutAction
+from pytriton.server.settings.config import TritonConfig
+
+__all__ = ["ConfigFile", "ConfigFileError", "read_config"]
+
+# Fields that are no plain values.
+_TABLES: Mapping[str, type[Any]] = {"batcher": DynamicBatcher, "default_queue_policy": QueuePolicy}
+# What the function says, and what is more than values.
+_OF_CODE = ("batching", "decoupled", "model_warmup")
+_MOST_SHOWN = 80
+
+
+class ConfigFileError(Exception):
+    """The file cannot be used; the text says file, key, what was expected and what came."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfigFile:
+    """What a file says.
+
+    Attributes:
+        path: The file.
+        options: Options of the command, by the names of its parameters.
+        server: Fields of `TritonConfig`.
+        models: By the name of the model: `workers`, and fields of `ModelConfig`.
+    """
+
+    path: Path
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    server: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    models: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
+
+    def workers(self, model: str, default: int) -> int:
+        """Return how many processes serve a model."""
+        workers: int = self.models.get(model, {}).get("workers", default)
+        return workers
+
+    def configure(self, model: str, config: ModelConfig) -> ModelConfig:
+        """Return the configuration of a model with what the file says of it.
+
+        Raises:
+            ConfigFileError: A value breaks a rule.
+        """
+        fields = {name: value for name, value in self.models.get(model, {}).items() if name != "workers"}
+        key = f"models.{model}"
+        if "max_batch_size" in fields and not config.batching:
+            _refuse(self.path, f"{key}.max_batch_size", "none for a model that takes one sample at a time: give it "
+                    "@model(max_batch_size=...) first", fields["max_batch_size"])  # fmt: skip
+        try:
+            changed = dataclasses.replace(config, **fields)
+            changed.validate()
+        except PyTritonError as error:
+            raise ConfigFileError(f"{self.path}: {str(error).replace('ModelConfig', key)}") from None
+        return changed
+
+    def check_models(self, names: Collection[str]) -> None:
+        """Check that there is every model that the file speaks of.
+
+        Raises:
+            ConfigFileError: There is not.
+        """
+        for name in self.models:
+            if name not in names:
+                _refuse(self.path, f"models.{name}", f"one of the models {', '.join(names)}", name)
+
+
+def read_config(path: Path, options: Mapping[str, type]) -> ConfigFile:
+    """Read a file.
+
+    Args:
+        path: The file, TOML or YAML by its name.
+        options: Types of the options of the command that it may have.
+
+    Raises:
+        ConfigFileError: It cannot be read, is no TOML or YAML, or has a key or a value that is not accepted.
+    """
+    content = _read(path)
+    tables = ("server", "models")
+    _check_keys(path, "", content, [*options, *tables])
+    for name in tables:
+        _check_type(path, name, content.setdefault(name, {}), dict)
+    for name, kind in options.items():
+        if name in content:
+            _check_type(path, name, content[name], kind)
+    server = content.pop("server")
+    models = content.pop("models")
+    _check_keys(path, "server.", server, [field.name for field in dataclasses.fields(TritonConfig)])
+    for name, value in server.items():
+        try:
+            TritonConfig(**{name: value, "allow_grpc" if name == "allow_http" else "allow_http": True})
+        except PyTritonError as error:
+            raise ConfigFileError(f"{path}: {str(error).replace('TritonConfig', 'server')}") from None
+    return ConfigFile(path, content, server, {name: _read_model(path, name, told) for name, told in models.items()})
+
+
+def _read(path: Path) -> dict[str, Any]:
+    parse = _parse_yaml if path.suffix in (".yaml", ".yml") else _parse_toml
+    if path.suffix not in (".toml", ".yaml", ".yml"):
+        raise ConfigFileError(f"{path}: expected a name that ends in .toml, .yaml or .yml")
+    try:
+        content = parse(path, path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigFileError(f"{path} cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise ConfigFileError(f"{path}: {' '.join(str(error).split())}") from None
+    _check_type(path, "the file", content, dict)
+    return dict(content)
+
+
+def _parse_toml(_path: Path, text: str) -> Any:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    # Its error is a ValueError, and says the line.
+    return tomllib.loads(text)
+
+
+def _parse_yaml(path: Path, text: str) -> Any:
+    try:
+        import yaml  # type: ignore[import-untyped]
+    except ImportError:
+        raise ConfigFileError(
+            f"{path}: PyYAML, which reads YAML, is not installed: pip install 'pytriton-server[yaml]', or write TOML"
+        ) from None
+    try:
+        # Nothing in an empty file is nothing said.
+        return yaml.safe_load(text) or {}
+    except yaml.YAMLError as error:
+        raise ValueError(str(error)) from None
+
+
+def _read_model(path: Path, model: str, told: Any) -> dict[str, Any]:
+    key = f"models.{model}"
+    _check_type(path, key, told, dict)
+    known = [field.name for field in dataclasses.fields(ModelConfig) if field.name not in _OF_CODE]
+    _check_keys(path, f"{key}.", told, ["workers", *known])
+    if "workers" in told and (not isinstance(told["workers"], int) or told["workers"] is True or told["workers"] < 0):
+        _refuse(path, f"{key}.workers", "an integer of at least 0", told["workers"])
+    return {name: _read_value(path, f"{key}.{name}", name, value) for name, value in told.items()}
+
+
+def _read_value(path: Path, key: str, name: str, value: Any) -> Any:
+    if name in _TABLES:
+        return _make(path, key, _TABLES[name], value)
+    if name == "timeout_action":
+        return _choose(path, key, TimeoutAction, value)
+    if name == "priority_queue_policy":
+        _check_type(path, key, value, dict)
+        try:
+            return {int(level): _make(path, f"{key}.{level}", QueuePolicy, policy) for level, policy in value.items()}
+        except ValueError:
+            _refuse(path, key, "numbers of priority levels as keys", ", ".join(map(str, value)))
+    return value
+
+
+def _make(path: Path, key: str, kind: type[Any], value: Any) -> Any:
+    """Make an object of a table with its fields."""
+    _check_type(path, key, value, dict)
+    _check_keys(path, f"{key}.", value, [field.name for field in dataclasses.fields(kind)])
+    fields = {name: _read_value(path, f"{key}.{name}", name, told) for name, told in value.items()}
+    try:
+        return kind(**fields)
+    except PyTritonError as error:
+        raise ConfigFileError(f"{path}: {str(error).replace(kind.__name__, key)}") from None
+
+
+def _choose(path: Path, key: str, kind: type[enum.Enum], value: Any) -> enum.Enum:
+    if value not in kind.__members__:
+        _refuse(path, key, " or ".join(kind.__members__), value)
+    return kind[value]
+
+
+def _check_keys(path: Path, prefix: str, table: Mapping[str, Any], known: Collection[str]) -> None:
+    for name in table:
+        if name not in known:
+            likely = difflib.get_close_matches(str(name), known) or sorted(known)
+            _refuse(path, f"{prefix}{name}", f"a known key, such as {', '.join(likely)}", name)
+
+
+def _check_type(path: Path, key: str, value: Any, kind: type) -> None:
+    names: Mapping[type, str] = {dict: "a table", str: "text", bool: "true or false", int: "an integer"}
+    if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+        _refuse(path, key, names[kind], value)
+
+
+def _refuse(path: Path, key: str, expected: str, received: Any) -> NoReturn:
+    shown = repr(received)
+    shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}..."
+    raise ConfigFileError(f"{path}: {key}: expected {expected}; got {shown}")

@@ -1,0 +1,117 @@
+"""`pytriton serve --config` and `--check`."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pytriton.server.cli.config_file import read_config
+from support.paths import ROOT
+from support.serving import short_home
+from support.waiting import PATIENCE_S
+
+APP = """
+from pytriton.decorators import model
+
+
+@model(max_batch_size=4)
+def softmax(text: str) -> str:
+    return text.upper()
+"""
+CONFIG = """
+address = "127.0.0.1"
+workers = 1
+log_level = "INFO"
+
+[server]
+http_port = 0
+grpc_port = 0
+metrics_port = 0
+
+[models.softmax]
+max_batch_size = 16
+"""
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "pytriton", "serve", "app.py", *arguments]
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    with short_home():
+        return subprocess.run(
+            command(*arguments), cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "serve.toml").write_text(CONFIG)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("more", "served"), [((), "1 process"), (("--workers=0",), "1 thread")])
+def test_a_file_says_how_and_the_command_line_counts_more(folder: Path, more: tuple[str, ...], served: str) -> None:
+    with (
+        short_home(),
+        subprocess.Popen(
+            command("--config=serve.toml", *more),
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        written = ""
+        while "Serving. Press Ctrl+C" not in written:
+            line = process.stdout.readline()
+            assert line, written
+            written += line
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+    assert re.search(rf"softmax\(.*ready, max_batch_size=16, {served}$", written, re.MULTILINE)
+    assert re.search(r"HTTP +http://127\.0\.0\.1:(?!8000$)\d+$", written, re.MULTILINE)
+
+
+def test_a_check_starts_nothing(folder: Path) -> None:
+    done = run(folder, "--check", "--config=serve.toml")
+    assert (done.returncode, done.stderr) == (0, "")
+    told = "softmax(text: BYTES[1]) -> output: BYTES[1]; max_batch_size=16, 1 process\napp.py can be served.\n"
+    assert done.stdout == told
+
+
+@pytest.mark.parametrize(
+    ("app", "config", "problem"),
+    [
+        (APP + "\nraise OSError('no weights')\n", "", "OSError: no weights"),
+        ("number = 1\n", "", "defines no model"),
+        (APP, "[server]\ngrpc_use_ssl = true\n", "grpc_use_ssl needs TritonConfig.grpc_server_cert"),
+        (APP, "[models.softmin]\nworkers = 1\n", "models.softmin: expected one of the models softmax; got 'softmin'"),
+        (APP, "unprotected = true\naccess_token = 'x'\n", "--unprotected and --access-token exclude each other"),
+    ],
+)
+def test_a_check_says_what_is_wrong(folder: Path, app: str, config: str, problem: str) -> None:
+    (folder / "app.py").write_text(app)
+    (folder / "serve.toml").write_text(config)
+    done = run(folder, "--check", "--config=serve.toml")
+    assert done.returncode in (1, 2)
+    assert problem in done.stderr
+    assert "can be served" not in done.stdout
+
+
+def test_the_file_of_the_page_is_one(tmp_path: Path) -> None:
+    found = re.search(r"```toml.*?\n(.*?)```", (ROOT / "docs" / "hints.md").read_text(), re.DOTALL)
+    assert found
+    path = tmp_path / "serve.toml"
+    path.write_text(found[1])
+    file = read_config(path, {"workers": int, "log_format": str})
+    assert file.workers("softmax", 2) == 4
+    assert file.server["http_port"] == 9000

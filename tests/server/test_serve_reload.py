@@ -1,0 +1,172 @@
+"""`pytriton serve --reload`: files are saved while many call."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from support.serving import short_home
+from support.waiting import PATIENCE_S, eventually
+
+pytest.importorskip("watchfiles")
+
+APP = """
+from helper import mark
+from pytriton.decorators import model
+
+
+@model(max_batch_size=8)
+def answer(text: str) -> str:
+    return f"{{mark}} {number} {{text}}"
+"""
+MORE = """
+
+@model
+def second(text: str) -> str:
+    return "second"
+"""
+FAILING = """
+from pytriton.decorators import model
+
+
+@model(name="answer", max_batch_size=8)
+class Answer:
+    def __init__(self) -> None:
+        raise OSError("no weights")
+
+    def __call__(self, text: str) -> str:
+        return text
+"""
+
+
+def save(path: Path, text: str) -> None:
+    """Save a file as editors do, so that nobody reads half of it."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, path)
+
+
+class Server:
+    """The command while it serves, and what it has written."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.written = ""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        found = eventually(lambda: re.search(r"HTTP +(http://\S+)", self.written))
+        self.url = found[1]
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.written += line
+
+    def ask(self, model: str, text: str) -> str:
+        body = json.dumps({"text": text}).encode()
+        with urllib.request.urlopen(f"{self.url}/v2/models/{model}/generate", body, timeout=PATIENCE_S) as answer:
+            return str(json.load(answer)["output"])
+
+    def has(self, model: str) -> bool:
+        with contextlib.suppress(urllib.error.HTTPError):
+            return bool(self.ask(model, "x"))
+        return False
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return code
+
+
+@contextlib.contextmanager
+def reloading(folder: Path, *arguments: str) -> Iterator[Server]:
+    (folder / "helper.py").write_text("mark = 'first'\n")
+    (folder / "app.py").write_text(APP.format(number=0))
+    ports = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    with (
+        short_home(),
+        subprocess.Popen(
+            [sys.executable, "-m", "pytriton", "serve", "app.py", "--reload", *ports, *arguments],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+    ):
+        server = Server(process)
+        try:
+            yield server
+        finally:
+            assert server.end() == 0, server.written
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_no_request_is_lost_while_files_are_saved(tmp_path: Path, workers: int) -> None:
+    app = tmp_path / "app.py"
+    with reloading(tmp_path, f"--workers={workers}") as server:
+        answers: list[list[str]] = [[] for _ in range(4)]
+        failures: list[BaseException] = []
+        enough = threading.Event()
+
+        def call(got: list[str]) -> None:
+            try:
+                while not enough.is_set():
+                    got.append(server.ask("answer", "x"))
+            except BaseException as error:
+                failures.append(error)
+
+        callers = [threading.Thread(target=call, args=(got,)) for got in answers]
+        for caller in callers:
+            caller.start()
+        for number in range(1, 4):
+            save(app, APP.format(number=number))
+            expected = f"first {number} x"
+            eventually(lambda: failures or expected in answers[0])  # noqa: B023 - called at once
+        # A file that cannot be imported: what was served before goes on, and the traceback is told.
+        save(app, APP.format(number=4) + "\n\ndef broken(:\n")
+        eventually(lambda: failures or "SyntaxError: " in server.written)
+        assert server.ask("answer", "x") == "first 3 x"
+        save(app, APP.format(number=5) + MORE)
+        eventually(lambda: failures or server.has("second"))
+        # A file that it imports.
+        save(tmp_path / "helper.py", "mark = 'other'\n")
+        eventually(lambda: failures or "other 5 x" in answers[0])
+        save(app, APP.format(number=6))
+        eventually(lambda: failures or not server.has("second"))
+        eventually(lambda: failures or "other 6 x" in answers[0])
+        enough.set()
+        for caller in callers:
+            caller.join(PATIENCE_S)
+        assert failures == [], server.written
+        for got in answers:
+            # Old or new, in the order in which they were saved, and nothing else.
+            order = ["first 0 x", "first 1 x", "first 2 x", "first 3 x", "first 5 x", "other 5 x", "other 6 x"]
+            assert set(got) <= set(order)
+        eventually(lambda: "second is gone" in server.written)
+    assert "second is new" in server.written
+    assert "app.py has changed and cannot be served; what was served before goes on" in server.written
+
+
+def test_a_model_that_cannot_be_made_leaves_the_old_one(tmp_path: Path) -> None:
+    with reloading(tmp_path) as server:
+        save(tmp_path / "app.py", FAILING)
+        eventually(lambda: "no weights" in server.written)
+        assert server.ask("answer", "x") == "first 0 x"
+        save(tmp_path / "app.py", "")
+        eventually(lambda: "defines no model" in server.written)
+        assert server.ask("answer", "x") == "first 0 x"
+        save(tmp_path / "app.py", APP.format(number=2))
+        eventually(lambda: server.ask("answer", "x") == "first 2 x")
