@@ -57,7 +57,8 @@ class BaseModelClient:
 
     Args:
         url: ``[scheme://]host[:port]`` of the server. The scheme is ``http`` (the default), ``https``, ``grpc`` or
-            ``grpcs``; the default ports are 8000 for HTTP and 8001 for gRPC.
+            ``grpcs``; the default ports are 8000 for HTTP and 8001 for gRPC. With ``?load_balancing=round_robin``,
+            calls over gRPC go in turn to all servers that the host name stands for.
         model_name: The model.
         model_version: The version; ``None`` is the latest one.
         lazy_init: Whether to contact the server no earlier than needed; else it is done at once.
@@ -229,6 +230,13 @@ class BaseModelClient:
         if not isinstance(mode, bool) and mode != "auto":
             raise PyTritonClientValueError(
                 f'Expected shared_memory to be True, False or "auto"; received {mode!r}.',
+                input_name="shared_memory",
+                received=repr(mode),
+            )
+        if mode is True and self._url.is_balanced:
+            raise PyTritonClientValueError(
+                f"Expected the address of one server with shared_memory=True, which it registers; received "
+                f"{self._url.with_scheme}.",
                 input_name="shared_memory",
                 received=repr(mode),
             )

@@ -24,12 +24,14 @@ from pytriton.client.exceptions import PyTritonClientInvalidUrlError
         ("[::1]:9000", "http://[::1]:9000"),
         ("grpc://[fe80::1]:9001", "grpc://[fe80::1]:9001"),
         ("http://my_host.internal.", "http://my_host.internal.:8000"),
+        ("grpc://pods?load_balancing=round_robin&x=1", "grpc://pods:8001?load_balancing=round_robin"),
     ],
 )
 def test_accepted(url: str, expected: str) -> None:
     parsed = TritonUrl.from_url(url)
     assert parsed.with_scheme == expected
-    assert parsed.without_scheme == expected.partition("://")[2]
+    assert parsed.without_scheme == expected.partition("://")[2].partition("?")[0]
+    assert parsed.is_balanced == ("?" in expected)
     assert TritonUrl.from_url(parsed.with_scheme) == parsed
     assert parsed.protocol == parsed.scheme.rstrip("s")
     assert parsed.is_encrypted == parsed.scheme.endswith("s")
@@ -40,6 +42,7 @@ def test_accepted(url: str, expected: str) -> None:
     "url",
     [
         *("", "http://", "ftp://host", "host:port", "host:", "host:0", "host:65536", "host:-1", "::1", "[::1", "a b"),
+        *("grpc://a?load_balancing", "grpc://a?load_balancing=random", "http://a?load_balancing=round_robin"),
         *("http://:80", "http:///path", "host\n", "-host", None, 8000, b"localhost"),
     ],
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from typing import NoReturn
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 
 from ..exceptions import PyTritonClientInvalidUrlError
 
@@ -13,6 +13,7 @@ __all__ = ["TritonUrl"]
 
 # Triton has no TLS on its HTTP port: https means a proxy in front of it, whose own port is the usual default.
 _DEFAULT_PORTS = {"http": 8000, "https": 443, "grpc": 8001, "grpcs": 8001}
+_BALANCING = "load_balancing=round_robin"
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
@@ -24,18 +25,23 @@ class TritonUrl:
         scheme: ``http``, ``https``, ``grpc`` or ``grpcs``, in lower case.
         hostname: A name or an IP address; an IPv6 address without its brackets.
         port: The port; 8000 for HTTP, 8001 for gRPC and 443 for HTTPS where the address names none.
+        is_balanced: Whether calls go in turn to all servers that the name stands for, in place of one of them.
     """
 
     scheme: str
     hostname: str
     port: int
+    is_balanced: bool = False
 
     @classmethod
     def from_url(cls, url: str) -> TritonUrl:
-        """Parse ``[scheme://]host[:port]``. Without a scheme it is HTTP. User, path and query are dropped.
+        """Parse ``[scheme://]host[:port]``. Without a scheme it is HTTP. User and path are dropped.
+
+        Of a query, ``load_balancing=round_robin`` has a meaning, over gRPC; the rest is dropped, too.
 
         Raises:
-            PyTritonClientInvalidUrlError: Not a string, another scheme, no host, or a port outside 1..65535.
+            PyTritonClientInvalidUrlError: Not a string, another scheme, no host, a port outside 1..65535, or load
+                balancing of another kind or over HTTP.
         """
         if not isinstance(url, str):
             _refuse(url, f"a {type(url).__name__} is no address")
@@ -56,7 +62,10 @@ class TritonUrl:
             _refuse(url, "the port is missing after the colon")
         if port == 0:
             _refuse(url, "port 0 cannot be connected to")
-        return cls(scheme, hostname, _DEFAULT_PORTS[scheme] if port is None else port)
+        balancing = parse_qs(parts.query, keep_blank_values=True).get("load_balancing")
+        if balancing not in (None, ["round_robin"]) or (balancing and not scheme.startswith("grpc")):
+            _refuse(url, f"what can be said of load balancing is {_BALANCING}, for a grpc or grpcs address")
+        return cls(scheme, hostname, _DEFAULT_PORTS[scheme] if port is None else port, balancing is not None)
 
     @property
     def protocol(self) -> str:
@@ -76,8 +85,8 @@ class TritonUrl:
 
     @property
     def with_scheme(self) -> str:
-        """``scheme://host:port``, an IPv6 address in brackets."""
-        return f"{self.scheme}://{self.without_scheme}"
+        """``scheme://host:port``, an IPv6 address in brackets, and the query that has a meaning."""
+        return f"{self.scheme}://{self.without_scheme}{f'?{_BALANCING}' if self.is_balanced else ''}"
 
 
 def _refuse(url: object, reason: str, cause: Exception | None = None) -> NoReturn:

@@ -32,7 +32,9 @@ def make_tritonclient(url: TritonUrl, tls: TlsSettings | None) -> Any:
     from tritonclient.grpc.aio import InferenceServerClient
 
     return InferenceServerClient(
-        url.without_scheme, creds=make_credentials(url, tls), channel_args=channel_options(DEFAULT_MAX_RESPONSE_BYTES)
+        url.without_scheme,
+        creds=make_credentials(url, tls),
+        channel_args=channel_options(url, DEFAULT_MAX_RESPONSE_BYTES),
     )
 
 
@@ -59,7 +61,7 @@ class AsyncGrpcTransport:
         self._url = url.with_scheme
         self._headers = dict(headers)
         credentials = make_credentials(url, tls)
-        self._channels = PerLoop(lambda: _Channel(url.without_scheme, credentials, max_response_bytes), _Channel.close)
+        self._channels = PerLoop(lambda: _Channel(url, credentials, max_response_bytes), _Channel.close)
 
     @property
     def has_connections(self) -> bool:
@@ -254,12 +256,12 @@ class AsyncGrpcStream:
 class _Channel:
     """A channel of one event loop."""
 
-    def __init__(self, address: str, credentials: grpc.ChannelCredentials | None, max_response_bytes: int) -> None:
-        options = channel_options(max_response_bytes)
+    def __init__(self, url: TritonUrl, credentials: grpc.ChannelCredentials | None, max_response_bytes: int) -> None:
+        options = channel_options(url, max_response_bytes)
         if credentials is None:
-            self._channel = grpc.aio.insecure_channel(address, options)
+            self._channel = grpc.aio.insecure_channel(url.without_scheme, options)
         else:
-            self._channel = grpc.aio.secure_channel(address, credentials, options)
+            self._channel = grpc.aio.secure_channel(url.without_scheme, credentials, options)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         # The method takes a stream of requests. A unary call sends the same bytes for one request, without a task.
         self.open_stream = self._channel.unary_stream(

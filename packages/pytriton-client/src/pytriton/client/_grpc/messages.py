@@ -17,6 +17,7 @@ from .._core.requests import InferRequest, InferResponse, SharedTensors, Slice
 from .._core.results import ParameterValue
 from .._core.tensors import decode_tensor, encode_tensor
 from .._core.untrusted import check_shape, describe
+from .._core.url import TritonUrl
 from ..exceptions import PyTritonClientValueError
 
 __all__ = [
@@ -45,9 +46,13 @@ STREAM_METHOD = "/inference.GRPCInferenceService/ModelStreamInfer"
 _MAX_TENSOR_BYTES = _MAX_MESSAGE_BYTES - (1 << 20)
 
 
-def channel_options(max_response_bytes: int) -> list[tuple[str, int]]:
-    """Return the options of a channel that takes messages up to a size."""
-    return [*_CHANNEL_OPTIONS, ("grpc.max_receive_message_length", min(max_response_bytes, _MAX_MESSAGE_BYTES))]
+def channel_options(url: TritonUrl, max_response_bytes: int) -> list[tuple[str, int | str]]:
+    """Return the options of a channel to an address that takes messages up to a size."""
+    return [
+        *_CHANNEL_OPTIONS,
+        ("grpc.max_receive_message_length", min(max_response_bytes, _MAX_MESSAGE_BYTES)),
+        ("grpc.lb_policy_name", "round_robin" if url.is_balanced else "pick_first"),
+    ]
 
 
 def encode_infer_request(request: InferRequest) -> Any:

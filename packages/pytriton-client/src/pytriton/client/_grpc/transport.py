@@ -50,7 +50,9 @@ def make_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCre
 def make_tritonclient(url: TritonUrl, tls: TlsSettings | None) -> InferenceServerClient:
     """Return a client of tritonclient itself, for code that wants one."""
     return InferenceServerClient(
-        url.without_scheme, creds=make_credentials(url, tls), channel_args=channel_options(DEFAULT_MAX_RESPONSE_BYTES)
+        url.without_scheme,
+        creds=make_credentials(url, tls),
+        channel_args=channel_options(url, DEFAULT_MAX_RESPONSE_BYTES),
     )
 
 
@@ -74,7 +76,7 @@ class GrpcTransport:
         self._url = url.with_scheme
         self._headers = dict(headers)
         credentials = make_credentials(url, tls)
-        options = channel_options(max_response_bytes)
+        options = channel_options(url, max_response_bytes)
         if credentials is None:
             self._channel = grpc.insecure_channel(url.without_scheme, options)
         else:

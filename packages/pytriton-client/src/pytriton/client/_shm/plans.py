@@ -61,7 +61,7 @@ def is_usable(url: TritonUrl) -> bool:
         is_this_host = ipaddress.ip_address(url.hostname).is_loopback
     except ValueError:
         is_this_host = url.hostname.lower() == "localhost"
-    return is_this_host and os.path.isdir(FOLDER)
+    return is_this_host and not url.is_balanced and os.path.isdir(FOLDER)
 
 
 class SharedMemory:
