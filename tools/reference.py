@@ -47,6 +47,9 @@ PAGES: dict[str, tuple[str, ...]] = {
 }
 """Which modules are on which page."""
 
+FIRST = ("Triton", "RemoteTriton", "TritonConfig", "model", "ModelClient")
+"""Names that their module begins with."""
+
 SIBLINGS_PAGE = "siblings"
 SIBLINGS_HEAD = """# For siblings
 
@@ -139,9 +142,11 @@ def nearness(entry: Entry) -> int:
     return shared
 
 
-def rank(entry: Entry) -> int:
-    """Return the sort key by which classes come before functions, and functions before values."""
-    return 0 if isinstance(entry.described, griffe.Class) else 1 if isinstance(entry.described, griffe.Function) else 2
+def rank(entry: Entry) -> tuple[int, int]:
+    """Return the sort key: what readers come for, then classes before functions, and functions before values."""
+    first = FIRST.index(entry.name) if entry.name in FIRST else len(FIRST)
+    kind = 0 if isinstance(entry.described, griffe.Class) else 1 if isinstance(entry.described, griffe.Function) else 2
+    return first, kind
 
 
 def pages() -> dict[str, str]:
