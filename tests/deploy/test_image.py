@@ -20,8 +20,7 @@ import pytest
 from support.http import call
 from support.paths import ROOT
 from support.processes import free_ports, require
-from support.serving import is_ready
-from support.waiting import PATIENCE_S, eventually
+from support.waiting import eventually
 
 DOCKERFILE = ROOT / "deploy" / "docker" / "Dockerfile"
 # A process of its own that is the first one, on a file system that it can write to in one place only.
@@ -73,26 +72,24 @@ def test_the_image_is_built_and_serves_on_a_read_only_file_system(tmp_path: Path
     ]
     script = READ_ONLY.format(home=home, root=tmp_path, entrypoint=shlex.join(words))
     variables |= {"PATH": f"{prefix / 'bin'}:{os.environ['PATH']}", "PYTRITON_HOME": str(home)}
-    with subprocess.Popen(
+    log = tmp_path / "log"
+    with log.open("wb") as file, subprocess.Popen(
         ["unshare", "--mount", "--pid", "--fork", "--mount-proc", "sh", "-c", script],
         cwd=ROOT / "deploy",
         env={**outside(), **variables},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as namespace:
-        url = f"http://127.0.0.1:{http}"
-        eventually(lambda: is_ready(url) or namespace.poll() is not None)
-        assert namespace.poll() is None, namespace.communicate()[0]
+        stdout=file,
+        stderr=file,
+    ) as namespace:  # fmt: skip
+        eventually(lambda: "Serving." in log.read_text() or namespace.poll() is not None)
+        assert namespace.poll() is None, log.read_text()
         status, answer = call(
-            url, "POST", "/v2/models/softmax/infer",
+            f"http://127.0.0.1:{http}", "POST", "/v2/models/softmax/infer",
             {"inputs": [{"name": "logits", "shape": [1, 2], "datatype": "FP32", "data": [0, 0]}]},
         )  # fmt: skip
         assert (status, answer["outputs"][0]["data"]) == (200, [0.5, 0.5])
         [first] = Path(f"/proc/{namespace.pid}/task/{namespace.pid}/children").read_text().split()
         os.kill(int(first), signal.SIGTERM)
-        text, _ = namespace.communicate(timeout=PATIENCE_S)
-    assert namespace.returncode == 0, text
+    assert namespace.returncode == 0, log.read_text()
 
 
 def outside() -> dict[str, str]:
