@@ -1,4 +1,6 @@
 import importlib
+import subprocess
+import sys
 from types import ModuleType
 
 import pytest
@@ -95,3 +97,39 @@ def test_packages_have_nothing_else_without_underscore(name: str) -> None:
         if not member.startswith("_") and member not in PUBLIC[name] and not isinstance(value, ModuleType)
     }
     assert others <= {"Any"}
+
+
+def test_the_import_path_needs_nothing_of_linux() -> None:
+    """What other systems lack is taken away first; a callable is decorated and tried, and a model made of hints."""
+    code = """
+import asyncio, concurrent.futures, inspect, os, signal, socket, subprocess, sys, tempfile, threading
+import numpy, wrapt, typing_inspect
+
+for name in ("fcntl", "grp", "pwd", "resource", "termios", "syslog", "readline"):
+    sys.modules[name] = None  # makes its import fail
+for module, names in (
+    (os, ("fork", "register_at_fork", "memfd_create", "sched_getaffinity", "getuid", "eventfd", "O_NOFOLLOW")),
+    (signal, ("SIGKILL", "SIGHUP", "pthread_sigmask")),
+    (socket, ("AF_UNIX", "SCM_RIGHTS", "recv_fds")),
+):
+    for name in names:
+        module.__dict__.pop(name, None)
+sys.platform = "win32"
+import pytriton.decorators, pytriton.decorators.serving, pytriton.exceptions, pytriton.model_config
+from pytriton.decorators.testing import Harness
+from pytriton.model_config import Tensor
+
+@pytriton.decorators.batch
+def double(x):
+    return {"y": 2 * x}
+
+@pytriton.decorators.model
+def shout(text: str) -> str:
+    return text.upper()
+
+tensor = lambda name: Tensor((1,), numpy.float32, name)
+harness = Harness(double, inputs=[tensor("x")], outputs=[tensor("y")])
+print(harness.infer({"x": numpy.ones((1, 1), numpy.float32)})["y"], shout("a"))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("[[2.]] A\n", 0), done.stderr
