@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from pytriton.server.cli import calls
+from pytriton.server.cli import calls, console
 from pytriton.server.cli.report import Report, ReportError
 from pytriton.server.cli.steps import Steps
 
@@ -55,6 +55,7 @@ app = typer.Typer(
 )
 app.command("models", no_args_is_help=True)(calls.models)
 app.command("infer", no_args_is_help=True)(calls.infer)
+app.command("console")(console.console)
 
 
 def run() -> None:
