@@ -58,6 +58,13 @@ def names_in(archive: Path) -> list[str]:
 def test_check_is_what_it_does_without_a_command(tmp_path: Path) -> None:
     done = run(tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
+    assert "  end it with SIGTERM\n" in done.stdout
+    assert list(tmp_path.glob("*.zip")) == []
+
+
+def test_a_check_with_a_zip_of_what_it_has_written(tmp_path: Path) -> None:
+    done = run(tmp_path, "check", "--zip")
+    assert done.returncode == 0, done.stdout + done.stderr
     for line in ("start tritonserver", "load a model", "call it over HTTP", "call it over gRPC", "end it with SIGTERM"):
         assert f"  {line}\n" in done.stdout
     assert "FAILED" not in done.stdout
@@ -67,7 +74,7 @@ def test_check_is_what_it_does_without_a_command(tmp_path: Path) -> None:
 
 
 def test_check_tells_what_fails_and_goes_on(tmp_path: Path) -> None:
-    done = run(tmp_path, "check", "--no-zip", PYTRITON_TRITONSERVER_DIR="/no/such/folder")
+    done = run(tmp_path, "check", PYTRITON_TRITONSERVER_DIR="/no/such/folder")
     assert done.returncode == 1
     assert "FAILED" in done.stdout
     assert "TritonServerNotFoundError: Expected a tritonserver in /no/such/folder" in done.stdout
@@ -78,20 +85,20 @@ def test_check_tells_what_fails_and_goes_on(tmp_path: Path) -> None:
 
 
 def test_a_wrong_setting_in_the_environment_fails_the_check(tmp_path: Path) -> None:
-    done = run(tmp_path, "example-add-sub", "--no-zip", PYTRITON_TRITON_CONFIG_ALLOW_GRPC="perhaps")
+    done = run(tmp_path, "example-add-sub", PYTRITON_TRITON_CONFIG_ALLOW_GRPC="perhaps")
     assert done.returncode == 1
     assert "environment variable PYTRITON_TRITON_CONFIG_ALLOW_GRPC must be a boolean" in done.stdout
 
 
 def test_a_protocol_that_is_off_fails_the_check(tmp_path: Path) -> None:
-    done = run(tmp_path, "example-add-sub", "--no-zip", PYTRITON_TRITON_CONFIG_ALLOW_GRPC="false")
+    done = run(tmp_path, "example-add-sub", PYTRITON_TRITON_CONFIG_ALLOW_GRPC="false")
     assert done.returncode == 1
     assert "The server does not serve gRPC: is it switched off in the environment?" in done.stdout
 
 
 def test_a_workspace_is_made_and_stays(tmp_path: Path) -> None:
     folder = tmp_path / "new" / "folder"
-    done = run(tmp_path, "env", "--workspace", str(folder), "--no-zip")
+    done = run(tmp_path, "env", "--workspace", str(folder))
     assert done.returncode == 0, done.stderr
     assert sorted(entry.name for entry in folder.iterdir()) == ["env.log", "environment.txt", "steps.txt"]
     assert f"Logs and files are in {folder}." in done.stdout
@@ -103,10 +110,12 @@ def test_a_workspace_is_made_and_stays(tmp_path: Path) -> None:
 
 def test_a_folder_that_cannot_hold_the_zip(tmp_path: Path) -> None:
     # Not by its mode, which does not keep root out.
-    done = subprocess.run(command("env"), cwd="/proc", capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    done = subprocess.run(
+        command("env", "--zip"), cwd="/proc", capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
     assert done.returncode == 1
     assert "cannot be written" in done.stderr
-    assert "--no-zip" in done.stderr
+    assert "leave --zip out" in done.stderr
 
 
 def test_env_leaves_secrets_out(tmp_path: Path) -> None:
@@ -135,7 +144,7 @@ def test_env_leaves_secrets_out(tmp_path: Path) -> None:
 
 
 def test_env_tells_the_vulnerabilities_of_the_server_in_use(tmp_path: Path) -> None:
-    done = run(tmp_path, "env", "--no-zip", PYTRITON_TRITONSERVER_DIR=str(BUNDLED_FOLDER))
+    done = run(tmp_path, "env", PYTRITON_TRITONSERVER_DIR=str(BUNDLED_FOLDER))
     assert done.returncode == 0, done.stderr
     assert " are published for tritonserver 2.51.0, known as of " in done.stdout
     assert "CVE-2025-23310 (9.8, fixed in 25.07), HTTP front end: " in done.stdout
@@ -144,7 +153,7 @@ def test_env_tells_the_vulnerabilities_of_the_server_in_use(tmp_path: Path) -> N
     executable.parent.mkdir(parents=True)
     executable.write_text("#!/bin/sh\necho '| server_version | 3.0.0 |'\n")
     executable.chmod(0o755)
-    done = run(tmp_path, "env", "--no-zip", PYTRITON_TRITONSERVER_DIR=str(tmp_path / "other"))
+    done = run(tmp_path, "env", PYTRITON_TRITONSERVER_DIR=str(tmp_path / "other"))
     assert "  0 are published for tritonserver 3.0.0, known as of " in done.stdout
     assert "see NVIDIA's bulletins, too" in done.stdout
 

@@ -1,6 +1,7 @@
 """The commands."""
 
 import importlib.metadata
+import shlex
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -56,6 +57,7 @@ app = typer.Typer(
 app.command("models", no_args_is_help=True)(calls.models)
 app.command("infer", no_args_is_help=True)(calls.infer)
 app.command("console")(console.console)
+app.command("bench", no_args_is_help=True)(calls.bench)
 
 
 def run() -> None:
@@ -75,35 +77,35 @@ def root(
         typer.echo(f"pytriton {importlib.metadata.version('pytriton-server')}")
         raise typer.Exit
     if context.invoked_subcommand is None:
-        check(None, True)
+        check(None, False)
 
 
 @app.command()
-def check(workspace: Workspace = None, zip_report: Zip = True) -> None:
+def check(workspace: Workspace = None, zip_report: Zip = False) -> None:
     """Describe the environment, then serve a model and call it. Exit code 0 when all of it works."""
     _report("check", workspace, zip_report, _environment, _add_sub, _add_sub_script)
 
 
 @app.command()
-def env(workspace: Workspace = None, zip_report: Zip = True) -> None:
+def env(workspace: Workspace = None, zip_report: Zip = False) -> None:
     """Describe the environment: versions, machine, tritonserver, ports, variables."""
     _report("env", workspace, zip_report, _environment)
 
 
 @app.command()
-def examples(workspace: Workspace = None, zip_report: Zip = True) -> None:
+def examples(workspace: Workspace = None, zip_report: Zip = False) -> None:
     """Run all examples."""
     _report("examples", workspace, zip_report, _add_sub, _add_sub_script)
 
 
 @app.command("example-add-sub")
-def add_sub(workspace: Workspace = None, zip_report: Zip = True) -> None:
+def add_sub(workspace: Workspace = None, zip_report: Zip = False) -> None:
     """Serve a model in this process, and call it over HTTP and gRPC."""
     _report("example-add-sub", workspace, zip_report, _add_sub)
 
 
 @app.command("example-add-sub-script")
-def add_sub_script(workspace: Workspace = None, zip_report: Zip = True) -> None:
+def add_sub_script(workspace: Workspace = None, zip_report: Zip = False) -> None:
     """Serve a model with a script in a process of its own, call it, and end it with SIGTERM."""
     _report("example-add-sub-script", workspace, zip_report, _add_sub_script)
 
@@ -256,6 +258,26 @@ def serve_repository(
     )
 
 
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to; it is made if it is not there.")] = Path(),
+) -> None:
+    """Write a project: a model, its test, a Dockerfile. Nothing that is there is overwritten."""
+    from pytriton.server.cli.project import ProjectError, make_project
+
+    try:
+        files = make_project(folder)
+    except ProjectError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"{', '.join(files)}\n\nNext:")
+    for line in ([] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]) + [
+        "pytriton serve app.py",
+        "pytriton infer localhost:8000 shout text=hello  # in another terminal",
+    ]:
+        typer.echo(f"  {line}")
+
+
 def _environment(_steps: Steps, folder: Path) -> None:
     # What the parts need takes a second to import, which is too long for `--help`.
     from pytriton.server.cli.environment import describe_environment
@@ -296,7 +318,7 @@ def _report(command: str, workspace: Path | None, zip_report: bool, *parts: Call
     except KeyboardInterrupt:
         typer.echo("\nInterrupted.", err=True)
         raise typer.Exit(_INTERRUPTED) from None
-    if zip_report:
+    if report.kept:
         typer.echo(_BANNER)
     if steps.failed:
         raise typer.Exit(1)

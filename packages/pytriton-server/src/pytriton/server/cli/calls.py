@@ -1,10 +1,11 @@
-"""The commands `models` and `infer`: what a running server has, and a call of one of its models."""
+"""The commands `models`, `infer` and `bench`: what a server has, a call of one of its models, many of them."""
 
+import collections
 import contextlib
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from pytriton.client import ModelClient, ModelSpec, TlsSettings
     from pytriton.server.control.http import Control
 
-__all__ = ["infer", "models"]
+__all__ = ["bench", "infer", "models"]
 
 _TOKEN_ADVICE = "The server asks for its access token: --access-token, or the variable PYTRITON_ACCESS_TOKEN"
 # How Triton begins where a model, or a version of it, is not there or not loaded.
@@ -88,31 +89,17 @@ def infer(
     ca_file: CaFile = None,
 ) -> None:
     """Call a model, and print what it answers. Streams are printed as they come."""
-    from pytriton.client import DecoupledModelClient, ModelClient
+    from pytriton.client import DecoupledModelClient
     from pytriton.server.catalog.tensors import parse_inputs, result_as_json, result_as_text
 
     if output not in ("text", "json"):
         raise typer.BadParameter(f"--output must be text or json, got {output!r}")
-    with _told(url), contextlib.ExitStack() as opened:
-        texts, values = _read_inputs(inputs or (), json_inputs)
-        # Without a wait for the model: whoever calls it by hand wants to know at once that it is not there.
-        client = ModelClient(
-            url,
-            model,
-            model_version,
-            init_timeout_s=timeout,
-            inference_timeout_s=timeout,
-            ensure_model_is_ready=False,
-            access_token=access_token,
-            tls=_tls(ca_file),
-        )
-        opened.enter_context(client)
-        spec = _find_spec(client, lambda: _connect(url, access_token, ca_file), model, model_version)
+    texts, values = _read_inputs(inputs or (), json_inputs)
+    with contextlib.ExitStack() as opened:
+        client, spec = opened.enter_context(_called(url, model, model_version, timeout, access_token, ca_file))
         if batch and not spec.batching:
             _fail(f"Model {model} takes one sample at a time: leave --batch out.")
-        named: dict[str, Any] = parse_inputs(spec, texts, values, is_batch=batch)
-        # By position where that can be: an input may have the name of another argument.
-        ordered, named = (tuple(named.values()), {}) if len(named) == len(spec.inputs) else ((), named)
+        ordered, named = _arguments(spec, parse_inputs(spec, texts, values, is_batch=batch))
         show = result_as_json if output == "json" else partial(result_as_text, one_line=spec.decoupled)
         if spec.decoupled:
             streaming = opened.enter_context(DecoupledModelClient.from_existing_client(client))
@@ -125,6 +112,126 @@ def infer(
             call = client.with_options(casting="same_kind")
             result = call.infer_batch(*ordered, **named) if batch else call.infer_sample(*ordered, **named)
             typer.echo(show(result))
+
+
+def bench(
+    url: Url,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="The model.")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[NAME=VALUE]...",
+            help="The inputs, as for infer, with --batch-size those of a batch; by default random ones, where any "
+            "length is possible of length 1.",
+        ),
+    ] = None,
+    concurrency: Annotated[
+        str, typer.Option(metavar="N,N,...", help="How many call at once, one number after the other.")
+    ] = "1,2,4,8,16,32",
+    duration: Annotated[float, typer.Option(min=0.01, help="Seconds for each of these numbers.")] = 3.0,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Rows of each request; without this it is one sample.")
+    ] = None,
+    model_version: Annotated[str | None, typer.Option(help="The version; by default the latest.")] = None,
+    timeout: Annotated[float, typer.Option(help="Seconds to wait for an answer.")] = 60.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    access_token: Token = None,
+    ca_file: CaFile = None,
+) -> None:
+    """Measure a model: throughput against latency, with more and more callers. Ctrl+C shows what there is by then."""
+    from pytriton.server.catalog.tensors import parse_inputs
+    from pytriton.server.cli import bench as benchmark
+
+    numbers = _read_numbers(concurrency)
+    texts, values = _read_inputs(inputs or (), None)
+    with _called(url, model, model_version, timeout, access_token, ca_file) as (client, spec):
+        if batch_size is not None and not spec.batching:
+            _fail(f"Model {model} takes one sample at a time: leave --batch-size out.")
+        if texts or values:
+            values = parse_inputs(spec, texts, values, is_batch=batch_size is not None)
+        else:
+            values = benchmark.make_inputs(spec, batch_size)
+        connect = partial(_connected, client, spec, values, timeout, is_batch=batch_size is not None)
+        levels: list[benchmark.Level] = []
+        code = 0
+        try:
+            if not as_json:
+                typer.echo(benchmark.table_row(None))
+            for number in numbers:
+                levels.append(benchmark.Level(number))
+                benchmark.measure(connect, number, duration, levels[-1])
+                if not as_json:
+                    typer.echo(benchmark.table_row(levels[-1]))
+        except KeyboardInterrupt:
+            code = 128 + signal.SIGINT
+            if not as_json and levels:
+                typer.echo(f"{benchmark.table_row(levels[-1])}  interrupted")
+        typer.echo(
+            benchmark.as_json(levels, url=url, model=model, batch_size=batch_size)
+            if as_json
+            else "\n".join(benchmark.as_table(levels))
+        )
+        if code == 0 and not any(level.latencies_ms for level in levels):
+            code = 1
+    raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def _called(
+    url: str, model: str, version: str | None, timeout_s: float, access_token: str | None, ca_file: Path | None
+) -> Iterator[tuple["ModelClient", "ModelSpec"]]:
+    """Open a client of a model, and find out what that takes; errors of the block are told."""
+    from pytriton.client import ModelClient
+
+    with _told(url):
+        # Without a wait for the model: whoever calls it by hand wants to know at once that it is not there.
+        client = ModelClient(
+            url,
+            model,
+            version,
+            init_timeout_s=timeout_s,
+            inference_timeout_s=timeout_s,
+            ensure_model_is_ready=False,
+            access_token=access_token,
+            tls=_tls(ca_file),
+        )
+        with client:
+            yield client, _find_spec(client, lambda: _connect(url, access_token, ca_file), model, version)
+
+
+@contextlib.contextmanager
+def _connected(
+    client: "ModelClient", spec: "ModelSpec", values: Mapping[str, Any], timeout_s: float, *, is_batch: bool
+) -> Iterator[Callable[[], object]]:
+    """Open a connection like that of a client; gives what makes one request with it."""
+    from pytriton.client import DecoupledModelClient, ModelClient
+
+    with contextlib.ExitStack() as opened:
+        ordered, named = _arguments(spec, values)
+        if spec.decoupled:
+            stream = opened.enter_context(DecoupledModelClient.from_existing_client(client))
+            stream = stream.with_options(casting="same_kind", timeout_s=timeout_s)
+            start = stream.infer_batch if is_batch else stream.infer_sample
+            yield lambda: collections.deque(start(*ordered, **named), maxlen=0)
+        else:
+            own = opened.enter_context(ModelClient.from_existing_client(client)).with_options(casting="same_kind")
+            call = own.infer_batch if is_batch else own.infer_sample
+            yield lambda: call(*ordered, **named)
+
+
+def _arguments(spec: "ModelSpec", values: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return inputs by position where that can be: one may have the name of another argument."""
+    return (tuple(values.values()), {}) if len(values) == len(spec.inputs) else ((), dict(values))
+
+
+def _read_numbers(text: str) -> list[int]:
+    try:
+        numbers = [int(part) for part in text.split(",")]
+    except ValueError:
+        numbers = [0]
+    if min(numbers) < 1:
+        raise typer.BadParameter(f"--concurrency must be numbers of at least 1 with commas, got {text!r}")
+    return numbers
 
 
 def _connect(url: str, access_token: str | None, ca_file: Path | None) -> "Control":

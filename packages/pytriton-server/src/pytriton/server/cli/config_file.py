@@ -129,7 +129,7 @@ def _parse_toml(_path: Path, text: str) -> Any:
 
 def _parse_yaml(path: Path, text: str) -> Any:
     try:
-        import yaml  # type: ignore[import-untyped]
+        import yaml
     except ImportError:
         raise ConfigFileError(
             f"{path}: PyYAML, which reads YAML, is not installed: pip install 'pytriton-server[yaml]', or write TOML"

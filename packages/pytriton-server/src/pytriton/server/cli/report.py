@@ -96,6 +96,6 @@ class Report:
         except OSError as error:
             raise ReportError(
                 f"The ZIP {path} cannot be written: {error.strerror or error}. Go to a folder that you may write to, "
-                "or give --no-zip."
+                "or leave --zip out."
             ) from error
         return path

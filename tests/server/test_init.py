@@ -1,0 +1,71 @@
+"""`pytriton init`: what it writes is tested, served and called."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from support.serving import short_home
+from support.waiting import PATIENCE_S
+
+FILES = ["app.py", "test_app.py", "requirements.txt", "Dockerfile", ".dockerignore", "README.md"]
+
+
+def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", *arguments], cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+    )
+
+
+def test_a_project_is_tested_served_and_called(tmp_path: Path) -> None:
+    made = run(tmp_path, "pytriton", "init", "my project")
+    assert (made.returncode, made.stderr) == (0, "")
+    assert "  cd 'my project'\n  pytriton serve app.py\n" in made.stdout
+    folder = tmp_path / "my project"
+    assert sorted(path.name for path in folder.iterdir()) == sorted(FILES)
+    tested = run(folder, "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder))
+    assert tested.returncode == 0, tested.stdout
+    assert "1 passed" in tested.stdout
+    ports = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    with (
+        short_home(),
+        subprocess.Popen(
+            [sys.executable, "-m", "pytriton", "serve", "app.py", *ports],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+    ):
+        assert process.stdout is not None
+        written: list[str] = []
+        while not any(" HTTP  " in line for line in written):
+            written.append(process.stdout.readline())
+            assert written[-1], written
+        url = written[-1].split()[-1]
+        called = run(folder, "pytriton", "infer", url, "shout", "text=hello")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
+        assert process.returncode == 0
+    assert (called.returncode, called.stdout) == (0, "output: HELLO\n"), called.stderr
+
+
+@pytest.mark.parametrize("there", ["app.py", "README.md"])
+def test_nothing_is_overwritten(tmp_path: Path, there: str) -> None:
+    (tmp_path / there).write_text("mine")
+    done = run(tmp_path, "pytriton", "init")
+    assert done.returncode == 1
+    assert done.stderr == f"Error: . has {there} already: name another folder, or move them away.\n"
+    assert [path.name for path in tmp_path.iterdir()] == [there]
+    assert (tmp_path / there).read_text() == "mine"
+
+
+def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run(tmp_path, "pytriton", "init", "file/project")
+    assert done.returncode == 1
+    assert done.stderr == "Error: file/project cannot be written: Not a directory.\n"
