@@ -13,7 +13,7 @@ import numpy as np
 from pytriton.decorators._calls.execution import Plan, SingleCall, combine
 from pytriton.decorators._calls.inputs import get_all_arrays, get_arrays, make_batch_error, require_requests
 from pytriton.decorators._calls.outputs import convert_output
-from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
+from pytriton.decorators._calls.requests import CURRENT_SCOPE, PendingScope, Scope, make_scope
 from pytriton.decorators._calls.types import InferCallable, InferenceResults
 from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, requests_signature
 from pytriton.decorators._rows import PartialOutputs, check_rows, split_by_request
@@ -124,7 +124,7 @@ def _finisher(sizes: list[int], wrapped: Any, instance: Any) -> Callable[[list[A
 def _make_batch_call(
     wrapped: Any, instance: Any, inputs: Mapping[str, Any], sizes: list[int], requests: Callable[[], Sequence[Any]]
 ) -> Any:
-    scope = Scope(requests, sizes)
+    scope: PendingScope = [requests, sizes, None]
     token = CURRENT_SCOPE.set(scope)
     try:
         outputs = wrapped(**inputs)
@@ -133,7 +133,7 @@ def _make_batch_call(
     if type(outputs) is not dict:
         if not isinstance(outputs, (list, tuple)):
             # A generator, an awaitable, an object of another kind: all that the decorator does for those, per request.
-            return combine([outputs], Plan([((), inputs, scope)], _finisher(sizes, wrapped, instance)))
+            return combine([outputs], Plan([((), inputs, make_scope(scope))], _finisher(sizes, wrapped, instance)))
         outputs = dict(convert_output(outputs, wrapped, instance))
     check_rows(outputs, sizes[0] if len(sizes) == 1 else sum(sizes), sizes=sizes)
     return outputs

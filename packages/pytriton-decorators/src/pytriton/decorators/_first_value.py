@@ -11,7 +11,7 @@ import numpy as np
 from pytriton.decorators._calls.context import find_model_config
 from pytriton.decorators._calls.execution import SingleCall
 from pytriton.decorators._calls.inputs import check_names, find_requests, get_arrays, replace_arrays, require_requests
-from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
+from pytriton.decorators._calls.requests import Scope, current_scope
 from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, is_decorated, picklable
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonRuntimeError
 
@@ -86,7 +86,7 @@ def first_value(
             if args and isinstance(args[-1], Mapping):
                 require_requests("first_value", args)
             # Only decorators below have to know what has no batch axis any more.
-            scope = CURRENT_SCOPE.get().without_batch_axis(taken) if is_decorated(wrapped) else None
+            scope = current_scope().without_batch_axis(taken) if is_decorated(wrapped) else None
             return args, replaced(kwargs, wrapped, instance), scope, None
         changed = [
             replace_arrays(request, replaced(get_arrays(request, index), wrapped, instance))

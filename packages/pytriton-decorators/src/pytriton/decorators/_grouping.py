@@ -20,7 +20,7 @@ from pytriton.decorators._calls.inputs import (
     require_requests,
 )
 from pytriton.decorators._calls.outputs import convert_output
-from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
+from pytriton.decorators._calls.requests import Scope, current_scope
 from pytriton.decorators._calls.types import InferenceResult
 from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, picklable
 from pytriton.decorators._rows import PartialOutputs, check_rows, merge
@@ -192,7 +192,7 @@ def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[
         forbid_requests("group_by_values", args)
         if args and instance is None:
             instance = args[-1]
-        scope = CURRENT_SCOPE.get()
+        scope = current_scope()
         rows, arrays = find_batched_arrays("group_by_values", kwargs, scope)
         columns = []
         for name in names:

@@ -18,7 +18,7 @@ from pytriton.decorators._calls.inputs import (
     replace_arrays,
     require_requests,
 )
-from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
+from pytriton.decorators._calls.requests import Scope, current_scope
 from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, picklable
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
@@ -80,7 +80,7 @@ def fill_optionals(**defaults: np.ndarray[Any, Any]) -> Callable[[CallableT], Ca
         missing = [name for name in values if name not in kwargs]
         if not missing:
             return None
-        rows = find_batched_arrays("fill_optionals", kwargs, CURRENT_SCOPE.get())[0] if config.batching else None
+        rows = find_batched_arrays("fill_optionals", kwargs, current_scope())[0] if config.batching else None
         inputs = {**kwargs, **{name: _repeat(values[name], rows) for name in missing}}
         return args, inputs, None, None
 

@@ -13,7 +13,7 @@ from pytriton.decorators._calls.context import get_model_config
 from pytriton.decorators._calls.execution import Prepare, SingleCall
 from pytriton.decorators._calls.inputs import find_batched_arrays, forbid_requests, replace_arrays
 from pytriton.decorators._calls.outputs import convert_output
-from pytriton.decorators._calls.requests import CURRENT_SCOPE
+from pytriton.decorators._calls.requests import current_scope
 from pytriton.decorators._calls.types import InferenceResult
 from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, picklable
 from pytriton.decorators._rows import PartialOutputs
@@ -73,7 +73,7 @@ def _plan_padding(trim: bool) -> Prepare:
         if args and instance is None:
             instance = args[-1]
         config = get_model_config(wrapped, instance)
-        scope = CURRENT_SCOPE.get()
+        scope = current_scope()
         rows, arrays = find_batched_arrays("pad_batch", kwargs, scope)
         size = _padded_size(config, rows)
         if size == rows or not arrays:

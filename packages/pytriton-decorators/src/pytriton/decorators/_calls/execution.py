@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from pytriton.decorators._calls.requests import CURRENT_SCOPE, Scope
+from pytriton.decorators._calls.requests import CURRENT_SCOPE, PendingScope, Scope
 
 __all__ = ["EXHAUSTED", "Call", "Plan", "Prepare", "SingleCall", "combine", "execute", "execute_async"]
 
@@ -185,11 +185,11 @@ async def _combine_async_steps(iterators: list[AsyncIterator[Any]], plan: Plan) 
                     stack.push_async_callback(close)
 
 
-def _enter(scope: Scope | None) -> Token[Scope] | None:
+def _enter(scope: Scope | None) -> Token[Scope | PendingScope] | None:
     return None if scope is None else CURRENT_SCOPE.set(scope)
 
 
-def _leave(token: Token[Scope] | None) -> None:
+def _leave(token: Token[Scope | PendingScope] | None) -> None:
     if token is None:
         return
     try:

@@ -7,7 +7,16 @@ from typing import Any, Final
 from pytriton.decorators._calls.inputs import get_inference_request_batch_size
 from pytriton.exceptions import PyTritonRuntimeError
 
-__all__ = ["CURRENT_SCOPE", "NO_SCOPE", "Scope", "get_requests", "get_row_requests"]
+__all__ = [
+    "CURRENT_SCOPE",
+    "NO_SCOPE",
+    "PendingScope",
+    "Scope",
+    "current_scope",
+    "get_requests",
+    "get_row_requests",
+    "make_scope",
+]
 
 
 class Scope:
@@ -91,7 +100,24 @@ class Scope:
 
 NO_SCOPE: Final = Scope(None)
 """Of a call that was made with arrays, by no decorator that takes requests."""
-CURRENT_SCOPE: Final[ContextVar[Scope]] = ContextVar("pytriton_current_scope", default=NO_SCOPE)
+PendingScope = list[Any]
+"""Arguments of the scope of a whole batch, and that scope: `None` until somebody asks for it, as few callables do."""
+CURRENT_SCOPE: Final[ContextVar[Scope | PendingScope]] = ContextVar("pytriton_current_scope", default=NO_SCOPE)
+
+
+def current_scope() -> Scope:
+    """Return the scope of the call that is running."""
+    scope = CURRENT_SCOPE.get()
+    return scope if isinstance(scope, Scope) else make_scope(scope)
+
+
+def make_scope(pending: PendingScope) -> Scope:
+    """Return the scope of a whole batch, the same one every time."""
+    requests, sizes, scope = pending
+    if scope is None:
+        scope = pending[2] = Scope(requests, sizes)
+    made: Scope = scope
+    return made
 
 
 def get_requests() -> Sequence[Any]:
@@ -118,7 +144,7 @@ def get_requests() -> Sequence[Any]:
         PyTritonRuntimeError: No decorated callable is running in this thread or task, or it was called with arrays in
             place of requests.
     """
-    return CURRENT_SCOPE.get().requests()
+    return current_scope().requests()
 
 
 def get_row_requests() -> list[Any]:
@@ -140,7 +166,7 @@ def get_row_requests() -> list[Any]:
         PyTritonRuntimeError: As for `get_requests`.
         PyTritonValidationError: The requests came to the callable itself and their first inputs have no batch axis.
     """
-    return CURRENT_SCOPE.get().row_requests()
+    return current_scope().row_requests()
 
 
 def _no_requests() -> PyTritonRuntimeError:
