@@ -15,7 +15,7 @@ import pytest
 import tomli
 
 from pytriton.server.cli import main
-from pytriton.server.cli.environment import describe_variables
+from pytriton.server.cli.checks.environment import describe_variables
 from pytriton.server.tritonserver.binary import BUNDLED_FOLDER
 from support.paths import ROOT
 from support.processes import is_running

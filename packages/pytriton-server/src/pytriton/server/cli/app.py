@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from pytriton.server.cli import calls, console
-from pytriton.server.cli.report import Report, ReportError
-from pytriton.server.cli.steps import Steps
+from pytriton.server.cli.checks.report import Report, ReportError
+from pytriton.server.cli.checks.steps import Steps
 
 __all__ = ["run"]
 
@@ -280,7 +280,7 @@ def init(
 
 def _environment(_steps: Steps, folder: Path) -> None:
     # What the parts need takes a second to import, which is too long for `--help`.
-    from pytriton.server.cli.environment import describe_environment
+    from pytriton.server.cli.checks.environment import describe_environment
 
     text = describe_environment()
     (folder / "environment.txt").write_text(text, encoding="utf-8")
@@ -288,13 +288,13 @@ def _environment(_steps: Steps, folder: Path) -> None:
 
 
 def _add_sub(steps: Steps, folder: Path) -> None:
-    from pytriton.server.cli.examples import example_add_sub
+    from pytriton.server.cli.checks.examples import example_add_sub
 
     example_add_sub(steps, folder)
 
 
 def _add_sub_script(steps: Steps, folder: Path) -> None:
-    from pytriton.server.cli.examples import example_add_sub_script
+    from pytriton.server.cli.checks.examples import example_add_sub_script
 
     example_add_sub_script(steps, folder)
 

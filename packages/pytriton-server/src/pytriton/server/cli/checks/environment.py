@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pytriton.proxy_backend import library_path
-from pytriton.server.cli.vulnerabilities import describe_vulnerabilities
+from pytriton.server.cli.checks.vulnerabilities import describe_vulnerabilities
 from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.server.tritonserver.command_line import has_gpu
 from pytriton.server.tritonserver.ports import find_listener

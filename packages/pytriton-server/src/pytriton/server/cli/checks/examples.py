@@ -16,7 +16,7 @@ import numpy as np
 from pytriton.client import ModelClient
 from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
-from pytriton.server.cli.steps import StepFailed, Steps
+from pytriton.server.cli.checks.steps import StepFailed, Steps
 from pytriton.triton import Triton, TritonConfig
 
 __all__ = ["example_add_sub", "example_add_sub_script"]

@@ -1,0 +1,1 @@
+"""The commands that try out an installation: `check`, `env`, `examples`."""
