@@ -88,8 +88,9 @@ def _generators(workloads: Sequence[Workload], results: Results) -> dict[str, st
     found = {}
     for name in sorted({name for workload in workloads for name in workload.generators}):
         try:
-            found[name] = find_generator(name)
-            results.versions[name] = {"version": version(found[name])}
+            path = find_generator(name)
+            results.versions[name] = {"version": version(path)}
+            found[name] = path
         except LoadGeneratorError as error:
             results.missing[name] = str(error)
             say(f"missing: {error}")

@@ -23,6 +23,7 @@ _MARK = "BENCH "
 _ERRORS = ("connect", "read", "write", "status", "timeout")
 _PACKAGES = {"wrk": "wrk", "h2load": "nghttp2-client"}
 _INSTALL_TIMEOUT_S = 300
+_VERSION_TIMEOUT_S = 60
 _GRPC_TIMEOUT_S = 300
 
 
@@ -50,26 +51,38 @@ def find_generator(name: str) -> str:
     """
     package = _PACKAGES[name]
     found = shutil.which(name)
+    failed = ""
     if found is None and os.geteuid() == 0 and shutil.which("apt-get"):
-        subprocess.run(
-            ["apt-get", "install", "-y", "-q", package],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_INSTALL_TIMEOUT_S,
-            check=False,  # the look-up below tells whether it worked
-        )
+        try:
+            subprocess.run(
+                ["apt-get", "install", "-y", "-q", package],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=_INSTALL_TIMEOUT_S,
+                check=False,  # the look-up below tells whether it worked
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            failed = f"; that was tried here: {error}"
         found = shutil.which(name)
     if found is None:
         raise LoadGeneratorError(
             f"the load generator {name} is not on PATH; install it with `apt-get install {package}` (Debian, Ubuntu; "
-            "it may need `apt-get update` first)"
+            f"it may need `apt-get update` first){failed}"
         )
     return found
 
 
 def version(path: str) -> str:
-    """Return the version that a load generator tells, or an empty text."""
-    output = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False).stdout
+    """Return the version that a load generator tells, or an empty text.
+
+    Raises:
+        LoadGeneratorError: it does not run.
+    """
+    command = [path, "--version"]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, timeout=_VERSION_TIMEOUT_S, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise LoadGeneratorError(f"the load generator {path} does not run: {error}") from None
     words = output.split()  # "wrk debian/4.1.0-3+b2 [epoll] Copyright ...", "h2load nghttp2/1.52.0"
     return words[1] if len(words) > 1 else ""
 

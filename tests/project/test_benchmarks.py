@@ -196,6 +196,39 @@ def test_a_machine_without_load_generators_is_told(
     assert "missing: tiny: it needs wrk or h2load" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["apt-get", "wrk"])
+@pytest.mark.parametrize(
+    ("program", "text"), [("not a program", "Exec format error"), ("#!/bin/sh\nexec /bin/sleep 600\n", "timed out")]
+)
+def test_a_load_generator_that_does_not_run_or_come_is_told(
+    name: str, program: str, text: str, bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As with a machine that has no network, or with a broken installation; whatever needs none is still measured."""
+    (tmp_path / name).write_text(program)
+    (tmp_path / name).chmod(0o700)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    for limit in ("_INSTALL_TIMEOUT_S", "_VERSION_TIMEOUT_S"):
+        monkeypatch.setattr(bench.generators, limit, 0.1)
+    monkeypatch.setattr(bench.run, "available_mib", lambda: 5000.0)
+    tiny, client = bench.run.WORKLOADS["tiny"], bench.run.WORKLOADS["client"]
+    results = bench.results.Results(options={})
+    found = bench.run._generators([tiny, client], results)
+    assert found == {}
+    assert text in results.missing["wrk"]
+    assert not bench.run._is_able(tiny, found, results)
+    assert bench.run._is_able(client, found, results)
+
+
+def test_a_machine_without_the_memory_is_told(bench: SimpleNamespace, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bench.run, "available_mib", lambda: 5000.0)
+    large, client = bench.run.WORKLOADS["large"], bench.run.WORKLOADS["client"]
+    results = bench.results.Results(options={})
+    assert not bench.run._is_able(large, {"wrk": "wrk", "h2load": "h2load"}, results)
+    assert results.missing["large"].endswith(" MiB of memory, 5000 are available")
+    assert bench.run._is_able(client, {}, results)
+
+
 def test_what_a_missing_load_generator_would_do_is_left_out(bench: SimpleNamespace) -> None:
     tiny, large = bench.run.WORKLOADS["tiny"], bench.run.WORKLOADS["large"]
     run = bench.run.Bench([], 1, ["*/8", "http/2x4MiB"], {"wrk": "/usr/bin/wrk"}, bench.results.Results(options={}))
