@@ -431,3 +431,41 @@ def test_a_server_that_is_not_there(browser: Browser) -> None:
         browser.wait_text(".c-state", lambda text: text == "NO ANSWER")
         browser.wait_text(".c-told", lambda text: "does not answer" in text)
         browser.open("about:blank")
+
+
+APP = """
+import logging
+from pytriton.decorators import model
+
+@model
+def shout(text: str) -> str:
+    logging.getLogger("app").warning("somebody shouts %s", text)
+    return text.upper()
+"""
+
+
+@pytest.mark.slow(seconds=30)
+def test_beside_a_server(tmp_path: Path, browser: Browser) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    command = [sys.executable, "-m", "pytriton", "serve", "app.py", "--console", "--console-port=0"]
+    command += ["--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0", f"--access-token={TOKEN}"]
+    with short_home(), subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            line = next(line for line in process.stdout if line.startswith("Console: "))
+            url = line.split()[1]
+            browser.open(f"{url}/model?name=shout")
+            browser.click(".c-call")
+            browser.wait_text(".c-answer", lambda text: text == "output: HELLO")
+            browser.open(url)
+            browser.wait_text(".c-log", lambda text: "somebody shouts hello" in text)
+            # The list of models, and loading, need the token, which it has from the server.
+            browser.wait_text(".c-models", lambda text: "shout" in text)
+            assert browser.text(".c-told") == ""
+            browser.open("about:blank")
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0
+    with pytest.raises(ConnectionRefusedError):
+        http.client.HTTPConnection(url.removeprefix("http://"), timeout=PATIENCE_S).request("GET", "/")

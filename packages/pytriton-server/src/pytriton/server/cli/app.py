@@ -139,6 +139,12 @@ def serve(
     reload: Annotated[
         bool, typer.Option("--reload", help="Serve what the file defines anew whenever it, or one beside it, is saved.")
     ] = False,
+    with_console: Annotated[
+        bool, typer.Option("--console", help="Start the console beside the server, a page where people look.")
+    ] = False,
+    console_port: Annotated[int, typer.Option(min=0, max=65535, help="Its port on loopback; 0 takes a free one.")] = (
+        8003
+    ),
     check_only: Annotated[
         bool, typer.Option("--check", help="Say what would be served, or what is wrong, and start nothing.")
     ] = False,
@@ -164,6 +170,8 @@ def serve(
         "workers": workers,
         "config": config,
         "reload": reload,
+        "console": with_console,
+        "console_port": console_port,
         "check": check_only,
         "address": address,
         "http_port": http_port,

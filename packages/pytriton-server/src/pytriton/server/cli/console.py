@@ -1,17 +1,32 @@
 """The command `console`: a page where people look at a running server."""
 
+import contextlib
+import importlib.util
+import logging
 import os
 import signal
+import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from logging.handlers import RotatingFileHandler
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-__all__ = ["PASSWORD_VARIABLE", "console"]
+if TYPE_CHECKING:
+    from pytriton.triton import Triton
+
+__all__ = ["PASSWORD_VARIABLE", "check_console", "console", "console_beside"]
 
 PASSWORD_VARIABLE = "PYTRITON_CONSOLE_PASSWORD"
 """Where the password of the console is looked for."""
+
+_NEEDED = ("nicegui", "fastapi", "uvicorn")
+_INSTALL = 'pip install "pytriton-server[console]"'
+_LOG_BYTES = 1 << 20
+_END_S = 10.0
 
 
 def console(
@@ -50,9 +65,9 @@ def console(
     try:
         from pytriton.server.console.serving import ConsoleOptions, serve_console
     except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in ("nicegui", "fastapi", "uvicorn"):
+        if (error.name or "").partition(".")[0] not in _NEEDED:
             raise
-        _fail(f'The console needs {error.name}: pip install "pytriton-server[console]"')
+        _fail(f"The console needs {error.name}: {_INSTALL}")
     from pytriton.client.exceptions import PyTritonClientError
     from pytriton.exceptions import PyTritonError
     from pytriton.server.console.guard import is_loopback
@@ -82,6 +97,54 @@ def console(
         raise typer.Exit(128 + signal.SIGINT) from None
 
 
+def check_console() -> None:
+    """Check that a console can be started.
+
+    Raises:
+        typer.BadParameter: What it needs is not installed.
+    """
+    for name in _NEEDED:
+        if importlib.util.find_spec(name) is None:
+            raise typer.BadParameter(f"--console needs {name}: {_INSTALL}")
+
+
+@contextlib.contextmanager
+def console_beside(triton: "Triton", port: int) -> Iterator[None]:
+    """Run a console for a server of this process, in a process of its own, until the block ends.
+
+    Args:
+        triton: The server, which runs.
+        port: Where the console listens, on loopback.
+    """
+    from pytriton.server.tritonserver.process import shim_command
+
+    with tempfile.TemporaryDirectory(prefix="pytriton-console-") as folder:
+        log = Path(folder, "server.log")
+        handler = RotatingFileHandler(log, maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8")
+        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        command = [sys.executable, "-m", "pytriton", "console", str(triton.http_url), "--port", str(port)]
+        command += ["--log-file", str(log)]
+        command += ["--metrics-url", triton.metrics_url] if triton.metrics_url else []
+        command += ["--grpc-url", triton.grpc_url] if triton.grpc_url else []
+        token = triton.get_access_token()
+        environment = {**os.environ, **({"PYTRITON_ACCESS_TOKEN": token} if token else {})}
+        # It ends with this process, however that ends.
+        shim = shim_command(signal.SIGTERM)
+        process = subprocess.Popen([*shim, *command], env=environment, stdin=subprocess.DEVNULL)
+        logging.getLogger().addHandler(handler)
+        try:
+            yield
+        finally:
+            logging.getLogger().removeHandler(handler)
+            handler.close()
+            process.terminate()
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
 def _read_password(path: Path | None) -> str | None:
     if path is None:
         return os.environ.get(PASSWORD_VARIABLE)
@@ -89,6 +152,6 @@ def _read_password(path: Path | None) -> str | None:
         return file.readline().rstrip("\r\n")
 
 
-def _fail(text: str) -> None:
+def _fail(text: str) -> NoReturn:
     typer.echo(f"Error: {text}", err=True)
     raise typer.Exit(1)

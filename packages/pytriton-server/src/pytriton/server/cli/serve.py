@@ -1,5 +1,6 @@
 """The command `serve`."""
 
+import contextlib
 import logging
 import signal
 import time
@@ -11,6 +12,7 @@ import typer
 
 from pytriton.decorators import get_model_signature
 from pytriton.server.cli.config_file import ConfigFile, ConfigFileError, read_config
+from pytriton.server.cli.console import check_console, console_beside
 from pytriton.server.cli.reloading import Reloader, ReloadError
 from pytriton.server.cli.serving import ServerOptions
 from pytriton.server.cli.targets import UserCodeError, load_served
@@ -65,6 +67,8 @@ def serve(target: str, options: Mapping[str, Any], *, given: Collection[str]) ->
     settings = ServerOptions(
         **{name: values[name] for name in (*names, "log_level", "log_format", "access_log")}, server=server
     )
+    if options["console"]:
+        check_console()
     settings.start_log()
     # Until the server is served, which then ends in order, with exit code 0.
     end_on_sigterm()
@@ -78,11 +82,12 @@ def serve(target: str, options: Mapping[str, Any], *, given: Collection[str]) ->
                 typer.echo("\n".join([*describe_models(triton), f"{target} can be served."]))
                 return
             _start(triton, began)
-            if reloader is None:
+            with contextlib.ExitStack() as beside:
+                if options["console"]:
+                    beside.enter_context(console_beside(triton, options["console_port"]))
+                if reloader is not None:
+                    beside.enter_context(reloader.watching(lambda: served.reload(triton)))
                 triton.serve()  # which says what is served
-                return
-            with reloader.watching(lambda: served.reload(triton)):
-                triton.serve()
     except KeyboardInterrupt:
         raise typer.Exit(128 + signal.SIGINT) from None
 
