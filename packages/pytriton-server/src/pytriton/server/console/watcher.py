@@ -218,7 +218,8 @@ class Watcher:
                 for name, points in self._points.items()
                 if name
             }
-        return sorted(sums, key=lambda name: (-sums[name], name))[:most]
+        active = [name for name, requests in sums.items() if requests] or sums
+        return sorted(active, key=lambda name: (-sums[name], name))[:most]
 
     # ---- the look ---------------------------------------------------------------------------------------------------
 
