@@ -10,9 +10,10 @@ from typing import Annotated
 
 import typer
 
-from pytriton.server.cli import calls, console
+from pytriton.server.cli import calls
 from pytriton.server.cli.checks.report import Report, ReportError
 from pytriton.server.cli.checks.steps import Steps
+from pytriton.server.console.command import console
 
 __all__ = ["run"]
 
@@ -56,7 +57,7 @@ app = typer.Typer(
 )
 app.command("models", no_args_is_help=True)(calls.models)
 app.command("infer", no_args_is_help=True)(calls.infer)
-app.command("console")(console.console)
+app.command("console")(console)
 app.command("bench", no_args_is_help=True)(calls.bench)
 
 

@@ -12,10 +12,10 @@ import typer
 
 from pytriton.decorators import get_model_signature
 from pytriton.server.cli.config_file import ConfigFile, ConfigFileError, read_config
-from pytriton.server.cli.console import check_console, console_beside
 from pytriton.server.cli.reloading import Reloader, ReloadError
 from pytriton.server.cli.serving import ServerOptions
 from pytriton.server.cli.targets import UserCodeError, load_served
+from pytriton.server.console.command import check_console, console_beside
 from pytriton.server.lifecycle.stop_signals import end_on_sigterm
 from pytriton.server.settings.preflight import check_settings
 from pytriton.triton import ProcessWorker, Triton
