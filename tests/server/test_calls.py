@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import json
 import socket
 import subprocess
@@ -21,6 +22,7 @@ from pytriton.proxy.types import Request, Response
 from pytriton.server.cli.app import app
 from pytriton.triton import Triton, TritonSecurityConfig
 from support import http as plain_http
+from support.processes import CTRL_C, at_terminal
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S
 
@@ -289,3 +291,86 @@ def test_a_server_that_is_not_there(scheme: str) -> None:
         for arguments in (("models", address), ("infer", address, "scale", "image=1")):
             assert address.rpartition("/")[2] in call(*arguments, code=1)
     assert "Invalid url" in call("models", "ftp://localhost", code=1)
+
+
+class OtherServer(http.server.BaseHTTPRequestHandler):
+    """Answers as web servers do that are no Triton."""
+
+    body: bytes
+
+    def do_GET(self) -> None:
+        self.send_response(404)
+        self.send_header("Content-Length", str(len(self.body)))
+        self.end_headers()
+        self.wfile.write(self.body)
+
+    do_POST = do_GET  # noqa: N815 - the name that the server looks for
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.mark.parametrize("body", [b"<!DOCTYPE HTML><html>not found</html>", b'{"detail": "Not Found"}'])
+@pytest.mark.parametrize("arguments", [("models",), ("infer", "net", "x=1"), ("bench", "net")])
+def test_a_web_server_that_is_no_triton(body: bytes, arguments: tuple[str, ...]) -> None:
+    handler = type("Handler", (OtherServer,), {"body": body})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            url = f"127.0.0.1:{server.server_port}"
+            name, *rest = arguments
+            done = CliRunner().invoke(app, [name, url, *rest])
+        finally:
+            server.shutdown()
+            thread.join(PATIENCE_S)
+    assert done.exit_code == 1
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(
+        f"Error: {url} is a web server, and no Triton: expected an error in Triton's form, received "
+    )
+
+
+def test_bf16_and_certificates(tmp_path: Path) -> None:
+    trustme = pytest.importorskip("trustme")
+    bfloat16 = pytest.importorskip("ml_dtypes").bfloat16
+    authority = trustme.CA()
+    own = authority.issue_cert("127.0.0.1")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    own.cert_chain_pems[0].write_to_path(tmp_path / "server.pem")
+    own.private_key_pem.write_to_path(tmp_path / "key.pem")
+    files = {"grpc_server_cert": tmp_path / "server.pem", "grpc_server_key": tmp_path / "key.pem"}
+
+    def double(requests: list[Request]) -> list[dict[str, Any]]:
+        return [{"y": request["x"] * 2} for request in requests]
+
+    with short_home():
+        triton = Triton(config=local_config(grpc_use_ssl=True, **files))
+        triton.bind("double", double, [Tensor((-1,), bfloat16, "x")], [Tensor((-1,), bfloat16, "y")])
+        with running(triton):
+            url = str(triton.grpc_url)
+            trusting = (url, "double", "--ca-file", str(tmp_path / "ca.pem"))
+            done = CliRunner().invoke(app, ["infer", *trusting, "x=1,2.5"])
+            assert (done.exit_code, done.stdout) == (0, "y: [2, 5]\n"), done.stderr
+            done = CliRunner().invoke(app, ["bench", *trusting, "--concurrency=2", "--duration=0.1", "--json"])
+            assert json.loads(done.stdout)["levels"][0]["errors"] == {}
+            done = CliRunner().invoke(app, ["infer", url, "double", "x=1"])
+            assert done.exit_code == 1
+            assert len(done.stderr.splitlines()) == 1
+            done = CliRunner().invoke(app, ["infer", url, "double", "x=1", "--ca-file", str(tmp_path / "none.pem")])
+            assert done.exit_code == 1
+            assert "none.pem" in done.stderr
+
+
+def test_an_interrupt_ends_a_call(url: str, tmp_path: Path) -> None:
+    go_on.clear()
+    command = [sys.executable, "-m", "pytriton", "infer", url, "words", "text=one two"]
+    try:
+        with at_terminal(command, tmp_path) as terminal:
+            # The second word waits.
+            terminal.wait_for("word: one")
+            terminal.press(CTRL_C)
+            assert terminal.wait_ended() == 130
+            assert "Traceback" not in terminal.shown, terminal.shown
+    finally:
+        go_on.set()

@@ -138,6 +138,19 @@ def test_the_models_of_a_file_until_a_signal(tmp_path: Path, number: signal.Sign
         assert "Traceback" not in rest
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_while_the_file_is_imported(tmp_path: Path, number: signal.Signals) -> None:
+    (tmp_path / "app.py").write_text("import time\n\nprint('importing', flush=True)\ntime.sleep(600)\n")
+    with subprocess.Popen(
+        command("app.py", *PORTS), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "importing\n"
+        process.send_signal(number)
+        rest, _ = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, rest) == (128 + number, "")
+
+
 def test_the_call_that_it_tells_works(tmp_path: Path) -> None:
     with serving(tmp_path, "app.py", *PORTS) as (_, written):
         told = re.search(r"Try: (.*)", written)

@@ -347,6 +347,9 @@ class _AbandonedCall(threading.Thread):
             with contextlib.suppress(grpc.RpcError):  # its status is not needed
                 for _ in self._call:
                     pass
+        except ValueError:
+            # Ctrl+C has ended a wait for a response that gRPC still waits for: no other thread can read it.
+            self._call.cancel()
         finally:
             self._end()
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 __all__ = ["bench", "infer", "models"]
 
 _TOKEN_ADVICE = "The server asks for its access token: --access-token, or the variable PYTRITON_ACCESS_TOKEN"
+# How others begin: pages, and JSON in a form of their own. Triton's texts are taken out of its JSON by now.
+_NOT_OF_TRITON = ("<", "{", "[")
 # How Triton begins where a model, or a version of it, is not there or not loaded.
 _UNKNOWN_TEXT = "unknown model"
 
@@ -316,6 +318,11 @@ def _told(url: str) -> Iterator[None]:
         said = error.reason if isinstance(error, ControlError) else error.server_message
         if said is None:
             _fail(f"{url}: {error}")
+        if said.lstrip().startswith(_NOT_OF_TRITON):
+            _fail(
+                f"{url} is a web server, and no Triton: expected an error in Triton's form, received {said[:60]!r}. Is "
+                "the port right? Triton's are 8000 for HTTP and 8001 for gRPC, unless somebody has chosen others."
+            )
         _fail(f"{_TOKEN_ADVICE} ({said})" if is_denial(error.status or "", said) else said)
     except PyTritonClientError as error:
         _fail(str(error))

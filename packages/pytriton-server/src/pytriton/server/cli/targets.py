@@ -16,6 +16,7 @@ from pytriton.decorators.serving import find_signature
 from pytriton.exceptions import PyTritonError
 from pytriton.proxy_backend import TargetError
 from pytriton.proxy_backend.worker.loading import load_module
+from pytriton.server.lifecycle.stop_signals import StopRequested
 from pytriton.triton import Triton
 
 __all__ = ["UserCodeError", "folder_of", "load_served"]
@@ -148,7 +149,7 @@ def _nothing_found(module: ModuleType, text: str) -> str:
 def _call(function: Callable[[], Any], failure: str) -> Any:
     try:
         return function()
-    except TargetError:
+    except (TargetError, StopRequested):
         raise
     except (Exception, SystemExit) as error:
         raise UserCodeError(f"{failure}:\n{_traceback_of(error)}") from error

@@ -9,10 +9,14 @@ from typing import Any
 
 from pytriton.proxy_backend.system.forks import call_in_child
 
-__all__ = ["StopSignals", "end_on_sigterm", "end_on_sigterm_as_init"]
+__all__ = ["StopRequested", "StopSignals", "end_on_sigterm", "end_on_sigterm_as_init"]
 
 _SIGNALED = 128
 """With the number of a signal, the exit code by which a shell tells that it has ended a process."""
+
+
+class StopRequested(SystemExit):
+    """SIGTERM has come, before a server is served or after."""
 
 
 def end_on_sigterm_as_init() -> None:
@@ -34,7 +38,7 @@ def end_on_sigterm() -> None:
 
 
 def _end(number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(_SIGNALED + number)
+    raise StopRequested(_SIGNALED + number)
 
 
 def _let_end(_: object) -> None:
