@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from support.python_models.pair import Pair, Side, text
 
 TENSOR = "pb_utils.Tensor('x', np.float32([[1, 2]]))"
@@ -114,9 +116,19 @@ UTILS = [
 ]  # fmt: skip
 
 
+# Of numbers of numpy 1: Triton's stub never answers them.
+UNANSWERED = [
+    "pb_utils.Tensor.from_dlpack('y', np.float64([1, 2]))",
+    "pb_utils.Tensor.from_dlpack('y', np.arange(6).reshape(2, 3).T)",
+]
+
+
 def test_utilities(pair: Pair) -> None:
+    assert set(UNANSWERED) < set(UTILS)
+    left_out = UNANSWERED if np.lib.NumpyVersion(np.__version__) < "2.0.0" else []
+
     def ask(side: Side) -> dict[str, Any]:
-        return {expression: told(side, expression) for expression in UTILS}
+        return {expression: told(side, expression) for expression in UTILS if expression not in left_out}
 
     with pair.loaded("expressions"):
         answers = pair.compare(ask, {"request_to('m', parameters=[])": "names of C++"})
