@@ -45,7 +45,7 @@ class Reloader:
     def __init__(self, target: str) -> None:
         if importlib.util.find_spec("watchfiles") is None:
             raise ReloadError(
-                "--reload needs watchfiles, which is not installed: pip install 'pytriton-server[reload]' (1 MB)"
+                "--reload needs watchfiles, which is not installed: pip install 'pytriton-server[reload]' (2 MB)"
             )
         self._target = target
         self._failure = f"{target} has changed and cannot be served; what was served before goes on"
