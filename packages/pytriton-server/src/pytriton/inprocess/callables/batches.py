@@ -136,19 +136,16 @@ class BatchHandle:
 
 
 class DirectBatch(Batch):
-    """One batch: its requests, their inputs as views on a slab or on memory of the caller."""
+    """One batch: its requests, their inputs as views on a slab or on memory of the caller.
 
-    __slots__ = ("_handle",)
+    Attributes:
+        handle: The batch on the other side; `None` where it is answered. Set by whoever makes the object: a constructor
+            of its own, which hands its arguments on, would cost as much as all else about it.
+    """
 
-    def __init__(self, handle: BatchHandle | None, *parts: Any) -> None:
-        """Take what was read of a record.
+    __slots__ = ("handle",)
 
-        Args:
-            handle: The batch on the other side; `None` where it is answered.
-            *parts: See `Batch`.
-        """
-        super().__init__(*parts)
-        self._handle = handle
+    handle: BatchHandle | None
 
     @classmethod
     def read(
@@ -177,7 +174,8 @@ class DirectBatch(Batch):
         memory = slab.memory
         _, count, tensor_count, number, length, record_length, entries, tensors, received_ns, sent_ns = _HEADER(memory)
         metadata = reader.metadata(memory[:length], (count, tensor_count, record_length, entries, tensors))
-        batch = cls(handle, metadata, memory, number, received_ns, sent_ns, reader.batching, {})
+        batch = cls(metadata, memory, number, received_ns, sent_ns, reader.batching, {})
+        batch.handle = handle
         if metadata.columns is not None and not in_place:
             for name, shape, dtype, offset in metadata.columns:
                 batch.columns[name] = np.ndarray(shape, dtype, memory, offset)
@@ -214,7 +212,7 @@ class DirectBatch(Batch):
 
     def is_cancelled(self, index: int) -> bool:
         """Return whether the caller of a request is gone."""
-        return self._handle is not None and self._handle.is_cancelled(index)
+        return self.handle is not None and self.handle.is_cancelled(index)
 
 
 class DirectSink:

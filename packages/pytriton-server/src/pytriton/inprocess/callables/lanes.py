@@ -135,4 +135,6 @@ class Lane(PlainBatches):
         if raw is not None:
             metadata = metadata.for_record(raw)
         batching = self._service.model.batching
-        return DirectBatch(handle, metadata, block, number, received_ns, sent_ns, batching, columns)
+        batch = DirectBatch(metadata, block, number, received_ns, sent_ns, batching, columns)
+        batch.handle = handle
+        return batch
