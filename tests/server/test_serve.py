@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from support.serving import short_home
+from support.serving import ServedFile, short_home
 from support.waiting import PATIENCE_S
 
 PORTS = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0")
@@ -149,6 +149,14 @@ def test_a_signal_while_the_file_is_imported(tmp_path: Path, number: signal.Sign
         process.send_signal(number)
         rest, _ = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, rest) == (128 + number, "")
+
+
+def test_a_signal_as_soon_as_somebody_could_ask(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    with short_home() as home, ServedFile(tmp_path / "app.py", home).running() as process:
+        # It has been ready for no longer than it takes to be told so.
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
 
 
 def test_the_call_that_it_tells_works(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from types import TracebackType
 from typing import Any, overload
 
@@ -95,6 +95,8 @@ class TritonBase(abc.ABC):
         # waits looks at them.
         self._stop_requests: list[Session | None] = []
         self._signals: list[int] = []
+        # What the command line runs for as long as it serves.
+        self._beside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         # Wakes `serve`. A SimpleQueue, because a signal handler may put into it whatever the main thread is at.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         # Whatever lasts as long as the server refers to this one: see `_registry`.
@@ -417,8 +419,9 @@ class TritonBase(abc.ABC):
                 self._wait_exit_reported()
                 if self._failure is None:
                     self._alias._start()
-                    self._present()
-                    self._block(period)
+                    with self._beside():
+                        self._present()
+                        self._block(period)
             except StartCancelled:
                 logger.info("The start was stopped.")
             except KeyboardInterrupt:

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +81,12 @@ def serve(target: str, options: Mapping[str, Any], *, given: Collection[str]) ->
                 check_settings(triton._config, triton._security)
                 typer.echo("\n".join([*describe_models(triton), f"{target} can be served."]))
                 return
-            _start(triton, began)
-            with contextlib.ExitStack() as beside:
-                if options["console"]:
-                    beside.enter_context(console_beside(triton, options["console_port"]))
-                if reloader is not None:
-                    beside.enter_context(reloader.watching(lambda: served.reload(triton)))
-                triton.serve()  # which says what is served
+            port = options["console_port"] if options["console"] else None
+            reloading = None if reloader is None else reloader.watching(lambda: served.reload(triton))
+            # Not before `serve`, which from the first moment on that requests are answered ends in order.
+            triton._beside = lambda: _beside(triton, began, port, reloading)
+            _be_brief(_TELL_OF_START, logging.WARNING)
+            triton.serve()  # which says what is served
     except KeyboardInterrupt:
         raise typer.Exit(128 + signal.SIGINT) from None
 
@@ -166,13 +165,24 @@ class _Served:
         return models
 
 
-def _start(triton: Triton, began: float) -> None:
-    """Start the server; for a terminal, without a log of what is going to be said in fewer words."""
-    is_brief = is_terminal() and logging.getLogger().level == logging.INFO
-    for name in _TELL_OF_START if is_brief else ():
-        logging.getLogger(name).setLevel(logging.WARNING)
-    triton.run()
-    for name in _TELL_OF_STOP if is_brief else ():
-        logging.getLogger(name).setLevel(logging.NOTSET)
+@contextlib.contextmanager
+def _beside(
+    triton: Triton, began: float, console_port: int | None, reloading: contextlib.AbstractContextManager[None] | None
+) -> Iterator[None]:
+    """Run what is asked for beside a server that has been started."""
+    _be_brief(_TELL_OF_STOP, logging.NOTSET)
     # With what the user's own file has loaded.
     triton._start_s = time.monotonic() - began
+    with contextlib.ExitStack() as stack:
+        if console_port is not None:
+            stack.enter_context(console_beside(triton, console_port))
+        if reloading is not None:
+            stack.enter_context(reloading)
+        yield
+
+
+def _be_brief(names: Sequence[str], level: int) -> None:
+    """Set the levels of logs at a terminal, which is told the same in fewer words."""
+    if is_terminal() and logging.getLogger().level == logging.INFO:
+        for name in names:
+            logging.getLogger(name).setLevel(level)
