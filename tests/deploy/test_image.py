@@ -12,7 +12,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -44,15 +45,21 @@ def ignored(folder: str, names: Sequence[str]) -> set[str]:
     return left_out | ({"tests"} if Path(folder).parent.name == "packages" else set())
 
 
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A folder whose path is short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="pt") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.ci
 @pytest.mark.timeout(3600)
-def test_the_image_is_built_and_serves_on_a_read_only_file_system(tmp_path: Path) -> None:
+def test_the_image_is_built_and_serves_on_a_read_only_file_system(tmp_path: Path, home: Path) -> None:
     require("unshare", "util-linux")
     if subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], check=False, capture_output=True).returncode:
         pytest.skip("this user may make no mount name space")
     steps = instructions()
-    build, prefix, home = tmp_path / "build", tmp_path / "opt", tmp_path / "run"
-    home.mkdir()
+    build, prefix = tmp_path / "build", tmp_path / "opt"
     shutil.copytree(ROOT / "packages", build / "packages", ignore=ignored)
     [install] = [text for name, text in steps if name == "RUN" and "pip install" in text]
     command = install.replace("/opt/pytriton", str(prefix)).replace("python -m venv", f"{sys.executable} -m venv")

@@ -347,7 +347,8 @@ def test_bf16_and_certificates(tmp_path: Path) -> None:
     with short_home():
         triton = Triton(config=local_config(grpc_use_ssl=True, **files))
         triton.bind("double", double, [Tensor((-1,), bfloat16, "x")], [Tensor((-1,), bfloat16, "y")])
-        with running(triton):
+        # Not `running`, which waits for the end of the other server of this process as well.
+        with triton:
             url = str(triton.grpc_url)
             trusting = (url, "double", "--ca-file", str(tmp_path / "ca.pem"))
             done = CliRunner().invoke(app, ["infer", *trusting, "x=1,2.5"])

@@ -70,8 +70,9 @@ def stop(pid: int) -> None:
 def is_running(pid: int) -> bool:
     """Return whether there is a process, one that only waits to be reaped left out."""
     try:
-        # "pid (name) state ...", and a name may hold anything.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        # "pid (name) state ...", and a name may hold anything. Its first thread may end before the others.
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state != "Z" or len(os.listdir(f"/proc/{pid}/task")) > 1
     except (FileNotFoundError, ProcessLookupError):
         return False
 

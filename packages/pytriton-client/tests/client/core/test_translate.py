@@ -74,7 +74,9 @@ def test_a_batch_that_is_too_large_is_told_what_to_do() -> None:
 
 def test_the_cause_comes_first() -> None:
     error = connection_error(OPERATION, "[Errno 111] Connection refused")
-    assert error.message.startswith("Connection to grpc://host:1 failed: [Errno 111] Connection refused. Expected")
+    assert error.message.startswith(
+        "Connection to grpc://host:1 failed: [Errno 111] Connection refused. Check that it runs"
+    )
 
 
 def test_a_restricted_endpoint_says_where_its_token_is() -> None:

@@ -116,8 +116,8 @@ def connection_error(operation: Operation, reason: str) -> PyTritonClientConnect
             "tls=TlsSettings(ca_file=...)."
         )
     return PyTritonClientConnectionError(
-        f"Connection to {operation.url} failed: {reason}. Expected a Triton server there, during {operation.doing}. "
-        f"{advice}",
+        f"Connection to {operation.url} failed: {reason}. {advice} Expected a Triton server there, during "
+        f"{operation.doing}.",
         url=operation.url,
         model_name=operation.model_name,
         model_version=operation.model_version,

@@ -91,7 +91,7 @@ class GrpcTransport:
         self._watchdog = Watchdog()
         self._background_calls: set[Any] = set()
         self._abandoned: set[threading.Thread] = set()
-        self._has_background_writes = False
+        self._has_unfinished = False
         self._is_closed = False
 
     def is_server_ready(self, timeout_s: float) -> bool:
@@ -154,16 +154,18 @@ class GrpcTransport:
                 abandoned.join(STREAM_END_TIMEOUT_S)
         for call in self._background_calls.copy():
             call.cancel()
-        if self._has_background_writes:
-            # close() waits for writes under way, which may never end.
+        if self._has_unfinished:
+            # close() waits for writes under way, and for events of calls whose reader Ctrl+C has ended: maybe for ever.
             closing = threading.Thread(target=self._channel.close, name="pytriton-client-close", daemon=True)
-            closing.start()
-            closing.join(_CHANNEL_CLOSE_TIMEOUT_S)
+            with contextlib.suppress(RuntimeError):  # the interpreter is ending, or the machine has no thread left
+                closing.start()
+                closing.join(_CHANNEL_CLOSE_TIMEOUT_S)
         else:
             self._channel.close()
         self._watchdog.join()
 
     def _abandon(self, call: Any) -> None:
+        self._has_unfinished = True
         abandoned = _AbandonedCall(call, self._watchdog, self._abandoned)
         try:
             abandoned.start()
@@ -193,7 +195,7 @@ class GrpcTransport:
         gRPC does not end a call during a write, whatever its timeout. So only the wait for the call ends here; gRPC
         ends the call itself when the server reads again or the connection breaks.
         """
-        self._has_background_writes = True
+        self._has_unfinished = True
         call = self._invoke(operation, method.future, message, headers, timeout=operation.timeout_s)
         self._background_calls.add(call)
         try:

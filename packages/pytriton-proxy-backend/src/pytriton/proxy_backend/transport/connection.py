@@ -16,11 +16,9 @@ import socket
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
-
-from pytriton.proxy.outputs import Forms
 
 from ..errors import ArenaFullError, AttachError, ConnectionLostError, ProtocolError
 from ..model import ModelSpec
@@ -32,6 +30,10 @@ from ..wire.layout import CAPABILITIES, MAX_PACKET, ErrorCode, align
 from ..wire.messages import BATCH, CANCEL, SEGMENT, SEGMENT_CLOSE, pack_segment, pack_segment_close
 from ..wire.record import Array, Record
 from .arena import NewSegment, OwnArena, OwnedBlock, PeerArena, ViewedBlock, lent_size
+
+if TYPE_CHECKING:
+    # For types alone: a model of the Python flavour has this folder, and not that package.
+    from pytriton.proxy.outputs import Forms
 
 logger = logging.getLogger(__name__)
 

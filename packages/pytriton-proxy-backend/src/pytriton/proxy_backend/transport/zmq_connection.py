@@ -10,11 +10,9 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-
-from pytriton.proxy.outputs import Forms
 
 from ..errors import ArenaFullError, AttachError, ConnectionLostError
 from ..model import ModelSpec
@@ -29,6 +27,10 @@ from .arena import OwnedBlock, ViewedBlock
 from .connection import GREETING_TIMEOUT_S, SEND_TIMEOUT_S, TICK_S, Connection, hello_for
 from .zmq_memory import MemoryCaller, SharedMemory
 from .zmq_sockets import UnreachableError, WouldBlockError, ZmqSocket
+
+if TYPE_CHECKING:
+    # For types alone: a model of the Python flavour has this folder, and not that package.
+    from pytriton.proxy.outputs import Forms
 
 _ROOM_POLL_S = 0.1
 # How much later than its time limit a batch that is still being worked on means that the worker was let go.

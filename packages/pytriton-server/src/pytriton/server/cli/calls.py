@@ -166,8 +166,8 @@ def bench(
                     typer.echo(benchmark.table_row(levels[-1]))
         except KeyboardInterrupt:
             code = 128 + signal.SIGINT
-            if not as_json and levels:
-                typer.echo(f"{benchmark.table_row(levels[-1])}  interrupted")
+            if not as_json:
+                typer.echo(f"{benchmark.table_row(levels[-1])}  interrupted" if levels else "interrupted")
         typer.echo(
             benchmark.as_json(levels, url=url, model=model, batch_size=batch_size)
             if as_json
