@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pty
+import random
 import select
 import shutil
 import signal
@@ -164,9 +165,16 @@ def while_running(command: Sequence[object], **options: Any) -> Iterator[subproc
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of 127.0.0.1 that nobody has, for programs that cannot take any free one by themselves."""
+    """Return ports of 127.0.0.1 that nobody has, for programs that cannot take any free one by themselves.
+
+    None of those that the system gives to whoever asks for any: another test could be given it first.
+    """
+    ports: list[int] = []
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        while len(ports) < count:
+            port = random.randint(20_000, 32_000)
+            one = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                one.bind(("127.0.0.1", port))
+                ports.append(port)
+    return ports
