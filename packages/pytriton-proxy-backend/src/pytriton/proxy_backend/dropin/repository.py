@@ -343,11 +343,17 @@ def staging_in(repository: Path) -> Iterator[Path]:
     the repository at this very moment finds no model in it: it has no configuration.
     """
     folder = repository / f".pytriton-{secrets.token_hex(4)}"
-    folder.mkdir()
     try:
+        # Inside, because an interrupt may come when it is made and before mkdir has returned.
+        folder.mkdir()
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            shutil.rmtree(folder, ignore_errors=True)
+        except BaseException:
+            # An interrupt of the removal itself: it is said again when nothing is left.
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
 
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
