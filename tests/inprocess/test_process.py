@@ -8,10 +8,12 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from pathlib import Path
 
 import pytest
 
+from pytriton.inprocess.capi import threads
 from support.servers import server_version
 from support.waiting import PATIENCE_S, eventually
 
@@ -286,7 +288,7 @@ folder.mkdir(parents=True)
 
 UNLOADING = """
 from pytriton.inprocess.capi import process
-from pytriton.inprocess.capi.unloading import unloading
+from pytriton.inprocess.capi.threads import unloading
 from pytriton.inprocess.server import session
 
 named, over = threading.Event(), threading.Event()
@@ -301,6 +303,32 @@ thread = threading.Thread(target=unload)
 thread.start()
 named.wait()
 """
+
+
+@pytest.mark.parametrize("states", ["S", "RRDS", "RRRR"])
+def test_models_are_unloaded_once_threads_of_instances_have_slept(monkeypatch: pytest.MonkeyPatch, states: str) -> None:
+    """They put back what an unload looks for after they have told that they are done."""
+    over = threading.Event()
+    with threads.starting():
+        thread = threading.Thread(target=over.wait)
+        thread.start()
+    read, seen = threads._read, list[str]()
+
+    def read_state(path: str) -> str:
+        if path != f"/proc/self/task/{thread.native_id}/stat":
+            return read(path)
+        seen.append(states[len(seen)])
+        return f"{thread.native_id} (a) name) {seen[-1]} 1"
+
+    monkeypatch.setattr(threads, "_read", read_state)
+    monkeypatch.setattr(threads, "_SETTLED_AFTER_S", 0 if states == "RRRR" else 600)
+    try:
+        with threads.unloading():
+            # One that computes for long is not waited for.
+            assert "".join(seen) == ("R" if states == "RRRR" else states)
+    finally:
+        over.set()
+        thread.join()
 
 
 def test_deletion_waits_for_threads_that_still_unload() -> None:

@@ -21,7 +21,7 @@ from pytriton.inprocess.capi.errors import (
     UnavailableError,
 )
 from pytriton.inprocess.capi.parameters import Parameter, c_parameters
-from pytriton.inprocess.capi.unloading import unloading, unloading_threads
+from pytriton.inprocess.capi.threads import unloading, unloading_threads
 from pytriton.inprocess.requests.access import ServerAccess
 from pytriton.inprocess.server import stubs
 from pytriton.inprocess.server.load_parameters import files_of

@@ -12,6 +12,7 @@ from pytriton.inprocess.capi.api import Api
 from pytriton.inprocess.capi.c_types import ServerHandle, ServerOptionsHandle
 from pytriton.inprocess.capi.enums import ModelControlMode
 from pytriton.inprocess.capi.errors import InternalError, InvalidArgumentError
+from pytriton.inprocess.capi.threads import starting
 from pytriton.proxy_backend import INPROCESS_BACKEND_NAME, inprocess_library_path
 from pytriton.server.tritonserver.backends import make_backends
 from pytriton.server.workspace import Workspace
@@ -86,7 +87,8 @@ def new_server(api: Api, values: Mapping[str, Any], folders: Folders, *, exit_on
         _set_memory_and_devices(api, options, values)
         _set_log(api, options, values)
         _set_metrics(api, options, values)
-        api.TRITONSERVER_ServerNew(ctypes.byref(handle), options)
+        with starting():
+            api.TRITONSERVER_ServerNew(ctypes.byref(handle), options)
     finally:
         api.TRITONSERVER_ServerOptionsDelete(options)
     return handle

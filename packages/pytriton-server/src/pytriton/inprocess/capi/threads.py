@@ -1,0 +1,100 @@
+"""Threads of Triton that have to be waited for, though Triton itself does not, and gives nobody a handle of them.
+
+* Triton deletes each model in a thread of its own. That thread first tells that the model is gone, and then takes a
+  lock of the server and looks into a table there (`ModelDeleter` and `ModelLifeCycle::CreateModel` in its
+  model_lifecycle.cc): a server that is deleted in between leaves it writing into freed memory, and something else in
+  the process crashes later.
+* Each instance of a model has a thread that takes its name out of a list while it works, and puts it back after it
+  has told that it is done (`TritonBackendThread::BackendThread` in backend_model_instance.cc). A model that is deleted
+  in between, right after its load or its last answer, is looked for in an empty list, and the process crashes.
+
+Threads inherit the name of the thread that they are made in. So whoever starts a server or unloads models has a name
+of its own meanwhile, and the threads are known by it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+
+__all__ = ["starting", "unloading", "unloading_threads"]
+
+_SERVER, _UNLOAD = ":triton", ":unload"
+# As long as the kernel lets the name of a thread be, without the end of line that it is read with.
+_LONGEST = 15
+_OWN_NAME = "/proc/thread-self/comm"
+_THREADS = "/proc/self/task"
+# One that computes for longer is not about to put anything back.
+_SETTLED_AFTER_S = 2
+_PAUSE_S = 0.0005
+
+
+def starting() -> contextlib.AbstractContextManager[None]:
+    """Name this thread for as long as it starts a server, and with it all threads that the server ever makes."""
+    return _named(_SERVER)
+
+
+@contextlib.contextmanager
+def unloading() -> Iterator[None]:
+    """Name this thread for as long as it has Triton unload models, and with it the threads that Triton makes.
+
+    Waits before until the threads of the instances have settled from their last work.
+    """
+    _settle()
+    with _named(_UNLOAD):
+        yield
+
+
+def unloading_threads() -> int:
+    """Return how many threads of this process unload models, this one left out."""
+    return len(_threads(_UNLOAD))
+
+
+@contextlib.contextmanager
+def _named(suffix: str) -> Iterator[None]:
+    with open(_OWN_NAME, encoding="utf-8", errors="surrogateescape") as file:
+        name = file.read().rstrip("\n")
+    _rename(name[: _LONGEST - len(suffix)] + suffix)
+    try:
+        yield
+    finally:
+        _rename(name)
+
+
+def _rename(name: str) -> None:
+    with open(_OWN_NAME, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(name)
+
+
+def _settle() -> None:
+    """Wait until each thread of the servers was once asleep: what it had told before, it has put back by then."""
+    deadline = time.monotonic() + _SETTLED_AFTER_S
+    awake = _threads(_SERVER)
+    while (awake := [thread for thread in awake if not _sleeps(thread)]) and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)
+
+
+def _sleeps(thread: str) -> bool:
+    return _read(f"{_THREADS}/{thread}/stat").rpartition(")")[2].split()[:1] in ([], ["S"])
+
+
+def _threads(suffix: str) -> list[str]:
+    own = str(threading.get_native_id())
+    return [
+        thread
+        for thread in os.listdir(_THREADS)
+        if thread != own and _read(f"{_THREADS}/{thread}/comm").rstrip("\n").endswith(suffix)
+    ]
+
+
+def _read(path: str) -> str:
+    # A thread that has ended by now cannot be read.
+    with (
+        contextlib.suppress(FileNotFoundError, ProcessLookupError),
+        open(path, encoding="utf-8", errors="surrogateescape") as file,
+    ):
+        return file.read()
+    return ""
