@@ -103,7 +103,10 @@ LIBRARIES = (
         ("guard/*.cc",),
         (),
         ("-ldl",),
-        ("accept", "accept4", "close", "readv", "writev", "inflate", "shm_open", "TRITONSERVER_*"),
+        (
+            *("accept", "accept4", "close", "readv", "writev", "inflate", "shm_open", "setpriority", "pthread_create"),
+            "TRITONSERVER_*",
+        ),
     ),
     # The functions of Python stay undefined: the interpreter that loads it has them, of whatever version it is.
     NativeLibrary(

@@ -15,6 +15,7 @@ import tempfile
 import textwrap
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from pytriton.proxy_backend import (
     Worker,
     description_path,
     endpoint_path,
+    guard_library_path,
     read_description,
 )
 from pytriton.proxy_backend.cli.app import run as run_command
@@ -715,6 +717,29 @@ def test_a_version_comes_and_goes_while_another_one_is_served(
             assert server.infer("double", x=row) == (200, {"y": [2, 4]})
             assert server.infer("double/versions/2", x=row)[0] != 200
             assert worker.error is None
+
+
+def test_models_that_are_loaded_and_unloaded_at_once_leave_the_server_alive(
+    command: Any, repository: Path, sockets: Path, tmp_path: Path
+) -> None:
+    """tritonserver crashes now and then where the guard does not have it wait, the more the busier the machine is."""
+    names = [f"model{number}" for number in range(4)]
+    for name in names:
+        command(*add(repository, sockets, name=name))
+
+    def load_and_unload(server: PlainServer, name: str) -> None:
+        for _ in range(25):
+            assert server.load(name)[0] == 200
+            assert server.unload(name)[0] == 200
+            # The next one listens where this one may still be about to go.
+            server.wait_unloaded(name)
+
+    environment = {"LD_PRELOAD": str(guard_library_path())}
+    with plain_server(tmp_path, repository, "--model-control-mode=explicit", environment=environment) as server:
+        with ThreadPoolExecutor(len(names)) as pool:
+            for done in [pool.submit(load_and_unload, server, name) for name in names]:
+                done.result()
+        assert server.process.poll() is None
 
 
 @pytest.mark.parametrize("flavour", ["native", "python"])

@@ -8,11 +8,15 @@
 //   TRITONSERVER_Inference...   the shapes of inputs, for which the front ends take memory
 //   TRITONSERVER_DataType...    a size by which the front ends divide
 //   shm_open                    names that only Triton's Python backend may use
+//   setpriority, pthread_create to know the threads of instances, which a model must not be deleted beside
 //
 // In any other program it does nothing and hands the calls on.
 
 #include <dlfcn.h>
+#include <pthread.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -21,6 +25,7 @@
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <unordered_map>
@@ -28,6 +33,7 @@
 #include <utility>
 
 #include "connections.h"
+#include "instance_threads.h"
 #include "shape_check.h"
 #include "startup.h"
 
@@ -402,6 +408,24 @@ __attribute__((constructor)) void Start(int argc, char** argv, char**) {
                Bytes(guard.limits.max_in_flight_bytes) + " in flight, stacks of " + Bytes(stack));
 }
 
+// --- deletion of models ----------------------------------------------------------------------------------------------
+
+struct Thread {
+  void* (*run)(void*);
+  void* argument;
+};
+
+void* RunDeletion(void* given) {
+  const std::unique_ptr<Thread> thread(static_cast<Thread*>(given));
+  WaitForInstanceThreads();
+  return thread->run(thread->argument);
+}
+
+bool IsStandardLibrary(const void* address) {
+  Dl_info info{};
+  return dladdr(address, &info) != 0 && info.dli_fname != nullptr && std::strstr(info.dli_fname, "libstdc++") != nullptr;
+}
+
 }  // namespace
 }  // namespace pytriton::guard
 
@@ -526,6 +550,28 @@ EXPORT int shm_open(const char* name, int flags, mode_t mode) {
     return -1;
   }
   return next(name, flags, mode);
+}
+
+// The first that the thread of an instance does.
+EXPORT int setpriority(__priority_which_t which, id_t who, int priority) {
+  static const auto next = Next<int (*)(__priority_which_t, id_t, int)>("setpriority");
+  if (Active() != nullptr && which == PRIO_PROCESS && who == static_cast<id_t>(syscall(SYS_gettid))) {
+    AddInstanceThread();
+  }
+  return next(which, who, priority);
+}
+
+EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) {
+  static const auto next = Next<int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>("pthread_create");
+  if (next == nullptr) return EAGAIN;
+  if (Active() == nullptr || argument == nullptr || !IsStandardLibrary(__builtin_return_address(0)) ||
+      !DeletesModel(argument)) {
+    return next(thread, attributes, run, argument);
+  }
+  auto deletion = std::make_unique<Thread>(Thread{run, argument});
+  const int error = next(thread, attributes, RunDeletion, deletion.get());
+  if (error == 0) deletion.release();
+  return error;
 }
 
 EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestNew(TRITONSERVER_InferenceRequest** request,

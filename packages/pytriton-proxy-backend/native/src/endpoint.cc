@@ -91,6 +91,13 @@ bool AnyBusy(const std::vector<std::shared_ptr<Connection>>& connections) {
       [](const auto& connection) { return connection->load() != 0 || connection->executing(); });
 }
 
+// Held by whoever looks at the socket's file and changes it: an instance that goes and the one that follows it in this
+// process do so at the same time.
+std::mutex& FilesMutex() {
+  static auto* const mutex = new std::mutex();
+  return *mutex;
+}
+
 bool Watch(int epoll_fd, int fd, uint32_t events) {
   epoll_event event{};
   event.events = events;
@@ -109,10 +116,13 @@ Endpoint::~Endpoint() {
     thread_.join();
   }
   // Before the workers hear of it: one that is cut off and still finds the socket takes that for a server that has died.
-  struct stat status;
-  // The instance that follows this one may listen in its place already.
-  if (inode_ != 0 && lstat(settings_.endpoint.c_str(), &status) == 0 && status.st_ino == inode_) {
-    unlink(settings_.endpoint.c_str());
+  {
+    const std::lock_guard<std::mutex> lock(FilesMutex());
+    struct stat status;
+    // The instance that follows this one may listen in its place already.
+    if (inode_ != 0 && lstat(settings_.endpoint.c_str(), &status) == 0 && status.st_ino == inode_) {
+      unlink(settings_.endpoint.c_str());
+    }
   }
   for (const auto& connection : *connections_) connection->Close("the model is unloaded", true);
   calls_.reset();
@@ -142,6 +152,7 @@ void Endpoint::Drain(int event_fd) {
 
 bool Endpoint::Bind(std::string* error) {
   const std::string& path = settings_.endpoint;
+  const std::lock_guard<std::mutex> lock(FilesMutex());
   struct stat status;
   if (lstat(path.c_str(), &status) == 0) {
     if (!S_ISSOCK(status.st_mode)) {

@@ -81,6 +81,12 @@ def test_guard_scanners(name: str, compile_native: Callable[..., Path], run_prog
     run_program(compile_native("guard_scan.cc", GUARD_SOURCES, *SANITIZERS), name)
 
 
+def test_guard_waits_for_threads_of_instances(
+    compile_native: Callable[..., Path], run_program: Callable[..., str]
+) -> None:
+    run_program(compile_native("guard_threads.cc", ["../guard/instance_threads.cc"], *SANITIZERS))
+
+
 @pytest.mark.timeout(FUZZ_S + 1800)
 def test_fuzz_records_and_settings(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     program = compile_native("fuzz.cc", ["record.cc", "settings.cc"], *SANITIZERS)

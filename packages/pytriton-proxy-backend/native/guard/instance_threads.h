@@ -1,0 +1,21 @@
+// The threads in which tritonserver runs instances of models, so that a model is not deleted beside their last step.
+#pragma once
+
+#include <sys/types.h>
+
+namespace pytriton::guard {
+
+// Remembers this thread as that of an instance.
+void AddInstanceThread();
+
+// Whether what `std::thread` is about to run in a new thread is Triton's deletion of a model.
+bool DeletesModel(void* state);
+
+// Waits until each thread of an instance was once asleep, or has ended; not for those that compute for seconds.
+//
+// Such a thread takes its instance out of a list while it works, and puts it back after it has told that it is done
+// (TritonBackendThread::BackendThread in Triton's backend_model_instance.cc). A model that is deleted in between, right
+// after its load or its last answer, is looked for in an empty list, which ends the server.
+void WaitForInstanceThreads();
+
+}  // namespace pytriton::guard
