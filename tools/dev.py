@@ -237,16 +237,17 @@ def test(runner: Runner, arguments: Sequence[str]) -> int:
     check_sources(runner)
     if long:
         check_deploy(runner)
+    selection = ("-m", "not soak") if long else ()
     for dist in LONE_DISTS:
-        runner.step(f"pytriton-{dist} with no sibling", "run", f"+dist={dist}", "alone:test")
+        runner.step(f"pytriton-{dist} with no sibling", "run", f"+dist={dist}", "alone:test", *selection)
     # Those of the lone distributions have run by now; the matrix runs them with their siblings.
-    tests = (*(("-m", "not soak") if long else ()), "packages/pytriton-server/tests", "tests")
+    tests = (*selection, "packages/pytriton-server/tests", "tests")
     runner.step("All other tests", "run", "test", *tests)
     for server in servers:
         runner.step(f"Tests with {server}", "run", "test", *tests, extra={SERVER_VARIABLE: str(server)})
     skipped = short_matrix(runner)
     if not long:
-        skipped.append("a minute of mixed traffic, and Ray Serve on two nodes: `test --ci`, as CI does")
+        skipped.append("a minute of mixed traffic, Ray Serve on two nodes, C++ on aarch64: `test --ci`, as CI does")
     code = runner.finish()
     say_skipped(skipped)
     return code

@@ -23,11 +23,14 @@ class Recorder:
     def __init__(self, failing: str = "") -> None:
         self.failing = failing
         self.ran: list[tuple[tuple[str, ...], str]] = []
+        self.alone: list[tuple[str, ...]] = []
 
     def hatch(self, *arguments: str, extra: Mapping[str, str] | None = None) -> int:
         server = (extra or {}).get("PYTRITON_TRITONSERVER_DIR", "")
         if "pytest" in arguments or arguments[:2] == ("run", "test"):
             self.ran.append((arguments, server))
+        if "alone:test" in arguments:
+            self.alone.append(arguments)
         return -9 if self.failing and server.endswith(self.failing) else 0
 
     def run(self, *command: str) -> int:
@@ -80,6 +83,8 @@ def test_the_long_ones_run_in_ci_and_are_told_of_elsewhere(
         assert dev.test(runner, arguments) == 0
         [(ran, _)] = runner.ran
         assert (ran[2:4] == ("-m", "not soak")) is selected
+        assert len(runner.alone) == len(dev.LONE_DISTS)
+        assert all((alone[-2:] == ("-m", "not soak")) is selected for alone in runner.alone)
         assert ("`test --ci`" in capsys.readouterr().out) is not selected
 
 

@@ -2,6 +2,8 @@
 
 import fcntl
 import os
+import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -221,6 +223,18 @@ def test_release_wheels_are_for_old_and_for_other_machines(tmp_path: Path, arch:
     for pattern, binary in binaries.items():
         header = zipfile.ZipFile(next(tmp_path.glob(pattern))).read(f"pytriton/{binary}")[:20]
         assert struct.unpack_from("<H", header, 18) == (elf_machine,)
+    if shutil.which("readelf") is None:
+        return
+    with zipfile.ZipFile(next(tmp_path.glob("pytriton_proxy_backend-*.whl"))) as wheel:
+        libraries = [Path(wheel.extract(name, tmp_path / "wheel")) for name in wheel.namelist() if ".so" in name]
+    assert len(libraries) == 4
+    for library in libraries:
+        needed = run(["readelf", "--version-info", "--dynamic", library], cwd=tmp_path).stdout
+        versions = {tuple(map(int, version.split("."))) for version in re.findall(r"GLIBC_([0-9.]+)", needed)}
+        # What the tag promises, and a C++ runtime of its own.
+        assert versions, needed
+        assert max(versions) <= (2, 17), library
+        assert "libstdc++" not in needed
 
 
 def test_wheels_in_an_empty_environment_serve_a_model(user_python: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ import struct
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -31,6 +31,11 @@ TESTS = Path(__file__).parents[1]
 NATIVE = TESTS.parent / "native"
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 MESSAGE = struct.Struct("<HHIQQIIQQ")
+SANITIZERS: dict[str, Sequence[str]] = {
+    "none": (),
+    "memory": ("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
+    "threads": ("-fsanitize=thread",),
+}
 
 
 @pytest.fixture(scope="session")
@@ -320,21 +325,53 @@ def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 # ---- C++ test programs ---------------------------------------------------------------------------------------------
 
 
-def machine_compiler() -> list[str]:
-    """The command of this machine's C++ compiler; skips the test where there is none."""
+class Machine(NamedTuple):
+    """What the C++ programs are compiled for, and run on."""
+
+    compiler: Sequence[str]
+    runner: Sequence[str] = ()
+    environment: Mapping[str, str] = {}
+    sanitizers: Mapping[str, Sequence[str]] = SANITIZERS
+
+
+def this_machine() -> Machine:
+    """Find this machine's C++ compiler; skips the test where there is none."""
     given = os.environ.get("CXX")
     if given:
-        return shlex.split(given)
+        return Machine(shlex.split(given))
     for name in ("c++", "g++", "clang++"):
         if path := shutil.which(name):
-            return [path]
+            return Machine([path])
     pytest.skip("there is no C++ compiler on this machine (set CXX)")
 
 
-def compile_program(folder: Path, main: str, sources: Sequence[str], *flags: str) -> Path:
+def emulated_aarch64() -> Machine:
+    """Find Debian's compiler for aarch64 and qemu's emulator of programs; skips the test where either is missing."""
+    libraries = Path("/usr/aarch64-linux-gnu")
+    names = ("aarch64-linux-gnu-g++", "qemu-aarch64-static")
+    compiler, emulator = (shutil.which(name) for name in names)
+    if compiler is None or emulator is None or not libraries.is_dir():
+        pytest.skip(f"aarch64 needs {' and '.join(names)} (Debian: g++-aarch64-linux-gnu, qemu-user-static)")
+    # In the emulator, LeakSanitizer cannot stop the threads, and ThreadSanitizer cannot start the program.
+    sanitizers = {**SANITIZERS, "threads": SANITIZERS["memory"]}
+    return Machine([compiler], [emulator, "-L", str(libraries)], {"ASAN_OPTIONS": "detect_leaks=0"}, sanitizers)
+
+
+@pytest.fixture(
+    scope="session",
+    params=[pytest.param(this_machine, id="here"), pytest.param(emulated_aarch64, id="aarch64", marks=pytest.mark.ci)],
+)
+def machine(request: pytest.FixtureRequest) -> Machine:
+    """The machines that the native libraries are for."""
+    found: Machine = request.param()
+    return found
+
+
+def compile_program(folder: Path, machine: Machine, main: str, sources: Sequence[str], sanitizer: str) -> Path:
     """Compile one program, each file once for all programs and all test processes."""
     files = [NATIVE / "tests" / main, *(NATIVE / "src" / name for name in sources)]
-    command = [*machine_compiler(), "-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", *flags]
+    flags = ("-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-pthread", *machine.sanitizers[sanitizer])
+    command = [*machine.compiler, *flags]
     headers = sorted(NATIVE.rglob("*.h"))
     return make_once(folder, command, [make_once(folder, [*command, "-c"], [file], headers) for file in files])
 
@@ -361,20 +398,20 @@ def make_once(folder: Path, command: Sequence[str], files: Sequence[Path], read:
 
 
 @pytest.fixture(scope="session")
-def compile_native(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
-    """Compiles a program of native/tests: its main file, and the files of native/src that it needs."""
+def compile_native(machine: Machine, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Compiles a program of native/tests: its main file, the files of native/src that it needs, what it looks for."""
     folder = tmp_path_factory.getbasetemp().parent
-    return lambda main, sources, *flags: compile_program(folder, main, sources, *flags)
+    return lambda main, sources, sanitizer="none": compile_program(folder, machine, main, sources, sanitizer)
 
 
 @pytest.fixture(scope="session")
-def run_program() -> Callable[..., str]:
+def run_program(machine: Machine) -> Callable[..., str]:
     """Runs a program and returns what it printed; fails with what it said where it does not end well."""
 
     def run(program: Path, *arguments: object, timeout_s: float = PATIENCE_S) -> str:
-        done = subprocess.run(
-            [str(program), *map(str, arguments)], capture_output=True, text=True, timeout=timeout_s, check=False
-        )
+        command = [*machine.runner, str(program), *map(str, arguments)]
+        environment = {**os.environ, **machine.environment}
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False, env=environment)
         assert done.returncode == 0, f"exit code {done.returncode}\n{done.stderr[-4000:]}"
         return done.stdout
 
