@@ -153,6 +153,11 @@ def test_results_as_text() -> None:
     assert result_as_text(answer, one_line=True) == wanted
 
 
+def test_a_single_number_has_no_brackets() -> None:
+    answer = result(score=np.array([2.0], np.float32), tenth=np.array([[0.1]], np.float32), yes=np.array([True]))
+    assert result_as_text(answer, one_line=False) == "score: 2.0\ntenth: 0.1\nyes: True"
+
+
 def test_long_results_are_cut_and_say_their_size() -> None:
     assert result_as_text(result(y=np.zeros(2000)), one_line=True) == "y (shape [2000]): [0., 0., 0., ..., 0., 0., 0.]"
 

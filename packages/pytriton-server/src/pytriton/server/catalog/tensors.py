@@ -168,6 +168,8 @@ def _output_as_text(name: str, value: Any, *, one_line: bool) -> str:
     array = np.asarray(value, object) if isinstance(value, bytes) else np.asarray(value)
     if array.dtype.kind in "OS":
         shown = _texts(array, one_line=one_line)
+    elif array.size == 1:
+        shown = str(array.reshape(-1)[0])
     else:
         shown = np.array2string(array, separator=", ", threshold=_MOST_SHOWN, prefix=f"{name}: ")
         shown = " ".join(shown.split()) if one_line else shown

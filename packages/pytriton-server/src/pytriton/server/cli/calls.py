@@ -56,7 +56,9 @@ def models(
 
     if as_json and openapi:
         raise typer.BadParameter("--json and --openapi exclude each other")
-    with _told(url), contextlib.closing(_connect(url, access_token, ca_file)) as control:
+    # What a protected server tells everybody is of single models.
+    advice = _TOKEN_ADVICE if names else f"{_TOKEN_ADVICE}. Or name a model, whose signature needs none"
+    with _told(url, advice), contextlib.closing(_connect(url, access_token, ca_file)) as control:
         parsed = TritonUrl.from_url(url)
         if openapi and parsed.protocol != "http":
             _fail("OpenAPI describes HTTP: give the server's http:// address.")
@@ -306,7 +308,7 @@ def _say_what_there_is(control: "Control", name: str, version: str | None) -> st
 
 
 @contextlib.contextmanager
-def _told(url: str) -> Iterator[None]:
+def _told(url: str, token_advice: str = _TOKEN_ADVICE) -> Iterator[None]:
     """End the program with one line for an error that is no fault of its own."""
     from pytriton.client.exceptions import PyTritonClientError, PyTritonClientInferenceServerError
     from pytriton.client.management import is_denial
@@ -323,7 +325,7 @@ def _told(url: str) -> Iterator[None]:
                 f"{url} is a web server, and no Triton: expected an error in Triton's form, received {said[:60]!r}. Is "
                 "the port right? Triton's are 8000 for HTTP and 8001 for gRPC, unless somebody has chosen others."
             )
-        _fail(f"{_TOKEN_ADVICE} ({said})" if is_denial(error.status or "", said) else said)
+        _fail(f"{token_advice} ({said})" if is_denial(error.status or "", said) else said)
     except PyTritonClientError as error:
         _fail(str(error))
     except KeyboardInterrupt:

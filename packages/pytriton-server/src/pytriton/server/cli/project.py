@@ -54,7 +54,7 @@ _README = """# {name}
 
 ```
 pytriton serve app.py --reload
-pytriton models localhost:8000
+pytriton models localhost:8000 shout
 pytriton infer localhost:8000 shout text=hello
 pytest
 ```
