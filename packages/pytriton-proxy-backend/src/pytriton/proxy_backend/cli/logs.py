@@ -9,14 +9,18 @@ import logging
 
 from .app import seconds
 
-__all__ = ["LEVELS", "JsonFormatter", "add_service_options", "start_log"]
+__all__ = ["LEVELS", "TEXT_FORMAT", "JsonFormatter", "add_service_options", "start_log"]
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 """Values of `--log-level`."""
 FORMATS = ("text", "json")
 """Values of `--log-format`."""
 
-_TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+"""How a record of the log is written as text."""
+
+# Whoever sits in front of it knows the day.
+_TERMINAL_TIME = "%H:%M:%S"
 _TRACEBACK = "\nTraceback (most recent call last):\n"
 _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -81,7 +85,9 @@ def start_log(level: str, log_format: str = "text") -> None:
         if value not in known:
             raise ValueError(f"{option} must be {', '.join(known[:-1])} or {known[-1]}, got {value!r}")
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonFormatter() if log_format == "json" else logging.Formatter(_TEXT))
+    is_terminal = handler.stream is not None and handler.stream.isatty()
+    text = logging.Formatter(TEXT_FORMAT, _TERMINAL_TIME if is_terminal else None)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else text)
     logging.basicConfig(level=level, handlers=[handler])
     # Nothing but JSON is to be read there.
     logging.captureWarnings(log_format == "json")

@@ -55,6 +55,8 @@ class Reloader:
         # Compiled files go by seconds and sizes, which a quick change leaves as they are.
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+        # It would tell of every change, before what became of it is told.
+        logging.getLogger("watchfiles").setLevel(logging.WARNING)
 
     @contextlib.contextmanager
     def watching(self, reload: Callable[[], str]) -> Iterator[None]:
@@ -65,7 +67,8 @@ class Reloader:
         """
         thread = threading.Thread(target=self._watch, args=(reload,), name="pytriton-reload", daemon=True)
         thread.start()
-        logger.info("Files below %s are read again when they change.", self._folder)
+        where = "this folder" if self._folder == Path.cwd() else self._folder
+        logger.info("Files below %s are read again when they change.", where)
         try:
             yield
         finally:

@@ -15,6 +15,8 @@ Options: TypeAlias = dict[str, Any]
 
 # Seen as well on white as on black.
 _COLORS = ["#2f7ed8", "#e07b39", "#3aa76d", "#b05fc4", "#c9a227", "#d64550", "#4bb3c1", "#8a8f98"]
+# The least that a chart shows: of a single point ECharts would make two days.
+_LEAST_MS = 60_000.0
 _TEXT, _LINES = "#8a8f98", "rgba(138,143,152,0.25)"
 
 
@@ -73,6 +75,8 @@ def _nothing(history: History) -> list[list[float | None]]:
 def _options(names: Sequence[str], rows: Sequence[Sequence[float | None]]) -> Options:
     # The names of the columns are ours: those of models could be anything.
     columns = ["time", *(f"line{number}" for number in range(len(names)))]
+    # In the order of time.
+    span = {"min": min(rows[0][0] or 0.0, (rows[-1][0] or 0.0) - _LEAST_MS), "max": rows[-1][0]} if rows else {}
     axis = {"axisLabel": {"color": _TEXT, "hideOverlap": True}, "splitLine": {"lineStyle": {"color": _LINES}}}
     return {
         "animation": False,
@@ -89,7 +93,7 @@ def _options(names: Sequence[str], rows: Sequence[Sequence[float | None]]) -> Op
             "textStyle": {"color": _TEXT},
         },
         "tooltip": {"trigger": "axis", "confine": True, "renderMode": "richText"},
-        "xAxis": {**axis, "type": "time", "splitLine": {"show": False}, "splitNumber": 4},
+        "xAxis": {**axis, "type": "time", "splitLine": {"show": False}, "splitNumber": 4, **span},
         "yAxis": {**axis, "type": "value", "min": 0},
         "dataset": {"dimensions": columns, "source": [list(row) for row in rows]},
         "series": [

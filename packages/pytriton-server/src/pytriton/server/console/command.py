@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from pytriton.proxy_backend.cli.logs import TEXT_FORMAT
+
 if TYPE_CHECKING:
     from pytriton.triton import Triton
 
@@ -121,7 +123,7 @@ def console_beside(triton: "Triton", port: int) -> Iterator[None]:
     with tempfile.TemporaryDirectory(prefix="pytriton-console-") as folder:
         log = Path(folder, "server.log")
         handler = RotatingFileHandler(log, maxBytes=_LOG_BYTES, backupCount=1, encoding="utf-8")
-        handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+        handler.setFormatter(logging.Formatter(TEXT_FORMAT))
         command = [sys.executable, "-m", "pytriton", "console", str(triton.http_url), "--port", str(port)]
         command += ["--log-file", str(log)]
         command += ["--metrics-url", triton.metrics_url] if triton.metrics_url else []
