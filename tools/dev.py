@@ -361,6 +361,13 @@ def reference(runner: Runner, arguments: Sequence[str]) -> int:
     )
 
 
+def pictures(runner: Runner, _arguments: Sequence[str]) -> int:
+    """Take the pictures of docs/ anew: of the console and of terminals, with Chromium. Wants the ports 8000 to 8003."""
+    extra = {"PYTRITON_TEST_SCREENSHOTS": str(ROOT / "docs")}
+    tests = ("tests/server/test_console.py", "tests/server/test_first_hour.py")
+    return prepare(runner) or runner.hatch("run", "--", "pytest", "-rP", *tests, extra=extra)
+
+
 def docs(runner: Runner, arguments: Sequence[str]) -> int:
     """Build the pages of docs/ into .tools/site."""
     return runner.hatch("run", "docs:build", *arguments)
@@ -386,6 +393,7 @@ COMMANDS: dict[str, Callable[[Runner, Sequence[str]], int]] = {
     "format": format_sources,
     "native": native,
     "reference": reference,
+    "pictures": pictures,
     "docs": docs,
     "build": build,
     "matrix": matrix,

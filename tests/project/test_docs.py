@@ -404,16 +404,17 @@ def check_requirement(word: str, action: str) -> None:
         found = sorted(path.name for path in ROOT.glob(word))
         assert found == list(DISTS), f"{word} is {found}"
         return
-    match = re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[(\w+)\])?", word)
+    match = re.fullmatch(r"([A-Za-z0-9._-]+)(?:\[([\w,]+)\])?", word)
     assert match, f"{word} is no requirement"
-    name, extra = match[1], match[2]
+    name, extras = match[1], set(filter(None, (match[2] or "").split(",")))
     if action == "uninstall":
         assert name in REMOVABLE or name in DISTS, name
     elif name not in FOREIGN:
         assert name in DISTS, f"{name} is not ours"
-        if extra:
+        if extras:
             project = tomli.loads((ROOT / "packages" / name / "pyproject.toml").read_text())["project"]
-            assert extra in project["optional-dependencies"], f"{name} has no extra {extra!r}"
+            missing = extras - project["optional-dependencies"].keys()
+            assert not missing, f"{name} has no extra {missing}"
 
 
 @contextmanager

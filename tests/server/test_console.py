@@ -1,6 +1,6 @@
 """The console, looked at with a real Chromium: a server of ours, one of hostile names, and who may come in.
 
-`PYTRITON_TEST_SCREENSHOTS=docs/console` has the pictures of the documentation made anew.
+`python3 tools/dev.py pictures` has the pictures of docs/console.md taken anew.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.proxy.types import Request
 from pytriton.triton import ProcessWorker, Triton, TritonSecurityConfig
-from support.chromium import PHONE, SCREENSHOTS_VARIABLE, Browser, browsing, hosts
+from support.chromium import PHONE, Browser, browsing, hosts, pictures_folder
 from support.process_models import DIE
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
@@ -175,18 +175,18 @@ def test_models_and_their_numbers(page: str, server: Triton, browser: Browser) -
         browser.wait_text(".c-is-latency", lambda text: text != "-")
         eventually(lambda: len(browser.driver.find_elements("css selector", ".c-chart canvas")) == 4)
         assert "<b>a line of the log</b>" in browser.text(".c-log")
-        if os.environ.get(SCREENSHOTS_VARIABLE):
+        if pictures_folder() is not None:
             for _ in range(25):  # so that there are lines to be seen
                 seen = browser.text(".c-is-latency")
                 browser.wait_text(".c-is-latency", lambda text, seen=seen: text != seen)  # type: ignore[misc]
-        browser.picture("desk")
+        browser.picture("console/desk")
         browser.darken(is_dark=True)
         browser.find("body.body--dark")
-        browser.picture("desk-dark")
+        browser.picture("console/desk-dark")
         browser.resize(PHONE)
         eventually(lambda: browser.width() <= PHONE[0])
         assert "scale" in browser.text(".c-models")
-        browser.picture("phone-dark")
+        browser.picture("console/phone-dark")
     finally:
         ending.set()
         caller.join()
@@ -206,7 +206,7 @@ def test_a_model_is_tried(page: str, browser: Browser) -> None:
     assert browser.wait_text(".c-answer", bool) == "scaled: [10., 20., 30.]"
     assert "ms" in browser.wait_text(".c-status", lambda text: text != "...")
     browser.wait_text(".c-curl", lambda text: '{"image": [1.0, 2.0, 3.0], "factor": 10.0}' in text)
-    browser.picture("model")
+    browser.picture("console/model")
     browser.write(".c-field:nth-child(2) textarea", "ten")
     browser.click(".c-call")
     assert browser.wait_text(".c-error", bool) == "Input 'factor': expected FP32 (numbers with commas), received 'ten'."
@@ -219,7 +219,7 @@ def test_texts_and_files_and_errors(page: str, browser: Browser, tmp_path: Path)
         browser.write(".c-field textarea", text)
         browser.wait_text(".c-curl", lambda shown, text=text: json.dumps(text) in shown)  # type: ignore[misc]
         browser.click(".c-call")
-        browser.wait_text(".c-answer", lambda shown, text=text: f"size: [{len(text)}]" in shown)  # type: ignore[misc]
+        browser.wait_text(".c-answer", lambda shown, text=text: f"size: {len(text)}\n" in shown)  # type: ignore[misc]
     browser.write(".c-field textarea", "bad")
     browser.click(".c-call")
     assert "this file is <b>bad</b>" in browser.wait_text(".c-error", bool)
@@ -228,7 +228,7 @@ def test_texts_and_files_and_errors(page: str, browser: Browser, tmp_path: Path)
     browser.find("input[type=file]").send_keys(str(cat))
     browser.wait_text(".c-field .q-chip", lambda text: "cat.jpg (10,240 bytes)" in text)
     browser.click(".c-call")
-    browser.wait_text(".c-answer", lambda text: "size: [10240]" in text)
+    browser.wait_text(".c-answer", lambda text: "size: 10240" in text)
 
 
 def test_a_stream_is_shown_as_it_comes(page: str, browser: Browser) -> None:
@@ -241,7 +241,7 @@ def test_a_stream_is_shown_as_it_comes(page: str, browser: Browser) -> None:
     go_on.set()
     browser.wait_text(".c-answer", lambda text: text == "word: to\nword: <i>be</i>\nword: or")
     browser.wait_text(".c-status", lambda text: text.startswith("3 answers, ") and text.endswith(" ms"))
-    browser.picture("stream")
+    browser.picture("console/stream")
 
 
 @pytest.mark.parametrize("model", ["scale", "describe", "words"])
@@ -291,7 +291,7 @@ def test_a_worker_that_breaks_is_told(page: str, server: Triton, browser: Browse
             client.infer_sample(np.array([DIE], np.float32))
         told = "Worker 0 of fragile is not attached: its process has ended by itself 1 time."
         browser.wait_text(".c-told", lambda text: text == told)
-        browser.picture("broken")
+        browser.picture("console/broken")
         browser.open(f"{page}/model?name=fragile")
         shown = browser.wait_text(".c-workers", lambda text: "not attached" in text)
         assert shown.split()[-1] == "1"

@@ -4,13 +4,14 @@ import contextlib
 import os
 import pty
 import random
+import re
 import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,9 +93,20 @@ class Terminal:
 
     def wait_for(self, text: str) -> str:
         """Wait until the program has shown a text; returns all that it has shown."""
-        while text not in self.shown:
-            assert self._read(), f"the program ended without {text!r}:\n{self.shown}"
+        return self.wait_until(lambda shown: text in shown, repr(text))
+
+    def wait_until(self, condition: Callable[[str], object], what: str = "it") -> str:
+        """Wait until what the program has shown fulfils a condition; returns all of that."""
+        while not condition(self.shown):
+            assert self._read(), f"the program ended without {what}:\n{self.shown}"
         return self.shown
+
+    def wait_found(self, pattern: str) -> "re.Match[str]":
+        """Wait until the program has shown what matches a pattern; returns the match."""
+        self.wait_until(lambda shown: re.search(pattern, shown), repr(pattern))
+        found = re.search(pattern, self.shown)
+        assert found is not None
+        return found
 
     def wait_ended(self) -> int:
         """Wait for the end of the program; returns its exit code."""

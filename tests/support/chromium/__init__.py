@@ -17,7 +17,7 @@ from support.waiting import PATIENCE_S, eventually
 
 CHROMIUM, DRIVER = Path("/usr/bin/chromium"), Path("/usr/bin/chromedriver")
 SCREENSHOTS_VARIABLE = "PYTRITON_TEST_SCREENSHOTS"
-"""A folder that pictures of the pages are written to, such as docs/console."""
+"""A folder that pictures are written to, in folders of their subjects: docs, where they are shown."""
 
 DESK, PHONE = (1280, 860), (390, 844)
 _LONGEST = 2600
@@ -106,15 +106,22 @@ class Browser:
 
     def picture(self, name: str) -> None:
         """Write a picture of the whole page, where somebody asked for pictures."""
-        folder = os.environ.get(SCREENSHOTS_VARIABLE)
-        if not folder:
+        folder = pictures_folder()
+        if folder is None:
             return
         size = self.driver.execute_cdp_cmd("Page.getLayoutMetrics", {})["cssContentSize"]
         clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], _LONGEST), "scale": 1}
         asked = {"format": "webp", "quality": 75, "captureBeyondViewport": True, "clip": clip}
         data = self.driver.execute_cdp_cmd("Page.captureScreenshot", asked)["data"]
-        Path(folder).mkdir(parents=True, exist_ok=True)
-        (Path(folder) / f"{name}.webp").write_bytes(base64.b64decode(data))
+        path = folder / f"{name}.webp"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(data))
+
+
+def pictures_folder() -> Path | None:
+    """Return where pictures are to be written, where somebody asked for pictures."""
+    folder = os.environ.get(SCREENSHOTS_VARIABLE)
+    return Path(folder).absolute() if folder else None
 
 
 @contextlib.contextmanager
