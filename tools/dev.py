@@ -370,7 +370,7 @@ def pictures(runner: Runner, _arguments: Sequence[str]) -> int:
 
 def docs(runner: Runner, arguments: Sequence[str]) -> int:
     """Build the pages of docs/ into .tools/site."""
-    return runner.hatch("run", "docs:build", *arguments)
+    return runner.run("mkdocs", "build", "--strict", *arguments)
 
 
 def native(runner: Runner, _arguments: Sequence[str]) -> int:
