@@ -57,3 +57,15 @@ def test_what_somebody_calls_a_field_hides_none_of_ours() -> None:
 def test_no_such_level_or_format(level: str, log_format: str) -> None:
     with pytest.raises(ValueError, match=r"must be .* or .*, got"):
         start_log(level, log_format)
+
+
+def test_a_record_in_a_span_says_which() -> None:
+    trace = pytest.importorskip("opentelemetry.trace")
+    span = trace.NonRecordingSpan(trace.SpanContext(0xABC, 0x12, is_remote=False))
+    with trace.use_span(span):
+        told = formatted("text")
+        # A record that knows better is believed.
+        own = formatted("text", trace_id="its own")
+    assert (told["trace_id"], told["span_id"]) == ("abc".zfill(32), "12".zfill(16))
+    assert own["trace_id"] == "its own"
+    assert "trace_id" not in formatted("text")

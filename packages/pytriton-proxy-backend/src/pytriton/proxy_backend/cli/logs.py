@@ -6,6 +6,7 @@ import argparse
 import datetime
 import json
 import logging
+import sys
 
 from .app import seconds
 
@@ -29,7 +30,7 @@ class JsonFormatter(logging.Formatter):
     """A log record as one line of JSON.
 
     Its fields are `time` (UTC), `level`, `logger`, `message`, `process`, `thread`, with an error `exception`, its
-    traceback, and whatever else the record was given as `extra`.
+    traceback, whatever else the record was given as `extra`, and in a span of OpenTelemetry `trace_id` and `span_id`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -51,11 +52,25 @@ class JsonFormatter(logging.Formatter):
         if record.stack_info:
             fields["stack"] = record.stack_info
         extra = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
+        extra = {**_current_span(), **extra}
         try:
             return json.dumps({**extra, **fields}, default=repr, allow_nan=False)
         except (TypeError, ValueError):
             # JSON has no NaN, no keys that are tuples and no lists in themselves.
             return json.dumps({**{name: repr(value) for name, value in extra.items()}, **fields})
+
+
+def _current_span() -> dict[str, str]:
+    """Return the ids of the span that this thread is in; none where nobody has imported OpenTelemetry."""
+    trace = sys.modules.get("opentelemetry.trace")
+    try:
+        found = None if trace is None else trace.get_current_span().get_span_context()
+    except AttributeError:
+        # Another thread is just importing it.
+        return {}
+    if found is None or not found.is_valid:
+        return {}
+    return {"trace_id": f"{found.trace_id:032x}", "span_id": f"{found.span_id:016x}"}
 
 
 def add_service_options(parser: argparse.ArgumentParser) -> None:

@@ -201,7 +201,7 @@ class OpenBatch:
         """Answer every request that is open with an error."""
         with self.state.lock:
             left = self.open_requests
-            self.state.counters.failed[kind] += len(left)
+            self.state.counters.add_failed(kind, len(left))
             self._send([ResponseData(index, error=shortened(text), code=code) for index in left])
 
     def _send(self, responses: list[ResponseData]) -> None:
@@ -230,7 +230,7 @@ class OpenBatch:
             raise TritonModelException(f"the response cannot be sent: {error}") from error
         except (ArenaFullError, ProtocolError, TypeError, ValueError) as error:
             # Whoever waits for it is told, and so is whoever sent it.
-            counters.failed["memory" if isinstance(error, ArenaFullError) else "output"] += len(ended) or 1
+            counters.add_failed("memory" if isinstance(error, ArenaFullError) else "output", len(ended) or 1)
             if done:
                 self._is_at = False
                 self._sink.fail(self._number, shortened(str(error)))
@@ -255,7 +255,7 @@ class OpenBatch:
         )
         logger.error("%s", text)
         with self.state.lock, contextlib.suppress(TritonModelException):
-            self.state.counters.failed["callable"] += 1
+            self.state.counters.add_failed("callable")
             self._send([ResponseData(index, error=shortened(text))])
 
 

@@ -113,10 +113,10 @@ class SharedSource:
 
     def _note_cancelled(self, _number: int, _request: int) -> None:
         # The byte of the request says it, too.
-        self._counters.cancelled += 1
+        self._counters.add_cancelled()
 
     def _note_unreadable(self) -> None:
-        self._counters.failed["input"] += 1
+        self._counters.add_failed("input")
 
     # ---- the thread that reads --------------------------------------------------------------------------------------
 

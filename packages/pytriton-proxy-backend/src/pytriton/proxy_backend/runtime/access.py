@@ -6,12 +6,13 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from time import monotonic_ns
 from typing import Any
 
 from ..model import ModelSpec
 from ..wire.batch import Batch
+from .trace_context import read_ids
 
 __all__ = ["ACCESS_VARIABLE", "Access", "is_wanted", "log_access", "pass_on_records"]
 
@@ -44,38 +45,46 @@ def pass_on_records() -> None:
 
 
 class Access:
-    """What becomes of the requests of one batch.
+    """What becomes of the requests of one batch: a record for each, when it has its last answer.
 
     Args:
         model: The model that they are for.
         batch: The batch, which has just come.
     """
 
-    __slots__ = ("_began_ns", "_model", "_outcomes", "_requests")
+    __slots__ = ("_began_ns", "_fields", "_open", "_outcomes")
 
     def __init__(self, model: ModelSpec, batch: Batch) -> None:
         self._began_ns = monotonic_ns()
-        self._model = model
-        self._requests = [(batch.load_fields(index)[0], rows) for index, rows in enumerate(batch.rows)]
+        self._fields = [_fields(model, batch, index) for index in range(len(batch.rows))]
+        self._open = dict.fromkeys(range(len(batch.rows)))
         self._outcomes: dict[int, str] = {}
 
     def fail(self, index: int, kind: str) -> None:
         """Note that a request got an error, of a kind as in the metrics."""
         self._outcomes.setdefault(index, kind)
 
-    def end(self, kind: str = _SUCCEEDED) -> None:
-        """Write the records; `kind` is the outcome of those requests of which nothing else was noted."""
+    def end(self, kind: str = _SUCCEEDED, ended: Iterable[int] | None = None) -> None:
+        """Write the records of the requests that `ended`, or of all that are left.
+
+        `kind` is the outcome of those of which nothing else was noted.
+        """
         duration_ms = round((monotonic_ns() - self._began_ns) / 1e6, 3)
-        for index, (request_id, rows) in enumerate(self._requests):
-            log_access(
-                {
-                    "model": self._model.name,
-                    "version": self._model.version,
-                    "request_id": request_id,
-                    "rows": rows,
-                    "batch": len(self._requests),
-                    "duration_ms": duration_ms,
-                    "outcome": self._outcomes.get(index, kind),
-                }
-            )
-        self._requests = []
+        for index in list(self._open) if ended is None else ended:
+            if index in self._open:
+                del self._open[index]
+                told = {"duration_ms": duration_ms, "outcome": self._outcomes.get(index, kind)}
+                log_access({**self._fields[index], **told})
+
+
+def _fields(model: ModelSpec, batch: Batch, index: int) -> dict[str, Any]:
+    """Return what is known of a request when it comes."""
+    fields = {
+        "model": model.name,
+        "version": model.version,
+        "request_id": batch.load_fields(index)[0],
+        "rows": batch.rows[index],
+        "batch": len(batch.rows),
+    }
+    ids = read_ids(batch, index)
+    return fields if ids is None else {**fields, "trace_id": ids[0], "span_id": ids[1]}

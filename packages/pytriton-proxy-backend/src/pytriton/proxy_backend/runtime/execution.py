@@ -116,6 +116,8 @@ class Execution:
                 self._result = self._call()
             self._finish(run_async)
         except ConnectionLostError:
+            if self._access is not None:
+                self._access.end("lost")
             raise
         except BaseException as error:
             self._fail(error)
@@ -152,6 +154,8 @@ class Execution:
             self.first_ns = self._began_ns = monotonic_ns()
             await self._finish_async(self._call())
         except ConnectionLostError:
+            if self._access is not None:
+                self._access.end("lost")
             raise
         except BaseException as error:
             self._fail(error)
@@ -306,6 +310,8 @@ class Execution:
             # Not before: what cannot be sent is answered with an error.
             for index in ended:
                 still_open[index] = False
+            if self._access is not None:
+                self._access.end(ended=ended)
 
     def _check(self, index: int, result: Any, final: bool) -> ResponseData | None:
         """Return what one element of the result is for its request; `None` where that is nothing."""
@@ -313,7 +319,7 @@ class Execution:
         decoupled = service.model.decoupled
         if not final and self._batch is not None and self._batch.is_cancelled(index):
             # Nobody reads this stream any more: it ends here, whatever becomes of the others.
-            service.counters.failed["cancelled"] += 1
+            service.counters.add_failed("cancelled", 1)
             self._given_up = True
             if self._access is not None:
                 self._access.fail(index, "cancelled")
@@ -357,7 +363,7 @@ class Execution:
             # One that was raised before it was returned has a place in the code.
             told = error_text(error) if error.__traceback__ is None else f"\n{_trace(error)}"
             logger.warning("model %s: the callable returned an error for request %d: %s", name, index, told)
-        self._service.counters.failed[kind] += 1
+        self._service.counters.add_failed(kind, 1)
         if self._access is not None:
             self._access.fail(index, kind)
         text = self._text(error)
@@ -418,14 +424,16 @@ class Execution:
         else:
             # As text: a handler that keeps its records would keep the frames, and with them the inputs.
             logger.warning("model %s: the inference callable failed\n%s", self._service.model.name, _trace(error))
-        self._service.counters.failed[kind] += self._count if self._open is None else sum(self._open)
+        self._service.counters.add_failed(kind, self._count if self._open is None else sum(self._open))
         text = self._text(error)
         # The frames of the traceback refer to the inputs, which go back with this answer.
         error.__traceback__ = None
         self._drop()
-        self._service.sink.fail(self._number, text, code)
-        if self._access is not None:
-            self._access.end(kind)
+        try:
+            self._service.sink.fail(self._number, text, code)
+        finally:
+            if self._access is not None:
+                self._access.end(kind)
 
     def _fail_late(self, error: BaseException) -> None:
         """Note an error that comes when every request has its last answer: there is nobody to tell it to."""

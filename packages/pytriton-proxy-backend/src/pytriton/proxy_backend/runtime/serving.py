@@ -100,12 +100,12 @@ def begin(service: Service, source: BatchSource, cancelled: list[tuple[int, int]
     counters = service.counters
 
     def note_cancelled(number: int, request: int) -> None:
-        counters.cancelled += 1
+        counters.add_cancelled()
         if cancelled is not None:
             cancelled.append((number, request))
 
     def note_unreadable() -> None:
-        counters.failed["input"] += 1
+        counters.add_failed("input")
 
     load_tracing(worker_tracer())
     source.on_cancel = note_cancelled

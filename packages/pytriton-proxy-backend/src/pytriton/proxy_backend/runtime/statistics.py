@@ -7,6 +7,10 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .meters import Meters
 
 # An integer of 64 bits has a `bit_length` of at most 64: no index needs a check.
 _BUCKETS = 65
@@ -101,14 +105,16 @@ class Counters:
     """The running numbers.
 
     Attributes:
+        meters: Who is told of everything as well; `None` where nobody asks.
         numbers: Most of them, in one place, where the accelerator adds to them as well.
         cancelled: Requests of which somebody said that their callers gave up.
         failed: Requests that were answered with an error, by its kind.
     """
 
-    __slots__ = ("_lock", "_parts", "cancelled", "failed", "numbers")
+    __slots__ = ("_lock", "_parts", "cancelled", "failed", "meters", "numbers")
 
     def __init__(self) -> None:
+        self.meters: Meters | None = None
         self.numbers = _zeros()
         self._parts: list[array[int]] = []
         # The instances of a model in process are threads that count in one place.
@@ -138,6 +144,20 @@ class Counters:
             # The bucket of 2^n is that of everything above 2^(n-1).
             numbers[_ROW_COUNTS + ((rows - 1).bit_length() if rows else 0)] += 1
             numbers[_CALLABLE_COUNTS + callable_ns.bit_length()] += 1
+        if self.meters is not None:
+            self.meters.add_call(requests, rows, called_ns - sent_ns if 0 < sent_ns < called_ns else None, callable_ns)
+
+    def add_failed(self, kind: str, requests: int = 1) -> None:
+        """Count requests that get an error."""
+        self.failed[kind] += requests
+        if self.meters is not None:
+            self.meters.add_failed(kind, requests)
+
+    def add_cancelled(self) -> None:
+        """Count a request whose caller gave up."""
+        self.cancelled += 1
+        if self.meters is not None:
+            self.meters.add_cancelled()
 
     def add_output(self, size: int) -> None:
         """Count bytes of outputs; less than 0 takes back what was counted."""

@@ -11,7 +11,6 @@ Requests that nobody traces have no spans.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from time import monotonic_ns, time_ns
@@ -37,13 +36,13 @@ from ..wire.response import ResponseData
 from .execution import Execution
 from .service import Service
 from .texts import error_text
+from .trace_context import read_carrier
 
 PROXY_SPAN = "pytriton.proxy"
 BATCH_SPAN = "pytriton.batch"
 # Called as PyTriton called it.
 CALLABLE_SPAN = "proxy_inference_callable"
 
-_HEADERS = (TRACEPARENT, "tracestate")
 _MAX_CLOCK_GAP_NS = 20_000
 
 _propagator = TraceContextTextMapPropagator()
@@ -236,34 +235,13 @@ def _clock_offset_ns() -> int:
 
 
 def _context_of(batch: Batch, index: int) -> Context | None:
-    """Return the trace context of a request; `None` where it has none.
-
-    It is that of Triton's own span where Triton traces the request. Where not, it is the caller's, if the server
-    forwards its headers.
-    """
-    text = batch.load_fields(index)[5]
-    if text:
-        carrier = _parsed(text)
-    else:
-        carrier = {
-            name.lower(): str(value) for name, value in batch.load_parameters(index).items() if name.lower() in _HEADERS
-        }
+    """Return the trace context of a request; `None` where it has none."""
+    carrier = read_carrier(batch, index)
     if TRACEPARENT not in carrier:
         return None
     context = _propagator.extract(carrier, context=Context())
     found: SpanContext = get_current_span(context).get_span_context()
     return context if found.is_valid else None
-
-
-def _parsed(text: str) -> dict[str, str]:
-    """Read what Triton gives: the headers of W3C Trace Context as a JSON object."""
-    try:
-        values = json.loads(text)
-    except ValueError:
-        return {}
-    if not isinstance(values, dict):
-        return {}
-    return {name: value for name, value in values.items() if name in _HEADERS and isinstance(value, str)}
 
 
 def _record(span: Any, error: BaseException) -> None:

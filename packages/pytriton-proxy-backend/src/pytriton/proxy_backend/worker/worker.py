@@ -19,6 +19,7 @@ from pytriton.proxy.outputs import use_allocator
 from ..errors import AttachError, ConnectionLostError, ProtocolError, ProxyBackendError
 from ..model import ModelSpec
 from ..runtime.access import is_wanted
+from ..runtime.meters import find_meters
 from ..runtime.service import InferenceCallable, Service, is_async
 from ..runtime.serving import ASYNC_MAX_IN_FLIGHT, STREAMS_MAX_IN_FLIGHT, LazyLoop, serve, serve_async
 from ..runtime.statistics import Counters, WorkerStatistics
@@ -274,6 +275,7 @@ class Worker:
     def _make_service(self) -> Service:
         service = Service(self._infer_func, self.model, self._unrecoverable, self._counters)
         service.is_logged = is_wanted()
+        self._counters.meters = find_meters(self.model)
         return service
 
     def _make_loop(self, loop: LazyLoop) -> bool:
@@ -306,7 +308,9 @@ class Worker:
 
     def _serve(self, service: Service, connection: Connection, loop: LazyLoop) -> None:
         native = accelerator()
-        if native is None or service.model.decoupled or service.is_logged or connection.__class__ is not Connection:
+        # What somebody wants to be told of each batch, the accelerator does not tell.
+        is_watched = service.is_logged or self._counters.meters is not None
+        if native is None or service.model.decoupled or is_watched or connection.__class__ is not Connection:
             serve(service, connection, loop, self._give_up)
         else:
             serve_accelerated(service, connection, loop, self._give_up, native.Lane)

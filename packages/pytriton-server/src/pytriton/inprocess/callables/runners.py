@@ -125,7 +125,7 @@ class Runner:
             owner = self._input_owners.get(request) if in_place else None
             batch = DirectBatch.read(self._slab, handle, self._reader, in_place, owner, self._copy_inputs)
         except (ProtocolError, TypeError, ValueError) as error:
-            self._service.counters.failed["input"] += 1
+            self._service.counters.add_failed("input")
             self.sink.fail(number, f"the inputs cannot be read: {error}", ErrorCode.INVALID_ARG)
             return None
         return make_execution(self._service, batch, worker_tracer())

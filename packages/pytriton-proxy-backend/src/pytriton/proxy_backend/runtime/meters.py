@@ -1,0 +1,84 @@
+"""What a worker counts, as OpenTelemetry has it: for programs that set a meter provider up.
+
+Nothing here imports OpenTelemetry: where nobody else has, there is no meter.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from ..model import ModelSpec
+
+__all__ = ["Meters", "find_meters"]
+
+_METRICS = "opentelemetry.metrics"
+# A quarter of a millisecond to two minutes: OpenTelemetry's own buckets are for milliseconds.
+_SECONDS = tuple(0.00025 * 2**exponent for exponent in range(20))
+_ROWS = tuple(float(2**exponent) for exponent in range(13))
+
+
+class Meters:
+    """The instruments of one model.
+
+    What is recorded inside a span has that span as its exemplar, where the SDK keeps exemplars.
+
+    Args:
+        meter: Makes the instruments.
+        model: The model.
+    """
+
+    def __init__(self, meter: Any, model: ModelSpec) -> None:
+        # Named as in the spans.
+        self._attributes = {"triton.model_name": model.name, "triton.model_version": model.version}
+        self._requests = meter.create_counter("pytriton.requests", "{request}", "Requests handed to the callable")
+        self._failed = meter.create_counter(
+            "pytriton.failed_requests", "{request}", "Requests answered with an error, by its kind"
+        )
+        self._cancelled = meter.create_counter(
+            "pytriton.cancelled_requests", "{request}", "Requests that their callers gave up while they were served"
+        )
+        self._rows = _histogram(meter, "pytriton.batch.rows", "{row}", "Rows of the batches", _ROWS)
+        self._duration = _histogram(
+            meter, "pytriton.callable.duration", "s", "Time in the callable, for each batch", _SECONDS
+        )
+        self._queued = _histogram(
+            meter, "pytriton.queue.duration", "s", "Time that a batch waited for the worker", _SECONDS
+        )
+
+    def add_call(self, requests: int, rows: int, queued_ns: int | None, callable_ns: int) -> None:
+        """Record one call of the callable; `queued_ns` is `None` where the proxy backend left no stamp."""
+        self._requests.add(requests, self._attributes)
+        self._rows.record(rows, self._attributes)
+        self._duration.record(callable_ns * 1e-9, self._attributes)
+        if queued_ns is not None:
+            self._queued.record(queued_ns * 1e-9, self._attributes)
+
+    def add_failed(self, kind: str, requests: int) -> None:
+        """Record requests that get an error, of a kind as in `statistics.ERROR_KINDS`."""
+        self._failed.add(requests, {**self._attributes, "error.type": kind})
+
+    def add_cancelled(self) -> None:
+        """Record a request whose caller gave up."""
+        self._cancelled.add(1, self._attributes)
+
+
+def find_meters(model: ModelSpec) -> Meters | None:
+    """Return the instruments of a model; `None` where the program has no meter provider yet."""
+    metrics = sys.modules.get(_METRICS)
+    try:
+        provider = None if metrics is None else metrics.get_meter_provider()
+    except AttributeError:
+        # Another thread is just importing it.
+        return None
+    # Those of the API alone do nothing; one of them stands in until the program sets another one.
+    if provider is None or type(provider).__module__.startswith(_METRICS):
+        return None
+    return Meters(provider.get_meter("pytriton"), model)
+
+
+def _histogram(meter: Any, name: str, unit: str, description: str, bounds: tuple[float, ...]) -> Any:
+    try:
+        return meter.create_histogram(name, unit, description, explicit_bucket_boundaries_advisory=bounds)
+    except TypeError:  # before OpenTelemetry 1.30
+        return meter.create_histogram(name, unit, description)
