@@ -241,7 +241,6 @@ def test_a_stream_is_shown_as_it_comes(page: str, browser: Browser) -> None:
     go_on.set()
     browser.wait_text(".c-answer", lambda text: text == "word: to\nword: <i>be</i>\nword: or")
     browser.wait_text(".c-status", lambda text: text.startswith("3 answers, ") and text.endswith(" ms"))
-    browser.picture("console/stream")
 
 
 @pytest.mark.parametrize("model", ["scale", "describe", "words"])
@@ -297,6 +296,49 @@ def test_a_worker_that_breaks_is_told(page: str, server: Triton, browser: Browse
         assert shown.split()[-1] == "1"
     finally:
         server.unbind("fragile")
+
+
+@pytest.mark.slow(seconds=30)
+def test_a_worker_that_is_started_again_is_told(page: str, server: Triton, browser: Browser) -> None:
+    server.bind(
+        "tough",
+        ProcessWorker("support.process_models:make"),
+        [Tensor((1,), np.float32, "x")],
+        [Tensor((1,), np.float32, "y")],
+    )
+    try:
+        browser.open(f"{page}/model?name=tough")
+        browser.wait_text(".c-workers", lambda text: "attached" in text)
+        with ModelClient(str(server.http_url), "tough") as client:
+            with contextlib.suppress(PyTritonClientError):
+                client.infer_sample(np.array([DIE], np.float32))
+            told = "Worker 0 of tough ended by itself, and was started again (1 time so far)."
+            browser.wait_text(".c-told", lambda text: text == told)
+            assert "not attached" not in browser.text(".c-workers")
+            assert client.infer_sample(np.array([3], np.float32))["y"] == 6
+    finally:
+        server.unbind("tough")
+
+
+def halves(requests: list[Request]) -> Iterator[list[dict[str, Any]]]:
+    for number in range(3):
+        yield [{"half": request["x"] / np.float16(2**number)} for request in requests]
+
+
+@pytest.mark.slow(seconds=30)
+def test_a_stream_that_json_has_not_comes_over_grpc(server: Triton, browser: Browser) -> None:
+    tensors = [[Tensor((-1,), np.float16, name)] for name in ("x", "half")]
+    server.bind("halves", halves, *tensors, config=ModelConfig(decoupled=True, batching=False))
+    try:
+        with console(server.http_url, f"--grpc-url={server.grpc_url}", PYTRITON_ACCESS_TOKEN=TOKEN) as url:
+            browser.open(f"{url}/model?name=halves")
+            browser.write(".c-field textarea", "1, 8")
+            browser.click(".c-call")
+            browser.wait_text(".c-answer", lambda text: text == "half: [1., 8.]\nhalf: [0.5, 4. ]\nhalf: [0.25, 2. ]")
+            browser.wait_text(".c-status", lambda text: text.startswith("3 answers, "))
+            browser.open("about:blank")
+    finally:
+        server.unbind("halves")
 
 
 # ---- servers that mean harm ----------------------------------------------------------------------------------------
