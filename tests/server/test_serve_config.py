@@ -21,6 +21,8 @@ from pytriton.decorators import model
 
 @model(max_batch_size=4)
 def softmax(text: str) -> str:
+    with open("calls", "a") as calls:
+        calls.write(f"{text!r} ")
     return text.upper()
 """
 CONFIG = """
@@ -35,6 +37,12 @@ metrics_port = 0
 
 [models.softmax]
 max_batch_size = 16
+
+[[models.softmax.model_warmup]]
+name = "empty"
+batch_size = 2
+count = 1
+inputs.text = { dtype = "bytes", shape = [1], zero_data = true }
 """
 
 
@@ -74,6 +82,7 @@ def test_a_file_says_how_and_the_command_line_counts_more(folder: Path, more: tu
             line = process.stdout.readline()
             assert line, written
             written += line
+        assert (folder / "calls").read_text() == "'' '' "
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=PATIENCE_S)
         assert process.returncode == 0

@@ -9,6 +9,7 @@ import pytest
 
 from pytriton.model_config import ModelConfig
 from pytriton.model_config.common import TimeoutAction
+from pytriton.model_config.warmup import ModelWarmup, WarmupInput
 from pytriton.server.cli.config_file import ConfigFile, ConfigFileError, read_config
 
 OPTIONS = {"workers": int, "log_level": str, "unprotected": bool}
@@ -124,3 +125,39 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setitem(sys.modules, "yaml", None)
     with pytest.raises(ConfigFileError, match=r"pip install 'pytriton-server\[yaml\]'"):
         read(tmp_path, "a: 1", "serve.yaml")
+
+
+WARMUP = """
+[[models.net.model_warmup]]
+name = "zeros"
+batch_size = 4
+count = 2
+inputs.x = { dtype = "float32", shape = [3], zero_data = true }
+"""
+
+
+def test_a_warmup(tmp_path: Path) -> None:
+    config = read(tmp_path, WARMUP).configure("net", ModelConfig())
+    assert config.model_warmup == [
+        ModelWarmup("zeros", 4, {"x": WarmupInput(dtype="float32", shape=(3,), zero_data=True)}, 2)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (WARMUP.replace("count = 2", ""), "models.net.model_warmup[0]: expected a table with count; got"),
+        (WARMUP.replace("[[", "[").replace("]]", "]"), "models.net.model_warmup: expected a list; got"),
+        (WARMUP.replace("inputs.x = ", "inputs = 1 #"), "models.net.model_warmup[0].inputs: expected a table; got 1"),
+        (WARMUP.replace("float32", "float31"), "models.net.model_warmup[0].inputs.x.dtype='float31' is not an element"),
+        (
+            WARMUP.replace('dtype = "float32", ', ""),
+            "models.net.model_warmup[0].inputs.x: expected a table with dtype;",
+        ),
+        (WARMUP.replace("zero_data", "zeros"), "models.net.model_warmup[0].inputs.x.zeros: expected a known key"),
+    ],
+)
+def test_a_warmup_that_is_none(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(ConfigFileError) as raised:
+        read(tmp_path, text)
+    assert said in str(raised.value)

@@ -10,14 +10,15 @@ from typing import Any, NoReturn
 
 from pytriton.exceptions import PyTritonError
 from pytriton.model_config import DynamicBatcher, ModelConfig, QueuePolicy, TimeoutAction
+from pytriton.model_config.warmup import ModelWarmup, WarmupInput
 from pytriton.server.settings.config import TritonConfig
 
 __all__ = ["ConfigFile", "ConfigFileError", "read_config"]
 
 # Fields that are no plain values.
 _TABLES: Mapping[str, type[Any]] = {"batcher": DynamicBatcher, "default_queue_policy": QueuePolicy}
-# What the function says, and what is more than values.
-_OF_CODE = ("batching", "decoupled", "model_warmup")
+# What the function says.
+_OF_CODE = ("batching", "decoupled")
 _MOST_SHOWN = 80
 
 
@@ -156,6 +157,12 @@ def _read_value(path: Path, key: str, name: str, value: Any) -> Any:
         return _make(path, key, _TABLES[name], value)
     if name == "timeout_action":
         return _choose(path, key, TimeoutAction, value)
+    if name == "model_warmup":
+        _check_type(path, key, value, list)
+        return [_make(path, f"{key}[{number}]", ModelWarmup, told) for number, told in enumerate(value)]
+    if name == "inputs":
+        _check_type(path, key, value, dict)
+        return {tensor: _make(path, f"{key}.{tensor}", WarmupInput, told) for tensor, told in value.items()}
     if name == "priority_queue_policy":
         _check_type(path, key, value, dict)
         try:
@@ -168,7 +175,11 @@ def _read_value(path: Path, key: str, name: str, value: Any) -> Any:
 def _make(path: Path, key: str, kind: type[Any], value: Any) -> Any:
     """Make an object of a table with its fields."""
     _check_type(path, key, value, dict)
-    _check_keys(path, f"{key}.", value, [field.name for field in dataclasses.fields(kind)])
+    known = dataclasses.fields(kind)
+    _check_keys(path, f"{key}.", value, [field.name for field in known])
+    missing = [each.name for each in known if each.default is each.default_factory and each.name not in value]
+    if missing:
+        _refuse(path, key, f"a table with {', '.join(missing)}", value)
     fields = {name: _read_value(path, f"{key}.{name}", name, told) for name, told in value.items()}
     try:
         return kind(**fields)
@@ -190,7 +201,7 @@ def _check_keys(path: Path, prefix: str, table: Mapping[str, Any], known: Collec
 
 
 def _check_type(path: Path, key: str, value: Any, kind: type) -> None:
-    names: Mapping[type, str] = {dict: "a table", str: "text", bool: "true or false", int: "an integer"}
+    names: Mapping[type, str] = {dict: "a table", list: "a list", str: "text", bool: "true or false", int: "an integer"}
     if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
         _refuse(path, key, names[kind], value)
 
