@@ -104,8 +104,8 @@ LIBRARIES = (
         (),
         ("-ldl",),
         (
-            *("accept", "accept4", "close", "readv", "writev", "inflate", "shm_open", "setpriority", "pthread_create"),
-            "TRITONSERVER_*",
+            *("accept", "accept4", "bind", "close", "inflate", "listen", "pthread_create", "readv", "recvmsg"),
+            *("sendmsg", "setpriority", "shm_open", "shutdown", "writev", "TRITONSERVER_*"),
         ),
     ),
     # The functions of Python stay undefined: the interpreter that loads it has them, of whatever version it is.

@@ -4,6 +4,7 @@
 #include <sys/resource.h>
 
 #include <algorithm>
+#include <mutex>
 #include <new>
 
 namespace pytriton::guard {
@@ -42,6 +43,11 @@ Connection* Connections::Find(int fd) {
   if (mark == kNone) return nullptr;
   Connection* connection = slot->connection.load(std::memory_order_relaxed);
   if (mark == kKnown) return connection;
+  // One thread may read the first of a connection while another one writes it.
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  connection = slot->connection.load(std::memory_order_relaxed);
+  if (slot->mark.load(std::memory_order_acquire) == kKnown) return connection;
   if (connection == nullptr) {
     connection = new (std::nothrow) Connection;
     if (connection == nullptr) return nullptr;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <ctime>
 
+#include "http2_frames.h"
 #include "http_scan.h"
 
 namespace pytriton::guard {
@@ -22,7 +23,9 @@ class MemoryBudget {
   std::atomic<uint64_t> bytes_{0};
 };
 
-// One connection. All of it belongs to the server's thread that reads it.
+constexpr size_t kHttp2Preface = 24;
+
+// One connection. All of it belongs to the server's thread that reads it, but what is said otherwise.
 struct Connection {
   HttpScan scan;
   uint64_t charged = 0;           // of the memory in flight
@@ -32,6 +35,11 @@ struct Connection {
   bool is_refused = false;        // what comes is read and thrown away
   time_t refused_at = 0;
   uint64_t drained_bytes = 0;
+  // Of gRPC. Its front end reads and writes a connection in different threads: all but `received` is for who has the
+  // lock of its writing.
+  Http2Frames sent;
+  Http2Frames received{kHttp2Preface};
+  size_t goodbye_bytes = 0;  // of GOAWAY, that were sent
 };
 
 // The connections by descriptor. An entry is made when a socket is accepted and gone when it is closed; the objects are

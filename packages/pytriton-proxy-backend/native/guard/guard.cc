@@ -9,6 +9,8 @@
 //   TRITONSERVER_DataType...    a size by which the front ends divide
 //   shm_open                    names that only Triton's Python backend may use
 //   setpriority, pthread_create to know the threads of instances, which a model must not be deleted beside
+//   sendmsg, recvmsg            requests over gRPC: who asks a server that is replaced is to ask the one that follows
+//   bind, listen, shutdown      to hand the sockets that listen to the server that is to follow: see listeners.h
 //
 // In any other program it does nothing and hands the calls on.
 
@@ -34,6 +36,7 @@
 
 #include "connections.h"
 #include "instance_threads.h"
+#include "listeners.h"
 #include "shape_check.h"
 #include "startup.h"
 
@@ -84,6 +87,7 @@ struct Guard {
   bool has_gpu = false;
   std::string python_backend_prefix;
   Connections connections;
+  Listeners listeners;
   MemoryBudget bodies;
   MemoryBudget inputs;
   // Bytes of the bodies of large HTTP requests that are complete and not answered.
@@ -181,6 +185,8 @@ void StopAwaiting(Guard* guard, Connection* connection) {
 
 const char* ReasonPhrase(int status) {
   switch (status) {
+    case 408:
+      return "Request Timeout";
     case 413:
       return "Payload Too Large";
     case 431:
@@ -236,6 +242,26 @@ ssize_t Refuse(Connection* connection, int fd, const Refusal& refusal, size_t be
   return -1;
 }
 
+// Whether a listener's connections are left to the server that follows this one.
+bool IsHandedOver(Guard* guard, int listener) {
+  return guard != nullptr && !guard->listeners.accepts() && guard->listeners.Has(listener);
+}
+
+std::mutex& WritingOf(int fd) {
+  static std::array<std::mutex, 64> mutexes;
+  return mutexes[static_cast<size_t>(fd) % mutexes.size()];
+}
+
+// Sends GOAWAY ahead of what is sent next, once. False where the system takes no more for now.
+bool SayGoodbye(Connection* connection, int fd, uint32_t last_stream) {
+  const auto frame = GoAway(last_stream);
+  size_t& done = connection->goodbye_bytes;
+  if (done == frame.size() || (done == 0 && !connection->sent.is_between_frames())) return true;
+  const ssize_t count = send(fd, frame.data() + done, frame.size() - done, MSG_DONTWAIT | MSG_NOSIGNAL);
+  if (count > 0) done += static_cast<size_t>(count);
+  return done == 0 || done == frame.size();
+}
+
 // Looks at what was read. Returns how much of it the server is to see.
 ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts, int count, size_t size) {
   t_reads_http = true;
@@ -253,6 +279,8 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
         }
         if (!connection->awaits_response) ReleaseMemory(guard, connection);
         scan.Begin();
+        // Whose answer closes the connection: the next one is for the server that follows.
+        scan.set_last(!guard->listeners.accepts());
         request_begin = seen;
       }
       const size_t used = scan.Feed(data, left, guard->limits, guard->max_pieces);
@@ -394,6 +422,7 @@ __attribute__((constructor)) void Start(int argc, char** argv, char**) {
   guard.limits = ReadSettings();
   guard.has_gpu = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
   guard.python_backend_prefix = PythonBackendPrefix(argc, argv);
+  guard.listeners.Start();
   const uint64_t stack = EnlargeStacks(guard.limits.thread_stack_bytes);
   guard.max_pieces = std::max<uint64_t>(stack, 1 << 20) / kStackBytesPerPiece;
   if (!guard.connections.Reserve()) {
@@ -439,23 +468,54 @@ extern "C" {
 
 EXPORT int accept4(int listener, sockaddr* address, socklen_t* length, int flags) {
   static const auto next = Next<decltype(&accept4)>("accept4");
-  const int fd = next(listener, address, length, flags);
   Guard* guard = Active();
+  if (IsHandedOver(guard, listener)) {
+    errno = EAGAIN;
+    return -1;
+  }
+  const int fd = next(listener, address, length, flags);
   if (guard != nullptr && fd >= 0) guard->connections.OnAccept(fd);
   return fd;
 }
 
 EXPORT int accept(int listener, sockaddr* address, socklen_t* length) {
   static const auto next = Next<decltype(&accept)>("accept");
-  const int fd = next(listener, address, length);
   Guard* guard = Active();
+  if (IsHandedOver(guard, listener)) {
+    errno = EAGAIN;
+    return -1;
+  }
+  const int fd = next(listener, address, length);
   if (guard != nullptr && fd >= 0) guard->connections.OnAccept(fd);
   return fd;
+}
+
+EXPORT int bind(int fd, const sockaddr* address, socklen_t length) noexcept {
+  static const auto next = Next<decltype(&bind)>("bind");
+  Guard* guard = Active();
+  if (guard != nullptr && guard->listeners.Adopt(fd, address, length)) return 0;
+  return next(fd, address, length);
+}
+
+EXPORT int listen(int fd, int backlog) noexcept {
+  static const auto next = Next<decltype(&listen)>("listen");
+  const int result = next(fd, backlog);
+  Guard* guard = Active();
+  if (guard != nullptr && result == 0) guard->listeners.OnListen(fd);
+  return result;
+}
+
+// The front end for gRPC ends its listener so, which the server that follows may have as well.
+EXPORT int shutdown(int fd, int how) noexcept {
+  static const auto next = Next<decltype(&shutdown)>("shutdown");
+  Guard* guard = Active();
+  return guard != nullptr && guard->listeners.Has(fd) ? 0 : next(fd, how);
 }
 
 EXPORT int close(int fd) {
   static const auto next = Next<decltype(&close)>("close");
   Guard* guard = Active();
+  if (guard != nullptr) guard->listeners.OnClose(fd);
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Remove(fd);
   if (connection != nullptr) OnClose(guard, connection);
   return next(fd);
@@ -467,7 +527,11 @@ EXPORT ssize_t readv(int fd, const iovec* parts, int count) {
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Find(fd);
   if (connection == nullptr) return next(fd, parts, count);
   if (connection->is_refused) return DrainRequest(connection, fd);
+  const bool is_idle = !connection->awaits_response && (connection->scan.complete() || !connection->scan.started());
   const ssize_t size = next(fd, parts, count);
+  if (size > 0 && is_idle && guard->listeners.has_left()) {
+    return Refuse(connection, fd, {408, "the server was replaced; ask again over another connection"}, 0);
+  }
   return size <= 0 ? size : Inspect(guard, connection, fd, parts, count, static_cast<size_t>(size));
 }
 
@@ -478,6 +542,40 @@ EXPORT ssize_t writev(int fd, const iovec* parts, int count) {
   Connection* connection = guard == nullptr || size <= 0 ? nullptr : guard->connections.FindKnown(fd);
   if (connection != nullptr) {
     OnResponse(guard, connection, {static_cast<const char*>(parts[0].iov_base), parts[0].iov_len});
+  }
+  return size;
+}
+
+EXPORT ssize_t sendmsg(int fd, const msghdr* message, int flags) {
+  static const auto next = Next<decltype(&sendmsg)>("sendmsg");
+  Guard* guard = Active();
+  Connection* connection = guard == nullptr ? nullptr : guard->connections.Find(fd);
+  if (connection == nullptr) return next(fd, message, flags);
+  const std::lock_guard<std::mutex> lock(WritingOf(fd));
+  if (!guard->listeners.accepts() && !SayGoodbye(connection, fd, kAnyStream)) {
+    errno = EAGAIN;
+    return -1;
+  }
+  const ssize_t size = next(fd, message, flags);
+  if (size > 0) connection->sent.Pass(message->msg_iov, message->msg_iovlen, static_cast<size_t>(size));
+  return size;
+}
+
+EXPORT ssize_t recvmsg(int fd, msghdr* message, int flags) {
+  static const auto next = Next<decltype(&recvmsg)>("recvmsg");
+  Guard* guard = Active();
+  Connection* connection = guard == nullptr ? nullptr : guard->connections.Find(fd);
+  const ssize_t size = next(fd, message, flags);
+  if (connection == nullptr || size <= 0) return size;
+  const uint32_t last_stream = connection->received.last_stream();
+  connection->received.Pass(message->msg_iov, message->msg_iovlen, static_cast<size_t>(size));
+  if (!guard->listeners.has_left() || connection->received.last_stream() == last_stream) return size;
+  const std::lock_guard<std::mutex> lock(WritingOf(fd));
+  if (connection->sent.is_between_frames()) {
+    // The request has not been served, so its caller sends it again, over another connection.
+    connection->goodbye_bytes = 0;
+    SayGoodbye(connection, fd, last_stream);
+    return 0;
   }
   return size;
 }

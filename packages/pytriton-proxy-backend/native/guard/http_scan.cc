@@ -168,6 +168,7 @@ size_t HttpScan::FeedLine(char* data, size_t size, const Limits& limits) {
     return part;
   }
   line.remove_suffix(2);
+  if (is_last_ && line.size() + 2 == part) CloseAfter(line, data);
   if (HasControl(line)) {
     Refuse(400, "the head of the request has a control character in " + Quote(line));
     return part;
@@ -175,6 +176,13 @@ size_t HttpScan::FeedLine(char* data, size_t size, const Limits& limits) {
   ParseLine(line, limits);
   line_.clear();
   return part;
+}
+
+// A caller of HTTP/1.0 that does not ask for it keeps no connection. A line that comes in pieces stays as it is.
+void HttpScan::CloseAfter(std::string_view line, char* data) {
+  constexpr std::string_view kKeeps = " HTTP/1.1";
+  if (state_ == State::kRequestLine && EndsWith(line, kKeeps)) data[line.size() - 1] = '0';
+  if (state_ == State::kHeaders && strncasecmp(data, "connection:", 11) == 0) data[0] = 'x';
 }
 
 // The server compares the content type with the form's once the head is complete. Its last letter arrives in the bytes

@@ -26,6 +26,10 @@ class HttpScan {
   // Forgets everything: the next byte begins a request.
   void Begin() { *this = HttpScan(); }
 
+  // Whether the request that is being read is to be the last one of its connection. It is changed in place then, so that
+  // the server closes the connection behind its answer.
+  void set_last(bool is_last) { is_last_ = is_last; }
+
   // Reads on; returns how many of the bytes it took: fewer than `size` where the request ends in them or is refused.
   // A form's content type is made harmless in place: the server would parse such a body on its stack.
   size_t Feed(char* data, size_t size, const Limits& limits, uint64_t max_pieces);
@@ -50,6 +54,7 @@ class HttpScan {
 
   size_t FeedLine(char* data, size_t size, const Limits& limits);
   void NeutralizeForm(char* data, size_t size);
+  void CloseAfter(std::string_view line, char* data);
   void ParseLine(std::string_view line, const Limits& limits);
   void ParseRequestLine(std::string_view line);
   void ParseHeader(std::string_view line);
@@ -64,6 +69,7 @@ class HttpScan {
 
   State state_ = State::kRequestLine;
   bool started_ = false;
+  bool is_last_ = false;
   Refusal refusal_;
   std::string line_;  // what came of a line that is not complete
   uint64_t head_bytes_ = 0;

@@ -8,7 +8,13 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from pytriton.exceptions import PyTritonError, PyTritonInvalidOperationError, PyTritonValidationError
-from pytriton.server.errors import PortInUseError, TritonServerExitedError, describe_exit, quote_log
+from pytriton.server.errors import (
+    PortInUseError,
+    TritonServerExitedError,
+    TritonServerStartError,
+    describe_exit,
+    quote_log,
+)
 from pytriton.server.lifecycle.policies import (
     RestartPolicy,
     RestartSchedule,
@@ -16,6 +22,7 @@ from pytriton.server.lifecycle.policies import (
     VertextAILifecyclePolicy,
 )
 from pytriton.server.lifecycle.session import ServerSession
+from pytriton.server.models.callers import calling_model
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.config import TritonConfig, vertex_ai_is_on
 from pytriton.server.settings.rules import check_timeout
@@ -206,6 +213,55 @@ class Triton(TritonBase):
             if self._running() is not None and self._server is not None:
                 self._server.unload_folder(name, WAIT_FORM_MODEL_TIMEOUT_S)
             del self._folders[name]
+
+    def replace_server(
+        self,
+        config: TritonConfig | None = None,
+        *,
+        server_dir: "str | os.PathLike[str] | None" = None,
+        timeout_s: float = STARTUP_TIMEOUT_S,
+    ) -> None:
+        """Let another tritonserver take the place of the running one, at the same ports and for the same workers.
+
+        The new one is started beside the running one. When it has loaded all models it accepts the connections that
+        come, the running one answers what it has got, and ends; then the workers go over, with what their callables
+        have in memory. If the new one does not get ready, the running one goes on.
+
+        Args:
+            config: The settings of the new one, with the same ports and addresses; None is those of the running one.
+            server_dir: The folder of the new one, laid out as `/opt/tritonserver`; None is the one that a start takes.
+            timeout_s: How long the new one may take to get ready, in seconds.
+
+        Raises:
+            PyTritonInvalidOperationError: No server runs, it is one that cannot be replaced, or an inference callable
+                of it asks.
+            PyTritonValidationError: The settings say other ports, or are not acceptable.
+            TritonServerNotFoundError: There is no tritonserver in `server_dir`.
+            TritonServerStartError: The new one ended instead of getting ready, or `stop` was called in the meantime.
+            TritonServerTimeoutError: It was not ready in time.
+        """
+        check_timeout("timeout_s", timeout_s)
+        self._check_not_forked()
+        if calling_model(self._context) is not None:
+            raise PyTritonInvalidOperationError(
+                "An inference callable cannot have its own server replaced, which waits for it: ask in another thread."
+            )
+        with self._changing():
+            server = self._server
+            if self._running() is None or server is None:
+                raise PyTritonInvalidOperationError("No server runs that could be replaced: call run or serve first.")
+            try:
+                server.replace(
+                    self._config if config is None else config.with_environment(),
+                    None if server_dir is None else Path(server_dir),
+                    timeout_s=timeout_s,
+                    cancelled=self._is_stop_requested,
+                )
+            except StartCancelled:
+                raise TritonServerStartError("The server was stopped while it was being replaced.") from None
+            finally:
+                self._config = server.config
+            logger.info("The server was replaced by process %d.", server.process.pid if server.process else 0)
 
     def run(self) -> None:
         """Start the server in the background and return when all bound models are served. Does nothing if it runs.

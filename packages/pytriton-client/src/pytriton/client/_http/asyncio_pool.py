@@ -13,7 +13,7 @@ from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from .._core.url import TritonUrl
 from .asyncio_connection import Connection, connect
 from .pool import MAX_IDLE_CONNECTIONS
-from .wire import HttpRequest, HttpResponse, may_retry
+from .wire import HttpRequest, HttpResponse, is_unserved, may_retry
 
 __all__ = ["AsyncConnectionPool", "AsyncHttpStream"]
 
@@ -141,7 +141,10 @@ class _Connections:
         while True:
             connection, is_fresh = await self.take(deadline)
             try:
-                return connection, await connection.exchange(request, deadline, is_stream=is_stream)
+                response = await connection.exchange(request, deadline, is_stream=is_stream)
+                if is_fresh or not is_unserved(response):
+                    return connection, response
+                self.discard(connection)
             except BaseException as error:
                 self.discard(connection)
                 if is_fresh or self.is_closed or not may_retry(request, error, has_sent=connection.has_sent):

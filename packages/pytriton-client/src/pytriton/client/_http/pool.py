@@ -16,7 +16,7 @@ from .._core.deadline import Deadline
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from .._core.url import TritonUrl
 from .connection import Connection
-from .wire import HttpRequest, HttpResponse, HttpWireError, may_retry
+from .wire import HttpRequest, HttpResponse, HttpWireError, is_unserved, may_retry
 
 if TYPE_CHECKING:
     import ssl
@@ -135,7 +135,10 @@ class ConnectionPool:
         idle = self._take_idle()
         if idle is not None:
             try:
-                return idle, self._exchange_on(idle, request, deadline, is_stream=is_stream)
+                response = self._exchange_on(idle, request, deadline, is_stream=is_stream)
+                if not is_unserved(response):
+                    return idle, response
+                self.discard(idle)
             except (OSError, HttpWireError) as error:
                 if not may_retry(request, error, has_sent=idle.has_sent):
                     raise

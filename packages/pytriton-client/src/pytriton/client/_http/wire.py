@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 
 import numpy as np
 
@@ -22,6 +23,7 @@ __all__ = [
     "ResponseReader",
     "ResponseTooLargeError",
     "encode_head",
+    "is_unserved",
     "may_retry",
     "parse_number",
 ]
@@ -360,6 +362,14 @@ def encode_head(request: HttpRequest, host: str, headers: Mapping[str, str]) -> 
     lines = [f"{request.method} {request.path} HTTP/1.1", f"Host: {host}", f"Content-Length: {len(request.body)}"]
     lines += [f"{name}: {value}" for name, value in {**headers, **request.headers}.items()]
     return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
+
+
+def is_unserved(response: HttpResponse) -> bool:
+    """Ask whether a server has refused a request for its connection alone, which had been kept, and not looked at it.
+
+    A server says so (408, Request Timeout) that another one has replaced meanwhile.
+    """
+    return response.status == HTTPStatus.REQUEST_TIMEOUT
 
 
 def may_retry(request: HttpRequest, error: BaseException, *, has_sent: bool) -> bool:

@@ -1,7 +1,11 @@
 """`Session`: a server with models from start to end; `ServerSession`: one run of a tritonserver of our own."""
 
+import dataclasses
 import logging
 import os
+import shutil
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
@@ -24,6 +28,7 @@ from pytriton.server.lifecycle.drain import CUT_DEADLINE_S, DrainResult, drain_r
 from pytriton.server.lifecycle.hosting import HURRIED_DEADLINE_S, WORKER_DEADLINE_S, ModelHost
 from pytriton.server.lifecycle.orphans import has_others
 from pytriton.server.lifecycle.readiness import GATE_NAMES, Readiness
+from pytriton.server.lifecycle.replacement import ParkedSockets, check_same_places, knock, wait_idle, wait_standing_by
 from pytriton.server.lifecycle.startup import POLL_S, wait_guarded, wait_until_up
 from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.repository import ModelRepository
@@ -47,6 +52,7 @@ from pytriton.server.tritonserver.command_line import (
     secrets_of,
 )
 from pytriton.server.tritonserver.guard import Guard, GuardConfig, find_guard
+from pytriton.server.tritonserver.handover import Handover, Role
 from pytriton.server.tritonserver.options import check_options
 from pytriton.server.tritonserver.ports import (
     Endpoint,
@@ -161,6 +167,10 @@ class ServerSession:
         self._readiness = Readiness(workspace, lambda: self._host.lasting)
         self._is_up = False
         self._supervisor: HostSupervisor | None = None
+        # While it is replaced, the end of a server may be in order, or no harm.
+        self._is_replacing = False
+        self._ended: list[tuple[ServerProcess, ExitReport]] = []
+        self._exit_lock = threading.Lock()
 
     @property
     def is_running(self) -> bool:
@@ -181,6 +191,11 @@ class ServerSession:
     def ports(self) -> ReservedPorts | None:
         """Where it listens; None before the start."""
         return self._ports
+
+    @property
+    def config(self) -> TritonConfig:
+        """The settings of the server."""
+        return self._config
 
     @property
     def control(self) -> Control:
@@ -277,6 +292,125 @@ class ServerSession:
         ports.reserve_again()
         self._start_process(folders, ports, timeout_s, cancelled)
         self._wait_served(timeout_s, cancelled)
+
+    def replace(
+        self, config: TritonConfig, server_dir: Path | None, *, timeout_s: float, cancelled: Callable[[], bool]
+    ) -> None:
+        """Let another server take the place of the running one, with the same models, workers and ports.
+
+        After an error the running one goes on, if it has not ended itself.
+
+        Args:
+            config: The settings of the new one.
+            server_dir: The folder of the new one; None is the one that a start would take.
+            timeout_s: How long it, and then each model's callables, may take, in seconds.
+            cancelled: Asked again and again; True ends the wait.
+
+        Raises:
+            PyTritonInvalidOperationError: This server cannot be replaced.
+            PyTritonValidationError: The settings say other places, or are not acceptable.
+            StartCancelled: `cancelled` said so.
+            TritonServerError: The new one did not get ready.
+        """
+        old, ports, folders = self._process, self._ports, self._folders
+        if old is None or ports is None or folders is None or not self.is_running:
+            raise PyTritonInvalidOperationError("No server runs that could be replaced.")
+        handover = old.handover
+        if handover is None or self._supervisor is not None or not is_controlled(config):
+            raise PyTritonInvalidOperationError(
+                "The server cannot be replaced while it serves: that needs the guard, models that are bound (none by "
+                "its folder), and TritonConfig.model_control_mode='explicit' or unset. Stop it, and start it again."
+            )
+        check_same_places(self._config, config)
+        check_settings(config, self._security)
+        binary = find_tritonserver(server_dir)
+        check_options(config, binary)
+        guard = find_guard(self._guard_config, binary.executable)
+        if guard.library is None:
+            raise PyTritonInvalidOperationError(f"{binary.executable} cannot take over: {guard.obstacle}.")
+        backends = Path(tempfile.mkdtemp(prefix="backends-", dir=self._workspace.path))
+        make_backends(backends, binary, {BACKEND_NAME: library_path()})
+        caches = binary.caches_dir if binary.caches_dir.is_dir() else None
+        new_folders = dataclasses.replace(folders, executable=binary.executable, backends=backends, caches=caches)
+        self._readiness.stop()
+        self._is_replacing = True
+        sockets = ParkedSockets(self._host.endpoints)
+        new = new_control = None
+        new_ports = ports.for_successor()
+        try:
+            # It serves all, or ends and says why: nobody could ask it.
+            strict = dataclasses.replace(config, exit_on_error=config.exit_on_error is not False)
+            command = build_command(strict, self._security, new_folders, new_ports, [m.name for m in self._host.models])
+            new_handover = Handover(handover.listeners, role=Role.STANDING_BY)
+            new = self._make_process(command, config, guard, new_handover)
+            new.start()
+            fronts = [each for each in (ports.http, ports.grpc) if each is not None]
+            wait_standing_by(
+                new,
+                new_handover,
+                fronts,
+                [each for each in new_ports if each not in fronts],
+                sockets.freed,
+                old=old,
+                timeout_s=timeout_s,
+                cancelled=cancelled,
+            )
+            new.wipe_secrets()
+            new_handover.assign(Role.SERVING)
+            handover.assign(Role.STANDING_BY)
+            knock(fronts)
+            drain_s = DRAIN_DEADLINE_S if config.exit_timeout_secs is None else float(config.exit_timeout_secs)
+            wait_idle(
+                sockets,
+                timeout_s=drain_s,
+                ended=lambda seconds: new.wait(seconds) or not old.is_running or cancelled(),
+            )
+            if cancelled():
+                raise StartCancelled
+            if not new.is_running:
+                raise TritonServerStartError(
+                    f"The tritonserver that was to replace the running one {describe_exit(new.exit_code)}; the running "
+                    f"one goes on.{quote_log(new.log_tail)}",
+                    exit_code=new.exit_code,
+                    log_lines=new.log_tail,
+                )
+            new_control = self._make_control(new_ports)
+        except BaseException:
+            handover.assign(Role.SERVING)
+            if new is not None:
+                new.stop(_EXIT_MARGIN_S, hurried=cancelled)
+            sockets.put_back()
+            knock(each for each in (ports.http, ports.grpc) if each is not None)
+            shutil.rmtree(backends, ignore_errors=True)
+            if old.is_running:
+                self._readiness.start(self.control)
+            self._end_replacing()
+            raise
+        finally:
+            new_ports.release()
+        self._process, self._ports, self._folders, self._config = new, new_ports, new_folders, config
+        old_control, self._control = self.control, new_control
+        try:
+            handover.assign(Role.LEFT)
+            # At once, and not when the old one ends, which looks after its connections for a second.
+            sockets.unload([model.name for model in self._host.models])
+            try:
+                self._wait_served(timeout_s, cancelled)
+            finally:
+                old.stop(_END_S, hurried=cancelled)
+                old_control.close()
+                sockets.remove()
+                shutil.rmtree(folders.backends, ignore_errors=True)
+        finally:
+            self._end_replacing()
+
+    def _end_replacing(self) -> None:
+        """Report from now on what ends, and what has ended meanwhile of what is left."""
+        with self._exit_lock:
+            self._is_replacing = False
+            ended, self._ended = self._ended, []
+        for process, report in ended:
+            self._exited(process, report)
 
     def claim(self, model: BoundModel) -> None:
         """Do nothing: the names of a server of our own are ours."""
@@ -437,19 +571,27 @@ class ServerSession:
         finally:
             ports.release()
 
+    def _make_process(
+        self, command: Sequence[str], config: TritonConfig, guard: Guard, handover: Handover | None
+    ) -> ServerProcess:
+        process = ServerProcess(
+            command,
+            self._environment,
+            on_exit=lambda report: self._exited(process, report),
+            log_file=config.log_file,
+            quiet=GATE_NAMES if has_gpu() else (*GATE_NAMES, *QUIET_WITHOUT_GPU),
+            secrets=secrets_of(command),
+            guard=guard,
+            handover=handover,
+        )
+        return process
+
     def _spawn(self, command: Sequence[str], control: Control, cancelled: Callable[[], bool]) -> ServerProcess:
         """Start the process with its guard, and without where that turns out not to be there."""
         guard = find_guard(self._guard_config, Path(command[0]))
         while True:
-            self._process = process = ServerProcess(
-                command,
-                self._environment,
-                on_exit=self._exited,
-                log_file=self._config.log_file,
-                quiet=GATE_NAMES if has_gpu() else (*GATE_NAMES, *QUIET_WITHOUT_GPU),
-                secrets=secrets_of(command),
-                guard=guard,
-            )
+            handover = None if guard.library is None else Handover()
+            self._process = process = self._make_process(command, self._config, guard, handover)
             process.start()
             if guard.library is not None and not wait_guarded(process, control, cancelled=cancelled):
                 # Its token is a random text now, since the guard was to put the real one in.
@@ -499,15 +641,17 @@ class ServerSession:
         self._host.wait_attached(model, max(0.0, left))
 
     def _serve_metrics(self, ports: ReservedPorts, page_type: "type[MetricsPage]") -> None:
-        page, triton, listener = ports.metrics, ports.triton_metrics, ports.take_metrics_listener()
-        if page is None or triton is None or listener is None:
+        page, first, listener = ports.metrics, ports.triton_metrics, ports.take_metrics_listener()
+        if page is None or first is None or listener is None:
             return
 
         def render() -> bytes:
             # Not at the top: its import takes as long as the rest of the start.
             from pytriton.server.observe.metrics import render_metrics
 
-            return render_metrics(triton, lambda: self._host.models)
+            # Of the server that is there now, which may have replaced the first one.
+            current = None if self._ports is None else self._ports.triton_metrics
+            return render_metrics(current or first, lambda: self._host.models)
 
         self._metrics_page = page_type(listener, render)
         self._metrics_page.start()
@@ -536,8 +680,12 @@ class ServerSession:
             )
         return GrpcControl(ports.grpc, control_headers(self._config, self._security, "grpc"), self._config)
 
-    def _exited(self, report: ExitReport) -> None:
-        if self._is_up and not report.expected:
+    def _exited(self, process: ServerProcess, report: ExitReport) -> None:
+        with self._exit_lock:
+            if self._is_replacing:
+                self._ended.append((process, report))
+                return
+        if process is self._process and self._is_up and not report.expected:
             self._on_exit(report)
 
     def _lost_port(self, error: TritonServerStartError) -> Endpoint | None:

@@ -6,6 +6,7 @@ import re
 import socket
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 
 from pytriton.server.control.http import Control
 from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError, describe_exit, quote_log
@@ -13,7 +14,7 @@ from pytriton.server.models.workers import StartCancelled
 from pytriton.server.tritonserver.ports import Endpoint
 from pytriton.server.tritonserver.process import ServerProcess
 
-__all__ = ["POLL_S", "wait_guarded", "wait_until_up"]
+__all__ = ["POLL_S", "is_open", "wait_guarded", "wait_until_up"]
 
 POLL_S = 0.01
 """Time between two questions to a server that is coming up, in seconds."""
@@ -48,7 +49,7 @@ def wait_until_up(
     """
     deadline = time.monotonic() + timeout_s
     # It opens its ports only after it has tried to load all models, and the metrics' last.
-    waiting: list[Callable[[], bool]] = [control.is_listening, *(_opened(endpoint) for endpoint in endpoints)]
+    waiting: list[Callable[[], bool]] = [control.is_listening, *(partial(is_open, endpoint) for endpoint in endpoints)]
     while waiting:
         if waiting[0]():
             waiting.pop(0)
@@ -127,12 +128,10 @@ def wait_guarded(process: ServerProcess, control: Control, *, cancelled: Callabl
     return True
 
 
-def _opened(endpoint: Endpoint) -> Callable[[], bool]:
-    def is_open() -> bool:
-        try:
-            socket.create_connection((endpoint.host, endpoint.port), timeout=1.0).close()
-        except OSError:
-            return False
-        return True
-
-    return is_open
+def is_open(endpoint: Endpoint) -> bool:
+    """Tell whether somebody listens, by a connection of a moment."""
+    try:
+        socket.create_connection((endpoint.host, endpoint.port), timeout=1.0).close()
+    except OSError:
+        return False
+    return True

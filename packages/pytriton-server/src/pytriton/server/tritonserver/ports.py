@@ -126,6 +126,17 @@ class ReservedPorts:
         """Endpoint of Vertex AI's calls; None where they are not allowed."""
         return self._endpoints.get("vertex_ai_port")
 
+    def for_successor(self) -> "ReservedPorts":
+        """Return the same for a server that is to take the place of this one, with another port for Triton's metrics.
+
+        Raises:
+            PortInUseError: There is no port for them.
+        """
+        ports = ReservedPorts(self._endpoints, [])
+        if self._triton_metrics is not None:
+            ports._pick_triton_metrics()
+        return ports
+
     def take_metrics_listener(self) -> socket.socket | None:
         """Hand over the socket that listens for the page of metrics: `release` leaves it alone from now on."""
         listener, self._metrics_listener = self._metrics_listener, None
@@ -168,6 +179,9 @@ class ReservedPorts:
             if error.errno == errno.EADDRINUSE:
                 raise port_in_use(page) from error
             raise
+        self._pick_triton_metrics()
+
+    def _pick_triton_metrics(self) -> None:
         own = _reserve(_METRICS, _LOOPBACK_ADDRESS, 0)
         self._sockets.append(own)
         self._triton_metrics = Endpoint(

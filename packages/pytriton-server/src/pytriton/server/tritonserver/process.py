@@ -29,6 +29,7 @@ from pytriton.server.errors import TritonServerStartError
 from pytriton.server.tritonserver import exec_shim
 from pytriton.server.tritonserver.argument_memory import wipe_arguments
 from pytriton.server.tritonserver.guard import GUARD_VARIABLE, Guard
+from pytriton.server.tritonserver.handover import HANDOVER_VARIABLE, Handover
 
 __all__ = ["DEATH_SIGNAL", "KILL_DEADLINE_S", "LOG_TAIL_LINES", "ExitReport", "ServerProcess", "shim_command"]
 
@@ -109,6 +110,7 @@ class ServerProcess:
         secrets: Parts of the command that must not be seen. The guard puts them in where nobody sees them; without it
             they are wiped out of what the system shows of the command, once the process has read them.
         guard: What is loaded into the process.
+        handover: What its guard shares with this process, which is closed with the process.
     """
 
     def __init__(
@@ -121,6 +123,7 @@ class ServerProcess:
         quiet: Sequence[str] = (),
         secrets: Sequence[str] = (),
         guard: Guard | None = None,
+        handover: Handover | None = None,
     ) -> None:
         self._command = list(command)
         self._environment = dict(environment)
@@ -129,6 +132,8 @@ class ServerProcess:
         self._quiet = tuple(quiet)
         self._secrets = tuple(secrets)
         self._guard = Guard() if guard is None else guard
+        self.handover = handover
+        """Its sockets, for the server that is to follow; None without the guard."""
         self._is_guarded = False
         self._tail: collections.deque[str] = collections.deque(maxlen=LOG_TAIL_LINES)
         self._level = logging.INFO
@@ -242,6 +247,9 @@ class ServerProcess:
             The exit code; None if it never ran, or if not even SIGKILL ended it in `KILL_DEADLINE_S`.
         """
         self._stopping = True
+        if self.handover is not None:
+            # From its own end of listening on, nobody is to wait there.
+            self.handover.close()
         popen = self._popen
         if popen is None:
             return None
@@ -281,11 +289,16 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 # Ctrl+C in a terminal goes to the whole group in front: the server's stop is ours to order.
                 start_new_session=True,
+                pass_fds=() if self.handover is None else self.handover.given,
             )
         except OSError as error:
             self._spawn_error = error
             self._spawned.set()
+            if self.handover is not None:
+                self.handover.close()
             return
+        if self.handover is not None:
+            self.handover.close_given()
         self._spawned.set()
         try:
             assert popen.stdout is not None  # Popen was asked for a pipe
@@ -294,6 +307,8 @@ class ServerProcess:
                 self._read_until_end(popen, output)
         finally:
             popen.wait()
+            if self.handover is not None:
+                self.handover.close()
             self._ended.set()
         logger.debug("tritonserver (pid %d) %s.", popen.pid, describe_exit(popen.returncode))
         if self._on_exit is not None:
@@ -312,6 +327,8 @@ class ServerProcess:
         if self._guard.library is not None:
             environment[exec_shim.PRELOAD_VARIABLE] = str(self._guard.library)
             environment[GUARD_VARIABLE] = self._guard.settings
+            if self.handover is not None:
+                environment[HANDOVER_VARIABLE] = ",".join(map(str, self.handover.given))
         if self._secrets:
             lines = []
             for secret in dict.fromkeys(self._secrets):

@@ -1,0 +1,98 @@
+"""The sockets that a server listens at, which the server that is to follow it gets from the guard of the first."""
+
+import contextlib
+import enum
+import mmap
+import os
+import socket
+import threading
+from collections.abc import Sequence
+
+from pytriton.proxy_backend.system.forks import call_in_child, replace_descriptors
+
+__all__ = ["HANDOVER_VARIABLE", "Handover", "Role"]
+
+HANDOVER_VARIABLE = "PYTRITON_GUARD_HANDOVER"
+"""Environment variable for the guard: the descriptors of the channel and of the page."""
+
+
+class Role(enum.IntEnum):
+    """What one of two servers at the same sockets does. The guard has the same numbers (`native/guard/listeners.h`)."""
+
+    STANDING_BY = 0
+    """It accepts no connections. Those that it has are answered, and then closed."""
+    SERVING = 1
+    LEFT = 2
+    """As `STANDING_BY`; and who asks over such a connection is told to ask again over another one."""
+
+
+class Handover:
+    """What one server and its starter share: its listening sockets, and which of two at the same sockets it is.
+
+    Two servers, one after the other, have the same sockets, and so one queue of connections, of which none is lost.
+    The copies here wait unread until they are asked for.
+
+    Args:
+        listeners: Those of the server before; the guard takes them where the new one binds the same addresses.
+        role: What the server is to do at first.
+
+    Raises:
+        OSError: The system is out of descriptors or memory.
+    """
+
+    def __init__(self, listeners: Sequence[socket.socket] = (), *, role: Role = Role.SERVING) -> None:
+        self._page_descriptor = os.memfd_create("pytriton-handover", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self._page_descriptor, mmap.PAGESIZE)
+            self._page = mmap.mmap(self._page_descriptor, mmap.PAGESIZE)
+            self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        except BaseException:
+            os.close(self._page_descriptor)
+            raise
+        self._ours.setblocking(False)
+        self._lock = threading.Lock()
+        self._listeners: list[socket.socket] = []
+        self.assign(role)
+        for listener in listeners:
+            socket.send_fds(self._ours, [b"L"], [listener.fileno()])
+        call_in_child(self, lambda handover: replace_descriptors(handover._descriptors()))
+
+    @property
+    def given(self) -> tuple[int, int]:
+        """The descriptors of channel and page that the server inherits."""
+        return self._theirs.fileno(), self._page_descriptor
+
+    @property
+    def listeners(self) -> Sequence[socket.socket]:
+        """Copies of the sockets that the server listens at by now; none once it is closed."""
+        with self._lock, contextlib.suppress(OSError):
+            while True:
+                message, descriptors, _, _ = socket.recv_fds(self._ours, 1, 1, socket.MSG_CMSG_CLOEXEC)
+                if not message:
+                    break
+                self._listeners += [socket.socket(fileno=descriptor) for descriptor in descriptors]
+        return tuple(self._listeners)
+
+    def assign(self, role: Role) -> None:
+        """Let the server do something else from now on."""
+        self._page[0] = role
+
+    def close_given(self) -> None:
+        """Close what the server has inherited."""
+        self._theirs.close()
+
+    def close(self) -> None:
+        """Let go of all sockets: with the server gone, nobody listens any more."""
+        with self._lock:
+            # With the sockets that wait in it.
+            self._ours.close()
+            self._theirs.close()
+            while self._listeners:
+                self._listeners.pop().close()
+        descriptor, self._page_descriptor = self._page_descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def _descriptors(self) -> list[int]:
+        sockets = [self._ours, self._theirs, *self._listeners]
+        return [*(each.fileno() for each in sockets), self._page_descriptor]

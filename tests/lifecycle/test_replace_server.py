@@ -1,0 +1,263 @@
+"""A server that another one replaces while it serves: callers, callables, options, and what fails on the way."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.client import DecoupledModelClient, ModelClient
+from pytriton.exceptions import PyTritonInvalidOperationError, PyTritonValidationError
+from pytriton.model_config import ModelConfig, Tensor
+from pytriton.server.lifecycle.replacement import wait_standing_by
+from pytriton.triton import GuardConfig, Triton, TritonConfig, TritonServerExitedError, TritonServerStartError
+from support.http import call
+from support.serving import local_config, running, short_home
+from support.waiting import PATIENCE_S, eventually, wait_for_threads
+
+LENGTH = 5
+SESSION = "pytriton.server.lifecycle.session"
+TENSORS = [Tensor((1,), np.int64, name="x")], [Tensor((1,), np.int64, name="y")]
+
+
+@pytest.fixture(autouse=True)
+def _home() -> Iterator[None]:
+    with short_home():
+        yield
+    wait_for_threads()
+
+
+class Counting:
+    """Has a state that a second construction would lose."""
+
+    made = 0
+
+    def __init__(self) -> None:
+        Counting.made += 1
+        self.count = 0
+
+    def __call__(self, requests: Any) -> Any:
+        self.count += len(requests)
+        return [{"y": np.array([self.count])} for _ in requests]
+
+
+def same(requests: Any) -> Any:
+    return [{"y": request["x"]} for request in requests]
+
+
+def rising(requests: Any) -> Any:
+    for step in range(LENGTH):
+        yield [{"y": request["x"] + step} for request in requests]
+
+
+@contextlib.contextmanager
+def counting(config: TritonConfig) -> Iterator[tuple[Triton, Callable[[], list[int]]]]:
+    """Serve a counter; also gives what asks it over clients of HTTP and gRPC that keep their connections."""
+    Counting.made = 0
+    triton = Triton(config=config)
+    triton.bind("m", Counting(), *TENSORS, config=ModelConfig(batching=False))
+    with (
+        running(triton),
+        ModelClient(str(triton.http_url), "m") as http,
+        ModelClient(str(triton.grpc_url), "m") as grpc,
+    ):
+
+        def ask() -> list[int]:
+            return [int(client.infer_sample(np.array([1]))["y"][0]) for client in (http, grpc)]
+
+        yield triton, ask
+
+
+def pid_of(triton: Triton) -> int:
+    process = triton._server.process if triton._server is not None else None
+    assert process is not None
+    return int(process.pid or 0)
+
+
+def options_of(triton: Triton) -> set[str]:
+    return set(Path(f"/proc/{pid_of(triton)}/cmdline").read_text().split("\0"))
+
+
+def left_files(triton: Triton) -> list[Path]:
+    """Return what only a replacement makes in the workspace."""
+    workspace = triton._workspace.path
+    return [*workspace.glob("endpoints/*.last"), *list(workspace.glob("backends*"))[1:]]
+
+
+def after_standing_by(monkeypatch: pytest.MonkeyPatch, act: Callable[[Any, Any], None]) -> None:
+    """Call something with the new process and the old one when the first could take over."""
+
+    def wrapped(new: Any, *arguments: Any, old: Any, **options: Any) -> None:
+        wait_standing_by(new, *arguments, old=old, **options)
+        act(new, old)
+
+    monkeypatch.setattr(f"{SESSION}.wait_standing_by", wrapped)
+
+
+def kill(process: Any) -> None:
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait(PATIENCE_S)
+
+
+def test_a_server_is_replaced_and_its_callable_keeps_its_state() -> None:
+    config = local_config(allow_metrics=None, metrics_address="127.0.0.1", metrics_port=0)
+    with counting(config) as (triton, ask):
+        assert ask() == [1, 2]
+        urls, first = (triton.http_url, triton.grpc_url, triton.metrics_url), pid_of(triton)
+
+        triton.replace_server(dataclasses.replace(config, http_thread_count=3))
+
+        assert ask() == [3, 4]
+        assert Counting.made == 1
+        assert pid_of(triton) != first
+        assert not Path(f"/proc/{first}").exists()
+        assert (triton.http_url, triton.grpc_url, triton.metrics_url) == urls
+        assert (
+            "nv_inference_request_success"
+            in call(str(triton.metrics_url).removesuffix("/metrics"), "GET", "/metrics")[1]
+        )
+        assert "--http-thread-count=3" in options_of(triton)
+        assert not left_files(triton)
+
+        triton.replace_server()
+
+        assert ask() == [5, 6]
+        assert "--http-thread-count=3" in options_of(triton)
+
+
+def test_a_server_that_does_not_start_leaves_the_old_one_in_service() -> None:
+    config = local_config()
+    with counting(config) as (triton, ask):
+        assert ask() == [1, 2]
+        first = pid_of(triton)
+        with pytest.raises(TritonServerStartError, match=r"that was to replace the running one .*goes on") as error:
+            triton.replace_server(dataclasses.replace(config, cache_config=["nosuch,size=1048576"]))
+        assert "nosuch" in str(error.value)
+        assert pid_of(triton) == first
+        assert ask() == [3, 4]
+        assert not left_files(triton)
+        triton.replace_server()
+        assert ask() == [5, 6]
+        assert pid_of(triton) != first
+
+
+def test_the_old_server_goes_on_where_the_new_one_is_killed_while_callers_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    with counting(local_config()) as (triton, ask):
+        assert ask() == [1, 2]
+        first = pid_of(triton)
+        after_standing_by(monkeypatch, lambda new, old: kill(new))
+        with pytest.raises(TritonServerStartError, match="was killed by signal 9"):
+            triton.replace_server()
+        assert pid_of(triton) == first
+        assert ask() == [3, 4]
+        with ModelClient(str(triton.http_url), "m") as client:
+            assert client.infer_sample(np.array([1]))["y"][0] == 5
+        assert not left_files(triton)
+
+
+def test_the_new_server_serves_where_the_old_one_is_killed_while_callers_move(monkeypatch: pytest.MonkeyPatch) -> None:
+    with counting(local_config()) as (triton, ask):
+        assert ask() == [1, 2]
+        first = pid_of(triton)
+        after_standing_by(monkeypatch, lambda new, old: kill(old))
+        triton.replace_server()
+        assert pid_of(triton) != first
+        assert triton.is_alive()
+        assert ask() == [3, 4]
+
+
+def test_a_server_that_dies_while_the_new_one_starts_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = Triton(config=local_config())
+    triton.bind("m", same, *TENSORS, config=ModelConfig(batching=False))
+
+    def killing(*arguments: Any, old: Any, **options: Any) -> None:
+        kill(old)
+        wait_standing_by(*arguments, old=old, **options)
+
+    monkeypatch.setattr(f"{SESSION}.wait_standing_by", killing)
+    with running(triton):
+        with pytest.raises(TritonServerStartError, match="while the one that was to replace it was starting"):
+            triton.replace_server()
+        with pytest.raises(TritonServerExitedError):
+            triton.serve()
+
+
+def test_callers_over_both_protocols_lose_nothing_while_servers_are_replaced() -> None:
+    config = local_config()
+    triton = Triton(config=config)
+    triton.bind("m", same, *TENSORS, config=ModelConfig(batching=False))
+    triton.bind("s", rising, *TENSORS, config=ModelConfig(batching=False, decoupled=True))
+    ending = threading.Event()
+    failures: list[str] = []
+    answered = [0] * 8
+
+    def ask(place: int, url: str) -> None:
+        number = 0
+        model, expected = ("s", LENGTH) if place % 4 == 3 else ("m", 1)
+        kind = DecoupledModelClient if expected > 1 else ModelClient
+        with kind(url, model, inference_timeout_s=PATIENCE_S) as client:
+            while not ending.is_set():
+                number += 1
+                try:
+                    answer: Any = client.infer_sample(np.array([number]))
+                    got = [int(each["y"][0]) for each in ([answer] if expected == 1 else answer)]
+                    if got != list(range(number, number + expected)):
+                        failures.append(f"asked {number}, got {got}")
+                except Exception as error:
+                    failures.append(repr(error))
+                answered[place] += 1
+
+    def wait_for_answers() -> None:
+        before = list(answered)
+        eventually(lambda: failures or all(now > then for now, then in zip(answered, before, strict=True)))
+
+    with running(triton):
+        urls = [str(triton.http_url), str(triton.grpc_url)] * 4
+        callers = [threading.Thread(target=ask, args=(place, url)) for place, url in enumerate(sorted(urls))]
+        for caller in callers:
+            caller.start()
+        try:
+            for _ in range(3):
+                # Everybody has asked the server that is there since the last replacement.
+                wait_for_answers()
+                triton.replace_server()
+            wait_for_answers()
+        finally:
+            ending.set()
+            for caller in callers:
+                caller.join()
+    assert not failures
+
+
+def test_what_cannot_be_replaced_is_refused() -> None:
+    config = local_config()
+    triton = Triton(config=config)
+    with pytest.raises(PyTritonInvalidOperationError, match="No server runs"):
+        triton.replace_server()
+    asked: list[str] = []
+
+    def asks(requests: Any) -> Any:
+        try:
+            triton.replace_server()
+        except PyTritonInvalidOperationError as error:
+            asked.append(str(error))
+        return same(requests)
+
+    triton.bind("m", asks, *TENSORS, config=ModelConfig(batching=False))
+    with running(triton):
+        with pytest.raises(PyTritonValidationError, match="http_port"):
+            triton.replace_server(dataclasses.replace(config, http_port=1))
+        with ModelClient(str(triton.http_url), "m") as client:
+            assert client.infer_sample(np.array([7]))["y"][0] == 7
+        assert "own server" in asked[0]
+    unguarded = Triton(config=config, guard=GuardConfig(enabled=False))
+    with running(unguarded), pytest.raises(PyTritonInvalidOperationError, match="needs the guard"):
+        unguarded.replace_server()
