@@ -104,6 +104,23 @@ def test_a_repository_is_polled(tmp_path: Path) -> None:
         eventually(lambda: infer(triton, "first", 1) == [7])
 
 
+@pytest.mark.skipif(os.confstr("CS_GNU_LIBC_VERSION") is None, reason="the C library is another one")
+def test_memory_that_loading_has_freed_is_given_back(tmp_path: Path) -> None:
+    # What is kept lies above what is freed, so that the C library cannot give it back by itself.
+    life = (
+        "    def initialize(self, args):\n"
+        "        parts = [bytes(1000) for _ in range(100_000)]\n"
+        "        self.kept = parts[-1]\n"
+    )
+    write(tmp_path, "double", MODEL + life)
+    with served(tmp_path) as triton:
+        assert infer(triton, "double", 1) == [2]
+        (host,) = hosts()
+        resident = re.search(r"RssAnon:\s+(\d+) kB", Path(f"/proc/{host}/status").read_text())
+        assert resident is not None
+        assert int(resident[1]) < 70_000
+
+
 BROKEN: dict[str, tuple[str, str]] = {
     "does not import": ("import no_such_module\n", "ModuleNotFoundError: No module named 'no_such_module'"),
     "syntax": ("def f(:\n", r"model\.py.*line 1|line 1.*model\.py"),
