@@ -22,6 +22,7 @@ FOLDER = ROOT / "docs" / "reference"
 PAGES: dict[str, tuple[str, ...]] = {
     "triton": ("pytriton.triton", "pytriton.server.errors"),
     "inprocess": ("pytriton.inprocess",),
+    "ray": ("pytriton.ray",),
     "model_config": (
         "pytriton.model_config",
         "pytriton.model_config.tensor",

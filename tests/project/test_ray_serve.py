@@ -1,4 +1,4 @@
-"""The Ray Serve example does what its page says: two replicas on two nodes, each with a Triton of its own."""
+"""The Ray Serve example does what its page says: two replicas on two nodes, one of which is killed and replaced."""
 
 from __future__ import annotations
 
@@ -109,38 +109,11 @@ def shared_memory_of_ray() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if re.search("plasma|ray", name)}
 
 
-# Ray Serve's local testing mode: the deployment in the process of its caller, without a cluster.
-LOCAL = """
-import json
-from ray import serve
-from softmax_app import app
-from starlette.requests import Request
-
-async def receive():
-    return {"type": "http.request", "body": b"[0, 1, 2]", "more_body": False}
-
-handle = serve.run(app, _local_testing_mode=True)
-request = Request({"type": "http", "method": "POST", "headers": [], "path": "/"}, receive)
-print(json.dumps([round(value, 3) for value in handle.remote(request).result(timeout_s=600)]))
-print(json.dumps(handle.predict.remote([1, 1]).result(timeout_s=600)))
-handle.check_health.remote().result(timeout_s=600)
-"""
-
-
-@needs_ray
-@pytest.mark.timeout(RUN_TIMEOUT_S)
-def test_the_deployment_answers_http_requests(folder: Path, mark: str) -> None:
-    done = run(["-c", LOCAL], environment_for(folder, mark))
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.splitlines()[-2:] == ["[0.09, 0.245, 0.665]", "[0.5, 0.5]"]
-    assert marked_processes(mark) == {}
-
-
 @needs_ray
 @pytest.mark.ci
 @pytest.mark.slow(seconds=70)
 @pytest.mark.timeout(TEST_TIMEOUT_S)
-def test_two_replicas_on_two_nodes_join_requests_and_leave_nothing(folder: Path, mark: str) -> None:
+def test_two_replicas_on_two_nodes_lose_no_request_and_leave_nothing(folder: Path, mark: str) -> None:
     shared = shared_memory_of_ray()
     environment = environment_for(folder, mark)
     # The raylet of a node ends where its agents, programs in Python, take over 15 s to start, and no setting changes
@@ -155,15 +128,13 @@ def test_two_replicas_on_two_nodes_join_requests_and_leave_nothing(folder: Path,
             break
         end_processes(mark)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "[0.09, 0.245, 0.665]" in done.stdout
-    rounds = re.findall(r"^all different: (\w+)$", done.stdout, re.MULTILINE)
-    assert set(rounds) == {"True"}
-    replicas = re.findall(r"^a node: (\d+) requests in (\d+) calls$", done.stdout, re.MULTILINE)
-    requests, calls = ([int(each) for each in column] for column in zip(*replicas, strict=True))
-    assert len(replicas) == 2
-    assert min(requests) > 0
-    assert sum(requests) == 1 + 64 * len(rounds)
-    assert sum(calls) < sum(requests)
+    *answers, ready, killed = done.stdout.splitlines()[-4:]
+    assert answers == ["[0.09, 0.245, 0.665]"] * 2
+    assert ready == "ready: True"
+    # Every request was answered, or told; each caller had its own question.
+    found = {name: int(count) for count, name in re.findall(r"(\d+) (\w+)", killed)}
+    assert found["right"] > 0
+    assert set(found) <= {"right", "told"}
     deadline = time.monotonic() + END_TIMEOUT_S
     while (left := marked_processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)

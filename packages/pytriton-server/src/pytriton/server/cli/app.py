@@ -149,6 +149,15 @@ def serve(
     check_only: Annotated[
         bool, typer.Option("--check", help="Say what would be served, or what is wrong, and start nothing.")
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Serve on Ray instead, each replica with a Triton of its own: the address of a cluster, auto for the "
+            "one that this machine belongs to, local to start one.",
+        ),
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="With --ray: how many replicas.")] = 1,
     address: Address = "0.0.0.0",
     http_port: HttpPort = 8000,
     grpc_port: GrpcPort = 8001,
@@ -165,6 +174,7 @@ def serve(
 
     Further settings come from environment variables, such as PYTRITON_TRITON_CONFIG_CACHE_CONFIG.
     """
+    from pytriton.server.cli.on_ray import serve_on_ray
     from pytriton.server.cli.serve import serve as serve_target
 
     options = {
@@ -174,6 +184,8 @@ def serve(
         "console": with_console,
         "console_port": console_port,
         "check": check_only,
+        "ray": ray,
+        "replicas": replicas,
         "address": address,
         "http_port": http_port,
         "grpc_port": grpc_port,
@@ -186,7 +198,13 @@ def serve(
     }
     # By its name: some versions of typer have an enumeration of their own.
     sources = {name: getattr(context.get_parameter_source(name), "name", None) for name in options}
-    serve_target(target, options, given=[name for name, source in sources.items() if source == "COMMANDLINE"])
+    given = [name for name, source in sources.items() if source == "COMMANDLINE"]
+    if ray is not None:
+        serve_on_ray(target, options, given=given)
+    elif "replicas" in given:
+        raise typer.BadParameter("--replicas is for --ray: here, --workers says how many processes serve a model")
+    else:
+        serve_target(target, options, given=given)
 
 
 @app.command(

@@ -1,0 +1,64 @@
+"""`serve --ray`: the models of a file as an application of Ray Serve."""
+
+import sys
+from collections.abc import Collection, Mapping
+from importlib.util import find_spec
+from typing import Any
+
+import typer
+
+from pytriton.exceptions import PyTritonError
+from pytriton.proxy_backend import TargetError
+from pytriton.server.cli.targets import UserCodeError, load_served
+from pytriton.triton import Triton
+
+__all__ = ["serve_on_ray"]
+
+NEW_CLUSTER = "local"
+# The other options are about one server.
+_MEANT = frozenset(("ray", "replicas", "address", "http_port", "grpc_port", "check"))
+
+
+def serve_on_ray(target: str, options: Mapping[str, Any], *, given: Collection[str]) -> None:
+    """Serve the models of a file or module on a cluster of Ray until an interrupt.
+
+    Args:
+        target: What to serve, see `load_served`.
+        options: Those of the command, by the names of its parameters.
+        given: Names of those that somebody has given.
+
+    Raises:
+        typer.BadParameter: Something that is asked for is not for Ray, or not installed.
+        typer.Exit: There is nothing to serve.
+    """
+    if find_spec("ray") is None:
+        raise typer.BadParameter('--ray needs ray: pip install "pytriton-server[ray]"')
+    if others := sorted(set(given) - _MEANT):
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        raise typer.BadParameter(f"{names}: not together with --ray, where each replica has a server of its own")
+    try:
+        found = load_served(target)
+    except (PyTritonError, TargetError, UserCodeError) as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+    if isinstance(found, Triton):
+        raise typer.BadParameter(f"{target} is a Triton: name a file or models under @model, which replicas can make")
+    models = list(found.values())
+    if options["check"]:
+        typer.echo(f"{target} can be served.")
+        return
+
+    from ray import cloudpickle
+
+    from pytriton.ray import application, serve_forever
+
+    # Nodes need not have the file.
+    for module in {sys.modules[model.__module__] for model in models}:
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    serve_forever(
+        application(models, num_replicas=options["replicas"]),
+        address=None if options["ray"] == NEW_CLUSTER else options["ray"],
+        host=options["address"],
+        http_port=options["http_port"],
+        grpc_port=options["grpc_port"],
+    )
