@@ -509,13 +509,17 @@ EXPORT int listen(int fd, int backlog) noexcept {
 EXPORT int shutdown(int fd, int how) noexcept {
   static const auto next = Next<decltype(&shutdown)>("shutdown");
   Guard* guard = Active();
-  return guard != nullptr && guard->listeners.Has(fd) ? 0 : next(fd, how);
+  return guard != nullptr && !guard->listeners.accepts() && guard->listeners.Has(fd) ? 0 : next(fd, how);
 }
 
 EXPORT int close(int fd) {
   static const auto next = Next<decltype(&close)>("close");
   Guard* guard = Active();
-  if (guard != nullptr) guard->listeners.OnClose(fd);
+  if (guard != nullptr && guard->listeners.Has(fd)) {
+    // Copies that a forked child of the starter may hold are to listen no longer than this server.
+    shutdown(fd, SHUT_RDWR);
+    guard->listeners.OnClose(fd);
+  }
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Remove(fd);
   if (connection != nullptr) OnClose(guard, connection);
   return next(fd);

@@ -2,7 +2,6 @@
 
 import contextlib
 import enum
-import mmap
 import os
 import socket
 import threading
@@ -43,8 +42,7 @@ class Handover:
     def __init__(self, listeners: Sequence[socket.socket] = (), *, role: Role = Role.SERVING) -> None:
         self._page_descriptor = os.memfd_create("pytriton-handover", os.MFD_CLOEXEC)
         try:
-            os.ftruncate(self._page_descriptor, mmap.PAGESIZE)
-            self._page = mmap.mmap(self._page_descriptor, mmap.PAGESIZE)
+            os.ftruncate(self._page_descriptor, 1)
             self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except BaseException:
             os.close(self._page_descriptor)
@@ -75,7 +73,8 @@ class Handover:
 
     def assign(self, role: Role) -> None:
         """Let the server do something else from now on."""
-        self._page[0] = role
+        if self._page_descriptor >= 0:
+            os.pwrite(self._page_descriptor, bytes([role]), 0)
 
     def close_given(self) -> None:
         """Close what the server has inherited."""
