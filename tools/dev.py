@@ -364,7 +364,7 @@ def reference(runner: Runner, arguments: Sequence[str]) -> int:
 def pictures(runner: Runner, _arguments: Sequence[str]) -> int:
     """Take the pictures of docs/ anew: of the console and of terminals, with Chromium. Wants the ports 8000 to 8003."""
     extra = {"PYTRITON_TEST_SCREENSHOTS": str(ROOT / "docs")}
-    tests = ("tests/server/test_console.py", "tests/server/test_first_hour.py")
+    tests = ("tests/server/test_console.py", "tests/command_line/test_first_hour.py")
     return prepare(runner) or runner.hatch("run", "--", "pytest", "-rP", *tests, extra=extra)
 
 
