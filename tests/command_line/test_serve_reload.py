@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import re
-import signal
-import subprocess
-import sys
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from support.serving import short_home
+from support.serving import ServeCommand, serve_command
 from support.waiting import PATIENCE_S, eventually
 
 pytest.importorskip("watchfiles")
@@ -60,59 +53,12 @@ def save(path: Path, text: str) -> None:
     os.replace(new, path)
 
 
-class Server:
-    """The command while it serves, and what it has written."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.written = ""
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-        found = eventually(lambda: re.search(r"HTTP +(http://\S+)", self.written))
-        self.url = found[1]
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self.written += line
-
-    def ask(self, model: str, text: str) -> str:
-        body = json.dumps({"text": text}).encode()
-        with urllib.request.urlopen(f"{self.url}/v2/models/{model}/generate", body, timeout=PATIENCE_S) as answer:
-            return str(json.load(answer)["output"])
-
-    def has(self, model: str) -> bool:
-        with contextlib.suppress(urllib.error.HTTPError):
-            return bool(self.ask(model, "x"))
-        return False
-
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
-        code = self.process.wait(PATIENCE_S)
-        self._reader.join(PATIENCE_S)
-        return code
-
-
 @contextlib.contextmanager
-def reloading(folder: Path, *arguments: str) -> Iterator[Server]:
+def reloading(folder: Path, *arguments: str) -> Iterator[ServeCommand]:
     (folder / "helper.py").write_text("mark = 'first'\n")
     (folder / "app.py").write_text(APP.format(number=0))
-    ports = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0")
-    with (
-        short_home(),
-        subprocess.Popen(
-            [sys.executable, "-m", "pytriton", "serve", "app.py", "--reload", *ports, *arguments],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process,
-    ):
-        server = Server(process)
-        try:
-            yield server
-        finally:
-            assert server.end() == 0, server.written
+    with serve_command(folder, "app.py", "--reload", *arguments) as server:
+        yield server
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import gc
+import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from pytriton.triton import Triton, TritonConfig
@@ -141,3 +145,57 @@ def is_ready(url: str) -> bool:
         return call(url, "GET", "/v2/health/ready")[0] == 200
     except OSError:
         return False
+
+
+class ServeCommand:
+    """The command while it serves, and what it has written."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.written = ""
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+        found = eventually(lambda: re.search(r"HTTP +(http://\S+)", self.written))
+        self.url = found[1]
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.written += line
+
+    def ask(self, model: str, text: str) -> str:
+        body = json.dumps({"text": text}).encode()
+        with urllib.request.urlopen(f"{self.url}/v2/models/{model}/generate", body, timeout=PATIENCE_S) as answer:
+            return str(json.load(answer)["output"])
+
+    def has(self, model: str) -> bool:
+        with suppress(urllib.error.HTTPError):
+            return bool(self.ask(model, "x"))
+        return False
+
+    def end(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        code = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        return code
+
+
+@contextmanager
+def serve_command(folder: Path, *arguments: str) -> Iterator[ServeCommand]:
+    """Run the command in a folder; in the end SIGTERM ends it in order."""
+    ports = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0")
+    with (
+        short_home(),
+        subprocess.Popen(
+            [sys.executable, "-m", "pytriton", "serve", *arguments, *ports],
+            cwd=folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+    ):
+        server = ServeCommand(process)
+        try:
+            yield server
+        finally:
+            assert server.end() == 0, server.written

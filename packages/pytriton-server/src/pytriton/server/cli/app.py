@@ -172,6 +172,8 @@ def serve(
 ) -> None:
     """Serve the models of a file, until Ctrl+C (SIGINT) or SIGTERM.
 
+    SIGHUP replaces the server, without a lost request, by one with the settings that the file of --config has then.
+
     Further settings come from environment variables, such as PYTRITON_TRITON_CONFIG_CACHE_CONFIG.
     """
     from pytriton.server.cli.on_ray import serve_on_ray

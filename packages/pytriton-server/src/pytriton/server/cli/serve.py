@@ -4,7 +4,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ import typer
 from pytriton.decorators import get_model_signature
 from pytriton.server.cli.config_file import ConfigFile, ConfigFileError, read_config
 from pytriton.server.cli.reloading import Reloader, ReloadError
+from pytriton.server.cli.replacing import replacing
 from pytriton.server.cli.serving import ServerOptions
 from pytriton.server.cli.targets import UserCodeError, load_served
 from pytriton.server.console.command import check_console, console_beside
@@ -52,27 +53,18 @@ def serve(target: str, options: Mapping[str, Any], *, given: Collection[str]) ->
         typer.Exit: There is nothing to serve, the server could not be started, or ended by itself.
     """
     began = time.monotonic()
-    path: Path | None = options["config"]
     try:
-        file = ConfigFile(Path()) if path is None else read_config(path, _IN_FILE)
+        file, settings = _read_settings(options, given)
     except ConfigFileError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
-    # Typed on the command line, else in the file, else the default.
-    values = {**options, **{name: value for name, value in file.options.items() if name not in given}}
-    server = {name: value for name, value in file.server.items() if name not in given}
-    if "address" in given:
-        server = {name: value for name, value in server.items() if not name.endswith("_address")}
-    names = ("address", "http_port", "grpc_port", "metrics_port", "access_token", "unprotected")
-    settings = ServerOptions(
-        **{name: values[name] for name in (*names, "log_level", "log_format", "access_log")}, server=server
-    )
     if options["console"]:
         check_console()
     settings.start_log()
     # Until the server is served, which then ends in order, with exit code 0.
     end_on_sigterm()
-    served = _Served(target, values["workers"], file)
+    workers = options["workers"] if "workers" in given else file.options.get("workers", options["workers"])
+    served = _Served(target, workers, file)
     try:
         with settings.exit_on_errors(UserCodeError, ConfigFileError, ReloadError):
             reloader = Reloader(target) if options["reload"] else None
@@ -84,11 +76,32 @@ def serve(target: str, options: Mapping[str, Any], *, given: Collection[str]) ->
             port = options["console_port"] if options["console"] else None
             reloading = None if reloader is None else reloader.watching(lambda: served.reload(triton))
             # Not before `serve`, which from the first moment on that requests are answered ends in order.
-            triton._beside = lambda: _beside(triton, began, port, reloading)
+            replace = replacing(lambda: served.replace(triton, lambda: _read_settings(options, given)[1]))
+            triton._beside = lambda: _beside(triton, began, port, reloading, replace)
             _be_brief(_TELL_OF_START, logging.WARNING)
             triton.serve()  # which says what is served
     except KeyboardInterrupt:
         raise typer.Exit(128 + signal.SIGINT) from None
+
+
+def _read_settings(options: Mapping[str, Any], given: Collection[str]) -> tuple[ConfigFile, ServerOptions]:
+    """Return the file of `--config`, as it is now, and what it and the command line say of the server.
+
+    Raises:
+        ConfigFileError: The file cannot be read, or is not understood.
+    """
+    path: Path | None = options["config"]
+    file = ConfigFile(Path()) if path is None else read_config(path, _IN_FILE)
+    # Typed on the command line, else in the file, else the default.
+    values = {**options, **{name: value for name, value in file.options.items() if name not in given}}
+    server = {name: value for name, value in file.server.items() if name not in given}
+    if "address" in given:
+        server = {name: value for name, value in server.items() if not name.endswith("_address")}
+    names = ("address", "http_port", "grpc_port", "metrics_port", "access_token", "unprotected")
+    settings = ServerOptions(
+        **{name: values[name] for name in (*names, "log_level", "log_format", "access_log")}, server=server
+    )
+    return file, settings
 
 
 class _Served:
@@ -119,6 +132,20 @@ class _Served:
         for name, model in self._models.items():
             triton.bind(name, **model)
         return triton
+
+    def replace(self, triton: Triton, read_settings: Callable[[], ServerOptions]) -> None:
+        """Put another server in the place of the running one, with the settings of now and the models of before.
+
+        Args:
+            triton: What runs.
+            read_settings: Reads the settings; not asked where the file has a Triton with settings of its own.
+
+        Raises:
+            ConfigFileError: The settings cannot be read.
+            PyTritonError: The other server does not get ready: the running one goes on.
+        """
+        has_own = not self._models
+        triton.replace_server(None if has_own else read_settings().make_config())
 
     def reload(self, triton: Triton) -> str:
         """Serve what the file defines now, in place of what it has defined before.
@@ -167,7 +194,11 @@ class _Served:
 
 @contextlib.contextmanager
 def _beside(
-    triton: Triton, began: float, console_port: int | None, reloading: contextlib.AbstractContextManager[None] | None
+    triton: Triton,
+    began: float,
+    console_port: int | None,
+    reloading: contextlib.AbstractContextManager[None] | None,
+    replacing: contextlib.AbstractContextManager[None],
 ) -> Iterator[None]:
     """Run what is asked for beside a server that has been started."""
     _be_brief(_TELL_OF_STOP, logging.NOTSET)
@@ -178,6 +209,7 @@ def _beside(
             stack.enter_context(console_beside(triton, console_port))
         if reloading is not None:
             stack.enter_context(reloading)
+        stack.enter_context(replacing)
         yield
 
 

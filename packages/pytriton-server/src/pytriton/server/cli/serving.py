@@ -76,12 +76,22 @@ class ServerOptions:
         """
         if self.unprotected and self.access_token is not None:
             raise typer.BadParameter("--unprotected and --access-token exclude each other")
-        fields: dict[str, Any] = {f"{front}_address": self.address for front in ("http", "grpc", "metrics")}
-        fields |= {"http_port": self.http_port, "grpc_port": self.grpc_port, "metrics_port": self.metrics_port}
-        config = TritonConfig(**{**fields, **self.server, **settings})
         restricted: list[str] | None = [] if self.unprotected else None
         security = TritonSecurityConfig(access_token=self.access_token, restricted_endpoints=restricted)
-        return Triton(config=config, security_config=security)
+        return Triton(config=self.make_config(**settings), security_config=security)
+
+    def make_config(self, **settings: Any) -> TritonConfig:
+        """Return the settings of the server.
+
+        Args:
+            **settings: Further fields of `TritonConfig`.
+
+        Raises:
+            PyTritonValidationError: A setting is not acceptable.
+        """
+        fields: dict[str, Any] = {f"{front}_address": self.address for front in ("http", "grpc", "metrics")}
+        fields |= {"http_port": self.http_port, "grpc_port": self.grpc_port, "metrics_port": self.metrics_port}
+        return TritonConfig(**{**fields, **self.server, **settings})
 
     @contextlib.contextmanager
     def exit_on_errors(self, *others: type[Exception]) -> Iterator[None]:
