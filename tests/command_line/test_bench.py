@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 
 from pytriton.decorators import model
-from pytriton.server.cli.bench import Level, as_table, draw_chart, make_inputs, table_row
+from pytriton.server.cli.bench import Level, as_table, draw_chart, make_inputs, measure, table_row
 from pytriton.triton import Triton
 from support.processes import CTRL_C, at_terminal
 from support.serving import local_config, running, short_home
@@ -89,6 +91,21 @@ def test_an_interrupt_shows_what_was_measured(server: Triton, tmp_path: Path) ->
         assert terminal.wait_ended() == 130
         assert "interrupted" in terminal.shown
         assert "Traceback" not in terminal.shown
+
+
+def test_an_interrupt_while_callers_are_started_is_no_other_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    start, interrupts = threading.Thread.start, iter([None, KeyboardInterrupt()])
+
+    def interrupted(thread: threading.Thread) -> None:
+        if interrupt := next(interrupts):
+            raise interrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    level = Level(3)
+    with pytest.raises(KeyboardInterrupt):
+        measure(lambda: contextlib.nullcontext(lambda: None), 3, 600, level)
+    assert level.rate == 0
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,9 @@ def measure(
         stop.set()
         ready.abort()
         for thread in threads:
-            thread.join()
+            # Not one whose start was interrupted: it ends by itself.
+            if thread.is_alive():
+                thread.join()
         # With the requests that were on their way.
         level.seconds = time.perf_counter() - began
         level.busy = (time.process_time() - used) / level.seconds
