@@ -104,7 +104,7 @@ LIBRARIES = (
         (),
         ("-ldl",),
         (
-            *("accept", "accept4", "bind", "close", "inflate", "listen", "pthread_create", "readv", "recvmsg"),
+            *("accept", "accept4", "bind", "close", "inflate", "ioctl", "listen", "pthread_create", "readv", "recvmsg"),
             *("sendmsg", "setpriority", "shm_open", "shutdown", "writev", "TRITONSERVER_*"),
         ),
     ),

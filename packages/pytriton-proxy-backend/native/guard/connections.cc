@@ -36,6 +36,13 @@ void Connections::OnAccept(int fd) {
   if (slot != nullptr) slot->mark.store(kFresh, std::memory_order_release);
 }
 
+void Connections::Assign(int fd, ThreadLoad* thread) {
+  Slot* slot = SlotOf(fd);
+  if (slot == nullptr) return;
+  thread->fetch_add(1, std::memory_order_relaxed);
+  slot->thread.store(thread, std::memory_order_release);
+}
+
 Connection* Connections::Find(int fd) {
   Slot* slot = SlotOf(fd);
   if (slot == nullptr) return nullptr;
@@ -68,6 +75,8 @@ Connection* Connections::FindKnown(int fd) {
 Connection* Connections::Remove(int fd) {
   Slot* slot = SlotOf(fd);
   if (slot == nullptr || slot->mark.load(std::memory_order_relaxed) == kNone) return nullptr;
+  ThreadLoad* const thread = slot->thread.exchange(nullptr, std::memory_order_acq_rel);
+  if (thread != nullptr) thread->fetch_sub(1, std::memory_order_relaxed);
   const uint8_t mark = slot->mark.exchange(kNone, std::memory_order_acq_rel);
   return mark == kKnown ? slot->connection.load(std::memory_order_relaxed) : nullptr;
 }

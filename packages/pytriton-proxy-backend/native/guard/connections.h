@@ -8,6 +8,7 @@
 
 #include "http2_frames.h"
 #include "http_scan.h"
+#include "http_threads.h"
 
 namespace pytriton::guard {
 
@@ -49,6 +50,8 @@ class Connections {
   // Reserves room for all descriptors that the process may have; false where the system refuses.
   bool Reserve();
   void OnAccept(int fd);
+  // Counts a connection among those of a thread until it is closed.
+  void Assign(int fd, ThreadLoad* thread);
   // The connection of a descriptor that was accepted; null for any other.
   Connection* Find(int fd);
   // As Find, only where something was read from it.
@@ -61,6 +64,7 @@ class Connections {
   struct Slot {
     std::atomic<uint8_t> mark;
     std::atomic<Connection*> connection;
+    std::atomic<ThreadLoad*> thread;  // that it is counted for, or null
   };
   Slot* SlotOf(int fd) {
     return fd >= 0 && static_cast<size_t>(fd) < count_ ? &slots_[fd] : nullptr;

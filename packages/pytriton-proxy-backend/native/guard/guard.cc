@@ -4,6 +4,7 @@
 //   readv                       requests as they arrive on HTTP connections: see http_scan.h
 //   accept4, accept, close,
 //   writev                      to know which descriptors are such connections, and when a request is answered
+//   ioctl                       to spread HTTP connections over the threads of the front end: see http_threads.h
 //   inflate                     what compressed requests grow to, and the JSON in it
 //   TRITONSERVER_Inference...   the shapes of inputs, for which the front ends take memory
 //   TRITONSERVER_DataType...    a size by which the front ends divide
@@ -16,6 +17,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -25,6 +27,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstdarg>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -105,6 +108,9 @@ Guard* Active() { return g_guard.load(std::memory_order_acquire); }
 // Whether this thread reads HTTP connections. It also handles their requests, but not in the call that reads: what it
 // reads in between belongs to other requests.
 thread_local bool t_reads_http = false;
+
+// Of the front end whose connections this thread accepts; null in other threads. Kept, as those threads are.
+thread_local HttpThreads* t_http_threads = nullptr;
 
 // What this thread decompresses, until a request is made of it.
 struct Decompression {
@@ -245,6 +251,29 @@ ssize_t Refuse(Connection* connection, int fd, const Refusal& refusal, size_t be
 // Whether a listener's connections are left to the server that follows this one.
 bool IsHandedOver(Guard* guard, int listener) {
   return guard != nullptr && !guard->listeners.accepts() && guard->listeners.Has(listener);
+}
+
+// Whether a connection is one of the front ends; those of workers come through the file system, and are none of ours.
+bool IsInternet(int fd) {
+  int domain = 0;
+  socklen_t size = sizeof(domain);
+  return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && (domain == AF_INET || domain == AF_INET6);
+}
+
+template <typename Call>
+int Accept(int listener, Call next) {
+  Guard* guard = Active();
+  if (IsHandedOver(guard, listener)) {
+    errno = EAGAIN;
+    return -1;
+  }
+  const int fd = next();
+  if (guard != nullptr && fd >= 0 && IsInternet(fd)) {
+    guard->connections.OnAccept(fd);
+    if (t_http_threads == nullptr) t_http_threads = new HttpThreads;
+    t_http_threads->OnAccept(fd);
+  }
+  return fd;
 }
 
 std::mutex& WritingOf(int fd) {
@@ -468,26 +497,12 @@ extern "C" {
 
 EXPORT int accept4(int listener, sockaddr* address, socklen_t* length, int flags) {
   static const auto next = Next<decltype(&accept4)>("accept4");
-  Guard* guard = Active();
-  if (IsHandedOver(guard, listener)) {
-    errno = EAGAIN;
-    return -1;
-  }
-  const int fd = next(listener, address, length, flags);
-  if (guard != nullptr && fd >= 0) guard->connections.OnAccept(fd);
-  return fd;
+  return Accept(listener, [&] { return next(listener, address, length, flags); });
 }
 
 EXPORT int accept(int listener, sockaddr* address, socklen_t* length) {
   static const auto next = Next<decltype(&accept)>("accept");
-  Guard* guard = Active();
-  if (IsHandedOver(guard, listener)) {
-    errno = EAGAIN;
-    return -1;
-  }
-  const int fd = next(listener, address, length);
-  if (guard != nullptr && fd >= 0) guard->connections.OnAccept(fd);
-  return fd;
+  return Accept(listener, [&] { return next(listener, address, length); });
 }
 
 EXPORT int bind(int fd, const sockaddr* address, socklen_t length) noexcept {
@@ -523,6 +538,24 @@ EXPORT int close(int fd) {
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Remove(fd);
   if (connection != nullptr) OnClose(guard, connection);
   return next(fd);
+}
+
+EXPORT int ioctl(int fd, unsigned long request, ...) noexcept {
+  static const auto next = Next<int (*)(int, unsigned long, ...)>("ioctl");
+  va_list arguments;
+  va_start(arguments, request);
+  void* const argument = va_arg(arguments, void*);
+  va_end(arguments);
+  if (request == FIONREAD && t_http_threads != nullptr && t_http_threads->connection() >= 0) {
+    const int connection = t_http_threads->connection();
+    const auto answer = t_http_threads->Ask(fd);
+    if (answer) {
+      if (answer->chosen != nullptr) Active()->connections.Assign(connection, answer->chosen);
+      *static_cast<int*>(argument) = answer->bytes;
+      return 0;
+    }
+  }
+  return next(fd, request, argument);
 }
 
 EXPORT ssize_t readv(int fd, const iovec* parts, int count) {

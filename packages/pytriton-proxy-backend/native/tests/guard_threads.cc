@@ -1,11 +1,18 @@
-// The wait for threads of instances, with threads that compute, sleep and end.
+// The threads of the server: the wait for those of instances, with threads that compute, sleep and end; and how those of
+// the HTTP front end share its connections.
 
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
 #include <thread>
+#include <vector>
 
+#include "../guard/http_threads.h"
 #include "../guard/instance_threads.h"
 #include "check.h"
 
@@ -73,9 +80,87 @@ void DoesNotWaitForEver() {
   instance.join();
 }
 
+// The pipe that the front end takes for a connection: the first with the fewest messages, which ends the search if it has
+// none.
+struct FrontEnd {
+  explicit FrontEnd(size_t threads) : loads(threads, nullptr) {
+    for (size_t i = 0; i < threads; ++i) {
+      std::array<int, 2> ends{};
+      CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) == 0);
+      pipes.push_back(ends[0]);
+      close(ends[1]);
+    }
+  }
+  ~FrontEnd() {
+    for (const int pipe : pipes) close(pipe);
+  }
+
+  size_t Accept(int connection) {
+    threads.OnAccept(connection);
+    size_t taken = pipes.size();
+    int least = 0;
+    for (size_t i = 0; i < pipes.size(); ++i) {
+      CHECK(threads.connection() == connection);
+      const auto answer = threads.Ask(pipes[i]);
+      CHECK(answer.has_value());
+      if (answer->chosen != nullptr) {
+        loads[i] = answer->chosen;
+        loads[i]->fetch_add(1);
+      }
+      const int messages = answer->bytes / 17;
+      if (taken == pipes.size() || messages < least) {
+        taken = i;
+        least = messages;
+      }
+      if (messages == 0) break;
+    }
+    return taken;
+  }
+
+  pytriton::guard::HttpThreads threads;
+  std::vector<int> pipes;
+  std::vector<pytriton::guard::ThreadLoad*> loads;
+};
+
+void Spreads() {
+  FrontEnd front_end(4);
+  std::vector<int> taken(4, 0);
+  for (int connection = 10; connection < 22; ++connection) ++taken[front_end.Accept(connection)];
+  CHECK(taken == std::vector<int>(4, 3));
+  // Whose connections are closed gets the next ones.
+  front_end.loads[2]->fetch_sub(2);
+  CHECK(front_end.Accept(22) == 2);
+  CHECK(front_end.Accept(23) == 2);
+  CHECK(front_end.Accept(24) == 0);
+}
+
+void OneThread() {
+  FrontEnd front_end(1);
+  for (int connection = 10; connection < 13; ++connection) CHECK(front_end.Accept(connection) == 0);
+  CHECK(front_end.loads[0]->load() == 3);
+}
+
+void OtherDescriptors() {
+  FrontEnd front_end(2);
+  const int internet = socket(AF_INET, SOCK_STREAM, 0);
+  CHECK(internet >= 0);
+  front_end.threads.OnAccept(10);
+  CHECK(!front_end.threads.Ask(internet));
+  front_end.Accept(10);
+  front_end.threads.OnAccept(11);
+  CHECK(!front_end.threads.Ask(internet));
+  // A search that has found its thread is over.
+  front_end.Accept(12);
+  CHECK(front_end.threads.connection() == -1);
+  close(internet);
+}
+
 }  // namespace
 
 int main() {
+  Spreads();
+  OneThread();
+  OtherDescriptors();
   Names();
   Waits();
   DoesNotWaitForEver();

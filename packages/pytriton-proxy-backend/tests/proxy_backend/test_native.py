@@ -83,10 +83,9 @@ def test_guard_scanners(name: str, compile_native: Callable[..., Path], run_prog
     run_program(compile_native("guard_scan.cc", GUARD_SOURCES, "memory"), name)
 
 
-def test_guard_waits_for_threads_of_instances(
-    compile_native: Callable[..., Path], run_program: Callable[..., str]
-) -> None:
-    run_program(compile_native("guard_threads.cc", ["../guard/instance_threads.cc"], "memory"))
+def test_guard_threads(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    sources = [f"../guard/{name}.cc" for name in ("http_threads", "instance_threads")]
+    run_program(compile_native("guard_threads.cc", sources, "memory"))
 
 
 @pytest.mark.timeout(FUZZ_S + 1800)

@@ -1,0 +1,55 @@
+#include "http_threads.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <deque>
+#include <mutex>
+
+namespace pytriton::guard {
+namespace {
+
+// More than one message (17 bytes) each, so that a pipe with the former is not taken while there is one with the latter.
+constexpr int kBusy = 64;
+constexpr int kFull = 128;
+
+bool IsPipe(int fd) {
+  int domain = 0;
+  socklen_t size = sizeof(domain);
+  return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
+}
+
+ThreadLoad* NewLoad() {
+  static std::mutex mutex;
+  static auto* const loads = new std::deque<ThreadLoad>;  // threads run until the end of the process
+  const std::lock_guard<std::mutex> lock(mutex);
+  return &loads->emplace_back(0);
+}
+
+}  // namespace
+
+void HttpThreads::OnAccept(int connection) {
+  connection_ = connection;
+  // Chosen before the search: while it goes on, other threads close connections.
+  const auto least = std::min_element(threads_.begin(), threads_.end(), [](const Thread& one, const Thread& other) {
+    return one.load->load(std::memory_order_relaxed) < other.load->load(std::memory_order_relaxed);
+  });
+  chosen_pipe_ = least == threads_.end() ? -1 : least->pipe;
+}
+
+std::optional<HttpThreads::Answer> HttpThreads::Ask(int pipe) {
+  auto asked =
+      std::find_if(threads_.begin(), threads_.end(), [pipe](const Thread& thread) { return thread.pipe == pipe; });
+  if (chosen_pipe_ < 0) {
+    // The first connection goes to the first thread. No pipe is said to be empty, so that the search shows them all.
+    if (asked != threads_.end() || !IsPipe(pipe)) return std::nullopt;
+    threads_.push_back({pipe, NewLoad()});
+    return threads_.size() == 1 ? Answer{kBusy, threads_.front().load} : Answer{kFull, nullptr};
+  }
+  if (asked == threads_.end()) return std::nullopt;
+  if (pipe != chosen_pipe_) return Answer{kFull, nullptr};
+  connection_ = -1;
+  return Answer{0, asked->load};
+}
+
+}  // namespace pytriton::guard

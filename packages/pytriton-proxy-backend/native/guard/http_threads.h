@@ -1,0 +1,44 @@
+// The threads of the HTTP front end, and how connections are spread over them.
+//
+// The front end (libevhtp 1.2.18) asks how many bytes wait in the pipe of each of its threads, and gives a new connection
+// to the first thread with none. That is nearly always the same one: callers who keep their connections would all share
+// one thread, whatever the number of threads and processors. So the thread with the fewest connections is said to be the
+// only one with an empty pipe.
+#pragma once
+
+#include <atomic>
+#include <optional>
+#include <vector>
+
+namespace pytriton::guard {
+
+// How many connections a thread has. Never freed: who closes a connection may be any thread, at any time.
+using ThreadLoad = std::atomic<int>;
+
+// The threads of one front end; for the one thread that accepts its connections.
+class HttpThreads {
+ public:
+  struct Answer {
+    int bytes;           // that are said to wait in the pipe
+    ThreadLoad* chosen;  // of this pipe's thread if it gets the connection, else null
+  };
+
+  // A connection was accepted, and the front end is about to ask for a thread.
+  void OnAccept(int connection);
+  // Answers the question for one pipe; nothing if it is not about a thread of the front end.
+  std::optional<Answer> Ask(int pipe);
+  // The connection that a thread is looked for, or -1.
+  int connection() const { return connection_; }
+
+ private:
+  struct Thread {
+    int pipe;
+    ThreadLoad* load;
+  };
+
+  std::vector<Thread> threads_;
+  int chosen_pipe_ = -1;  // -1 for the first connection
+  int connection_ = -1;
+};
+
+}  // namespace pytriton::guard
