@@ -30,6 +30,8 @@ from pytriton.server.cli import on_ray
 from pytriton.server.cli.app import app
 from pytriton.triton import TritonConfig
 
+HAS_RAY = importlib.util.find_spec("ray") is not None
+
 Result = TypeVar("Result")
 
 
@@ -259,7 +261,25 @@ def test_without_ray_the_command_says_what_to_install(monkeypatch: pytest.Monkey
     assert 'pip install "pytriton-server[ray]"' in done.output
 
 
-@pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="ray is not installed")
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray
+def test_a_cluster_that_is_not_there_is_told_without_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def init(address: str) -> None:
+        raise ConnectionError(f"Could not find {address}.")
+
+    # The real one finds any cluster of this machine.
+    monkeypatch.setattr("ray.init", init)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("app.py").write_text(APP)
+    done = CliRunner().invoke(app, ["serve", "app.py", "--ray", "auto"])
+    told = "Error: --ray auto: Could not find auto. With --ray local it is started here.\n"
+    assert (done.exit_code, done.stderr) == (1, told)
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray
 def test_an_application_names_what_is_no_model() -> None:
     with pytest.raises(TypeError, match="got none"):

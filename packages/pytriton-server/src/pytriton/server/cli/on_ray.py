@@ -29,7 +29,7 @@ def serve_on_ray(target: str, options: Mapping[str, Any], *, given: Collection[s
 
     Raises:
         typer.BadParameter: Something that is asked for is not for Ray, or not installed.
-        typer.Exit: There is nothing to serve.
+        typer.Exit: There is nothing to serve, or no cluster to serve it on.
     """
     if find_spec("ray") is None:
         raise typer.BadParameter('--ray needs ray: pip install "pytriton-server[ray]"')
@@ -55,10 +55,15 @@ def serve_on_ray(target: str, options: Mapping[str, Any], *, given: Collection[s
     # Nodes need not have the file.
     for module in {sys.modules[model.__module__] for model in models}:
         cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
-    serve_forever(
-        application(models, num_replicas=options["replicas"]),
-        address=None if options["ray"] == NEW_CLUSTER else options["ray"],
-        host=options["address"],
-        http_port=options["http_port"],
-        grpc_port=options["grpc_port"],
-    )
+    try:
+        serve_forever(
+            application(models, num_replicas=options["replicas"]),
+            address=None if options["ray"] == NEW_CLUSTER else options["ray"],
+            host=options["address"],
+            http_port=options["http_port"],
+            grpc_port=options["grpc_port"],
+        )
+    except ConnectionError as error:
+        problem = str(error).rstrip(". ")
+        typer.echo(f"Error: --ray {options['ray']}: {problem}. With --ray {NEW_CLUSTER} it is started here.", err=True)
+        raise typer.Exit(1) from None
