@@ -1,4 +1,4 @@
-"""The Ray Serve example does what its page says: two replicas on two nodes, one of which is killed and replaced."""
+"""Ray Serve on two nodes: the example does what its page says, and no request is lost while a cluster is changed."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from packaging.requirements import Requirement
 from support.paths import ROOT
 
 EXAMPLE = ROOT / "docs" / "examples" / "ray_serve" / "two_nodes.py"
+CHANGES = ROOT / "tests" / "project" / "ray_cluster.py"
 # Ray starts a dozen Python processes, one after the other, on what may be a busy machine with two cores.
 RUN_TIMEOUT_S = 900.0
 TEST_TIMEOUT_S = 7200.0
@@ -48,7 +49,11 @@ def environment_for(folder: Path, mark: str) -> dict[str, str]:
     """What a program of these tests runs in: nothing of Ray that is somebody else's."""
     settings = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     # How long Ray waits for its own processes, which is 30 s and a minute otherwise.
-    patience = {"RAY_raylet_start_wait_time_s": "120", "RAY_worker_register_timeout_seconds": "600"}
+    patience = {
+        "RAY_raylet_start_wait_time_s": "120",
+        "RAY_worker_register_timeout_seconds": "600",
+        "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "600",
+    }
     return {**settings, **patience, MARK: mark, "TMPDIR": str(folder), "RAY_USAGE_STATS_ENABLED": "0"}
 
 
@@ -109,11 +114,8 @@ def shared_memory_of_ray() -> set[str]:
     return {name for name in os.listdir("/dev/shm") if re.search("plasma|ray", name)}
 
 
-@needs_ray
-@pytest.mark.ci
-@pytest.mark.slow(seconds=70)
-@pytest.mark.timeout(TEST_TIMEOUT_S)
-def test_two_replicas_on_two_nodes_lose_no_request_and_leave_nothing(folder: Path, mark: str) -> None:
+def lines_of(program: Path, folder: Path, mark: str) -> list[str]:
+    """Return what a program that starts a cluster prints, after looking that it has left nothing."""
     shared = shared_memory_of_ray()
     environment = environment_for(folder, mark)
     # The raylet of a node ends where its agents, programs in Python, take over 15 s to start, and no setting changes
@@ -123,22 +125,49 @@ def test_two_replicas_on_two_nodes_lose_no_request_and_leave_nothing(folder: Pat
     for attempt in itertools.count():
         own = folder / str(attempt)
         own.mkdir()
-        done = run([EXAMPLE.name], {**environment, "TMPDIR": str(own)})
+        done = run([str(program)], {**environment, "TMPDIR": str(own)})
         if "timed out during startup" not in done.stderr:
             break
         end_processes(mark)
     assert done.returncode == 0, done.stdout + done.stderr
-    # Ray says there as well that a worker died.
-    *answers, ready, killed = [line for line in done.stdout.splitlines() if "(raylet)" not in line][-4:]
-    assert answers == ["[0.09, 0.245, 0.665]"] * 2
-    assert ready == "ready: True"
-    # Every request was answered, or told; each caller had its own question.
-    found = {name: int(count) for count, name in re.findall(r"(\d+) (\w+)", killed)}
-    assert found["right"] > 0
-    assert set(found) <= {"right", "told"}
     deadline = time.monotonic() + END_TIMEOUT_S
     while (left := marked_processes(mark)) and time.monotonic() < deadline:
         time.sleep(0.1)
     assert left == {}
     assert list(own.iterdir()) == []
     assert shared_memory_of_ray() - shared == set()
+    # Ray says there as well that a worker died.
+    return [line for line in done.stdout.splitlines() if "(raylet)" not in line]
+
+
+def counts_of(line: str) -> dict[str, int]:
+    """Read what callers saw, such as `12 right`."""
+    return {name: int(count) for count, name in re.findall(r"(\d+) (right|told|wrong)", line)}
+
+
+@needs_ray
+@pytest.mark.ci
+@pytest.mark.slow(seconds=70)
+@pytest.mark.timeout(TEST_TIMEOUT_S)
+def test_two_replicas_on_two_nodes_lose_no_request_and_leave_nothing(folder: Path, mark: str) -> None:
+    *answers, ready, killed = lines_of(EXAMPLE, folder, mark)[-4:]
+    assert answers == ["[0.09, 0.245, 0.665]"] * 2
+    assert ready == "ready: True"
+    # Every request was answered, or told; each caller had its own question.
+    found = counts_of(killed)
+    assert found["right"] > 0
+    assert "wrong" not in found
+
+
+@needs_ray
+@pytest.mark.ci
+@pytest.mark.slow(seconds=120)
+@pytest.mark.timeout(TEST_TIMEOUT_S)
+def test_a_cluster_that_is_changed_under_load_loses_no_request(folder: Path, mark: str) -> None:
+    counts = {line.partition(":")[0]: counts_of(line) for line in lines_of(CHANGES, folder, mark)}
+    for change in ("from one replica to two", "from one version to the next", "a node was killed, and replaced"):
+        assert counts[change].keys() == {"right", "told", "wrong"}
+        assert counts[change]["right"] > 0
+        assert counts[change]["wrong"] == 0
+        # Only what a node takes along with it may be told to its callers.
+        assert counts[change]["told"] == 0 or "killed" in change

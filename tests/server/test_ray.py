@@ -18,6 +18,7 @@ from tritonclient.grpc import InferInput, service_pb2
 from typer.testing import CliRunner
 
 pytest.importorskip("starlette")
+pytest.importorskip("httptools")
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -25,6 +26,7 @@ from starlette.responses import Response
 from pytriton.decorators import model
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.ray import application
+from pytriton.ray._grpc import Message
 from pytriton.ray._replica import Replica
 from pytriton.server.cli import on_ray
 from pytriton.server.cli.app import app
@@ -85,8 +87,9 @@ class Asked:
     def grpc(self, method: str, request: Any, context: Context | None = None) -> Any:
         """Call a method as Ray's proxy for gRPC does."""
         # Between the processes of Ray they are pickled.
-        request = pickle.loads(pickle.dumps(request))
-        return pickle.loads(pickle.dumps(self.wait(getattr(self.replica, method)(request, context or Context()))))
+        sent = pickle.loads(pickle.dumps(Message(request.SerializeToString())))
+        answer = self.wait(getattr(self.replica, method)(sent, context or Context()))
+        return getattr(service_pb2, f"{method}Response").FromString(answer.SerializeToString())
 
     def http(
         self, method: str, path: str, body: bytes = b"", headers: Sequence[tuple[bytes, bytes]] = (), prefix: str = ""
@@ -129,10 +132,14 @@ class Asked:
         return sent[0]["status"], found, b"".join(message.get("body", b"") for message in sent[1:])
 
 
-@pytest.fixture
-def asked() -> Iterator[Asked]:
-    loop = asyncio.new_event_loop()
-    replica = Replica([Count, words], TritonConfig(http_port=1, grpc_address="0.0.0.0"))
+@pytest.fixture(params=["asyncio", "uvloop"])
+def asked(request: pytest.FixtureRequest) -> Iterator[Asked]:
+    # Ray takes uvloop where it is installed.
+    loop = asyncio.new_event_loop() if request.param == "asyncio" else pytest.importorskip("uvloop").new_event_loop()
+    # As Ray makes it.
+    replica = Replica.__new__(Replica)
+    made: Any = replica.__init__([Count, words], TritonConfig(http_port=1, grpc_address="0.0.0.0"))  # type: ignore
+    loop.run_until_complete(made)
     try:
         yield Asked(replica, loop)
     finally:
@@ -210,10 +217,10 @@ def test_grpc_is_handed_on_with_its_errors(asked: Asked) -> None:
 
 
 def test_a_replica_whose_triton_has_ended_is_unhealthy_and_says_so(asked: Asked) -> None:
-    asked.replica.check_health()
+    asked.wait(asked.replica.check_health())
     asked.replica._triton.stop()
     with pytest.raises(RuntimeError, match="has ended"):
-        asked.replica.check_health()
+        asked.wait(asked.replica.check_health())
     status, _, body = asked.http("GET", "/v2/health/ready")
     assert status == 503
     assert "does not answer" in json.loads(body)["error"]
@@ -281,11 +288,40 @@ def test_a_cluster_that_is_not_there_is_told_without_a_traceback(
 
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray
-def test_an_application_names_what_is_no_model() -> None:
-    with pytest.raises(TypeError, match="got none"):
-        application([])
-    with pytest.raises(PyTritonBadParameterError, match="is no model"):
-        application(len)
-    made: Any = application([Count, words], num_replicas=2, max_ongoing_requests=7)
+def test_an_application_is_a_deployment_with_rays_options() -> None:
+    made: Any = application([Count, words], num_replicas=2, max_ongoing_requests=7, health_check_period_s=3)
     deployment = made._bound_deployment
-    assert (deployment.num_replicas, deployment.max_ongoing_requests) == (2, 7)
+    assert (deployment.name, deployment.num_replicas, deployment.max_ongoing_requests) == ("triton", 2, 7)
+    assert deployment._deployment_config.health_check_period_s == 3
+    made = application(words, autoscaling_config={"min_replicas": 1, "max_replicas": 3}, name="other")
+    assert made._bound_deployment.name == "other"
+    assert made._bound_deployment._deployment_config.autoscaling_config.max_replicas == 3
+    made = application(words, num_replicas="auto", autoscaling_config={"max_replicas": 5})
+    assert made._bound_deployment._deployment_config.autoscaling_config.max_replicas == 5
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray
+@pytest.mark.parametrize(
+    ("models", "options", "error", "said"),
+    [
+        ([], {}, TypeError, "got none"),
+        (len, {}, PyTritonBadParameterError, "is no model"),
+        (words, {"config": {"http_port": 1}}, TypeError, "config: expected a TritonConfig, got dict"),
+        (words, {"num_replicas": 0}, ValueError, 'num_replicas: expected a number from 1 on or "auto", got 0'),
+        (words, {"num_replicas": "many"}, ValueError, "got 'many'"),
+        (words, {"max_ongoing_requests": 0}, ValueError, "max_ongoing_requests: expected a number from 1 on, got 0"),
+        (words, {"num_replicas": 2, "autoscaling_config": {}}, ValueError, "num_replicas=2 and autoscaling_config"),
+        (words, {"autoscaling_config": {"max": 2}}, ValueError, "autoscaling_config: max: not known to this Ray"),
+        (words, {"autoscaling_config": {"max_replicas": -1}}, ValueError, "autoscaling_config: .*max_replicas"),
+        (words, {"autoscaling_config": {"min_replicas": 3, "max_replicas": 2}}, ValueError, "autoscaling_config: "),
+        (words, {"user_config": {"a": 1}}, TypeError, "user_config: not an option"),
+        (words, {"replicas": 2}, TypeError, "replicas: not an option"),
+        (words, {"health_check_period_s": -1}, ValueError, "health_check_period_s"),
+    ],
+)
+def test_what_cannot_be_deployed_is_told_before_it_is(
+    models: Any, options: dict[str, Any], error: type[Exception], said: str
+) -> None:
+    with pytest.raises(error, match=f"(?s){said}"):
+        application(models, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +34,15 @@ def application(
         models: A function or class under `pytriton.decorators.model`, or several. Every replica makes its own objects
             of the classes, once.
         num_replicas: How many replicas there are, or `"auto"`; 1 by default.
-        autoscaling_config: How their number follows the load, as Ray Serve has it.
+        autoscaling_config: How their number follows the load, as Ray Serve has it; in place of a number.
         max_ongoing_requests: How many requests a replica has at a time. Should be more than the largest batch, so that
             the next one gathers while one runs.
         config: Settings of each replica's Triton. Its addresses and ports are the replica's own.
         **options: More of Ray's options of a deployment, such as `ray_actor_options={"num_gpus": 1}`.
 
     Raises:
-        TypeError: There is no model, or something that is none.
+        TypeError: There is no model, something that is none, or an option that Ray does not have.
+        ValueError: An option has a value that it cannot have, or does not go with another one.
     """
     from ray import serve
 
@@ -49,15 +51,52 @@ def application(
         raise TypeError("expected a function or class under @model, or several, got none")
     for model in found:
         get_model_signature(model)  # which raises for what is none
+    if config is not None and not isinstance(config, TritonConfig):
+        raise TypeError(f"config: expected a TritonConfig, got {type(config).__name__}")
+    _check_replicas(num_replicas, autoscaling_config, max_ongoing_requests)
     deployment: Any = serve.deployment(Replica)
+    known = set(inspect.signature(deployment.options).parameters) - {"func_or_class", "version", "user_config"}
+    if unknown := sorted(name for name in options if name not in known or name.startswith("_")):
+        raise TypeError(
+            f"{', '.join(unknown)}: not an option of a deployment of models. A replica is made anew for another model "
+            "or config, so there is no user_config and no version."
+        )
     made: Application = deployment.options(
-        name="triton",
         max_ongoing_requests=max_ongoing_requests,
         **{"num_replicas": num_replicas} if num_replicas is not None else {},
         **{"autoscaling_config": dict(autoscaling_config)} if autoscaling_config is not None else {},
-        **options,
+        **{"name": "triton", **options},
     ).bind(found, config)
     return made
+
+
+def _check_replicas(
+    num_replicas: int | str | None, autoscaling_config: Mapping[str, Any] | None, max_ongoing_requests: int
+) -> None:
+    """Check what says how many replicas there are and what each takes, of which Ray tells some only when it deploys."""
+    from ray.serve.config import AutoscalingConfig
+
+    def is_count(value: object) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+    if num_replicas not in (None, "auto") and not is_count(num_replicas):
+        raise ValueError(f'num_replicas: expected a number from 1 on or "auto", got {num_replicas!r}')
+    if not is_count(max_ongoing_requests):
+        raise ValueError(f"max_ongoing_requests: expected a number from 1 on, got {max_ongoing_requests!r}")
+    if autoscaling_config is None:
+        return
+    if num_replicas not in (None, "auto"):
+        raise ValueError(
+            f"num_replicas={num_replicas} and autoscaling_config say both how many replicas there are: leave "
+            "num_replicas out, and give autoscaling_config initial_replicas if it is the number to begin with"
+        )
+    known = [name for name in inspect.signature(AutoscalingConfig).parameters if not name.startswith("_")]
+    if unknown := sorted(set(autoscaling_config) - set(known)):
+        raise ValueError(f"autoscaling_config: {', '.join(unknown)}: not known to this Ray; it has {', '.join(known)}")
+    try:
+        AutoscalingConfig(**autoscaling_config)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"autoscaling_config: {error}") from None
 
 
 def serve_forever(

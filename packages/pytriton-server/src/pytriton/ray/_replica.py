@@ -2,35 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from typing import Any
+from urllib.parse import quote
 
-import aiohttp
 import grpc
-from starlette.background import BackgroundTask
-from starlette.requests import ClientDisconnect, Request
-from starlette.responses import Response, StreamingResponse
+from starlette.requests import Request
+from starlette.responses import Response
 
-from pytriton.ray._grpc import METHODS, GRPCInferenceServiceStub
+from pytriton.ray._grpc import METHODS, SERVICE, Message
+from pytriton.ray._upstream import Upstream
 from pytriton.triton import Triton, TritonConfig
 
 __all__ = ["Replica"]
 
 _LOOPBACK = "127.0.0.1"
-# They are about one connection and not the request (RFC 9110, 7.6.1), or follow from what is sent.
+# They are about one connection and not the request (RFC 9110, 7.6.1), or follow from what is sent. The caller's server
+# has answered `expect` by itself.
 _OF_CONNECTION = frozenset(
     (
-        *("connection", "content-length", "host", "keep-alive", "proxy-connection", "te", "trailer"),
-        *("transfer-encoding", "upgrade"),
+        *(b"connection", b"content-length", b"expect", b"host", b"keep-alive", b"proxy-connection", b"te"),
+        *(b"trailer", b"transfer-encoding", b"upgrade"),
     )
 )
-_CONNECT_S = 10
+_PATH_CHARACTERS = "/:@!$&'()*+,;=~"
 
 
 class Replica:
-    """Serve models on a Triton of this replica; Ray makes it, in a process of its own.
+    """Serve models on a Triton of this replica; Ray makes it, in a process of its own, and awaits `__init__`.
 
     Args:
         models: Functions and classes under `@model`.
@@ -40,81 +42,46 @@ class Replica:
         PyTritonError: A model cannot be bound, or Triton does not start.
     """
 
-    def __init__(self, models: Sequence[Any], config: TritonConfig | None = None) -> None:
+    # In a thread, since Ray asks the replica about its state on the loop meanwhile.
+    async def __init__(self, models: Sequence[Any], config: TritonConfig | None = None) -> None:  # type: ignore[misc]
         own = dataclasses.replace(config or TritonConfig(), http_port=0, grpc_port=0, metrics_port=0)
         own.http_address = own.grpc_address = own.metrics_address = _LOOPBACK
         self._triton = Triton(config=own)
-        self._session: aiohttp.ClientSession | None = None
-        self._channel: grpc.aio.Channel | None = None
+        await asyncio.to_thread(self._start, models)
+        self._upstream = Upstream(lambda: str(self._triton.http_url))
+        self._http = _Ingress(self._upstream)
+        options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        self._channel = grpc.aio.insecure_channel(str(self._triton.grpc_url).removeprefix("grpc://"), options)
+        self._methods = {name: self._channel.unary_unary(f"/{SERVICE}/{name}") for name in METHODS}
+
+    def _start(self, models: Sequence[Any]) -> None:
         for model in models:
             self._triton.bind(model)
         self._triton.run()
 
-    # -- HTTP --------------------------------------------------------------------------------------------------------
-
     async def __call__(self, request: Request) -> Response:
-        """Hand an HTTP request on, and the answer back as it comes."""
-        try:
-            body = await request.body()
-        except ClientDisconnect:
-            return Response(status_code=499)
-        path = request.url.path.removeprefix(request.scope.get("root_path", ""))
-        url = f"{self._triton.http_url}{path}" + (f"?{request.url.query}" if request.url.query else "")
-        try:
-            answer = await self._http().request(
-                request.method, url, data=body or None, headers=_forwarded(request.headers)
-            )
-            if answer.content_length is not None:
-                content = await answer.read()
-                return Response(content, answer.status, _forwarded(answer.headers))
-        except aiohttp.ClientError as error:
-            text = json.dumps({"error": f"the Triton of this replica does not answer: {error}"})
-            return Response(text, 503, media_type="application/json")
-        return StreamingResponse(
-            _parts(answer), answer.status, _forwarded(answer.headers), background=BackgroundTask(answer.release)
-        )
+        """Return what answers an HTTP request, which Ray calls as the ASGI application that a response is."""
+        return self._http
 
-    def _http(self) -> aiohttp.ClientSession:
-        # Made where the loop of the replica runs.
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                # Ray says how many requests a replica has at a time, and how long they may take.
-                connector=aiohttp.TCPConnector(limit=0),
-                timeout=aiohttp.ClientTimeout(total=None, sock_connect=_CONNECT_S),
-                auto_decompress=False,
-                skip_auto_headers=("Accept", "Accept-Encoding", "Content-Type", "User-Agent"),
-            )
-        return self._session
-
-    # -- gRPC --------------------------------------------------------------------------------------------------------
-
-    async def _ask(self, method: str, request: Any, context: Any) -> Any:
-        if self._channel is None:
-            options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-            self._channel = grpc.aio.insecure_channel(str(self._triton.grpc_url).removeprefix("grpc://"), options)
-        stub = GRPCInferenceServiceStub(self._channel)
+    async def _ask(self, method: str, request: Any, context: Any) -> Message:
         metadata = [(name, value) for name, value in context.invocation_metadata() if not name.startswith(":")]
         try:
-            return await getattr(stub, method)(request, metadata=metadata)
+            return Message(await self._methods[method](request.SerializeToString(), metadata=metadata))
         except grpc.aio.AioRpcError as error:
             context.set_code(error.code())
             context.set_details(error.details())
             raise
 
-    # -- life --------------------------------------------------------------------------------------------------------
-
-    def check_health(self) -> None:
+    async def check_health(self) -> None:
         """Raise where the Triton of this replica is gone for good; Ray asks now and then, and replaces the replica."""
         if not self._triton.is_connected():
             raise RuntimeError("the Triton of this replica has ended")
 
     async def close(self) -> None:
         """Let go of the connections, and stop Triton."""
-        if self._session is not None:
-            await self._session.close()
-        if self._channel is not None:
-            await self._channel.close()
-        self._triton.stop()
+        self._upstream.close()
+        await self._channel.close()
+        await asyncio.to_thread(self._triton.stop)
 
     def __del__(self) -> None:
         """Stop Triton; Ray calls this when the replica ends, after its last request."""
@@ -135,10 +102,49 @@ for _method in METHODS:
     setattr(Replica, _method, _hand_on(_method))
 
 
-def _forwarded(headers: Any) -> dict[str, str]:
-    return {name: value for name, value in headers.items() if name.lower() not in _OF_CONNECTION}
+class _Ingress(Response):
+    """An ASGI application that hands HTTP requests on, and the answers back as they come.
+
+    Ray takes one from a deployment in the place of its answer if it is a `Response`: a response of Starlette's own
+    would be built of what has to be taken apart first.
+    """
+
+    def __init__(self, upstream: Upstream) -> None:
+        self._upstream = upstream
+        self.background = None
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = []
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body.append(message.get("body", b""))
+            if not message.get("more_body"):
+                break
+        path = quote(scope["path"].removeprefix(scope.get("root_path", "")), safe=_PATH_CHARACTERS) or "/"
+        if scope["query_string"]:
+            path += f"?{scope['query_string'].decode('latin-1')}"
+        try:
+            answer = await self._upstream.ask(scope["method"], path, _forwarded(scope["headers"]), body)
+        except (OSError, asyncio.TimeoutError) as error:
+            text = json.dumps({"error": f"the Triton of this replica does not answer: {error}"})
+            await Response(text, 503, media_type="application/json")(scope, receive, send)
+            return
+        try:
+            # An answer with a length goes in two messages without a pause between them, which Ray sends as one.
+            content = b"" if answer.is_stream else await answer.read()
+            headers = _forwarded(answer.headers)
+            if not answer.is_stream:
+                headers.append((b"content-length", b"%d" % len(content)))
+            await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+            if answer.is_stream:
+                while part := await answer.read():
+                    await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": content})
+        finally:
+            self._upstream.release(answer)
 
 
-async def _parts(answer: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    async for part, _ in answer.content.iter_chunks():
-        yield part
+def _forwarded(headers: Any) -> list[tuple[bytes, bytes]]:
+    return [header for header in headers if header[0].lower() not in _OF_CONNECTION]
