@@ -23,6 +23,7 @@ PAGES: dict[str, tuple[str, ...]] = {
     "triton": ("pytriton.triton", "pytriton.server.errors"),
     "inprocess": ("pytriton.inprocess",),
     "ray": ("pytriton.ray",),
+    "openai": ("pytriton.openai",),
     "model_config": (
         "pytriton.model_config",
         "pytriton.model_config.tensor",

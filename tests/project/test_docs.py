@@ -20,7 +20,8 @@ How a block is treated follows from the first word of its info string:
 A page that needs packages which not every environment has (`NEEDS`) is run where they are.
 
 Pages say localhost:8000, as users do. Here the servers get free ports through the documented environment variables, and
-the blocks are run with the real ports in place of 8000, 8001 and 8002. That is the only change made to them.
+the blocks are run with the real ports in place of 8000, 8001 and 8002, and of 9000 where the OpenAI endpoints
+are served. That is the only change made to them.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ PAGES = [
 REFERENCE = ROOT / "docs" / "reference"
 DISTS = tuple(sorted(path.name for path in (ROOT / "packages").iterdir() if path.is_dir()))
 # What a page may tell its reader to install besides our own distributions.
-FOREIGN = {"fastapi", "ml_dtypes", "onnx", "onnxruntime", "pillow", "ray", "scikit-learn", "torch", "uvicorn"}
+FOREIGN = {"fastapi", "ml_dtypes", "onnx", "onnxruntime", "openai", "pillow", "ray", "scikit-learn", "torch", "uvicorn"}
 # What a page may tell its reader to remove.
 REMOVABLE = {"nvidia-pytriton"}
 # Pages that draw layouts of bytes; what they say is held against golden vectors elsewhere.
@@ -70,6 +71,7 @@ DRAWINGS = {"docs/protocol.md": "a layout; the golden vectors of protocol 1 hold
 BORNE_OUT_BY = {"docs/observability.md": needs_tracing(), "docs/servers.md": before(2, 59)}
 # Pages with packages that have no wheel for every Python, or, as torch, one that is too large to fetch for a page.
 NEEDS = {
+    "docs/openai.md": ("fastapi", "jinja2", "openai"),
     "docs/recipes/jpeg.md": ("PIL", "sklearn"),
     "docs/recipes/onnx_runtime.md": ("onnx", "onnxruntime", "sklearn"),
     "docs/recipes/pytorch.md": ("torch",),
@@ -104,13 +106,14 @@ LISTENING = {
     "8000": re.compile(r"(?:Started HTTPService at|Uvicorn running on) \S*:(\d+)"),
     "8001": re.compile(r"Started GRPCInferenceService at \S*:(\d+)"),
     "8002": re.compile(r"Metrics are served at http://\S*:(\d+)/metrics"),
+    "9000": re.compile(r"OpenAI +http://\S*:(\d+)/v1"),
 }
 
 FENCE = re.compile(r"^(?P<indent> *)(?P<fence>`{3,}|~{3,})(?P<info>.*)$")
 OPTION = re.compile(r'(\w+)="([^"]*)"')
 EXAMPLE = re.compile(r"python (docs/examples/\w+\.py)(?P<background> &)?")
 UVICORN = re.compile(r"uvicorn (\w+):\w+ &")
-SERVE = re.compile(r"pytriton serve (\w+)\.py &")
+SERVE = re.compile(r"pytriton serve (\w+)\.py(?P<openai> --openai 9000)? &")
 # What a server says of itself in its log, where a terminal would show it.
 ANNOUNCED = re.compile(r"^.* INFO pytriton\.triton\._announcement: (.*)$", re.MULTILINE)
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
@@ -202,6 +205,7 @@ class Server:
             command = [sys.executable, "-c", RUN_SERVER, str(self.log), file.name]
         else:
             command = ["bash", "-c", 'exec "$@" 2>"$0"', str(self.log), sys.executable, "-m", *command]
+        self._needs_openai = "--openai" in command
         self.process = subprocess.Popen(
             command, cwd=file.parent, env=environment, stdout=output, stderr=subprocess.STDOUT
         )
@@ -216,7 +220,11 @@ class Server:
         deadline = time.monotonic() + PATIENCE_S
         while time.monotonic() < deadline:
             text = self.log.read_text() if self.log.exists() else ""
-            if any(ready in text for ready in READY):
+            # The process of the OpenAI endpoints says on its standard output where it is. Opened anew, as the place in
+            # the file is shared with those who write.
+            text += Path(f"/proc/self/fd/{self.output.fileno()}").read_text()
+            is_whole = not self._needs_openai or LISTENING["9000"].search(text)
+            if any(ready in text for ready in READY) and is_whole:
                 found = {port: pattern.search(text) for port, pattern in LISTENING.items()}
                 return {port: match[1] for port, match in found.items() if match}
             if self.process.poll() is not None:
@@ -306,7 +314,8 @@ class Page:
                 self.start_server(self.folder / f"{uvicorn[1]}.py", ["uvicorn", "--port", "0", command.split()[1]])
             elif serve:
                 file = self.folder / f"{serve[1]}.py"
-                self.start_server(file, ["pytriton", "serve", file.name, *FREE_PORTS])
+                beside = ["--openai", "0"] if serve["openai"] else []
+                self.start_server(file, ["pytriton", "serve", file.name, *FREE_PORTS, *beside])
                 if wanted:
                     compare(wanted, self._announced())
             elif example:

@@ -1,6 +1,6 @@
 """The configuration of a model, as the user gives it to `Triton.bind`."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from pytriton.model_config._checks import (
@@ -59,6 +59,10 @@ class ModelConfig:
     """Whether a request may be carried out twice. Then the requests of a worker that died before it answered any of
     its batch go to another worker, once; otherwise they fail at once."""
 
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """Entries of `parameters` in Triton's configuration of the model, by name. Everybody who asks the server for the
+    configuration sees them: `chat_template` is what the OpenAI endpoints make prompts with."""
+
     def validate(self, inputs: "Iterable[TensorLike] | None" = None) -> None:
         """Check the present values, also against each other.
 
@@ -93,6 +97,9 @@ class ModelConfig:
                 self.batcher.validate(self.max_batch_size)
         elif self.max_batch_size is not None:
             check_integer("ModelConfig.max_batch_size", self.max_batch_size, 0, INT32_MAX)
+        pairs = self.parameters.items() if isinstance(self.parameters, Mapping) else [(None, None)]
+        if not all(isinstance(name, str) and name and isinstance(value, str) for name, value in pairs):
+            raise parameter_error("ModelConfig.parameters", self.parameters, "a mapping of names to texts")
         self._validate_warmup(inputs)
 
     def _validate_warmup(self, inputs: "Iterable[TensorLike] | None") -> None:

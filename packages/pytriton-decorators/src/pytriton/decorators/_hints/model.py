@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from pytriton.decorators._calls.wrapping import undecorated
@@ -34,6 +34,7 @@ class ModelOptions(TypedDict, total=False):
     warmup_timeout_s: float
     execution_timeout_s: float | None
     repeatable: bool
+    parameters: Mapping[str, str]
 
 
 @overload

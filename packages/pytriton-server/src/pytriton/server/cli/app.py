@@ -13,6 +13,8 @@ import typer
 from pytriton.server.cli import calls
 from pytriton.server.cli.checks.report import Report, ReportError
 from pytriton.server.cli.checks.steps import Steps
+from pytriton.server.cli.openai_endpoint import API_KEY_VARIABLE
+from pytriton.server.cli.openai_endpoint import openai as openai_command
 from pytriton.server.console.command import console
 
 __all__ = ["run"]
@@ -58,6 +60,7 @@ app = typer.Typer(
 app.command("models", no_args_is_help=True)(calls.models)
 app.command("infer", no_args_is_help=True)(calls.infer)
 app.command("console")(console)
+app.command("openai")(openai_command)
 app.command("bench", no_args_is_help=True)(calls.bench)
 
 
@@ -146,6 +149,23 @@ def serve(
     console_port: Annotated[int, typer.Option(min=0, max=65535, help="Its port on loopback; 0 takes a free one.")] = (
         8003
     ),
+    openai: Annotated[
+        int | None,
+        typer.Option(
+            "--openai",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Answer callers of the OpenAI API there with the models that take text, at the address of the server; "
+            "0 takes a free port.",
+        ),
+    ] = None,
+    openai_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"With --openai: holds the API key that callers have to send, in place of {API_KEY_VARIABLE}."
+        ),
+    ] = None,
     check_only: Annotated[
         bool, typer.Option("--check", help="Say what would be served, or what is wrong, and start nothing.")
     ] = False,
@@ -185,6 +205,8 @@ def serve(
         "reload": reload,
         "console": with_console,
         "console_port": console_port,
+        "openai": openai,
+        "openai_key_file": openai_key_file,
         "check": check_only,
         "ray": ray,
         "replicas": replicas,

@@ -4,7 +4,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,14 @@ import typer
 
 from pytriton.decorators import get_model_signature
 from pytriton.server.cli.config_file import ConfigFile, ConfigFileError, read_config
+from pytriton.server.cli.openai_endpoint import (
+    EndpointError,
+    bind_endpoint,
+    check_openai,
+    describe_endpoints,
+    endpoint_beside,
+    read_key,
+)
 from pytriton.server.cli.reloading import Reloader, ReloadError
 from pytriton.server.cli.replacing import replacing
 from pytriton.server.cli.serving import ServerOptions
@@ -37,6 +45,7 @@ _IN_FILE = {
     "log_format": str,
     "access_log": bool,
 }
+_TOLD = (UserCodeError, ConfigFileError, ReloadError, EndpointError)
 _OF_SERVER = ("workers", "address", "http_port", "grpc_port", "metrics_port", "access_token", "unprotected", "config")
 
 
@@ -60,24 +69,36 @@ def serve(target: str, options: Mapping[str, Any], *, given: Collection[str]) ->
         raise typer.Exit(1) from None
     if options["console"]:
         check_console()
+    if options["openai"] is not None:
+        check_openai()
+    elif options["openai_key_file"] is not None:
+        raise typer.BadParameter("--openai-key-file is for --openai")
     settings.start_log()
     # Until the server is served, which then ends in order, with exit code 0.
     end_on_sigterm()
     workers = options["workers"] if "workers" in given else file.options.get("workers", options["workers"])
     served = _Served(target, workers, file)
     try:
-        with settings.exit_on_errors(UserCodeError, ConfigFileError, ReloadError):
+        with contextlib.ExitStack() as opened, settings.exit_on_errors(*_TOLD):
             reloader = Reloader(target) if options["reload"] else None
             triton = served.make(settings, [name for name in (*_OF_SERVER, "reload") if name in given])
             if options["check"]:
                 check_settings(triton._config, triton._security)
-                typer.echo("\n".join([*describe_models(triton), f"{target} can be served."]))
+                endpoints = describe_endpoints(triton) if options["openai"] is not None else ()
+                typer.echo("\n".join([*describe_models(triton), *endpoints, f"{target} can be served."]))
                 return
+            endpoint = None
+            if options["openai"] is not None:
+                # Before anything is started: what cannot be used of templates, key and port.
+                list(describe_endpoints(triton))
+                read_key(options["openai_key_file"])
+                listener = opened.enter_context(bind_endpoint(settings.address, options["openai"]))
+                endpoint = endpoint_beside(triton, listener, options["openai_key_file"])
             port = options["console_port"] if options["console"] else None
             reloading = None if reloader is None else reloader.watching(lambda: served.reload(triton))
             # Not before `serve`, which from the first moment on that requests are answered ends in order.
             replace = replacing(lambda: served.replace(triton, lambda: _read_settings(options, given)[1]))
-            triton._beside = lambda: _beside(triton, began, port, reloading, replace)
+            triton._beside = lambda: _beside(triton, began, port, (endpoint, reloading, replace))
             _be_brief(_TELL_OF_START, logging.WARNING)
             triton.serve()  # which says what is served
     except KeyboardInterrupt:
@@ -197,8 +218,7 @@ def _beside(
     triton: Triton,
     began: float,
     console_port: int | None,
-    reloading: contextlib.AbstractContextManager[None] | None,
-    replacing: contextlib.AbstractContextManager[None],
+    others: Iterable[contextlib.AbstractContextManager[None] | None],
 ) -> Iterator[None]:
     """Run what is asked for beside a server that has been started."""
     _be_brief(_TELL_OF_STOP, logging.NOTSET)
@@ -207,9 +227,9 @@ def _beside(
     with contextlib.ExitStack() as stack:
         if console_port is not None:
             stack.enter_context(console_beside(triton, console_port))
-        if reloading is not None:
-            stack.enter_context(reloading)
-        stack.enter_context(replacing)
+        for other in others:
+            if other is not None:
+                stack.enter_context(other)
         yield
 
 

@@ -114,6 +114,7 @@ class BoundModel:
             outputs=named_outputs,
             response_cache=ResponseCache(enable=True) if config.response_cache else None,
             model_warmup=self._config.model_warmup,
+            backend_parameters=dict(self._config.parameters),
         )
         self._infer_funcs = [load_callable(infer, name) for infer in infer_funcs]
         # What the user knows of them, by which their configuration is found.

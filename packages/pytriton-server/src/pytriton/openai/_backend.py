@@ -1,0 +1,294 @@
+"""The server behind the endpoints: which models it has, and how they are asked."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from contextlib import aclosing, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from pytriton.client import AsyncioDecoupledModelClient, AsyncioModelClient
+from pytriton.client.exceptions import PyTritonClientError
+from pytriton.client.management import TlsSettings, TritonUrl, check_tls
+from pytriton.openai._errors import OpenAIError, from_client_error
+from pytriton.openai._models import ServedModel, UnfitModelError, read_model
+from pytriton.server.catalog.listing import known_models
+from pytriton.server.control.connect import connect
+from pytriton.server.control.http import ControlError
+
+__all__ = ["Asked", "Backend", "Link"]
+
+# How old may be what is known of a model. Asking before every request would cost as much as a small model does.
+_FRESH_S = 1.0
+_DENIED = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
+
+
+class Link:
+    """A model, and the client that asks it.
+
+    A model that was bound anew has another link; the client of the old one is closed after its last answer.
+    """
+
+    def __init__(self, model: ServedModel, client: AsyncioModelClient) -> None:
+        self.model = model
+        self.client = client
+        self.checked = time.monotonic()
+        self.created = int(time.time())
+        self._users = 0
+        self._is_retired = False
+
+    @asynccontextmanager
+    async def used(self) -> AsyncIterator[AsyncioModelClient]:
+        """Give the client, which stays open as long as the block."""
+        self._users += 1
+        try:
+            yield self.client
+        finally:
+            self._users -= 1
+            await self._close_unused()
+
+    async def retire(self) -> None:
+        """Close the client as soon as nobody uses it."""
+        self._is_retired = True
+        await self._close_unused()
+
+    async def _close_unused(self) -> None:
+        if self._is_retired and not self._users:
+            await self.client.close()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What goes to a model beside the text.
+
+    Attributes:
+        inputs: Optional inputs.
+        parameters: Parameters of the request.
+        headers: What is handed on to the server, such as those of traces.
+        request_id: The id in the server's messages and in the callable.
+    """
+
+    inputs: Mapping[str, npt.NDArray[Any]]
+    parameters: Mapping[str, Any]
+    headers: Mapping[str, str]
+    request_id: str
+
+
+class Backend:
+    """The models of a tritonserver, for callers of the OpenAI API.
+
+    Args:
+        url: The server.
+        names: The models that may be asked; None are all that fit.
+        access_token: The token of the server.
+        tls: Certificates, for an encrypted address.
+        timeout_s: How long an answer may take, and each part of a stream.
+
+    Raises:
+        PyTritonClientError: The address or the certificates cannot be used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        names: Sequence[str] | None,
+        access_token: str | None,
+        tls: TlsSettings | None,
+        timeout_s: float,
+    ) -> None:
+        parsed = TritonUrl.from_url(url)
+        self._url = parsed.with_scheme
+        self._names = None if names is None else frozenset(names)
+        self._access_token = access_token
+        self._tls = tls
+        self._timeout_s = timeout_s
+        self._control = connect(parsed, access_token, check_tls(tls, parsed))
+        self._links: dict[str, Link] = {}
+
+    async def is_ready(self) -> bool:
+        """Ask whether the server is ready."""
+        return await asyncio.to_thread(self._control.is_ready)
+
+    async def find(self, name: str) -> Link:
+        """Return a model that can be asked.
+
+        Raises:
+            OpenAIError: There is none of the name, it is not ready, or not for these endpoints.
+        """
+        link = self._links.get(name)
+        if link is not None and time.monotonic() - link.checked < _FRESH_S:
+            return link
+        if link is not None:
+            # Whoever comes meanwhile takes what is known.
+            link.checked = time.monotonic()
+        try:
+            model = await self._read(name)
+        except OpenAIError:
+            await self._drop(name)
+            raise
+        # Another request may have been here first.
+        link = self._links.get(name)
+        if link is None or link.model != model:
+            await self._drop(name)
+            link = self._links[name] = self._connect(model)
+        link.checked = time.monotonic()
+        return link
+
+    async def find_all(self) -> list[Link]:
+        """Return the models that can be asked now.
+
+        Raises:
+            OpenAIError: The server does not answer, or tells nobody of its models.
+        """
+        if self._names is not None:
+            names = sorted(self._names)
+        else:
+            try:
+                known = await asyncio.to_thread(known_models, self._control)
+            except ControlError as error:
+                if error.status in _DENIED or error.reason is not None:
+                    text = "The server does not tell which models it has: give the endpoints its access token, or names"
+                    raise OpenAIError(500, f"{text} of models. {error}", code="models_unknown", retry=False) from error
+                raise _unreachable(error) from error
+            names = sorted(name for name, versions in known.items() if any(it.is_loaded for it in versions))
+        links = []
+        for name in names:
+            try:
+                links.append(await self.find(name))
+            except OpenAIError as error:
+                if error.code == "unavailable" and self._names is None:
+                    raise
+        return links
+
+    async def ask(
+        self, link: Link, inputs: Mapping[str, npt.NDArray[Any]], asked: Asked
+    ) -> AsyncGenerator[Mapping[str, Any], None]:
+        """Yield the answers of a model: one, or as many as a decoupled one gives. Closing it cancels the request.
+
+        Args:
+            link: The model.
+            inputs: Of one sample.
+            asked: The rest of the request.
+
+        Raises:
+            OpenAIError: The model cannot be asked, or fails.
+        """
+        name = link.model.spec.model_name
+        try:
+            async with link.used() as client:
+                view = client.with_options(
+                    request_id=asked.request_id, parameters=asked.parameters, headers=asked.headers
+                )
+                every = {**asked.inputs, **inputs}
+                if isinstance(view, AsyncioDecoupledModelClient):
+                    async with aclosing(view.infer_sample(**every)) as results:
+                        async for result in results:
+                            yield result
+                else:
+                    yield await view.infer_sample(**every)
+        except PyTritonClientError as error:
+            raise from_client_error(error, name) from error
+
+    async def ask_batch(self, link: Link, texts: Sequence[bytes], asked: Asked) -> list[Mapping[str, Any]]:
+        """Return the answer of a model for each text; as many as it takes at once travel together.
+
+        Raises:
+            OpenAIError: The model cannot be asked, or fails.
+        """
+        model = link.model
+        most = model.spec.max_batch_size if model.spec.batching else 1
+        shape = (-1,) + (1,) * len(model.prompt.shape)
+
+        async def ask(part: Sequence[bytes], client: AsyncioModelClient) -> list[Mapping[str, Any]]:
+            array = np.array(part, object).reshape(shape)
+            if not model.spec.batching:
+                return [await client.infer_sample(**asked.inputs, **{model.prompt.name: array[0]})]
+            rows = {name: np.repeat(value[np.newaxis], len(part), 0) for name, value in asked.inputs.items()}
+            result = await client.infer_batch(**rows, **{model.prompt.name: array})
+            return [{name: values[row] for name, values in result.items()} for row in range(len(part))]
+
+        async with link.used() as client:
+            view = client.with_options(request_id=asked.request_id, parameters=asked.parameters, headers=asked.headers)
+            tasks = [asyncio.ensure_future(ask(texts[at : at + most], view)) for at in range(0, len(texts), most)]
+            try:
+                answers = await asyncio.gather(*tasks)
+            except PyTritonClientError as error:
+                raise from_client_error(error, model.spec.model_name) from error
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+        return [answer for part in answers for answer in part]
+
+    async def close(self) -> None:
+        """Close the connections."""
+        for name in list(self._links):
+            await self._drop(name)
+        self._control.close()
+
+    async def _drop(self, name: str) -> None:
+        link = self._links.pop(name, None)
+        if link is not None:
+            await link.retire()
+
+    def _connect(self, model: ServedModel) -> Link:
+        kind = AsyncioDecoupledModelClient if model.spec.decoupled else AsyncioModelClient
+        client = kind(
+            self._url,
+            model.spec.model_name,
+            model_config=model.spec,
+            ensure_model_is_ready=False,
+            access_token=self._access_token,
+            tls=self._tls,
+            inference_timeout_s=self._timeout_s,
+        )
+        return Link(model, client)
+
+    async def _read(self, name: str) -> ServedModel:
+        """Ask the server what a model is.
+
+        Raises:
+            OpenAIError: There is none of the name, it is not ready, or not for these endpoints.
+        """
+        if not name or (self._names is not None and name not in self._names):
+            raise _unknown(name)
+        try:
+            config = await asyncio.to_thread(self._control.model_config, name)
+            return read_model(config)
+        except ControlError as error:
+            if error.reason is None:
+                raise _unreachable(error) from error
+            if "unknown model" in error.reason and "is not found" in error.reason:
+                raise _unknown(name) from error
+            raise OpenAIError(
+                503, f"Model {name!r} is not ready: {error.reason}", param="model", code="unavailable"
+            ) from error
+        except UnfitModelError as error:
+            raise OpenAIError(
+                404,
+                f"Model {name!r} is on the server and cannot be asked here, where models take a text and give a text "
+                f"or a vector: {error}.",
+                param="model",
+                code="model_not_found",
+            ) from error
+        except PyTritonClientError as error:
+            raise from_client_error(error, name) from error
+
+
+def _unknown(name: str) -> OpenAIError:
+    return OpenAIError(
+        404,
+        f"The model {name!r} does not exist on this server. GET /v1/models has those that do.",
+        param="model",
+        code="model_not_found",
+    )
+
+
+def _unreachable(error: ControlError) -> OpenAIError:
+    return OpenAIError(503, f"The server of the models does not answer: {error}", code="unavailable")

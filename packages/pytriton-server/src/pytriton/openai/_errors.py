@@ -1,0 +1,87 @@
+"""Errors as callers of the OpenAI API know them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pytriton.client.exceptions import (
+    PyTritonClientClosedError,
+    PyTritonClientConnectionError,
+    PyTritonClientError,
+    PyTritonClientInferenceServerError,
+    PyTritonClientTimeoutError,
+    PyTritonClientValueError,
+)
+
+__all__ = ["OpenAIError", "from_client_error", "from_validation"]
+
+_UNAVAILABLE = ("503", "UNAVAILABLE")
+
+
+class OpenAIError(Exception):
+    """An answer that tells of an error.
+
+    Args:
+        status: The status of HTTP.
+        message: What was expected, what came, what to do.
+        param: The field of the request that is meant.
+        code: What programs tell it by.
+        retry: Whether the official clients shall ask again by themselves; None leaves that to them.
+    """
+
+    def __init__(
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry: bool | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.headers = {} if retry is None else {"x-should-retry": str(retry).lower()}
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON of the answer, or of an event in a stream."""
+        kind = "invalid_request_error" if self.status < 500 else "server_error"
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+
+def from_client_error(error: PyTritonClientError, model: str) -> OpenAIError:
+    """Return the answer for an inference that failed.
+
+    Args:
+        error: What the client raised.
+        model: The model that was asked.
+    """
+    if isinstance(error, PyTritonClientValueError):
+        return OpenAIError(400, error.message, code="invalid_value")
+    if isinstance(error, PyTritonClientTimeoutError):
+        return OpenAIError(504, f"Model {model!r} did not answer in time: {error.message}", code="timeout", retry=False)
+    if isinstance(error, (PyTritonClientConnectionError, PyTritonClientClosedError)):
+        return OpenAIError(503, f"The server of model {model!r} does not answer: {error.message}", code="unavailable")
+    text = error.message
+    if isinstance(error, PyTritonClientInferenceServerError):
+        text = error.server_message or text
+        if error.status in _UNAVAILABLE:
+            return OpenAIError(503, f"Model {model!r} cannot answer now: {text}", code="unavailable")
+    # Whoever asks once more gets the same.
+    return OpenAIError(500, f"Model {model!r} failed: {text}", code="model_error", retry=False)
+
+
+def from_validation(problems: Sequence[Mapping[str, Any]]) -> OpenAIError:
+    """Return the answer for a body that is not as its type says.
+
+    Args:
+        problems: What pydantic found.
+    """
+    first = problems[0]
+    if first["type"] == "json_invalid":
+        return OpenAIError(400, f"Expected a body of JSON: {first['ctx']['error']}.", code="invalid_json")
+    path = [str(part) for part in first["loc"] if part != "body"]
+    if not path:
+        return OpenAIError(
+            400, "Expected a JSON object, with the header Content-Type: application/json.", code="invalid_json"
+        )
+    got = f"; got {first['input']!r:.100}" if first["type"] != "missing" else ""
+    return OpenAIError(400, f"{'.'.join(path)}: {first['msg']}{got}.", param=path[0], code="invalid_value")

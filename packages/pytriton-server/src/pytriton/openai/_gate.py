@@ -1,0 +1,150 @@
+"""What every request passes before an endpoint: the key, the limit of its body, its id."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import re
+import uuid
+from collections.abc import AsyncGenerator, Coroutine
+from typing import Any, TypeVar
+
+from fastapi import HTTPException
+from fastapi.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from pytriton.openai._errors import OpenAIError
+
+__all__ = ["EventStream", "Gate", "until_gone"]
+
+T = TypeVar("T")
+
+_REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_OPEN = ("/health",)
+CALLER_GONE = 499
+"""The status in the log of a request whose caller has left; nobody reads it."""
+
+
+class Gate:
+    """An ASGI application that lets requests pass.
+
+    Args:
+        app: Where to.
+        api_key: What callers have to send as a bearer token; None lets everybody pass.
+        max_body_bytes: The largest body that is taken.
+    """
+
+    def __init__(self, app: ASGIApp, api_key: str | None, max_body_bytes: int) -> None:
+        self._app = app
+        self._key = None if api_key is None else api_key.encode()
+        self._max_body_bytes = max_body_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let one request pass, or answer it."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"").decode("latin-1")
+        request_id = given if _REQUEST_ID.fullmatch(given) else uuid.uuid4().hex
+        scope.setdefault("state", {})["request_id"] = request_id
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", request_id.encode())]
+            await send(message)
+
+        problem = self._problem(scope["path"].removeprefix(scope.get("root_path", "")), headers)
+        if problem is not None:
+            answer = JSONResponse(problem.body, problem.status, problem.headers)
+            await answer(scope, receive, send_with_id)
+            return
+        taken = 0
+
+        async def receive_limited() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > self._max_body_bytes:
+                raise HTTPException(413, self._too_large)
+            return message
+
+        await self._app(scope, receive_limited, send_with_id)
+
+    @property
+    def _too_large(self) -> str:
+        return f"Expected a body of at most {self._max_body_bytes} bytes; got more. Send fewer texts at once."
+
+    def _problem(self, path: str, headers: dict[bytes, bytes]) -> OpenAIError | None:
+        if self._key is not None and path not in _OPEN:
+            scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+            if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
+                text = "Expected the header Authorization: Bearer KEY with the API key of this server; got "
+                text += "another key." if key else "none."
+                return OpenAIError(401, text, code="invalid_api_key")
+        length = headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > self._max_body_bytes:
+            return OpenAIError(413, self._too_large, code="body_too_large")
+        return None
+
+
+async def until_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return the result of some work, which is cancelled where its caller leaves before.
+
+    Args:
+        receive: That of the request, whose body has been read.
+        work: A coroutine.
+
+    Returns:
+        Its result; None where the caller has left.
+    """
+    task = asyncio.ensure_future(work)
+    leaving = asyncio.ensure_future(_gone(receive))
+    try:
+        await asyncio.wait((task, leaving), return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()
+        leaving.cancel()
+        await asyncio.gather(task, leaving, return_exceptions=True)
+
+
+async def _gone(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class EventStream(Response):
+    """An answer of server-sent events, which ends with its caller.
+
+    Args:
+        first: The data of the first event.
+        events: An asynchronous generator of those of the others; it is closed in any case.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, first: str, events: AsyncGenerator[str, None]) -> None:
+        # A proxy is not to collect them.
+        super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
+        del self.headers["content-length"]
+        self._first = first
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the events."""
+        try:
+            await until_gone(receive, self._send(send))
+        finally:
+            await self._events.aclose()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        await send(_event(self._first))
+        async for data in self._events:
+            await send(_event(data))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+def _event(data: str) -> Message:
+    return {"type": "http.response.body", "body": f"data: {data}\n\n".encode(), "more_body": True}

@@ -1,0 +1,212 @@
+"""The bodies of requests, and what of them a model gets."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field
+
+from pytriton.openai._errors import OpenAIError
+from pytriton.openai._models import ServedModel
+
+__all__ = ["ChatRequest", "CompletionRequest", "EmbeddingRequest", "Generating", "encode_text", "inputs_and_parameters"]
+
+MOST_CHOICES = 128
+"""How many choices one request may ask for."""
+MOST_STOPS = 16
+
+# What a model takes as an optional input of the name, and else as a parameter of its request.
+_SAMPLING = (
+    *("max_tokens", "temperature", "top_p", "top_k", "min_p", "seed"),
+    *("frequency_penalty", "presence_penalty", "repetition_penalty"),
+)
+# They say nothing about the answer.
+_IGNORED = frozenset(
+    (
+        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+        *("prompt_cache_retention", "parallel_tool_calls"),
+    )
+)
+# With one of these, a field asks for nothing.
+_NEUTRAL: tuple[Any, ...] = (None, False, 0, "", [], {}, "none", "auto", {"type": "text"}, ["text"], {"none": True})
+
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class _Body(BaseModel):
+    # Of fields that are not known, `check_unknown` decides.
+    model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
+
+    model: str
+
+
+class Generating(_Body):
+    """What requests for chats and for completions have in common."""
+
+    stream: bool | None = None
+    stream_options: dict[str, Any] | None = None
+    n: Annotated[int, Field(ge=1, le=MOST_CHOICES)] | None = None
+    stop: str | list[str] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    repetition_penalty: Annotated[float, Field(gt=0)] | None = None
+
+    @property
+    def stops(self) -> list[str]:
+        """The texts that end an answer.
+
+        Raises:
+            OpenAIError: There are too many, or an empty one.
+        """
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(stops) > MOST_STOPS or "" in stops:
+            raise OpenAIError(
+                400,
+                f"stop: expected at most {MOST_STOPS} texts, none of them empty; got {stops!r:.200}.",
+                param="stop",
+                code="invalid_value",
+            )
+        return stops
+
+    @property
+    def tells_usage(self) -> bool:
+        """Whether a stream is to end with the counts of tokens."""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+
+class ChatRequest(Generating):
+    """The body of `POST /v1/chat/completions`."""
+
+    messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+
+
+class CompletionRequest(Generating):
+    """The body of `POST /v1/completions`."""
+
+    prompt: str | list[Any]
+
+    @property
+    def prompts(self) -> list[str]:
+        """The texts to be continued.
+
+        Raises:
+            OpenAIError: It has tokens in place of texts, none, or too many.
+        """
+        return _texts(self.prompt, "prompt", MOST_CHOICES)
+
+
+class EmbeddingRequest(_Body):
+    """The body of `POST /v1/embeddings`."""
+
+    input: str | list[Any]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts.
+
+        Raises:
+            OpenAIError: It has tokens in place of texts, none, or too many.
+        """
+        return _texts(self.input, "input", 2048)
+
+
+def encode_text(text: str, param: str) -> bytes:
+    """Return a text as a model gets it.
+
+    Raises:
+        OpenAIError: It has halves of surrogate pairs, which JSON can say and UTF-8 cannot.
+    """
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        raise OpenAIError(
+            400, f"{param}: expected text that UTF-8 can encode; {error}.", param=param, code="invalid_value"
+        ) from None
+
+
+def inputs_and_parameters(
+    body: Generating | EmbeddingRequest, model: ServedModel
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the optional inputs that a request gives a model, and the parameters.
+
+    Raises:
+        OpenAIError: The request asks for what neither the model nor these endpoints have.
+    """
+    values = {name: getattr(body, name, None) for name in _SAMPLING}
+    if isinstance(body, ChatRequest) and body.max_completion_tokens is not None:
+        values["max_tokens"] = body.max_completion_tokens
+    options = model.options
+    for name, value in (body.model_extra or {}).items():
+        if name in options:
+            values[name] = value
+        elif name not in _IGNORED and not any(value == it and type(value) is type(it) for it in _NEUTRAL):
+            takes = ", ".join(sorted(options))
+            raise OpenAIError(
+                400,
+                f"{name}: not supported by model {body.model!r}, nor by this server. Leave it out"
+                + (f"; beside the usual ones the model takes {takes}." if takes else "."),
+                param=name,
+                code="unsupported_parameter",
+            )
+    given = {name: value for name, value in values.items() if value is not None}
+    inputs = {name: _tensor(name, value, model) for name, value in given.items() if name in options}
+    return inputs, {name: value for name, value in given.items() if name not in options}
+
+
+def _tensor(name: str, value: Any, model: ServedModel) -> npt.NDArray[Any]:
+    """Return the array of an optional input.
+
+    Raises:
+        OpenAIError: The value is not of its type.
+    """
+    spec = model.options[name]
+    is_text = spec.dtype is np.bytes_
+    elements = value if isinstance(value, list) else [value]
+    kinds: tuple[type, ...] = (str,) if is_text else (bool,) if spec.dtype is np.bool_ else (int, float)
+    fits = all(isinstance(it, kinds) and (bool in kinds or not isinstance(it, bool)) for it in elements)
+    if fits and np.issubdtype(spec.dtype, np.integer):
+        limits = np.iinfo(spec.dtype)  # type: ignore[type-var]
+        fits = all(isinstance(it, int) and limits.min <= it <= limits.max for it in elements)
+    if not fits or not elements:
+        raise OpenAIError(
+            400,
+            f"{name}: expected {spec.datatype} as model {model.spec.model_name!r} declares it; got {value!r:.100}.",
+            param=name,
+            code="invalid_value",
+        )
+    array = np.array(
+        [encode_text(it, name) for it in elements] if is_text else elements, object if is_text else spec.dtype
+    )
+    return array if isinstance(value, list) else array.reshape((1,) * len(spec.shape))
+
+
+def _texts(given: str | Sequence[Any], param: str, most: int) -> list[str]:
+    texts = [given] if isinstance(given, str) else list(given)
+    if not texts or len(texts) > most:
+        problem = f"{len(texts)} of them"
+    elif not all(isinstance(it, str) for it in texts):
+        problem = "tokens, which the server cannot tell a model: send the text"
+    elif "" in texts:
+        problem = "an empty text" if param == "input" else ""
+    else:
+        problem = ""
+    if problem:
+        raise OpenAIError(
+            400,
+            f"{param}: expected a text, or a list of 1 to {most}; got {problem}.",
+            param=param,
+            code="invalid_value",
+        )
+    return texts

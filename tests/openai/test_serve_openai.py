@@ -1,0 +1,210 @@
+"""`pytriton serve --openai` and `pytriton openai`, with real servers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("fastapi")
+pytest.importorskip("jinja2")
+pytest.importorskip("openai")
+
+from typer.testing import CliRunner
+
+import openai
+from openai import OpenAI
+from pytriton.server.cli.app import app
+from pytriton.server.cli.openai_endpoint import API_KEY_VARIABLE
+from support.processes import while_running
+from support.serving import ServeCommand, serve_command, short_home
+from support.waiting import PATIENCE_S, eventually
+
+APP = """
+from collections.abc import Iterator
+from pathlib import Path
+
+from pytriton.decorators import model
+
+
+@model(parameters={"chat_template": "{{ messages[-1].content }}"})
+def words(text: str) -> Iterator[str]:
+    try:
+        for number in range(10**9):
+            for word in text.split():
+                yield f"{word} "
+    finally:
+        Path("closed").touch()
+
+
+@model
+def shout(text: str) -> str:
+    return text.upper()
+
+
+@model
+def add(a: float, b: float) -> float:
+    return a + b
+"""
+
+
+def endpoint(server: ServeCommand, key: str = "none") -> OpenAI:
+    found = eventually(lambda: re.search(r"OpenAI +(http://\S+)", server.written))
+    return OpenAI(base_url=found[1], api_key=key, max_retries=0, timeout=PATIENCE_S)
+
+
+def fails(folder: Path, *arguments: str) -> str:
+    with short_home():
+        done = subprocess.run(
+            [sys.executable, "-m", "pytriton", "serve", "app.py", *arguments],
+            cwd=folder, env={**os.environ, "COLUMNS": "200"}, capture_output=True, text=True, timeout=PATIENCE_S,
+            check=False,
+        )  # fmt: skip
+    assert done.returncode in (1, 2)
+    return done.stderr
+
+
+def ask(client: OpenAI, text: str = "hello") -> str:
+    return client.completions.create(model="shout", prompt=text).choices[0].text
+
+
+def test_the_models_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    with serve_command(tmp_path, "app.py", "--openai", "0") as server, endpoint(server) as client:
+        assert [it.id for it in client.models.list()] == ["shout", "words"]
+        assert ask(client) == "HELLO"
+        messages: Any = [{"role": "user", "content": "on and"}]
+        with client.chat.completions.create(model="words", messages=messages, stream=True) as stream:
+            texts = [next(stream).choices[0].delta.content for _ in range(4)]
+            assert texts == ["", "on ", "and ", "on "]
+            assert not (tmp_path / "closed").exists()
+        eventually((tmp_path / "closed").exists)
+    # The process of the endpoints has ended with the server.
+    with pytest.raises(openai.APIConnectionError):
+        ask(client)
+
+
+def test_a_file_that_is_saved_anew(tmp_path: Path) -> None:
+    pytest.importorskip("watchfiles")
+    (tmp_path / "app.py").write_text(APP)
+    with serve_command(tmp_path, "app.py", "--openai", "0", "--reload") as server, endpoint(server) as client:
+        messages: Any = [{"role": "user", "content": "x"}]
+        assert ask(client) == "HELLO"
+        (tmp_path / "app.py").write_text(
+            """from pytriton.decorators import model
+
+
+@model(parameters={"chat_template": "new: {{ messages[0].content }}"})
+def shout(prompt: str) -> str:
+    return prompt + "?"
+"""
+        )
+
+        def is_new() -> bool:
+            try:
+                answer = client.chat.completions.create(model="shout", messages=messages)
+            except openai.APIStatusError:
+                # Between the two, requests may have the names of before.
+                return False
+            return answer.choices[0].message.content == "new: x?"
+
+        eventually(is_new)
+        eventually(lambda: [it.id for it in client.models.list()] == ["shout"])
+
+
+def test_a_process_that_is_killed_is_started_again(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    with serve_command(tmp_path, "app.py", "--openai", "0") as server, endpoint(server) as client:
+        assert ask(client) == "HELLO"
+        (child,) = (
+            int(folder.name)
+            for folder in Path("/proc").glob("[0-9]*")
+            if b"\0openai\0" in read(folder / "cmdline")
+            and f"PPid:\t{server.process.pid}\n".encode() in read(folder / "status")
+        )
+        os.kill(child, signal.SIGKILL)
+        eventually(lambda: "ended with exit code -9: it is started again" in server.written)
+        assert ask(client) == "HELLO"
+
+
+def read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_key_in_a_file(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "key").write_text("secret\n")
+    options = ("--openai", "0", "--openai-key-file", "key")
+    with serve_command(tmp_path, "app.py", *options) as server, endpoint(server, "secret") as client:
+        assert ask(client) == "HELLO"
+        with pytest.raises(openai.AuthenticationError), endpoint(server, "other") as other:
+            ask(other)
+        assert "(with an API key)" in server.written
+        assert "secret" not in server.written
+
+
+def test_a_port_that_is_in_use(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        told = fails(tmp_path, "--address=127.0.0.1", f"--openai={port}", "--http-port=0", "--grpc-port=0")
+    assert f"cannot listen at 127.0.0.1, port {port}: Address already in use" in told
+
+
+def test_what_is_wrong_before_anything_is_started(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "empty").touch()
+    assert "the file is empty" in fails(tmp_path, "--openai", "0", "--openai-key-file", "empty")
+    assert "--openai-key-file is for --openai" in fails(tmp_path, "--openai-key-file", "empty")
+    (tmp_path / "app.py").write_text(APP.replace("[-1].content", "[-1"))
+    assert "model 'words': its chat template cannot be parsed" in fails(tmp_path, "--openai", "0", "--check")
+
+
+def test_check_says_where_each_model_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    command = [sys.executable, "-m", "pytriton", "serve", "app.py", "--openai", "0", "--check"]
+    written = subprocess.check_output(command, cwd=tmp_path, text=True, timeout=PATIENCE_S)
+    assert "OpenAI: words at /v1/chat/completions, /v1/completions\n" in written
+    assert "OpenAI: add is not served: expected one input that is not optional" in written
+
+
+def test_without_the_extra_and_on_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    runner = CliRunner(env={"COLUMNS": "200", "TERM": "dumb"})
+    if importlib.util.find_spec("ray") is not None:
+        done = runner.invoke(app, ["serve", str(tmp_path / "app.py"), "--ray", "auto", "--openai", "0"])
+        assert done.exit_code == 2
+        assert "--openai: not together with --ray" in done.output
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "jinja2" else found(name))
+    for command in (["serve", str(tmp_path / "app.py"), "--openai", "0"], ["openai"]):
+        done = runner.invoke(app, command)
+        assert done.exit_code == 2
+        assert 'needs jinja2: pip install "pytriton-server[openai]"' in done.output
+
+
+def test_the_command_for_a_server_that_runs(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    with serve_command(tmp_path, "app.py") as server:
+        command = [sys.executable, "-m", "pytriton", "openai", server.url, "--port", "0", "--model", "shout"]
+        environment = {**os.environ, API_KEY_VARIABLE: "secret", "PYTHONUNBUFFERED": "1"}
+        with while_running(command, env=environment, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            line = process.stdout.readline().decode()
+            url = line.split()[1]
+            with OpenAI(base_url=url, api_key="secret", timeout=PATIENCE_S, max_retries=0) as client:
+                assert [it.id for it in client.models.list()] == ["shout"]
+                assert ask(client) == "HELLO"
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE_S) in (0, 130)
