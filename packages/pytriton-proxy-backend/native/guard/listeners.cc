@@ -15,23 +15,27 @@ namespace {
 
 constexpr char kHandover[] = "PYTRITON_GUARD_HANDOVER";
 
-union Control {
-  cmsghdr header;
-  char bytes[CMSG_SPACE(sizeof(int))];
+// A message of one byte that carries one descriptor.
+struct DescriptorMessage {
+  DescriptorMessage() {
+    message.msg_iov = &part;
+    message.msg_iovlen = 1;
+    message.msg_control = control;
+    message.msg_controllen = sizeof(control);
+  }
+  DescriptorMessage(const DescriptorMessage&) = delete;
+
+  char byte = 'L';
+  iovec part{&byte, 1};
+  alignas(cmsghdr) char control[CMSG_SPACE(sizeof(int))]{};
+  msghdr message{};
 };
 
 // Receives one descriptor; -1 where no more wait.
 int ReceiveDescriptor(int channel) {
-  char byte = 0;
-  iovec part{&byte, 1};
-  Control control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.bytes;
-  message.msg_controllen = sizeof(control.bytes);
-  if (recvmsg(channel, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) <= 0) return -1;
-  const cmsghdr* header = CMSG_FIRSTHDR(&message);
+  DescriptorMessage given;
+  if (recvmsg(channel, &given.message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC) <= 0) return -1;
+  const cmsghdr* header = CMSG_FIRSTHDR(&given.message);
   if (header == nullptr || header->cmsg_type != SCM_RIGHTS) return -1;
   int fd = -1;
   std::memcpy(&fd, CMSG_DATA(header), sizeof(fd));
@@ -39,21 +43,14 @@ int ReceiveDescriptor(int channel) {
 }
 
 void SendDescriptor(int channel, int fd) {
-  char byte = 'L';
-  iovec part{&byte, 1};
-  Control control{};
-  msghdr message{};
-  message.msg_iov = &part;
-  message.msg_iovlen = 1;
-  message.msg_control = control.bytes;
-  message.msg_controllen = sizeof(control.bytes);
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
+  DescriptorMessage given;
+  cmsghdr* header = CMSG_FIRSTHDR(&given.message);
   header->cmsg_level = SOL_SOCKET;
   header->cmsg_type = SCM_RIGHTS;
   header->cmsg_len = CMSG_LEN(sizeof(int));
   std::memcpy(CMSG_DATA(header), &fd, sizeof(fd));
   // A starter that has gone needs none.
-  (void)!sendmsg(channel, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
+  (void)!sendmsg(channel, &given.message, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 }  // namespace

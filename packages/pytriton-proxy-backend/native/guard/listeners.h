@@ -33,7 +33,9 @@ class Listeners {
   // As in handover.py.
   enum Role : uint8_t { kStandingBy = 0, kServing = 1, kLeft = 2 };
   static constexpr size_t kMost = 16;
-  uint8_t role() const { return page_ == nullptr ? kServing : page_->load(std::memory_order_acquire); }
+  Role role() const {
+    return page_ == nullptr ? kServing : static_cast<Role>(page_->load(std::memory_order_acquire));
+  }
 
   int channel_ = -1;
   std::atomic<uint8_t>* page_ = nullptr;

@@ -19,6 +19,8 @@ ENDPOINT_SOURCES = [*CONNECTION_SOURCES, "endpoint.cc", "late_ends.cc"]
 CALLS_SOURCES = [*ENDPOINT_SOURCES, "calls.cc", "readiness.cc"]
 LIBRARY_SOURCES = ["arena.cc", "control.cc", "record.cc", "settings.cc"]
 GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "limits", "shape_check")]
+NATIVE = Path(__file__).parents[2] / "native"
+ALL_GUARD_SOURCES = sorted(f"../guard/{path.name}" for path in (NATIVE / "guard").glob("*.cc"))
 
 # Compilers are slow on a busy machine.
 pytestmark = [
@@ -86,6 +88,13 @@ def test_guard_scanners(name: str, compile_native: Callable[..., Path], run_prog
 def test_guard_threads(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     sources = [f"../guard/{name}.cc" for name in ("http_threads", "instance_threads")]
     run_program(compile_native("guard_threads.cc", sources, "memory"))
+
+
+@pytest.mark.parametrize("name", ["frames", "garbage", "writers", "readers"])
+def test_guard_of_a_replaced_server(
+    name: str, compile_native: Callable[..., Path], run_program: Callable[..., str]
+) -> None:
+    run_program(compile_native("guard_goodbye.cc", ALL_GUARD_SOURCES, "memory"), name)
 
 
 @pytest.mark.timeout(FUZZ_S + 1800)
