@@ -108,3 +108,41 @@ def test_connection_of_a_stream_is_kept_where_all_of_it_has_come() -> None:
 
     run(script, call)
     assert connections == 1
+
+
+def test_inference_that_a_replaced_server_has_not_looked_at_is_asked_again() -> None:
+    connections = 0
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        number = connections
+        await reader.readuntil(b"\r\n\r\nx")
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
+        if number == 1:
+            await reader.readuntil(b"\r\n\r\nx")
+            writer.write(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+        await reader.read()
+
+    async def call(pool: AsyncConnectionPool) -> None:
+        for _ in range(2):
+            assert (await pool.exchange(POST, Deadline(300))).status == 200
+
+    run(script, call)
+    assert connections == 2
+
+
+def test_a_new_connection_that_is_refused_so_is_not_replaced() -> None:
+    connections = 0
+
+    async def script(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        await reader.readuntil(b"\r\n\r\nx")
+        writer.write(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+
+    async def call(pool: AsyncConnectionPool) -> None:
+        assert (await pool.exchange(POST, Deadline(300))).status == 408
+
+    run(script, call)
+    assert connections == 1

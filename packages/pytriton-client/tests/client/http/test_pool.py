@@ -16,6 +16,7 @@ from pytriton.client._http.wire import HttpRequest, HttpWireError
 
 POST = HttpRequest("POST", "/", body=b"x")
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+UNSERVED = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 4\r\n\r\nleft"
 Script = Callable[[socket.socket, int], None]
 
 
@@ -107,6 +108,42 @@ def test_connection_that_breaks_under_an_inference_is_not_tried_again(
     assert get(pool) == b"ok"
     with pytest.raises((HttpWireError, ConnectionError)):
         pool.exchange(POST, Deadline(10))
+    assert server.accepted == 1
+    pool.close()
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_inference_that_a_replaced_server_has_not_looked_at_is_asked_again(
+    serve: Callable[[Script], ScriptedServer], is_stream: bool
+) -> None:
+    def script(connection: socket.socket, number: int) -> None:
+        connection.recv(1000)
+        if number == 1:
+            connection.sendall(OK)
+            connection.recv(1000)
+        connection.sendall(UNSERVED if number == 1 else OK)
+
+    server = serve(script)
+    pool = server.pool()
+    assert get(pool) == b"ok"
+    if is_stream:
+        stream = pool.stream(POST, Deadline(300))
+        assert stream.read_piece(Deadline(300)) == b"ok"
+        stream.close()
+    else:
+        assert pool.exchange(POST, Deadline(300)).body == b"ok"
+    assert server.accepted == 2
+    pool.close()
+
+
+def test_a_new_connection_that_is_refused_so_is_not_replaced(serve: Callable[[Script], ScriptedServer]) -> None:
+    def script(connection: socket.socket, number: int) -> None:
+        connection.recv(1000)
+        connection.sendall(UNSERVED)
+
+    server = serve(script)
+    pool = server.pool()
+    assert pool.exchange(POST, Deadline(300)).status == 408
     assert server.accepted == 1
     pool.close()
 
