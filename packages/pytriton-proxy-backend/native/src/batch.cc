@@ -273,7 +273,8 @@ TRITONBACKEND_Response* Batch::NewResponse(Item& item, std::string* error) {
 bool Batch::IsGone(const Item& item) const {
   if (late_ends_ == nullptr || item.factory == nullptr) return false;
   bool is_cancelled = false;
-  return Succeeded(TRITONBACKEND_ResponseFactoryIsCancelled(item.factory, &is_cancelled)) && is_cancelled;
+  return Succeeded(TRITONBACKEND_ResponseFactoryIsCancelled(item.factory, &is_cancelled)) && is_cancelled &&
+         !InnerRequests::Has(item.request);
 }
 
 void Batch::SendError(Item& item, TRITONSERVER_Error_Code code, const std::string& text, bool last) {

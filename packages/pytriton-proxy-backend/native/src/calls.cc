@@ -18,6 +18,7 @@
 
 #include "arena.h"
 #include "errno_text.h"
+#include "late_ends.h"
 #include "packet.h"
 #include "record.h"
 #include "triton_util.h"
@@ -142,7 +143,9 @@ struct Call {
 
   void SetRequest(TRITONSERVER_InferenceRequest* request) {
     std::lock_guard<std::mutex> lock(mutex_);
+    if (request_ != nullptr) InnerRequests::Remove(request_);
     request_ = request;
+    if (request_ != nullptr) InnerRequests::Add(request_);
   }
   void Cancel() {
     std::lock_guard<std::mutex> lock(mutex_);

@@ -1,10 +1,33 @@
 #include "late_ends.h"
 
 #include <algorithm>
+#include <unordered_set>
 
 #include "triton_util.h"
 
 namespace pytriton {
+
+namespace {
+
+std::mutex inner_mutex;
+std::unordered_set<const void*> inner_requests;
+
+}  // namespace
+
+void InnerRequests::Add(const void* request) {
+  std::lock_guard<std::mutex> lock(inner_mutex);
+  inner_requests.insert(request);
+}
+
+void InnerRequests::Remove(const void* request) {
+  std::lock_guard<std::mutex> lock(inner_mutex);
+  inner_requests.erase(request);
+}
+
+bool InnerRequests::Has(const void* request) {
+  std::lock_guard<std::mutex> lock(inner_mutex);
+  return inner_requests.count(request) != 0;
+}
 
 LateEnds::~LateEnds() {
   for (const End& end : ends_) Send(end);

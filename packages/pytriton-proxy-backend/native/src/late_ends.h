@@ -44,4 +44,13 @@ class LateEnds {
   std::vector<End> ends_;
 };
 
+// Requests that Python models make of others. Whoever cancels one of these still takes what comes for it: no stream of a
+// front end is behind it.
+class InnerRequests {
+ public:
+  static void Add(const void* request);
+  static void Remove(const void* request);
+  static bool Has(const void* request);
+};
+
 }  // namespace pytriton

@@ -204,6 +204,12 @@ def test_what_is_no_request(utils: ModuleType) -> None:
         make(requested_output_names=[""])
     with pytest.raises(utils.TritonModelException, match="Correlation ID must be integer or string"):
         make(correlation_id=1.5)
+    with pytest.raises(TypeError, match="correlation_id must be a whole number or a text, got None"):
+        make(correlation_id=None)
+    for field in ("model_version", "flags", "timeout"):
+        for value in (None, 1.5):
+            with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
+                make(**{field: value})
     with pytest.raises(TypeError, match="must be given"):
         utils.InferenceRequest(inputs=[])
     with pytest.raises(TypeError, match="expected TRITONSERVER_MEMORY_CPU or TRITONSERVER_MEMORY_GPU, got 5"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,8 @@ class InferenceRequest:
     ) -> None:
         if inputs is None or requested_output_names is None or model_name is None:
             raise TypeError("InferenceRequest: inputs, requested_output_names and model_name must be given")
+        if correlation_id is None:
+            raise TypeError("InferenceRequest: correlation_id must be a whole number or a text, got None")
         request_id = text_of(request_id, "request_id")
         model_name = text_of(model_name, "model_name")
         whose = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
@@ -139,9 +142,9 @@ class InferenceRequest:
         self._correlation_id = correlation_id
         self._outputs = outputs
         self._model_name = model_name
-        self._model_version = model_version
-        self._flags: int | None = flags
-        self._timeout = timeout
+        self._model_version = operator.index(model_version)
+        self._flags: int | None = operator.index(flags)
+        self._timeout = operator.index(timeout)
         self._preferred_memory = preferred_memory
         self._trace = InferenceTrace() if trace is None else trace
         self._parameters = checked_parameters(parameters)
