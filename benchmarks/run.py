@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.harness.environments import PeerMissingError
 from benchmarks.harness.generators import LoadGeneratorError, find_generator, version
 from benchmarks.harness.processes import adopt_orphans, available_mib
-from benchmarks.harness.publish import publish
+from benchmarks.harness.publish import measured_aims, publish
 from benchmarks.harness.report import render
 from benchmarks.harness.results import Results
 from benchmarks.peers import Peer, all_peers
@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         interrupted = True
         say("interrupted: what follows is incomplete")
     results.load_after = os.getloadavg()
-    print(render(results))
+    print(_report(results))
     if options.json is not None:
         options.json.write_text(json.dumps(results.to_json(), indent=1) + "\n")
     if options.docs and not interrupted:
@@ -74,10 +74,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if results.failures or "ours" in results.missing or not results.cells else 0
 
 
+def _report(results: Results) -> str:
+    return "\n\n".join(part for part in (render(results), measured_aims(results)) if part)
+
+
 def _show(options: argparse.Namespace) -> int:
     """Print and publish what earlier runs found."""
     runs = [Results.from_json(json.loads(file.read_text())) for file in options.files]
-    print("\n\n".join(map(render, runs)))
+    print("\n\n".join(map(_report, runs)))
     if options.docs:
         say("\n".join(publish(runs)))
     return 0

@@ -8,6 +8,7 @@ import re
 import shutil
 import signal
 import socket
+import statistics
 import subprocess
 import tempfile
 import time
@@ -23,6 +24,8 @@ _ORPHAN_TIMEOUT_S = 2
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.01
 _LOG_LINES = 15
+# In the command lines of Triton's Python backend, and of ours.
+_HOSTS = ("triton_python_backend_stub", "pytriton.proxy_backend.worker_main")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
@@ -101,6 +104,14 @@ class Server:
     def pss_mib(self) -> float:
         """Return the memory of all its processes, shared pages in parts, in MiB."""
         return sum(_pss_kib(pid) for pid in self.pids()) / 1024
+
+    def instance_pss_mib(self) -> float | None:
+        """Return the memory of a process that hosts an instance of a model and nothing else, the median of them.
+
+        None where there are no such processes.
+        """
+        found = [_pss_kib(pid) for pid in self.pids() if any(name in _command(pid) for name in _HOSTS)]
+        return statistics.median(found) / 1024 if found else None
 
     def log_tail(self) -> str:
         """Return the last lines that the server printed."""
@@ -243,12 +254,17 @@ def _leavings(pid: int) -> set[Path]:
     """Return what a process uses that some peers leave behind: named shared memory, a model folder of tritonserver."""
     try:
         maps = Path(f"/proc/{pid}/maps").read_text()
-        command = Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return set()
-    return {
-        Path(name) for name in re.findall(r"/dev/shm/\S+$", maps, re.M) + re.findall(r"/tmp/folder\w{6}\b", command)
-    }
+    folders = re.findall(r"/tmp/folder\w{6}\b", _command(pid))
+    return {Path(name) for name in re.findall(r"/dev/shm/\S+$", maps, re.M) + folders}
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 def _name(pid: int) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.harness.environments import base_interpreter, environment
 from benchmarks.harness.report import OURS, conditions, footer, table, workload_tables
-from benchmarks.harness.results import RATE, Ratio, Results
+from benchmarks.harness.results import INSTANCE_MEMORY, RATE, Ratio, Results
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "performance.md"
@@ -74,8 +74,8 @@ def _against(
     return lambda results: results.ratio((workload, case, mine), (workload, case, peer), name)
 
 
-def _same_model_py(workload: str, case: str) -> Callable[[Results], Ratio | None]:
-    return _against(workload, case, "python-backend", mine="python-models")
+def _same_model_py(workload: str, case: str, name: str = RATE) -> Callable[[Results], Ratio | None]:
+    return _against(workload, case, "python-backend", name, mine="python-models")
 
 
 def _ours(workload: str, case: str, name: str) -> Callable[[Results], Ratio | None]:
@@ -151,6 +151,17 @@ AIMS = (
         for count, floor, aim in ((1, 1.2, 1.5), (8, 1.5, 2.0), (32, 1.7, 2.3))
     ),
     Aim("the same, 1,000 strings of 64 bytes", 3, 3, _same_model_py("strings", "http/1000x64")),
+    Aim("the same, 1 MiB", 3, 3, _same_model_py("large", "http/1MiB")),
+    *(
+        Aim(
+            f"the same, memory of an instance of {count} that answer",
+            1.0,
+            1.0,
+            _same_model_py("instances", f"workers/{count}", INSTANCE_MEMORY),
+            less_is_better=True,
+        )
+        for count in (1, 4)
+    ),
     Aim(
         "CPU per request, 1,024 connections against 32",
         1.3,
@@ -159,6 +170,17 @@ AIMS = (
         less_is_better=True,
     ),
 )
+
+
+def measured_aims(results: Results) -> str:
+    """Return a table of the aims about which a run says something; empty if there are none."""
+    aims = [aim for aim in AIMS if aim.found(results) is not None]
+    return _aims_table(aims, results) if aims else ""
+
+
+def _aims_table(aims: Sequence[Aim], results: Results) -> str:
+    header = ["connections or case", "floor", "aim", "found (lowest to highest round)", "reached"]
+    return table(header, [aim.row(results) for aim in aims])
 
 
 def publish(runs: Sequence[Results]) -> list[str]:
@@ -179,9 +201,8 @@ def publish(runs: Sequence[Results]) -> list[str]:
         pictures = [f"![{_CHARTS[name][3]}](performance/{name}.png)" for name in drawn if _CHARTS[name][0] == workload]
         parts = [*pictures, workload_tables(results, workload), f"Measured on {conditions(results)}."]
         blocks[workload] = "\n\n".join(parts)
-    if any(aim.found(merged) is not None for aim in AIMS):
-        header = ["connections or case", "floor", "aim", "found (lowest to highest round)", "reached"]
-        blocks["aims"] = table(header, [aim.row(merged) for aim in AIMS])
+    if measured_aims(merged):
+        blocks["aims"] = _aims_table(AIMS, merged)
         versions = "\n".join(footer(results) for results in runs)
         blocks["versions"] = f'```text norun="what a run found"\n{versions}\n```'
     said = [f"{PAGE.relative_to(ROOT)}: {', '.join(_replace(PAGE, blocks)) or 'nothing'}"]

@@ -12,6 +12,7 @@ from typing import Any
 NOISE_CORES = 0.25
 """From here on other work on the machine, in busy cores, makes a cell count only where there is none without it."""
 RATE = "requests/s"
+INSTANCE_MEMORY = "instance MiB"
 
 Key = tuple[str, str, str]
 """A workload, a case of it, a server."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+from benchmarks.harness.results import INSTANCE_MEMORY
 from benchmarks.servers.models import Model, spin
 from benchmarks.workloads.base import Bench, ServedWorkload, Setup
 from benchmarks.workloads.payloads import TRITONS
@@ -33,8 +34,10 @@ class Instances(ServedWorkload):
         return [Setup([case], self.models, int(case.rpartition("/")[2])) for case in cases]
 
     def measure(self, bench: Bench, server: Served, case: str) -> tuple[dict[str, float], float] | None:
-        """Put the server under load."""
-        return server.load(bench.generators, self.models[0], "http", 8, bench.seconds)
+        """Put the server under load, and see what its instances have come to need."""
+        numbers, noise = server.load(bench.generators, self.models[0], "http", 8, bench.seconds)
+        memory = server.process.instance_pss_mib()
+        return numbers if memory is None else {**numbers, INSTANCE_MEMORY: memory}, noise
 
 
 class Growth(ServedWorkload):

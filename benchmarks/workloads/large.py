@@ -48,10 +48,14 @@ class Large(ServedWorkload):
     """
 
     name = "large"
-    title = "2 x 4 MiB -> 4 MiB and 64 MiB -> 64 MiB, one caller, over HTTP, gRPC and shared memory"
+    title = "1 MiB -> 1 MiB, 2 x 4 MiB -> 4 MiB and 64 MiB -> 64 MiB, one caller, over HTTP, gRPC and shared memory"
     memory_mib = 6000
     peers = ("ours", "limit", "python-backend", "python-models", "nvidia-pytriton", "fastapi")
-    models = (Model("2x4MiB", 1 << 20, max_batch_size=4), Model("64MiB", 1 << 24, ("a",), max_batch_size=4))
+    models = (
+        Model("1MiB", 1 << 18, ("a",), max_batch_size=4),
+        Model("2x4MiB", 1 << 20, max_batch_size=4),
+        Model("64MiB", 1 << 24, ("a",), max_batch_size=4),
+    )
 
     def cases(self) -> Sequence[str]:
         """Return a case for each way and model."""
