@@ -319,7 +319,7 @@ class Execution:
         decoupled = service.model.decoupled
         if not final and self._batch is not None and self._batch.is_cancelled(index):
             # Nobody reads this stream any more: it ends here, whatever becomes of the others.
-            service.counters.add_failed("cancelled", 1)
+            service.counters.add_failed("cancelled")
             self._given_up = True
             if self._access is not None:
                 self._access.fail(index, "cancelled")
@@ -363,7 +363,7 @@ class Execution:
             # One that was raised before it was returned has a place in the code.
             told = error_text(error) if error.__traceback__ is None else f"\n{_trace(error)}"
             logger.warning("model %s: the callable returned an error for request %d: %s", name, index, told)
-        self._service.counters.add_failed(kind, 1)
+        self._service.counters.add_failed(kind)
         if self._access is not None:
             self._access.fail(index, kind)
         text = self._text(error)
