@@ -7,6 +7,7 @@ import base64
 import http.client
 import json
 import re
+import socket
 import threading
 from collections.abc import Iterator
 from typing import Annotated, Any, TypedDict
@@ -52,7 +53,9 @@ class Piece(TypedDict):
 
 
 @model(parameters={"chat_template": TEMPLATE})
-def writer(prompt: str, max_tokens: int = 40, temperature: float = 0.0, seed: int = 0) -> Iterator[Piece]:
+def writer(
+    prompt: str, max_tokens: int = 40, temperature: float = 0.0, seed: int = 0, style: np.float32 | None = None
+) -> Iterator[Piece]:
     for number, character in enumerate(CHARACTERS.continue_text(prompt, max_tokens, temperature, seed), 1):
         reason = "length" if number == max_tokens else ""
         yield Piece(text=character, prompt_tokens=len(prompt), completion_tokens=number, finish_reason=reason)
@@ -165,7 +168,7 @@ TEXT = Tensor(name="prompt", dtype=bytes, shape=(1,))
 
 @pytest.fixture(scope="module")
 def triton() -> Iterator[Triton]:
-    triton = Triton(config=local_config())
+    triton = Triton(config=local_config(grpc_header_forward_pattern="traceparent"))
     for each in (writer, echo, pieces, embed, add):
         triton.bind(each)
     given = [Tensor(name="text", dtype=bytes, shape=(1,))]
@@ -355,6 +358,9 @@ def test_what_a_model_does_not_declare_comes_as_parameters(served: Served) -> No
     }  # fmt: skip
     assert "user" not in asked
     assert answer.headers["x-request-id"] == "mine-1"
+    parent = f"00-{'1' * 32}-{'2' * 16}-01"
+    traced = served.post("/v1/completions", body, traceparent=parent).json()["choices"][0]["text"]
+    assert json.loads(traced)["traceparent"] == parent
     assert answer.json()["id"] == "cmpl-mine-1"
     # What could not be a line of a log gets another id.
     other = served.post("/v1/completions", body, x_request_id="two words")
@@ -409,8 +415,14 @@ def test_a_stream_that_fails_in_its_midst(client: OpenAI) -> None:
         ("completions", {"prompt": "x", "stop": ["a", ""]}, 400, "stop", "none of them empty"),
         ("completions", {"prompt": "x", "logprobs": 2}, 400, "logprobs", "not supported by model 'writer'"),
         ("completions", {"prompt": "x", "echo": True}, 400, "echo", "not supported"),
-        ("completions", {"prompt": "x", "colour": "red"}, 400, "colour", "max_tokens, seed, temperature"),
+        ("completions", {"prompt": "x", "colour": "red"}, 400, "colour", "max_tokens, seed, style, temperature"),
         ("completions", {"prompt": "x", "seed": 2**62}, 200, None, ""),
+        ("completions", {"prompt": "x", "\ud800": 1}, 400, None, ""),
+        ("completions", {"prompt": "x", "model": "\ud800"}, 404, "model", "does not exist"),
+        ("completions", {"prompt": "x", "style": 10**400}, 400, "style", "expected FP32"),
+        ("completions", {"prompt": "x", "style": "loud"}, 400, "style", "expected FP32"),
+        ("completions", {"prompt": "x", "style": [1, 2]}, 400, "style", "of the shape"),
+        ("completions", {"prompt": "x", "style": 1}, 200, None, ""),
         ("chat/completions", {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, 400, "tools", "not supp"),
         ("embeddings", {"input": "x"}, 400, "model", "ask it at /v1/chat/completions or /v1/completions"),
     ],
@@ -492,6 +504,47 @@ def test_mounted_in_another_application_and_over_http(triton: Triton) -> None:
             assert "".join(chunk.choices[0].text for chunk in chunks) == "wörd"
         with pytest.raises(openai.NotFoundError, match="does not exist"):
             client.completions.create(model="nobody", prompt="x")
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_server_that_does_not_answer(scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    for names in (None, ["echo"]):
+        with Served(application(f"{scheme}://127.0.0.1:{port}", models=names)) as served:
+            for answer in (
+                served.post("/v1/completions", {"model": "echo", "prompt": "x"}),
+                httpx.get(f"{served.url}/v1/models", timeout=PATIENCE_S),
+            ):
+                assert answer.status_code == 503
+                assert error_of(answer)["code"] == "unavailable"
+            assert httpx.get(f"{served.url}/health", timeout=PATIENCE_S).status_code == 503
+
+
+def test_a_model_that_is_unloaded_and_bound_anew(triton: Triton, served: Served) -> None:
+    body = {"model": "late", "prompt": "x"}
+    given = [Tensor(name="text", dtype=bytes, shape=(1,))]
+    plain = ModelConfig(batching=False)
+    triton.bind("late", shown, inputs=[TEXT], outputs=given, config=plain)
+    assert served.post("/v1/completions", body).status_code == 200
+    triton.rebind("late", shown, inputs=[Tensor(name="other", dtype=bytes, shape=(1,))], outputs=given, config=plain)
+    eventually(lambda: served.post("/v1/completions", body).status_code == 200)
+    triton.unbind("late")
+    eventually(lambda: served.post("/v1/completions", body).status_code == 404)
+
+
+@batch
+def wrong(text: NDArray[Any]) -> dict[str, NDArray[Any]]:
+    return {"vector": np.full((len(text), 2), np.nan, np.float32)}
+
+
+def test_a_vector_that_json_cannot_say(triton: Triton, served: Served) -> None:
+    vector = [Tensor(name="vector", dtype=np.float32, shape=(2,))]
+    triton.bind("wrong", wrong, inputs=[Tensor(name="text", dtype=bytes, shape=(1,))], outputs=vector)
+    answer = served.post("/v1/embeddings", {"model": "wrong", "input": ["x", "y"]})
+    assert answer.status_code == 500
+    assert "not finite" in error_of(answer)["message"]
+    triton.unbind("wrong")
 
 
 def test_arguments_of_the_application(triton: Triton) -> None:

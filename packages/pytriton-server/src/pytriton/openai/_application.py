@@ -223,6 +223,9 @@ async def _embed(backend: Backend, body: EmbeddingRequest, request: Request) -> 
     data = []
     for index, answer in enumerate(answers):
         vector = np.asarray(answer[link.model.output.name], "<f4").ravel()
+        if not np.isfinite(vector).all():
+            text = f"Model {body.model!r} failed: it gave a vector for input[{index}] with numbers that are not finite."
+            raise OpenAIError(500, text, code="model_error", retry=False)
         shown = base64.b64encode(vector.tobytes()).decode() if body.encoding_format == "base64" else vector.tolist()
         data.append({"object": "embedding", "index": index, "embedding": shown})
     made: dict[str, Any] = {"object": "list", "data": data, "model": body.model}

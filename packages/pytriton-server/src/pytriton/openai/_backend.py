@@ -162,7 +162,8 @@ class Backend:
             try:
                 links.append(await self.find(name))
             except OpenAIError as error:
-                if error.code == "unavailable" and self._names is None:
+                # One that is not ready, or has gone meanwhile, is not listed.
+                if error.status == 503 and error.param is None:
                     raise
         return links
 
@@ -256,7 +257,7 @@ class Backend:
         Raises:
             OpenAIError: There is none of the name, it is not ready, or not for these endpoints.
         """
-        if not name or (self._names is not None and name not in self._names):
+        if not name.isprintable() or not name or (self._names is not None and name not in self._names):
             raise _unknown(name)
         try:
             config = await asyncio.to_thread(self._control.model_config, name)
@@ -264,7 +265,7 @@ class Backend:
         except ControlError as error:
             if error.reason is None:
                 raise _unreachable(error) from error
-            if "unknown model" in error.reason and "is not found" in error.reason:
+            if not await asyncio.to_thread(self._knows, name, error.reason):
                 raise _unknown(name) from error
             raise OpenAIError(
                 503, f"Model {name!r} is not ready: {error.reason}", param="model", code="unavailable"
@@ -279,6 +280,14 @@ class Backend:
             ) from error
         except PyTritonClientError as error:
             raise from_client_error(error, name) from error
+
+    def _knows(self, name: str, reason: str) -> bool:
+        """Return whether the server has a model that it cannot serve now, as far as it tells."""
+        try:
+            return name in known_models(self._control)
+        except ControlError:
+            # Only those with its token are told; it says of a model that it never had that it is not found.
+            return "is not found" not in reason
 
 
 def _unknown(name: str) -> OpenAIError:

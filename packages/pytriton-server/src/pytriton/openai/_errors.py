@@ -17,6 +17,8 @@ from pytriton.client.exceptions import (
 __all__ = ["OpenAIError", "from_client_error", "from_validation"]
 
 _UNAVAILABLE = ("503", "UNAVAILABLE")
+# What Triton finds wrong with inputs. Over HTTP it has that status for more, such as a model that is unloaded.
+_INVALID = ("INVALID_ARGUMENT",)
 
 
 class OpenAIError(Exception):
@@ -44,7 +46,13 @@ class OpenAIError(Exception):
     def body(self) -> dict[str, Any]:
         """The JSON of the answer, or of an event in a stream."""
         kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        fields = {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        # Names of fields that a caller has sent may be no text that can be sent back.
+        shown = {
+            name: None if value is None else value.encode("utf-8", "backslashreplace").decode()
+            for name, value in fields.items()
+        }
+        return {"error": shown}
 
 
 def from_client_error(error: PyTritonClientError, model: str) -> OpenAIError:
@@ -65,6 +73,8 @@ def from_client_error(error: PyTritonClientError, model: str) -> OpenAIError:
         text = error.server_message or text
         if error.status in _UNAVAILABLE:
             return OpenAIError(503, f"Model {model!r} cannot answer now: {text}", code="unavailable")
+        if error.status in _INVALID:
+            return OpenAIError(400, f"Model {model!r} does not take the request: {text}", code="invalid_value")
     # Whoever asks once more gets the same.
     return OpenAIError(500, f"Model {model!r} failed: {text}", code="model_error", retry=False)
 

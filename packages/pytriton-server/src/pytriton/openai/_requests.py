@@ -179,17 +179,25 @@ def _tensor(name: str, value: Any, model: ServedModel) -> npt.NDArray[Any]:
     if fits and np.issubdtype(spec.dtype, np.integer):
         limits = np.iinfo(spec.dtype)  # type: ignore[type-var]
         fits = all(isinstance(it, int) and limits.min <= it <= limits.max for it in elements)
+    elif fits and np.issubdtype(spec.dtype, np.floating):
+        fits = all(abs(it) <= float(np.finfo(spec.dtype).max) for it in elements)  # type: ignore[type-var]
+    array = np.array([])
+    if fits and elements:
+        values = [encode_text(it, name) for it in elements] if is_text else elements
+        array = np.array(values, object if is_text else spec.dtype)
+        array = array if isinstance(value, list) else array.reshape((1,) * len(spec.shape))
+        fits = len(spec.shape) == array.ndim and all(
+            wanted in (-1, length) for wanted, length in zip(spec.shape, array.shape, strict=True)
+        )
     if not fits or not elements:
         raise OpenAIError(
             400,
-            f"{name}: expected {spec.datatype} as model {model.spec.model_name!r} declares it; got {value!r:.100}.",
+            f"{name}: expected {spec.datatype} of the shape {list(spec.shape)}, as model {model.spec.model_name!r} "
+            f"declares it; got {value!r:.100}.",
             param=name,
             code="invalid_value",
         )
-    array = np.array(
-        [encode_text(it, name) for it in elements] if is_text else elements, object if is_text else spec.dtype
-    )
-    return array if isinstance(value, list) else array.reshape((1,) * len(spec.shape))
+    return array
 
 
 def _texts(given: str | Sequence[Any], param: str, most: int) -> list[str]:
