@@ -268,6 +268,44 @@ def test_without_ray_the_command_says_what_to_install(monkeypatch: pytest.Monkey
     assert 'pip install "pytriton-server[ray]"' in done.output
 
 
+UNSENDABLE = """
+import threading
+
+from pytriton.decorators import model
+
+lock = threading.Lock()
+
+@model
+def locked(text: str) -> str:
+    with lock:
+        return text
+"""
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray
+def test_what_cannot_be_sent_is_imported_where_it_has_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ray import cloudpickle
+
+    sent: list[bytes] = []
+    dumps: Any = cloudpickle.dumps
+    monkeypatch.setattr("pytriton.ray.serve_forever", lambda made, **_: sent.append(dumps(made)))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    Path("sendable_app.py").write_text(APP)
+    Path("locked_app.py").write_text(UNSENDABLE)
+    try:
+        for target, code in (("sendable_app.py", 0), ("locked_app.py", 1), ("locked_app", 0)):
+            done = CliRunner().invoke(app, ["serve", target, "--ray", "local"])
+            assert done.exit_code == code, (target, done.output, done.exception)
+            assert ("locked_app.py cannot be sent to the replicas (TypeError: " in done.stderr) == bool(code)
+    finally:
+        sys.modules.pop("locked_app", None)
+    by_value, by_name = sent
+    assert b"upper" in by_value
+    assert b"locked_app" in by_name
+
+
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray
 def test_a_cluster_that_is_not_there_is_told_without_a_traceback(

@@ -48,13 +48,9 @@ def serve_on_ray(target: str, options: Mapping[str, Any], *, given: Collection[s
         typer.echo(f"{target} can be served.")
         return
 
-    from ray import cloudpickle
-
     from pytriton.ray import application, serve_forever
 
-    # Nodes need not have the file.
-    for module in {sys.modules[model.__module__] for model in models}:
-        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    _send_along(target, models)
     try:
         serve_forever(
             application(models, num_replicas=options["replicas"]),
@@ -66,4 +62,30 @@ def serve_on_ray(target: str, options: Mapping[str, Any], *, given: Collection[s
     except ConnectionError as error:
         problem = str(error).rstrip(". ")
         typer.echo(f"Error: --ray {options['ray']}: {problem}. With --ray {NEW_CLUSTER} it is started here.", err=True)
+        raise typer.Exit(1) from None
+
+
+def _send_along(target: str, models: list[Any]) -> None:
+    """Have what models are made of sent to the nodes, which need not have it; what cannot be is imported there.
+
+    Raises:
+        typer.Exit: It is a file, which cannot be imported by a name.
+    """
+    from ray import cloudpickle
+
+    modules = {sys.modules[model.__module__] for model in models}
+    for module in modules:
+        cloudpickle.register_pickle_by_value(module)  # type: ignore[no-untyped-call]
+    try:
+        cloudpickle.loads(cloudpickle.dumps(models))  # type: ignore[no-untyped-call]
+    except Exception as error:  # a TypedDict, say, or whatever an object of the file raises
+        for module in modules:
+            cloudpickle.unregister_pickle_by_value(module)  # type: ignore[no-untyped-call]
+        if not target.partition(":")[0].endswith(".py"):
+            return
+        typer.echo(
+            f"Error: {target} cannot be sent to the replicas ({type(error).__name__}: {error}). Install it as a module "
+            "on every node, and name that: package.module in place of the file.",
+            err=True,
+        )
         raise typer.Exit(1) from None
