@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from support.serving import short_home
+from support.serving import serve_command
 from support.waiting import PATIENCE_S
 
 FILES = ["app.py", "test_app.py", "requirements.txt", "Dockerfile", ".dockerignore", "README.md"]
@@ -30,27 +29,8 @@ def test_a_project_is_tested_served_and_called(tmp_path: Path) -> None:
     tested = run(folder, "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", str(folder))
     assert tested.returncode == 0, tested.stdout
     assert "1 passed" in tested.stdout
-    ports = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0")
-    with (
-        short_home(),
-        subprocess.Popen(
-            [sys.executable, "-m", "pytriton", "serve", "app.py", *ports],
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process,
-    ):
-        assert process.stdout is not None
-        written: list[str] = []
-        while not any(" HTTP  " in line for line in written):
-            written.append(process.stdout.readline())
-            assert written[-1], written
-        url = written[-1].split()[-1]
-        called = run(folder, "pytriton", "infer", url, "shout", "text=hello")
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0
+    with serve_command(folder, "app.py") as server:
+        called = run(folder, "pytriton", "infer", server.url, "shout", "text=hello")
     assert (called.returncode, called.stdout) == (0, "output: HELLO\n"), called.stderr
 
 

@@ -11,17 +11,15 @@ import subprocess
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from support.serving import ServedFile, short_home
+from support.serving import FREE_PORTS, ServeCommand, ServedFile, serve_command, short_home
 from support.waiting import PATIENCE_S
-
-PORTS = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0")
 
 APP = """
 import os
@@ -63,26 +61,11 @@ def command(*arguments: str) -> list[str]:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    """The command while it serves `app.py` of the folder, and what it has written until then."""
+def serving(folder: Path, *arguments: str, ports: Sequence[str] = FREE_PORTS) -> Iterator[ServeCommand]:
+    """The command while it serves `app.py` of the folder."""
     (folder / "app.py").write_text(APP)
-    with (
-        short_home(),
-        subprocess.Popen(
-            command(*arguments), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process,
-    ):
-        try:
-            assert process.stdout is not None
-            written = ""
-            while "Serving. Press Ctrl+C" not in written:
-                line = process.stdout.readline()
-                assert line, written
-                written += line
-            yield process, written
-        finally:
-            process.terminate()
-            process.communicate(timeout=PATIENCE_S)
+    with serve_command(folder, *arguments, ports=ports) as server:
+        yield server
 
 
 def fails(folder: Path, code: str, *arguments: str) -> tuple[int, str]:
@@ -102,12 +85,6 @@ def fails(folder: Path, code: str, *arguments: str) -> tuple[int, str]:
     return done.returncode, done.stderr
 
 
-def url_in(written: str) -> str:
-    found = re.search(r"HTTP +(http://\S+)", written)
-    assert found, written
-    return found[1]
-
-
 def post(url: str, body: str) -> dict[str, Any]:
     with urllib.request.urlopen(url, body.encode(), timeout=PATIENCE_S) as answer:
         found = json.load(answer)
@@ -121,28 +98,25 @@ def ask(url: str, model: str, **inputs: str) -> str:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_models_of_a_file_until_a_signal(tmp_path: Path, number: signal.Signals) -> None:
-    with serving(tmp_path, "app.py", *PORTS) as (process, written):
-        url = url_in(written)
-        assert ask(url, "shout", text="hi") == "HI"
-        assert ask(url, "greeter", name="you") == f"Hello, you, from {process.pid}"
+    with serving(tmp_path, "app.py") as server:
+        written = server.written
+        assert ask(server.url, "shout", text="hi") == "HI"
+        assert ask(server.url, "greeter", name="you") == f"Hello, you, from {server.process.pid}"
         with pytest.raises(urllib.error.HTTPError):
-            ask(url, "loud", text="hi")
+            ask(server.url, "loud", text="hi")
         assert re.search(r"Ready after \d+\.\d s\.", written)
         # The models with their signatures, in the order of the file.
         assert re.search(r"shout\(text: BYTES\[1\]\) -> output: BYTES\[1\]; .*1 thread$", written, re.MULTILINE)
         assert written.index(" shout(text") < written.index(" greeter(name")
-        process.send_signal(number)
-        assert process.stdout is not None
-        rest = process.stdout.read()
-        assert process.wait(PATIENCE_S) == 0, rest
-        assert "Traceback" not in rest
+        assert server.end(number) == 0, server.written
+        assert "Traceback" not in server.written
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_the_file_is_imported(tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "app.py").write_text("import time\n\nprint('importing', flush=True)\ntime.sleep(600)\n")
     with subprocess.Popen(
-        command("app.py", *PORTS), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command("app.py", *FREE_PORTS), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "importing\n"
@@ -160,36 +134,35 @@ def test_a_signal_as_soon_as_somebody_could_ask(tmp_path: Path) -> None:
 
 
 def test_the_call_that_it_tells_works(tmp_path: Path) -> None:
-    with serving(tmp_path, "app.py", *PORTS) as (_, written):
-        told = re.search(r"Try: (.*)", written)
-        assert told, written
+    with serving(tmp_path, "app.py") as server:
+        told = re.search(r"Try: (.*)", server.written)
+        assert told, server.written
         program, silent, url, option, body = shlex.split(told[1])
         assert (program, silent, option) == ("curl", "-s", "-d")
         assert post(url, body)["output"] == "HELLO"
 
 
 def test_one_model_in_processes(tmp_path: Path) -> None:
-    with serving(tmp_path, "app.py:Greeter", "--workers=1", *PORTS) as (process, written):
-        url = url_in(written)
-        assert re.search(r" greeter\(name.*1 process$", written, re.MULTILINE)
-        assert " shout(" not in written
-        said = re.fullmatch(r"Hello, you, from (\d+)", ask(url, "greeter", name="you"))
+    with serving(tmp_path, "app.py:Greeter", "--workers=1") as server:
+        assert re.search(r" greeter\(name.*1 process$", server.written, re.MULTILINE)
+        assert " shout(" not in server.written
+        said = re.fullmatch(r"Hello, you, from (\d+)", ask(server.url, "greeter", name="you"))
         assert said
-        assert int(said[1]) != process.pid
+        assert int(said[1]) != server.process.pid
         with pytest.raises(urllib.error.HTTPError):
-            ask(url, "shout", text="hi")
+            ask(server.url, "shout", text="hi")
 
 
 def test_a_server_that_a_function_makes(tmp_path: Path) -> None:
-    with serving(tmp_path, "app.py:make") as (_, written):
-        assert ask(url_in(written), "loud", text="hi") == "HI"
+    with serving(tmp_path, "app.py:make", ports=()) as server:
+        assert ask(server.url, "loud", text="hi") == "HI"
     code, said = fails(tmp_path, APP, "app.py:make", "--http-port=0", "--workers=1")
     assert code == 2
     assert "app.py:make is a Triton with settings of its own: leave out --workers, --http-port" in said
 
 
 def test_a_file_that_fails_shows_its_own_traceback(tmp_path: Path) -> None:
-    code, said = fails(tmp_path, "def load():\n    raise ValueError('no weights')\n\n\nload()\n", "app.py", *PORTS)
+    code, said = fails(tmp_path, "def load():\n    raise ValueError('no weights')\n\n\nload()\n", "app.py", *FREE_PORTS)
     assert code == 1
     frames = re.findall(r'File "(.+)", line (\d+)', said)
     assert frames == [(str(tmp_path / "app.py"), "5"), (str(tmp_path / "app.py"), "2")]
@@ -198,7 +171,7 @@ def test_a_file_that_fails_shows_its_own_traceback(tmp_path: Path) -> None:
 
 
 def test_a_file_that_serves_when_it_is_imported(tmp_path: Path) -> None:
-    code, said = fails(tmp_path, APP + UNGUARDED, "app.py", *PORTS)
+    code, said = fails(tmp_path, APP + UNGUARDED, "app.py", *FREE_PORTS)
     assert code == 1
     assert 'under `if __name__ == "__main__":`' in said
     # Where that is in the file, and nothing else.
@@ -219,7 +192,7 @@ def test_a_file_that_serves_when_it_is_imported(tmp_path: Path) -> None:
 def test_nothing_to_serve(tmp_path: Path, code: str, target: str, problem: str) -> None:
     if "other import" in code:
         (tmp_path / "other.py").write_text(APP)
-    result, said = fails(tmp_path, code, target, *PORTS)
+    result, said = fails(tmp_path, code, target, *FREE_PORTS)
     assert result == 1
     assert problem in said
     assert said.startswith("Error: ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 from pytriton.server.cli.config_file import read_config
 from support.paths import ROOT
-from support.serving import short_home
+from support.serving import serve_command, short_home
 from support.waiting import PATIENCE_S
 
 APP = """
@@ -46,14 +45,15 @@ inputs.text = { dtype = "bytes", shape = [1], zero_data = true }
 """
 
 
-def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "pytriton", "serve", "app.py", *arguments]
-
-
 def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     with short_home():
         return subprocess.run(
-            command(*arguments), cwd=folder, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+            [sys.executable, "-m", "pytriton", "serve", "app.py", *arguments],
+            cwd=folder,
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
         )
 
 
@@ -66,28 +66,10 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(("more", "served"), [((), "1 process"), (("--workers=0",), "1 thread")])
 def test_a_file_says_how_and_the_command_line_counts_more(folder: Path, more: tuple[str, ...], served: str) -> None:
-    with (
-        short_home(),
-        subprocess.Popen(
-            command("--config=serve.toml", *more),
-            cwd=folder,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process,
-    ):
-        assert process.stdout is not None
-        written = ""
-        while "Serving. Press Ctrl+C" not in written:
-            line = process.stdout.readline()
-            assert line, written
-            written += line
+    with serve_command(folder, "app.py", "--config=serve.toml", *more, ports=()) as server:
         assert (folder / "calls").read_text() == "'' '' "
-        process.send_signal(signal.SIGTERM)
-        process.communicate(timeout=PATIENCE_S)
-        assert process.returncode == 0
-    assert re.search(rf"softmax\(.*ready, max_batch_size=16, {served}$", written, re.MULTILINE)
-    assert re.search(r"HTTP +http://127\.0\.0\.1:(?!8000$)\d+$", written, re.MULTILINE)
+    assert re.search(rf"softmax\(.*ready, max_batch_size=16, {served}$", server.written, re.MULTILINE)
+    assert re.search(r"HTTP +http://127\.0\.0\.1:(?!8000$)\d+$", server.written, re.MULTILINE)
 
 
 def test_a_check_starts_nothing(folder: Path) -> None:

@@ -13,7 +13,7 @@ import tempfile
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -155,7 +155,9 @@ class ServeCommand:
         self.written = ""
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
-        found = eventually(lambda: re.search(r"HTTP +(http://\S+)", self.written))
+        eventually(lambda: "Serving. Press Ctrl+C" in self.written or not self._reader.is_alive())
+        found = re.search(r"HTTP +(http://\S+)", self.written)
+        assert found, self.written
         self.url = found[1]
 
     def _read(self) -> None:
@@ -173,17 +175,19 @@ class ServeCommand:
             return bool(self.ask(model, "x"))
         return False
 
-    def end(self) -> int:
-        self.process.send_signal(signal.SIGTERM)
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        self.process.send_signal(number)
         code = self.process.wait(PATIENCE_S)
         self._reader.join(PATIENCE_S)
         return code
 
 
+FREE_PORTS = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0")
+
+
 @contextmanager
-def serve_command(folder: Path, *arguments: str) -> Iterator[ServeCommand]:
-    """Run the command in a folder; in the end SIGTERM ends it in order."""
-    ports = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0")
+def serve_command(folder: Path, *arguments: str, ports: Sequence[str] = FREE_PORTS) -> Iterator[ServeCommand]:
+    """Run the command in a folder; in the end SIGTERM ends it in order, if nothing has before."""
     with (
         short_home(),
         subprocess.Popen(
