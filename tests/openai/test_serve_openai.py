@@ -142,6 +142,30 @@ def read(path: Path) -> bytes:
         return b""
 
 
+def test_ctrl_c_ends_both(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    ports = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0", "--openai=0")
+    with (
+        short_home(),
+        subprocess.Popen(
+            [sys.executable, "-m", "pytriton", "serve", "app.py", *ports],
+            cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,
+        ) as process,
+    ):  # fmt: skip
+        assert process.stdout is not None
+        written = ""
+        while "OpenAI  " not in written:
+            line = process.stdout.readline()
+            assert line, written
+            written += line
+        # As a terminal does, to all of its foreground.
+        os.killpg(process.pid, signal.SIGINT)
+        rest = process.stdout.read()
+        assert process.wait(PATIENCE_S) == 0, rest
+        assert "started again" not in rest
+        assert "Traceback" not in rest
+
+
 def test_a_key_in_a_file(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     (tmp_path / "key").write_text("secret\n")

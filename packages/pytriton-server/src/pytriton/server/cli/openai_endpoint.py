@@ -194,7 +194,12 @@ def endpoint_beside(triton: "Triton", listener: socket.socket, api_key_file: Pat
                 # It ends with this process, however that ends.
                 shim = shim_command(signal.SIGTERM)
                 child = subprocess.Popen(
-                    [*shim, *command], env=environment, stdin=subprocess.DEVNULL, pass_fds=[listener.fileno()]
+                    [*shim, *command],
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    pass_fds=[listener.fileno()],
+                    # Ctrl+C is for this process alone, which ends the other one.
+                    start_new_session=True,
                 )
                 process[:] = [child]
             code = child.wait()
