@@ -76,6 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Else its files lie in one place for everybody.
             "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(scratch / "haproxy" / "haproxy.cfg"),
             "RAY_SERVE_HAPROXY_SOCKET_PATH": str(scratch / "haproxy" / "admin.sock"),
+            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(scratch / "haproxy" / "metrics.sock"),
             "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(scratch / "haproxy"),
             "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(scratch / "haproxy" / "server-state"),
             **dict(setting.split("=", 1) for setting in options.ray),
