@@ -243,7 +243,11 @@ def own():
     ("arguments", "code", "said"),
     [
         (["app.py", "--ray", "local", "--check"], 0, "app.py can be served."),
-        (["app.py", "--ray", "local", "--workers", "2", "--reload"], 2, "--reload, --workers: not together with --ray"),
+        (
+            ["app.py", "--ray", "local", "--workers", "2", "--reload", "--console"],
+            2,
+            "--console, --reload, --workers: not together with --ray",
+        ),
         (["app.py:own", "--ray", "local"], 2, "name a file or models under @model"),
         (["app.py", "--replicas", "2"], 2, "--replicas is for --ray"),
         (["none.py", "--ray", "local"], 1, "none.py"),

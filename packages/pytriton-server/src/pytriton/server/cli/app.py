@@ -15,7 +15,7 @@ from pytriton.server.cli.checks.report import Report, ReportError
 from pytriton.server.cli.checks.steps import Steps
 from pytriton.server.cli.openai_endpoint import API_KEY_VARIABLE
 from pytriton.server.cli.openai_endpoint import openai as openai_command
-from pytriton.server.console.command import console
+from pytriton.server.console.command import console as console_command
 
 __all__ = ["run"]
 
@@ -59,7 +59,7 @@ app = typer.Typer(
 )
 app.command("models", no_args_is_help=True)(calls.models)
 app.command("infer", no_args_is_help=True)(calls.infer)
-app.command("console")(console)
+app.command("console")(console_command)
 app.command("openai")(openai_command)
 app.command("bench", no_args_is_help=True)(calls.bench)
 
@@ -143,7 +143,7 @@ def serve(
     reload: Annotated[
         bool, typer.Option("--reload", help="Serve what the file defines anew whenever it, or one beside it, is saved.")
     ] = False,
-    with_console: Annotated[
+    console: Annotated[
         bool, typer.Option("--console", help="Start the console beside the server, a page where people look.")
     ] = False,
     console_port: Annotated[int, typer.Option(min=0, max=65535, help="Its port on loopback; 0 takes a free one.")] = (
@@ -203,7 +203,7 @@ def serve(
         "workers": workers,
         "config": config,
         "reload": reload,
-        "console": with_console,
+        "console": console,
         "console_port": console_port,
         "openai": openai,
         "openai_key_file": openai_key_file,
