@@ -6,6 +6,7 @@ import gzip
 import json
 import logging
 import os
+import queue
 import re
 import secrets
 import shutil
@@ -21,6 +22,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc
 
 from pytriton.client import ModelClient
 from pytriton.exceptions import PyTritonValidationError
@@ -440,6 +442,33 @@ def test_connections_are_spread_over_the_threads() -> None:
         # Those of the watch over the server come and go.
         assert len(counts) == 4
         assert min(counts) >= 8, counts
+
+
+def failing(requests: Any) -> Iterator[Any]:
+    yield same(requests)
+    raise ValueError("not this one")
+
+
+def test_a_stream_that_is_to_end_with_its_first_error_does_not_end_the_server() -> None:
+    """Triton frees all requests of such a stream at the first error, and then answers the others."""
+    with started() as triton:
+        x, y = (Tensor(name=name, dtype=np.float32, shape=(-1,)) for name in "xy")
+        triton.bind("failing", failing, [x], [y], config=ModelConfig(decoupled=True))
+        assert triton.grpc_url is not None
+        values = tritonclient.grpc.InferInput("x", [1, 2], "FP32")
+        values.set_data_from_numpy(np.ones((1, 2), np.float32))
+        for _ in range(20):
+            with tritonclient.grpc.InferenceServerClient(triton.grpc_url.removeprefix("grpc://")) as client:
+                answers: queue.Queue[tuple[Any, Any]] = queue.Queue()
+                client.start_stream(
+                    lambda result, error, put=answers.put: put((result, error)), headers={"triton_grpc_error": "true"}
+                )
+                for _ in range(3):
+                    client.async_stream_infer("failing", [values])
+                received = [answers.get(timeout=PATIENCE_S) for _ in range(6)]
+                assert sum(result is not None for result, _ in received) == 3
+                assert ["not this one" in str(error) for _, error in received if error is not None] == [True] * 3
+        assert is_well(triton)
 
 
 def test_the_guard_can_be_left_out(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -452,6 +452,7 @@ __attribute__((constructor)) void Start(int argc, char** argv, char**) {
   guard.has_gpu = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
   guard.python_backend_prefix = PythonBackendPrefix(argc, argv);
   guard.listeners.Start();
+  HideErrorMode();
   const uint64_t stack = EnlargeStacks(guard.limits.thread_stack_bytes);
   guard.max_pieces = std::max<uint64_t>(stack, 1 << 20) / kStackBytesPerPiece;
   if (!guard.connections.Reserve()) {

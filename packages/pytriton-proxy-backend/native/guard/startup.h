@@ -25,6 +25,10 @@ void ReadSecrets(int argc, char** argv);
 // system counts reserved memory as used.
 uint64_t EnlargeStacks(uint64_t bytes);
 
+// Has the front end for gRPC not find the header `triton_grpc_error`, by which callers ask to have a stream end with the
+// status of its first error: it frees the requests of such a stream that are still served.
+void HideErrorMode();
+
 // The prefix of the names of memory that Triton's Python backend shares with its own processes.
 std::string PythonBackendPrefix(int argc, char** argv);
 
