@@ -27,6 +27,7 @@ _LOG_LINES = 15
 # In the command lines of Triton's Python backend, and of ours.
 _HOSTS = ("triton_python_backend_stub", "pytriton.proxy_backend.worker_main")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_ports_given: set[int] = set()
 
 
 class ServerError(Exception):
@@ -200,10 +201,20 @@ def scratch_folder() -> Iterator[Path]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return different TCP ports that are free on 127.0.0.1 now; the peers cannot pick ports by themselves."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    """Return TCP ports that are free on 127.0.0.1 now, each once per run; the peers cannot pick them by themselves.
+
+    The system hands a port that was closed out again, while the server that is to have it still starts.
+    """
+    sockets: list[socket.socket] = []
+    found: list[int] = []
     try:
-        return [int(each.getsockname()[1]) for each in sockets]
+        while len(found) < count:
+            sockets.append(socket.create_server(("127.0.0.1", 0)))
+            port = int(sockets[-1].getsockname()[1])
+            if port not in _ports_given:
+                _ports_given.add(port)
+                found.append(port)
+        return found
     finally:
         for each in sockets:
             each.close()
