@@ -447,9 +447,10 @@ def test_what_asks_for_nothing_is_taken(served: Served) -> None:
 def test_bodies_that_are_no_requests(served: Served) -> None:
     bad = served.post("/v1/completions", "{oops")
     assert (bad.status_code, error_of(bad)["code"]) == (400, "invalid_json")
-    deep = served.post("/v1/completions", "[" * 200_000)
-    assert deep.status_code == 400
-    assert error_of(deep)
+    for body, reason in (("[" * 200_000, "recursion"), (b'{"prompt": "\xff"}', "utf-8")):
+        unread = served.post("/v1/completions", body)
+        assert (unread.status_code, error_of(unread)["code"]) == (400, "invalid_json")
+        assert reason in error_of(unread)["message"]
     other = served.post("/v1/completions", json.dumps({"model": "echo", "prompt": "x"}), content_type="text/plain")
     assert other.status_code == 400
     assert "Content-Type: application/json" in error_of(other)["message"]

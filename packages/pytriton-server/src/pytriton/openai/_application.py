@@ -115,6 +115,10 @@ def _add_errors(app: FastAPI) -> None:
         if error.status_code == 404:
             paths = ", ".join(["/v1/models", *(path for paths in ENDPOINTS.values() for path in paths)])
             text = f"There is no {request.url.path} here. There are {paths} and /health."
+        elif error.status_code == 400:
+            # FastAPI's word for a body that Python's reader of JSON gave up: not UTF-8, or nested too deep.
+            problem = OpenAIError(400, f"Expected a body of JSON in UTF-8; {error.__cause__}.", code="invalid_json")
+            return await told(request, problem)
         return await told(request, OpenAIError(error.status_code, text))
 
     @app.exception_handler(Exception)
