@@ -81,7 +81,9 @@ class Host:
         """Wait for its end; returns the exit code."""
 
         def has_ended() -> bool:
-            self.messages += self.process.poll(0.1)
+            # It may have been reaped with the message that was waited for.
+            if not self.process.has_ended:
+                self.messages += self.process.poll(0.1)
             return self.process.has_ended
 
         assert eventually(has_ended)
