@@ -6,9 +6,11 @@ import asyncio
 import importlib.util
 import json
 import pickle
+import socket
 import sys
 from collections.abc import Coroutine, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import grpc
@@ -25,7 +27,7 @@ from starlette.responses import Response
 
 from pytriton.decorators import model
 from pytriton.exceptions import PyTritonBadParameterError
-from pytriton.ray import application
+from pytriton.ray import application, serve_forever
 from pytriton.ray._grpc import Message
 from pytriton.ray._replica import Replica
 from pytriton.server.cli import on_ray
@@ -320,12 +322,72 @@ def test_a_cluster_that_is_not_there_is_told_without_a_traceback(
 
     # The real one finds any cluster of this machine.
     monkeypatch.setattr("ray.init", init)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     Path("app.py").write_text(APP)
     done = CliRunner().invoke(app, ["serve", "app.py", "--ray", "auto"])
     told = "Error: --ray auto: Could not find auto. With --ray local it is started here.\n"
     assert (done.exit_code, done.stderr) == (1, told)
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray
+@pytest.mark.parametrize("where", ["{}", "ray://{}", "auto"])
+def test_an_address_where_nothing_listens_is_told_before_ray_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
+    with socket.socket() as holder:
+        holder.bind(("127.0.0.1", 0))  # and does not listen
+        at = f"127.0.0.1:{holder.getsockname()[1]}"
+        monkeypatch.setenv("RAY_ADDRESS", at if where == "auto" else "")
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setattr(sys, "path", [*sys.path])
+        Path("app.py").write_text(APP)
+        done = CliRunner().invoke(app, ["serve", "app.py", "--ray", where.format(at)])
+    assert done.exit_code == 1, done.output
+    prefix = f"Error: --ray {where.format(at)}: {'RAY_ADDRESS: ' if where == 'auto' else ''}"
+    assert done.stderr.startswith(f"{prefix}expected a cluster at {at}, where nothing listens (")
+    assert "`ray start --head` starts one" in done.stderr
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray
+def test_serve_forever_asks_for_the_application_where_it_is_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[Any] = []
+    monkeypatch.setattr("ray.init", lambda address: done.append(address))
+    monkeypatch.setattr("ray.serve.start", lambda **_: None)
+    monkeypatch.setattr("ray.serve.run", lambda made, blocking: done.append((made, blocking)))
+    made = application(words)
+
+    def make() -> Any:
+        done.append("asked for")
+        return made
+
+    serve_forever(make)
+    serve_forever(made, address="auto")
+    # Not any cluster that is there, unless it is asked for.
+    assert done == ["local", "asked for", (made, True), "auto", (made, True)]
+
+
+@pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray
+def test_replicas_share_a_loop_with_ray_and_keep_the_runtime_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def environment(**options: Any) -> Any:
+        made: Any = application(words, **options)
+        return made._bound_deployment.ray_actor_options.get("runtime_env")
+
+    shared = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+    job = {"working_dir": "gcs://a.zip", "env_vars": {"A": "1"}}
+    # Before there is a connection, the job's is not known, which it would take the place of.
+    assert environment() is None
+    own = environment(ray_actor_options={"num_cpus": 1, "runtime_env": {"env_vars": {"B": "2"}}})
+    assert own == {"env_vars": {**shared, "B": "2"}}
+    monkeypatch.setattr("ray.is_initialized", lambda: True)
+    monkeypatch.setattr("ray.get_runtime_context", lambda: SimpleNamespace(runtime_env=job))
+    assert environment() == {"working_dir": "gcs://a.zip", "env_vars": {**shared, "A": "1"}}
+    job["env_vars"] = dict.fromkeys(shared, "1")
+    assert environment()["env_vars"] == dict.fromkeys(shared, "1")
 
 
 @pytest.mark.skipif(not HAS_RAY, reason="ray is not installed")

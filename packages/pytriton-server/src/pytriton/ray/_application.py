@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pytriton.decorators import get_model_signature
@@ -14,6 +16,11 @@ if TYPE_CHECKING:
     from ray.serve import Application
 
 __all__ = ["GRPC_SERVICER", "application", "serve_forever"]
+
+_SAME_LOOP = {"RAY_SERVE_RUN_USER_CODE_IN_SEPARATE_THREAD": "0"}
+"""What has a replica run on the event loop of Ray's own work in its process. It can, as while it serves it never keeps
+a loop waiting; on one of its own, every request changes threads some times, and each answer may be sent in two."""
+_CONNECT_S = 10.0
 
 GRPC_SERVICER = "pytriton.ray._grpc.add_GRPCInferenceServiceServicer_to_server"
 """What `grpc_servicer_functions` of Ray's `grpc_options` must name, so that the proxies for gRPC speak KServe v2."""
@@ -61,6 +68,8 @@ def application(
             f"{', '.join(unknown)}: not an option of a deployment of models. A replica is made anew for another model "
             "or config, so there is no user_config and no version."
         )
+    if (actor := _actor_options(options.pop("ray_actor_options", None))) is not None:
+        options["ray_actor_options"] = actor
     made: Application = deployment.options(
         max_ongoing_requests=max_ongoing_requests,
         **{"num_replicas": num_replicas} if num_replicas is not None else {},
@@ -68,6 +77,25 @@ def application(
         **{"name": "triton", **options},
     ).bind(found, config)
     return made
+
+
+def _actor_options(given: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Add `_SAME_LOOP` to what was given, where nothing is lost by that.
+
+    A deployment with a runtime environment does not get that of the job, whose settings are therefore repeated here.
+    They are not known before there is a connection to a cluster.
+    """
+    import ray
+
+    actor = dict(given or {})
+    if "runtime_env" in actor:
+        environment = dict(actor["runtime_env"] or {})
+    elif ray.is_initialized():
+        environment = dict(ray.get_runtime_context().runtime_env)
+    else:
+        return actor or None
+    environment["env_vars"] = {**_SAME_LOOP, **(environment.get("env_vars") or {})}
+    return {**actor, "runtime_env": environment}
 
 
 def _check_replicas(
@@ -100,7 +128,7 @@ def _check_replicas(
 
 
 def serve_forever(
-    application: Application,
+    application: Application | Callable[[], Application],
     *,
     address: str | None = None,
     host: str = "0.0.0.0",
@@ -110,19 +138,43 @@ def serve_forever(
     """Run an application until an interrupt, on a cluster that is there or one of this machine.
 
     Args:
-        application: What `application` returned.
+        application: What `application` returned, or what calls it. That is called when there is a connection, when more
+            is known of the cluster, so that replicas can spare a change of threads per request.
         address: Address of the cluster, as `ray.init` takes it; `None` starts one.
         host: Where Ray's proxies listen.
         http_port: Their port for HTTP.
         grpc_port: Their port for gRPC; without it there is none.
+
+    Raises:
+        ConnectionError: There is no cluster at the address.
     """
     import ray
     from ray import serve
 
-    ray.init(address=address)
+    if address is not None:
+        _check_address(address)
+    # Without an address ray.init looks for a cluster that somebody has started.
+    ray.init(address=address or "local")
+    made = application if isinstance(application, serve.Application) else application()
     serve.start(
         proxy_location="EveryNode",
         http_options={"host": host, "port": http_port},
         grpc_options=None if grpc_port is None else {"port": grpc_port, "grpc_servicer_functions": [GRPC_SERVICER]},
     )
-    serve.run(application, blocking=True)
+    serve.run(made, blocking=True)
+
+
+def _check_address(address: str) -> None:
+    """Check that something listens where a cluster is said to be; Ray itself waits for minutes, without a word."""
+    # Ray prefers that to what it finds.
+    from_environment = os.environ.get("RAY_ADDRESS") if address == "auto" else None
+    host, colon, port = (from_environment or address).removeprefix("ray://").rpartition(":")
+    if not (colon and port.isdecimal()):
+        return  # Ray knows better.
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), _CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConnectionError(
+            f"{'RAY_ADDRESS: ' if from_environment else ''}expected a cluster at {host}:{port}, where nothing listens "
+            f"({error}); `ray start --head` starts one and says its address"
+        ) from None

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Collection, Mapping
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -53,7 +54,7 @@ def serve_on_ray(target: str, options: Mapping[str, Any], *, given: Collection[s
     _send_along(target, models)
     try:
         serve_forever(
-            application(models, num_replicas=options["replicas"]),
+            partial(application, models, num_replicas=options["replicas"]),
             address=None if options["ray"] == NEW_CLUSTER else options["ray"],
             host=options["address"],
             http_port=options["http_port"],
