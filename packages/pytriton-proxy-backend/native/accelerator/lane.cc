@@ -59,10 +59,12 @@ struct Lane {
   // Of one run.
   Segment segments[kMaxSegments];
   int segment_count;
-  ReplyBlock reply;
-  bool in_flight;    // `reply` was sent and is not acknowledged
-  uint64_t sent;     // responses in all
-  uint64_t pending;  // those in other blocks, not acknowledged
+  // Two: with a batch that was sent ahead the proxy backend says nothing yet of the response before it.
+  ReplyBlock replies[2];
+  int newest;         // that of the last response
+  uint64_t in_flight;  // of these two, those that were sent and are not acknowledged
+  uint64_t sent;       // responses in all
+  uint64_t pending;    // those in other blocks, not acknowledged, all of them older
   Block* current;    // that of the batch at hand, as long as anything refers to it
 };
 
@@ -184,17 +186,19 @@ const Segment* FindSegment(Lane* lane, uint32_t number) {
   return found;
 }
 
-// Takes note of what the proxy backend has read; false where not all of it, or with an exception.
+// Takes note of what the proxy backend has read; false where that cannot be, or with an exception.
 bool TakeAcknowledgement(Lane* lane, uint64_t consumed) {
-  if (lane->pending == 0 && !lane->in_flight) return consumed == lane->sent;
+  if (consumed > lane->sent) return false;
+  const uint64_t others = lane->sent - lane->in_flight;
   if (lane->pending != 0) {
-    PyObject* left = PyObject_CallFunction(lane->acknowledge, "K", static_cast<unsigned long long>(consumed));
+    PyObject* left = PyObject_CallFunction(
+        lane->acknowledge, "K", static_cast<unsigned long long>(consumed < others ? consumed : others));
     if (left == nullptr) return false;
     lane->pending = PyLong_AsLongLong(left);
     Py_DecRef(left);
   }
-  if (lane->pending != 0 || consumed != lane->sent) return false;
-  lane->in_flight = false;
+  // Below: a count that falls says nothing new.
+  if (consumed > others) lane->in_flight = lane->sent - consumed;
   return true;
 }
 
@@ -296,18 +300,21 @@ PyObject* Call(Lane* lane, const Incoming& batch, Requests* requests) {
 
 // ---- the answer to it -----------------------------------------------------------------------------------------------
 
-// Finds a block for a record; false where there is none at once, or with an exception.
-bool HasRoom(Lane* lane, uint64_t length) {
-  if (lane->reply.is_there && lane->reply.capacity >= length) return true;
-  lane->reply.is_there = false;
-  PyObject* told = PyObject_CallFunction(lane->make_room, "K", static_cast<unsigned long long>(length));
-  if (told == nullptr) return false;
+// Finds a block for a record; null where there is none at once, or with an exception.
+ReplyBlock* FindRoom(Lane* lane, uint64_t length) {
+  if (lane->in_flight == 2) return nullptr;
+  const int place = lane->in_flight == 0 ? lane->newest : 1 - lane->newest;
+  ReplyBlock* reply = &lane->replies[place];
+  if (reply->is_there && reply->capacity >= length) return reply;
+  reply->is_there = false;
+  PyObject* told = PyObject_CallFunction(lane->make_room, "iK", place, static_cast<unsigned long long>(length));
+  if (told == nullptr) return nullptr;
   unsigned long long segment, offset, capacity, address;
   if (told != &_Py_NoneStruct && PyArg_ParseTuple(told, "KKKK", &segment, &offset, &capacity, &address)) {
-    lane->reply = {true, static_cast<uint32_t>(segment), offset, capacity, reinterpret_cast<char*>(address)};
+    *reply = {true, static_cast<uint32_t>(segment), offset, capacity, reinterpret_cast<char*>(address)};
   }
   Py_DecRef(told);
-  return lane->reply.is_there;
+  return reply->is_there ? reply : nullptr;
 }
 
 // Whether large outputs lie where Python can send them from; true with an exception.
@@ -352,7 +359,7 @@ bool Send(Lane* lane, const Message& message) {
   }
 }
 
-bool SendResponse(Lane* lane, const Incoming& batch, uint64_t length) {
+bool SendResponse(Lane* lane, const Incoming& batch, const ReplyBlock* reply, uint64_t length) {
   Message message{};
   message.type = static_cast<uint16_t>(MessageType::kResponse);
   message.flags = kFlagBatchDone;
@@ -361,8 +368,8 @@ bool SendResponse(Lane* lane, const Incoming& batch, uint64_t length) {
   lane->current = nullptr;
   message.size = sizeof(Message);
   message.batch = batch.message.batch;
-  message.segment = lane->reply.segment;
-  message.offset = lane->reply.offset;
+  message.segment = reply->segment;
+  message.offset = reply->offset;
   message.length = length;
   // Blocks of other batches.
   const Py_ssize_t others = PyObject_Size(lane->released);
@@ -373,7 +380,8 @@ bool SendResponse(Lane* lane, const Incoming& batch, uint64_t length) {
     Py_DecRef(done);
   }
   if (!Send(lane, message)) return false;
-  lane->in_flight = true;
+  lane->newest = static_cast<int>(reply - lane->replies);
+  lane->in_flight += 1;
   lane->sent += 1;
   return true;
 }
@@ -390,12 +398,12 @@ Outcome Serve(Lane* lane, const Incoming& batch, PyObject** called) {
   PyObject* result = Call(lane, batch, requests);
   const uint64_t spent_ns = Now() - called_ns;
   ReplyForm* form = result == nullptr ? nullptr : FormOf(batch.form, lane->lay_out, result);
+  const ReplyBlock* reply = nullptr;
   if (form != nullptr) {
     for (Py_ssize_t i = 0; i < form->piece_count; ++i) Py_IncRef(&form->found[i]->head);
-    const bool has_room = !IsLent(lane, *form) && HasRoom(lane, form->length);
-    if (has_room && lane->is_open) WriteRecord(*form, batch.message.batch, lane->reply.data);
+    if (!IsLent(lane, *form)) reply = FindRoom(lane, form->length);
+    if (reply != nullptr && lane->is_open) WriteRecord(*form, batch.message.batch, reply->data);
     for (Py_ssize_t i = 0; i < form->piece_count; ++i) Py_DecRef(&form->found[i]->head);
-    if (!has_room) form = nullptr;
   }
   if (!lane->is_open) {
     // A forked child, in which the callable returns as well: the connection is the parent's.
@@ -406,13 +414,13 @@ Outcome Serve(Lane* lane, const Incoming& batch, PyObject** called) {
     PyErr_SetFromErrno(PyExc_OSError);
     return Outcome::kError;
   }
-  if (form != nullptr) {
+  if (reply != nullptr) {
     const uint64_t length = form->length;
     Count(lane->counts, *batch.form, batch.record, *form, called_ns, spent_ns);
     // Nothing here may refer to the inputs when the response is sent.
     Clear(result);
     Py_DecRef(&requests->head);
-    return SendResponse(lane, batch, length) ? Outcome::kPlain : Outcome::kError;
+    return SendResponse(lane, batch, reply, length) ? Outcome::kPlain : Outcome::kError;
   }
   PyObject* error = TakeError();
   if (error != nullptr) Clear(result);
@@ -490,10 +498,12 @@ PyObject* Run(PyObject* self, PyObject* args) {
 
 PyObject* Leave(PyObject* self, PyObject*) {
   auto* lane = reinterpret_cast<Lane*>(self);
-  PyObject* state = Py_BuildValue("(Ki)", static_cast<unsigned long long>(lane->sent), lane->in_flight ? 1 : 0);
+  PyObject* state = Py_BuildValue(
+      "(KKi)", static_cast<unsigned long long>(lane->sent), static_cast<unsigned long long>(lane->in_flight),
+      lane->newest);
   if (state == nullptr) return nullptr;
-  lane->in_flight = false;
-  lane->reply.is_there = false;
+  lane->in_flight = 0;
+  for (ReplyBlock& reply : lane->replies) reply.is_there = false;
   lane->current = nullptr;
   while (lane->segment_count > 0) Clear(lane->segments[--lane->segment_count].memory);
   return state;

@@ -127,8 +127,23 @@ TRITONSERVER_Error* HasPythonModels(TRITONBACKEND_Backend* backend, bool* answer
   return error;
 }
 
+// Reads of a model's configuration, as Triton writes it, how many rows it joins.
+TRITONSERVER_Error* GetMaxRows(TRITONBACKEND_Model* model, uint64_t* rows) {
+  std::string json;
+  PYTRITON_RETURN_IF_ERROR(pytriton::ConfigurationOf(model, &json));
+  // The scheduler that there is otherwise takes one request at a time.
+  if (json.find("\"dynamic_batching\":") == std::string::npos && json.find("\"sequence_batching\":") == std::string::npos) {
+    return nullptr;
+  }
+  const std::string key = "\"max_batch_size\":";
+  const size_t at = json.find(key);
+  if (at != std::string::npos) *rows = std::strtoull(json.c_str() + at + key.size(), nullptr, 10);
+  return nullptr;
+}
+
 TRITONSERVER_Error* LoadOwn(
-    TRITONBACKEND_Model* model, const pytriton::ModelIdentity& identity, const std::string& repository, Model* loaded) {
+    TRITONBACKEND_Model* model, pytriton::ModelIdentity identity, const std::string& repository, Model* loaded) {
+  PYTRITON_RETURN_IF_ERROR(GetMaxRows(model, &identity.max_rows));
   pytriton::Settings settings;
   const std::string folder = repository + "/" + std::to_string(identity.version) + "/";
   std::string error;

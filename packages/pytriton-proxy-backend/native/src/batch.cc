@@ -260,6 +260,7 @@ void Batch::StartAgain(uint64_t id) {
   id_ = id;
   input = Block{};
   input_in_use = false;
+  waits = false;
   for (auto& item : items_) item.cancelled = false;  // the next worker has not been told yet
 }
 

@@ -39,12 +39,14 @@ class Batch {
   bool finished() const { return open_ == 0; }
   // When the worker was last known to be at it: when it was sent, or gave its last response.
   uint64_t active_ns() const { return active_ns_; }
+  // When it was sent, or the worker was through with the one before it.
+  uint64_t sent_ns() const { return sent_ns_; }
   // Whether no request of it has had a response yet.
   bool untouched() const { return !touched_; }
 
   // Fills `source` with views on the memory of the requests. False with the reason.
   bool Collect(BatchSource* source, std::string* error);
-  // Returns the time that it noted.
+  // It is the worker's from now on. Returns the time that it noted.
   uint64_t MarkSent();
 
   // Answers the requests that the record answers. Whatever is wrong with one answer becomes that request's error.
@@ -66,6 +68,9 @@ class Batch {
   Block input;  // the input block of this batch, until the worker gives it back
   bool input_in_use = false;
   bool expired = false;  // took longer than it may; its requests have their errors
+  bool full = false;     // has as many rows as the model takes
+  bool waits = false;    // was sent ahead, to a worker that is at another batch
+  uint32_t returns = 0;  // how often a worker was lost before it began with it
   // Whether it counts as an execution although every request has failed, as with Triton's Python backend.
   bool counts_failures = false;
   // Where the last responses go that end the batch, to be sent by whoever made it; they are sent at once where it is null.

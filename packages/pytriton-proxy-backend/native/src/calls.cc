@@ -956,6 +956,8 @@ bool Caller::Read(std::string* error) {
       case Received::kPacket:
         if (!Handle(packet, error)) return false;
         break;
+      case Received::kReset:
+        break;
       default:
         return false;
     }

@@ -23,11 +23,20 @@ constexpr uint32_t kMaxInFlight = 1024;
 // How long the messages of one worker are read in a row.
 constexpr uint64_t kTurnNs = 2 * 1000 * 1000;
 
+// Whether one more request as the last would not fit.
+bool IsFull(const BatchSource& batch, uint64_t max_rows) {
+  uint64_t rows = batch.requests.back().rows;
+  for (const auto& request : batch.requests) rows += request.rows;
+  return rows > max_rows;
+}
+
 std::string VersionText(uint16_t major, uint16_t minor) {
   return std::to_string(major) + "." + std::to_string(minor);
 }
 
 constexpr uint64_t kCancelPollNs = 20 * 1000 * 1000;
+// How often a batch goes on to another worker since one was lost before it began with it.
+constexpr uint32_t kMostReturns = 3;
 // How long a worker with several batches may say nothing at all after one of them has expired.
 constexpr uint64_t kSilenceNs = 1000 * 1000 * 1000;
 
@@ -60,6 +69,11 @@ bool Connection::Claim() {
   }
   if (says_executed_) executing_.store(0, std::memory_order_release);
   return false;
+}
+
+bool Connection::ClaimAhead() {
+  uint32_t load = 1;
+  return takes_ahead() && load_.compare_exchange_strong(load, 2, std::memory_order_acq_rel);
 }
 
 // ---- greeting -------------------------------------------------------------------------------------------------------
@@ -177,6 +191,7 @@ bool Connection::HelloLocked(MessageType type, const uint8_t* body, uint32_t bod
     return false;
   }
   max_in_flight_ = std::min(std::max(greeting.max_in_flight, 1u), kMaxInFlight);
+  has_ahead_ = (capabilities_ & kCapAhead) != 0 && max_in_flight_ == 1 && !says_executed_ && !settings_.decoupled;
   // From here on nothing is a reason to refuse it for good: where the system has no memory or descriptor for its arena
   // now, the connection ends, and the worker tries again.
   if (!SendGreetingLocked(MessageType::kWelcome, model_.name)) {
@@ -224,8 +239,25 @@ void Connection::BatchDoneLocked(uint64_t batch, uint16_t flags) {
     executing_.store(0, std::memory_order_release);
   }
   spare_ = in_flight_.extract(batch);
+  if (has_ahead_) {
+    const Batch& done = *spare_.mapped();
+    nearly_done_ns_.store(kNever, std::memory_order_release);
+    if (done.full && !done.waits) pace_.Took(NowNs() - done.sent_ns());
+    for (const auto& entry : in_flight_) {
+      Batch& next = *entry.second;
+      if (!next.waits) continue;
+      next.waits = false;
+      next.MarkSent();
+      BeginLocked(next);
+    }
+  }
   spare_.mapped().reset();
   load_.fetch_sub(1, std::memory_order_acq_rel);
+}
+
+void Connection::BeginLocked(const Batch& batch) {
+  const uint64_t after_ns = batch.full ? pace_.nearly_done_ns() : kNever;
+  if (after_ns != kNever) nearly_done_ns_.store(batch.sent_ns() + after_ns, std::memory_order_release);
 }
 
 bool Connection::ResponseLocked(const Message& message, std::string* error) {
@@ -357,6 +389,10 @@ void Connection::Process() {
       silent_ = false;
       silent_since_ns_ = 0;
     }
+    if (received == Received::kReset) {
+      was_reset_ = true;
+      continue;
+    }
     if (received == Received::kEnd) {
       const bool expected = state() == ConnectionState::kDetaching && in_flight_.empty();
       CloseLocked("it closed its connection", expected);
@@ -368,7 +404,7 @@ void Connection::Process() {
       break;
     }
     // The answer that everybody waited for: whatever follows makes the socket readable again, so do not ask for it.
-    if ((packet.message.flags & kFlagBatchDone) != 0 && in_flight_.empty()) break;
+    if ((packet.message.flags & kFlagBatchDone) != 0 && (in_flight_.empty() || has_ahead_)) break;
     // A stream may send faster than it is read here: the other workers, and cancellations, have their turn too.
     const uint64_t now_ns = NowNs();
     if (deadline_ns == 0) {
@@ -384,11 +420,18 @@ void Connection::Process() {
 
 // ---- what it sends --------------------------------------------------------------------------------------------------
 
+Sent Connection::SendLocked(Message* message, const void* body, size_t body_length, int fd, std::string* error) {
+  const Sent sent = SendPacket(fd_, message, body, body_length, fd, error);
+  const bool is_batch = message->type == static_cast<uint16_t>(MessageType::kBatch);
+  if (sent == Sent::kSent) last_sent_ = is_batch ? message->batch : 0;
+  return sent;
+}
+
 bool Connection::WriteLocked(
     Message* message, const void* body, size_t body_length, int fd, std::string* error) {
   const uint64_t deadline_ns = NowNs() + uint64_t{kSendTimeoutMs} * 1000000u;
   for (;;) {
-    const Sent sent = SendPacket(fd_, message, body, body_length, fd, error);
+    const Sent sent = SendLocked(message, body, body_length, fd, error);
     if (sent != Sent::kNoRoom) return sent == Sent::kSent;
     const uint64_t now_ns = NowNs();
     if (now_ns >= deadline_ns) {
@@ -401,7 +444,7 @@ bool Connection::WriteLocked(
 }
 
 bool Connection::TryWriteLocked(Message* message, bool* sent, std::string* error) {
-  const Sent result = SendPacket(fd_, message, nullptr, 0, -1, error);
+  const Sent result = SendLocked(message, nullptr, 0, -1, error);
   *sent = result == Sent::kSent;
   return result != Sent::kFailed;
 }
@@ -485,6 +528,11 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
   message.length = layout.record_length;
   if (says_executed_) executing_.store(message.batch, std::memory_order_release);
   StampSent(block.data, (*batch)->MarkSent());
+  if (has_ahead_) {
+    (*batch)->full = IsFull(*scratch, model_.max_rows);
+    (*batch)->waits = !in_flight_.empty();
+    if (!(*batch)->waits) BeginLocked(**batch);
+  }
   if (!WriteLocked(&message, nullptr, 0, -1, error)) {
     inputs_.Release(block.segment, block.offset);
     (*batch)->input_in_use = false;
@@ -530,7 +578,7 @@ bool Connection::ExpireLocked(uint64_t now_ns, std::string* error) {
   for (auto& entry : in_flight_) {
     Batch* batch = entry.second.get();
     // The response that was read after `now_ns` was taken makes this difference wrap.
-    if (batch->expired || now_ns <= batch->active_ns() || now_ns - batch->active_ns() < limit_ns) continue;
+    if (batch->expired || batch->waits || now_ns <= batch->active_ns() || now_ns - batch->active_ns() < limit_ns) continue;
     batch->expired = true;
     batch->CancelOpen([&](uint32_t request) { SendCancelLocked(batch, request, error); });
     batch->Fail(
@@ -573,9 +621,9 @@ void Connection::Tick(uint64_t now_ns) {
       if (!WriteLocked(&message, nullptr, 0, -1, &error)) break;
     }
   }
-  if (error.empty() && acknowledged_ != consumed_ && (in_flight_.empty() || acknowledgement_due_)) {
-    AcknowledgeLocked(&error);
-  }
+  // One that has a batch ahead gets the next message late, and may wait for room meanwhile.
+  const bool is_due = in_flight_.empty() || acknowledgement_due_ || has_ahead_;
+  if (error.empty() && acknowledged_ != consumed_ && is_due) AcknowledgeLocked(&error);
   if (!error.empty()) CloseLocked(error, false);
 }
 
@@ -593,6 +641,25 @@ void Connection::Close(const std::string& reason, bool expected) {
   CloseLocked(reason, expected);
 }
 
+bool Connection::HasAnsweredLocked() {
+  Packet packet;
+  for (;;) {
+    std::string error;
+    switch (ReceivePacket(fd_, &packet, &error)) {
+      case Received::kPacket:
+        if (packet.fd >= 0) close(packet.fd);
+        if ((packet.message.flags & kFlagBatchDone) != 0) return true;
+        break;
+      case Received::kReset:
+        break;
+      case Received::kBroken:
+        return true;  // whatever that is
+      default:
+        return false;
+    }
+  }
+}
+
 void Connection::CloseLocked(const std::string& reason, bool expected) {
   if (state() == ConnectionState::kClosed) return;
   const bool attached = state() != ConnectionState::kGreeting;
@@ -605,9 +672,17 @@ void Connection::CloseLocked(const std::string& reason, bool expected) {
     PYTRITON_LOG(ERROR, where + label_ + " is gone: " + reason);
     if (attached) owner_->WorkerLost(label_ + ": " + reason);
   }
+  nearly_done_ns_.store(kNever, std::memory_order_release);
   const uint32_t left = static_cast<uint32_t>(in_flight_.size());
   for (auto& entry : in_flight_) {
     auto& batch = entry.second;
+    const bool not_begun =
+        (was_reset_ && last_sent_ == batch->id()) || (batch->waits && !HasAnsweredLocked());
+    if (!expected && not_begun && !batch->expired && batch->returns < kMostReturns) {
+      ++batch->returns;
+      owner_->TakeBack(std::move(batch));
+      continue;
+    }
     const std::string loss = label_ + " was lost while it worked on this request: " + reason;
     if (!expected && settings_.repeatable && batch->untouched() && !batch->expired && batch->loss.empty()) {
       batch->loss = loss;

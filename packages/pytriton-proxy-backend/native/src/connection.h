@@ -13,10 +13,12 @@
 
 #include "arena.h"
 #include "batch.h"
+#include "pace.h"
 #include "packet.h"
 #include "protocol.h"
 #include "record.h"
 #include "settings.h"
+#include "triton_util.h"
 
 namespace pytriton {
 
@@ -24,6 +26,7 @@ namespace pytriton {
 struct ModelIdentity {
   std::string name;
   uint64_t version = 0;
+  uint64_t max_rows = 0;  // of a batch of several requests; 0 where Triton joins none
 };
 
 // States: kGreeting -> kAttached -> kDetaching -> kClosed, and from each straight to kClosed.
@@ -57,7 +60,7 @@ class ConnectionOwner {
   virtual ~ConnectionOwner() = default;
   // A worker went that was not asked to; `what` names it and says why.
   virtual void WorkerLost(const std::string& what) = 0;
-  // A batch that a lost worker has not begun to answer and that another one may have.
+  // A batch that another worker may have: the lost one has not begun with it, or not to answer it.
   virtual void TakeBack(std::unique_ptr<Batch> batch) = 0;
   virtual Activity GetActivity() const = 0;
   // Null where workers cannot call into the server.
@@ -87,6 +90,16 @@ class Connection {
   bool executing() const { return executing_.load(std::memory_order_acquire) != 0; }
   // Makes place for one more batch. False where it has as many as it takes.
   bool Claim();
+  // When the worker is nearly done with the batch that it is at, so that the next may be sent ahead; kNever where nobody
+  // can tell, or it takes none ahead.
+  uint64_t nearly_done_ns() const { return nearly_done_ns_.load(std::memory_order_acquire); }
+  // Whether a batch may be sent ahead now.
+  bool takes_ahead() const {
+    const uint64_t since_ns = nearly_done_ns();
+    return since_ns != kNever && load() == 1 && state() == ConnectionState::kAttached && NowNs() >= since_ns;
+  }
+  // Makes place for a batch sent ahead. False where it takes none now.
+  bool ClaimAhead();
   const std::string& label() const { return label_; }
 
   // Reads and handles the messages that are there, as far as its turn goes: what is left makes the socket readable
@@ -129,6 +142,12 @@ class Connection {
   bool ExpireLocked(uint64_t now_ns, std::string* error);
   void SendCancelLocked(Batch* batch, uint32_t request, std::string* error);
   void BatchDoneLocked(uint64_t batch, uint16_t flags);
+  // The worker is at this batch from now on.
+  void BeginLocked(const Batch& batch);
+  // Whether the answer to the batch that the worker was at has come, and was not read. After the socket was shut down.
+  bool HasAnsweredLocked();
+  // Sends one packet without waiting, as `SendPacket`.
+  Sent SendLocked(Message* message, const void* body, size_t body_length, int fd, std::string* error);
   bool ExecutedLocked(const Message& message, std::string* error);
   void ReleaseInputLocked(Batch* batch);
   bool AddSegmentLocked(uint64_t length, std::string* error);
@@ -153,7 +172,9 @@ class Connection {
   // that does not say so.
   static constexpr uint64_t kClaimed = UINT64_MAX;
   std::atomic<uint64_t> executing_{0};
-  bool says_executed_ = false;  // set before it is attached
+  bool says_executed_ = false;  // set before it is attached, as the next
+  bool has_ahead_ = false;      // it takes a batch ahead
+  std::atomic<uint64_t> nearly_done_ns_{kNever};
 
   std::mutex mutex_;  // guards everything below
   std::string label_;
@@ -166,6 +187,9 @@ class Connection {
   uint64_t acknowledged_ = 0;  // of these, those that the worker has been told of
   bool acknowledgement_due_ = false;  // the socket had no room for it
   uint64_t silent_since_ns_ = 0;
+  Pace pace_;                // of full batches, where it takes one ahead
+  uint64_t last_sent_ = 0;   // the batch of the last message to it, 0 where that was no BATCH
+  bool was_reset_ = false;   // it has closed, and has not read that message
   ResponseRecord record_;
 };
 

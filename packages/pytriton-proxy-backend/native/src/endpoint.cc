@@ -6,6 +6,7 @@
 #include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/timerfd.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -75,8 +76,15 @@ bool AnyAttached(const std::vector<std::shared_ptr<Connection>>& connections) {
   });
 }
 
+// Where there are several workers, the one that is idle first shall have the next batch.
+bool TakesAhead(const std::vector<std::shared_ptr<Connection>>& connections) {
+  return connections.size() == 1 && connections[0]->takes_ahead();
+}
+
+// Whether one can have a batch now.
 bool AnyIdle(const std::vector<std::shared_ptr<Connection>>& connections) {
-  return std::any_of(connections.begin(), connections.end(), [](const auto& connection) { return connection->idle(); });
+  return TakesAhead(connections) ||
+         std::any_of(connections.begin(), connections.end(), [](const auto& connection) { return connection->idle(); });
 }
 
 bool AnyGreeting(const std::vector<std::shared_ptr<Connection>>& connections) {
@@ -129,7 +137,7 @@ Endpoint::~Endpoint() {
   for (auto* left : {&orphans_, &waiting_}) {
     for (auto& orphan : *left) Refuse(orphan.batch.get(), TRITONSERVER_ERROR_UNAVAILABLE, "the model is unloaded");
   }
-  for (int fd : {listen_fd_, epoll_fd_, idle_epoll_fd_, execute_epoll_fd_, kick_fd_, wake_fd_}) {
+  for (int fd : {listen_fd_, epoll_fd_, idle_epoll_fd_, execute_epoll_fd_, kick_fd_, wake_fd_, timer_fd_}) {
     if (fd >= 0) close(fd);
   }
 }
@@ -196,9 +204,11 @@ bool Endpoint::Listen(std::string* error) {
   execute_epoll_fd_ = epoll_create1(EPOLL_CLOEXEC);
   kick_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (epoll_fd_ < 0 || idle_epoll_fd_ < 0 || execute_epoll_fd_ < 0 || kick_fd_ < 0 || wake_fd_ < 0 ||
+  timer_fd_ = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+  if (epoll_fd_ < 0 || idle_epoll_fd_ < 0 || execute_epoll_fd_ < 0 || kick_fd_ < 0 || wake_fd_ < 0 || timer_fd_ < 0 ||
       !Watch(epoll_fd_, listen_fd_, EPOLLIN) || !Watch(epoll_fd_, kick_fd_, EPOLLIN) ||
-      !Watch(idle_epoll_fd_, epoll_fd_, EPOLLIN) || !Watch(execute_epoll_fd_, wake_fd_, EPOLLIN)) {
+      !Watch(idle_epoll_fd_, epoll_fd_, EPOLLIN) || !Watch(execute_epoll_fd_, wake_fd_, EPOLLIN) ||
+      !Watch(execute_epoll_fd_, timer_fd_, EPOLLIN)) {
     *error = Errno("epoll");
     return false;
   }
@@ -414,20 +424,33 @@ std::shared_ptr<Connection> Endpoint::ClaimIdle(const Connections& connections) 
       best = place;
       least = load;
     }
-    if (best == count) return nullptr;
+    if (best == count) return count == 1 && connections[0]->ClaimAhead() ? connections[0] : nullptr;
     if (!connections[best]->Claim()) continue;  // another Execute was faster
     next_.store(best + 1, std::memory_order_relaxed);
     return connections[best];
   }
 }
 
+void Endpoint::SetTimer(const Connections& connections) {
+  const uint64_t due_ns = connections.size() == 1 ? connections[0]->nearly_done_ns() : kNever;
+  if (due_ns == kNever || due_ns == timer_ns_) return;
+  timer_ns_ = due_ns;
+  itimerspec time{};
+  time.it_value.tv_sec = static_cast<time_t>(due_ns / 1000000000u);
+  time.it_value.tv_nsec = static_cast<long>(due_ns % 1000000000u);
+  if (timerfd_settime(timer_fd_, TFD_TIMER_ABSTIME, &time, nullptr) != 0) {
+    PYTRITON_LOG(ERROR, "model '" + model_.name + "': " + Errno("timerfd_settime"));
+  }
+}
+
 void Endpoint::Poll(const Connections& connections, uint64_t timeout_ns, uint64_t* tick_ns) {
+  SetTimer(connections);
   epoll_event events[16];
   const int count = epoll_wait(execute_epoll_fd_, events, 16, static_cast<int>(timeout_ns / kMillisecond) + 1);
   for (int i = 0; i < count; ++i) {
     const int fd = events[i].data.fd;
-    if (fd == wake_fd_) {
-      Drain(wake_fd_);
+    if (fd == wake_fd_ || fd == timer_fd_) {
+      Drain(fd);
       continue;
     }
     // One that is not among them has come since, and stays readable until it is.

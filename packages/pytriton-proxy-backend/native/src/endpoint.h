@@ -19,7 +19,6 @@
 namespace pytriton {
 
 constexpr uint64_t kMillisecond = 1000 * 1000;
-constexpr uint64_t kNever = UINT64_MAX;
 // While requests are in flight: how late a cancellation, or the end of a batch's time, may be seen.
 constexpr uint64_t kBusyTickNs = 20 * kMillisecond;
 
@@ -91,14 +90,15 @@ class Endpoint : private ConnectionOwner {
   void Signal(int event_fd);
   void Drain(int event_fd);
   std::shared_ptr<const Connections> connections();
-  // The idle worker with the least to do, claimed; null where none is idle.
+  // The idle worker with the least to do, claimed, or the only one where it takes a batch ahead; null where there is none.
   std::shared_ptr<Connection> ClaimIdle(const Connections& connections);
   // Reads the sockets of workers until `done(connections)`, which is called with mutex_ held, or the deadline. One
   // thread at a time polls, the others wait for what it finds.
   template <typename Done>
   bool WaitFor(uint64_t deadline_ns, const Done& done);
-  // One round of that: waits until a socket is readable, for `timeout_ns` at most.
+  // One round of that: waits until a socket is readable, or the only worker nearly done, for `timeout_ns` at most.
   void Poll(const Connections& connections, uint64_t timeout_ns, uint64_t* tick_ns);
+  void SetTimer(const Connections& connections);
 
   const ModelIdentity model_;
   const Settings settings_;
@@ -110,10 +110,12 @@ class Endpoint : private ConnectionOwner {
   int epoll_fd_ = -1;
   // Of the same, while no Execute sees to the workers' sockets: these and epoll_fd_.
   int idle_epoll_fd_ = -1;
-  // Of the Execute that polls: the workers' sockets and wake_fd_. A message wakes one of the two (see WatchWorker).
+  // Of the Execute that polls: the workers' sockets, wake_fd_ and timer_fd_. A message wakes one of the two (see WatchWorker).
   int execute_epoll_fd_ = -1;
   int kick_fd_ = -1;  // wakes the background thread
   int wake_fd_ = -1;  // wakes the Execute that polls
+  int timer_fd_ = -1;  // the same, when the only worker is nearly done
+  uint64_t timer_ns_ = kNever;  // of whoever polls: for when that is set
   uint64_t inode_ = 0;  // of the socket's file, once it is bound
   std::atomic<bool> stopping_{false};
   // The background thread attends to the workers' sockets, and comes round every few milliseconds by itself.

@@ -67,6 +67,7 @@ Received ReceivePacket(int socket, Packet* packet, std::string* error) {
   } while (received < 0 && errno == EINTR);
   if (received < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK) return Received::kNothing;
+    if (errno == ECONNRESET) return Received::kReset;
     *error = std::string("reading from it failed: ") + std::strerror(errno);
     return Received::kBroken;
   }

@@ -16,9 +16,10 @@ struct Packet {
   int fd = -1;  // the descriptor that came with a SEGMENT; whoever reads the packet takes it over
 };
 
-enum class Received { kPacket, kNothing, kEnd, kBroken };
+enum class Received { kPacket, kNothing, kReset, kEnd, kBroken };
 
-// Reads one packet without waiting. kEnd: the peer has closed. kBroken: it broke the protocol, or the socket failed;
+// Reads one packet without waiting. kReset: the peer has closed, with messages of ours unread, of which the last is one;
+// what it has sent before comes next, and then kEnd. kEnd: the peer has closed. kBroken: it broke the protocol, or the socket failed;
 // `error` says how. Only with kPacket a descriptor is left in it.
 Received ReceivePacket(int socket, Packet* packet, std::string* error);
 

@@ -18,9 +18,10 @@ enum Capability : uint64_t {
   kCapReschedule = 1u << 3,  // a response may be RESCHEDULE
   kCapExecuted = 1u << 4,  // the worker says when it can take the next batch: EXECUTED
   kCapContinues = 1u << 5,  // a response that is an error may be CONTINUES
+  kCapAhead = 1u << 6,  // the worker may have its next batch before it has answered the one that it is at
 };
 constexpr uint64_t kCapabilities =
-    kCapDecoupled | kCapCancel | kCapCalls | kCapReschedule | kCapExecuted | kCapContinues;
+    kCapDecoupled | kCapCancel | kCapCalls | kCapReschedule | kCapExecuted | kCapContinues | kCapAhead;
 
 enum class MessageType : uint16_t {
   kHello = 1,         // worker -> proxy: greeting

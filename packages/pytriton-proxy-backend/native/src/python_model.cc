@@ -38,23 +38,6 @@ std::string Absolute(const std::string& path) {
   return std::string(folder) + "/" + path;
 }
 
-// The JSON text of a message.
-TRITONSERVER_Error* TextOf(TRITONSERVER_Message* message, std::string* text) {
-  const char* base = nullptr;
-  size_t size = 0;
-  TRITONSERVER_Error* error = TRITONSERVER_MessageSerializeToJson(message, &base, &size);
-  if (error == nullptr) text->assign(base, size);
-  return error;
-}
-
-TRITONSERVER_Error* ConfigurationOf(TRITONBACKEND_Model* model, std::string* text) {
-  TRITONSERVER_Message* message = nullptr;
-  if (TRITONSERVER_Error* error = TRITONBACKEND_ModelConfig(model, kConfigVersion, &message)) return error;
-  TRITONSERVER_Error* error = TextOf(message, text);
-  PYTRITON_LOG_IF_ERROR(TRITONSERVER_MessageDelete(message), "deleting a message");
-  return error;
-}
-
 TRITONSERVER_Error* SetConfiguration(TRITONBACKEND_Model* model, const std::string& text) {
   TRITONSERVER_Message* message = nullptr;
   if (auto* error = TRITONSERVER_MessageNewFromSerializedJson(&message, text.data(), text.size())) return error;

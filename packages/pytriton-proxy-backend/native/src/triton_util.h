@@ -52,6 +52,23 @@ inline void Log(TRITONSERVER_LogLevel level, const char* file, int line, const s
     }                                                                                                              \
   } while (false)
 
+// The JSON text of a message.
+inline TRITONSERVER_Error* TextOf(TRITONSERVER_Message* message, std::string* text) {
+  const char* base = nullptr;
+  size_t size = 0;
+  TRITONSERVER_Error* error = TRITONSERVER_MessageSerializeToJson(message, &base, &size);
+  if (error == nullptr) text->assign(base, size);
+  return error;
+}
+
+inline TRITONSERVER_Error* ConfigurationOf(TRITONBACKEND_Model* model, std::string* text) {
+  TRITONSERVER_Message* message = nullptr;
+  if (TRITONSERVER_Error* error = TRITONBACKEND_ModelConfig(model, kConfigVersion, &message)) return error;
+  TRITONSERVER_Error* error = TextOf(message, text);
+  PYTRITON_LOG_IF_ERROR(TRITONSERVER_MessageDelete(message), "deleting a message");
+  return error;
+}
+
 inline uint64_t NowNs() {
   timespec now;
   clock_gettime(CLOCK_MONOTONIC, &now);

@@ -1,5 +1,6 @@
 // Endpoints under load, for the thread sanitizer: many threads execute batches while workers answer, leave and break
-// off. `endpoint EXECUTES WORKERS BATCHES`. Every other life of a worker says itself when it can take the next batch. Triton is not there: the double of `Batch` below counts how it ends.
+// off. `endpoint EXECUTES WORKERS BATCHES`. Of three lives of a worker one says itself when it can take the next batch, and
+// one takes it ahead. Triton is not there: the double of `Batch` below counts how it ends.
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -22,6 +23,7 @@ namespace {
 std::atomic<uint64_t> answered{0};
 std::atomic<uint64_t> lost{0};
 std::atomic<uint64_t> destroyed{0};
+std::atomic<uint64_t> ahead{0};
 
 }  // namespace
 
@@ -69,7 +71,10 @@ constexpr char kAnswer[] = "answer";
 // A worker at the wire, which answers batches with an error whose text is the answer.
 class Worker {
  public:
-  Worker(const std::string& path, bool says_executed) : says_executed_(says_executed), fd_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
+  Worker(const std::string& path, uint64_t capabilities)
+      : says_executed_(capabilities == kCapExecuted),
+        takes_ahead_(capabilities == kCapAhead),
+        fd_(socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
     std::memcpy(address.sun_path, path.c_str(), path.size());
@@ -78,8 +83,8 @@ class Worker {
     Greeting greeting{};
     std::memcpy(greeting.magic, kMagic, sizeof(kMagic));
     greeting.major = kMajor;
-    greeting.max_in_flight = 2;
-    greeting.capabilities = says_executed_ ? uint64_t{kCapExecuted} : 0u;
+    greeting.max_in_flight = takes_ahead_ ? 1 : 2;
+    greeting.capabilities = capabilities;
     Send(MessageType::kHello, 0, {}, &greeting, sizeof(greeting));
   }
   ~Worker() { close(fd_); }
@@ -106,6 +111,10 @@ class Worker {
       const MessageType type = Receive(&message);
       if (type == MessageType::kRefuse) return false;
       if (type != MessageType::kBatch) continue;
+      if (takes_ahead_) {
+        usleep(2000);
+        if (HasBatch()) ++ahead;
+      }
       const uint16_t released = i % 2 == 0 ? kFlagInputReleased : 0;
       Message answer{};
       answer.batch = message.batch;
@@ -145,15 +154,17 @@ class Worker {
 
  private:
   const bool says_executed_;
+  const bool takes_ahead_;
   const int fd_;
 };
 
 void ServeUntil(const std::string& path, const std::atomic<bool>& finished, int number) {
   for (int life = number; !finished; ++life) {
-    Worker worker(path, life % 2 == 1);
+    constexpr uint64_t kKinds[] = {0, kCapExecuted, kCapAhead};
+    Worker worker(path, kKinds[life % 3]);
     if (!worker.Serve(200)) return;
-    // Each third one breaks off, with the batches that it has.
-    if (life % 3 != 0) worker.Detach();
+    // Every other one breaks off, with the batches that it has.
+    if (life % 2 != 0) worker.Detach();
   }
 }
 
@@ -193,6 +204,8 @@ int main(int argc, char** argv) {
   for (auto& thread : serving) thread.join();
   CHECK(answered + lost == static_cast<uint64_t>(executes) * batches && answered > lost);
   CHECK(rmdir(folder) == 0);
-  std::printf("%lu answered, %lu lost\n", answered.load(), lost.load());
+  // It has one when there is always a next batch, and no other worker to take it.
+  CHECK(executes == 1 || workers > 1 || ahead > 0);
+  std::printf("%lu answered, %lu lost, %lu sent ahead\n", answered.load(), lost.load(), ahead.load());
   return 0;
 }

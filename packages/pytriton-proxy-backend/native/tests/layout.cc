@@ -26,6 +26,7 @@ int main() {
   CONSTANT(kCapReschedule);
   CONSTANT(kCapExecuted);
   CONSTANT(kCapContinues);
+  CONSTANT(kCapAhead);
   Print("HELLO", static_cast<int>(MessageType::kHello));
   Print("WELCOME", static_cast<int>(MessageType::kWelcome));
   Print("REFUSE", static_cast<int>(MessageType::kRefuse));

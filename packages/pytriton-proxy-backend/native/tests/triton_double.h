@@ -32,7 +32,7 @@ Batch::Batch(
       open_(count),
       started_ns_(NowNs()) {}
 
-uint64_t Batch::MarkSent() { return active_ns_ = NowNs(); }
+uint64_t Batch::MarkSent() { return active_ns_ = sent_ns_ = NowNs(); }
 
 void Batch::CancelOpen(const std::function<void(uint32_t)>&) {}
 

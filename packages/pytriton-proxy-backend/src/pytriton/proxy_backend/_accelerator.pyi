@@ -44,8 +44,8 @@ class Host(Protocol):
             dictionary; `None` where such results are Python's.
         """
 
-    def make_room(self, length: int) -> tuple[int, int, int, int] | None:
-        """Return segment, offset, size and address of a block for records, in place of the one before.
+    def make_room(self, place: int, length: int) -> tuple[int, int, int, int] | None:
+        """Return segment, offset, size and address of a block for records, in place of the first or second one.
 
         `None` where there is none now.
         """
@@ -104,11 +104,11 @@ class Lane:
             OSError: The connection broke.
         """
 
-    def leave(self) -> tuple[int, bool]:
+    def leave(self) -> tuple[int, int, int]:
         """Forget everything of the connection.
 
         Returns:
-            Responses in all, and whether the block of the last one is not acknowledged.
+            Responses in all, how many of the two blocks are not acknowledged, and which has the last response.
         """
 
     def close(self) -> None:

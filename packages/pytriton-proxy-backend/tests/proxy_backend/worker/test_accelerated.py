@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import itertools
 import os
 import signal
 import struct
@@ -487,6 +488,42 @@ def test_a_response_that_is_not_acknowledged_stays(serve: Serve, golden: ModuleT
         assert outputs_of(responses) == [{"y": [[3.0 * number]]}]
 
 
+def test_acknowledged_one_late(serve: Serve, golden: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of batches that are sent ahead: two blocks take turns, and nothing comes to Python."""
+    seen: list[int] = []
+    take = Connection.take
+
+    def noted(self: Connection, size: int, fds: list[int]) -> bool:
+        seen.append(size)
+        return take(self, size, fds)
+
+    monkeypatch.setattr(Connection, "take", noted)
+    _, peer = serve(Columns(lambda data: {"y": data["x"] * 3}))
+    for number in range(1, 5):
+        ask(peer, golden, number, [number])
+    seen.clear()
+    places = []
+    before = None
+    for number in range(5, 15):
+        peer.batch(number, record(golden, number, [number]), consumed=max(4, number - 2))
+        packet = peer.answer()
+        places.append((packet.segment, packet.offset))
+        # It stays what it is until it is acknowledged.
+        for told, expected in ((before, 3.0 * (number - 1)), (packet, 3.0 * number)):
+            if told is not None:
+                assert outputs_of(peer.responses(told)) == [{"y": [[expected]]}]
+        before = packet
+    assert seen == []
+    assert len(set(places)) == 2
+    assert all(first != second for first, second in itertools.pairwise(places))
+    # A batch that is not plain, in between: Python knows both blocks, and what is left of them when it is done.
+    peer.batch(15, record(golden, 15, [15], [16]), consumed=13)
+    assert outputs_of(peer.responses(peer.answer())) == [{"y": [[45.0]]}, {"y": [[48.0]]}]
+    for number in range(16, 20):
+        peer.batch(number, record(golden, number, [number]), consumed=number - 2)
+        assert outputs_of(peer.responses(peer.answer())) == [{"y": [[3.0 * number]]}]
+
+
 def test_too_much_acknowledged(serve: Serve, golden: ModuleType) -> None:
     _, peer = serve(Columns(lambda data: {"y": data["x"]}))
     for number in range(1, 5):
@@ -508,9 +545,9 @@ def test_larger_responses_ask_for_no_block(serve: Serve, golden: ModuleType, mon
     asked = []
     make_room = accelerated.AcceleratedSource.make_room
 
-    def counted(self: Any, length: int) -> Any:
+    def counted(self: Any, place: int, length: int) -> Any:
         asked.append(length)
-        return make_room(self, length)
+        return make_room(self, place, length)
 
     monkeypatch.setattr(accelerated.AcceleratedSource, "make_room", counted)
     _, peer = serve(Columns(lambda data: {"y": data["x"]}))

@@ -30,6 +30,7 @@ class Capability(enum.IntFlag):
     RESCHEDULE = 1 << 3
     EXECUTED = 1 << 4
     CONTINUES = 1 << 5
+    AHEAD = 1 << 6
 
 
 # What every worker here has, and the Python proxy; whoever has more says so.

@@ -56,7 +56,7 @@ class AcceleratedSource:
         self.note_released = self.released.append
         self._service = service
         self._connection = connection
-        self._reply: OwnedBlock | None = None
+        self._replies: list[OwnedBlock | None] = [None, None]
         plain = PlainBatches(service, connection.reader)
         self.is_lent = connection.outputs.is_lent
         self.describe = plain.describe
@@ -102,13 +102,16 @@ class AcceleratedSource:
         except OSError as error:
             self._connection.lost(error)
         finally:
-            sent, in_flight = self._lane.leave()
-            if self._reply is not None:
-                if in_flight:
-                    protocol.unacknowledged.append(self._reply)
+            sent, in_flight, newest = self._lane.leave()
+            for place, left in ((1 - newest, in_flight == 2), (newest, in_flight > 0)):
+                block = self._replies[place]
+                if block is None:
+                    continue
+                if left:
+                    protocol.unacknowledged.append(block)
                 else:
-                    self._connection.outputs.release(self._reply)
-                self._reply = None
+                    self._connection.outputs.release(block)
+                self._replies[place] = None
             protocol.consumed = sent - len(protocol.unacknowledged)
 
     def _resumed(self, told: list[Any]) -> Execution:
@@ -128,18 +131,18 @@ class AcceleratedSource:
 
     # ---- what the accelerator asks ----------------------------------------------------------------------------------
 
-    def make_room(self, length: int) -> tuple[int, int, int, int] | None:
+    def make_room(self, place: int, length: int) -> tuple[int, int, int, int] | None:
         """See `_accelerator.Host`."""
         outputs = self._connection.outputs
-        if self._reply is not None:
-            outputs.release(self._reply)
-            self._reply = None
+        if (before := self._replies[place]) is not None:
+            outputs.release(before)
+            self._replies[place] = None
         # Larger than asked for where that can be, so that the next, which may be larger, need not ask.
         rooms = (length,) if length > _LARGEST_ROUNDED else (max(_LEAST_ROOM, 1 << (length - 1).bit_length()), length)
         for room in rooms:
             block = outputs.allocate(room)
             if block is not None:
-                self._reply = block
+                self._replies[place] = block
                 return block.segment, block.offset, room, address_of(block.memory) + block.offset
         return None
 

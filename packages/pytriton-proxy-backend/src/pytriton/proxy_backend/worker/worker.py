@@ -29,7 +29,7 @@ from ..system.forks import call_in_child
 from ..system.shortage import explain
 from ..transport.connection import Connection, GreetingTimeoutError
 from ..wire.accelerator import accelerator
-from ..wire.layout import CAPABILITIES
+from ..wire.layout import CAPABILITIES, Capability
 from ..zmq_keys import CurveKeys, check_keys_given
 from .accelerated import serve_accelerated
 from .watch import ConnectionWatch, stack_of
@@ -295,7 +295,7 @@ class Worker:
     def _run_sync(self, service: Service, loop: LazyLoop) -> None:
         warm_up(service, self._warmup, loop.run)
         self._warmed()
-        for connection in self._connections(max_in_flight=self._max_in_flight):
+        for connection in self._connections(self._max_in_flight, self._capabilities):
             if isinstance(connection, float):
                 self._stopping.wait(connection)
                 continue
@@ -303,7 +303,7 @@ class Worker:
                 self._serve(service, connection, loop)
 
     # Of a worker that serves a synchronous callable.
-    _capabilities: int = CAPABILITIES
+    _capabilities: int = CAPABILITIES | Capability.AHEAD
     _max_in_flight = 1
 
     def _serve(self, service: Service, connection: Connection, loop: LazyLoop) -> None:
@@ -321,7 +321,7 @@ class Worker:
         await warm_up_async(service, self._warmup)
         self._warmed()
         max_in_flight = STREAMS_MAX_IN_FLIGHT if self.model.decoupled else ASYNC_MAX_IN_FLIGHT
-        for connection in self._connections(max_in_flight=max_in_flight):
+        for connection in self._connections(max_in_flight, CAPABILITIES):
             if isinstance(connection, float):
                 # Not the thread's: what the callable has started on this loop goes on meanwhile.
                 await asyncio.sleep(connection)
@@ -349,7 +349,7 @@ class Worker:
         elif not isinstance(error, self._unrecoverable):
             logger.error("model %s: the worker ended: %s", self.model.name, error_text(error))
 
-    def _connections(self, *, max_in_flight: int) -> Iterator[Connection | float]:
+    def _connections(self, max_in_flight: int, capabilities: int) -> Iterator[Connection | float]:
         """Attach until the worker is stopped.
 
         Yields:
@@ -359,7 +359,7 @@ class Worker:
         pause_s = _FIRST_RETRY_S
         while not self._stopping.is_set():
             try:
-                connection = self._connect(max_in_flight)
+                connection = self._connect(max_in_flight, capabilities)
             except (FileNotFoundError, ConnectionError, BlockingIOError):
                 yield pause_s
                 pause_s = min(pause_s * 1.2, _LAST_RETRY_S)
@@ -398,7 +398,7 @@ class Worker:
             logger.warning("model %s: cannot attach: %s; trying again", self.model.name, reason)
         self._trouble = trouble
 
-    def _connect(self, max_in_flight: int) -> Connection:
+    def _connect(self, max_in_flight: int, capabilities: int) -> Connection:
         if isinstance(self.endpoint, str) and "://" in self.endpoint:
             # Not at the top: most workers have no use for ZeroMQ.
             from ..transport.zmq_connection import ZmqConnection
@@ -411,7 +411,7 @@ class Worker:
             self._name,
             max_in_flight=max_in_flight,
             model=self.model,
-            capabilities=self._capabilities,
+            capabilities=capabilities,
         )
 
     def _check(self, connection: Connection) -> None:
