@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
@@ -64,6 +65,13 @@ constexpr uint64_t kNoRoomNs = 5 * kMillisecond;
 // next one, and for how long batches are set aside as they come then, which empties Triton's queue.
 constexpr uint64_t kCollectNs = 20 * kMillisecond;
 constexpr uint64_t kDrainNs = 5 * kMillisecond;
+
+// One caller that waits for each answer: batches of one request, each so long after the end of the one before, so many in
+// a row. Then nobody has a use for this processor while the worker is at it, and Execute looks for the answer for so long
+// before it sleeps.
+constexpr uint64_t kPauseNs = 40 * 1000;
+constexpr uint32_t kInRow = 8;
+constexpr uint64_t kLookNs = 100 * 1000;
 
 // Of Linux 4.5; the headers that this is built with may be older, and a system without it wakes both who wait.
 #ifndef EPOLLEXCLUSIVE
@@ -631,9 +639,21 @@ bool Endpoint::Redeliver() {
   }
 }
 
+void Endpoint::LookForAnswer(Connection* worker) {
+  const uint64_t until_ns = NowNs() + kLookNs;
+  // Whoever else wants to run goes first.
+  for (uint64_t now_ns = 0; worker->load() != 0 && now_ns < until_ns; now_ns = NowNs()) {
+    sched_yield();
+    worker->Process();
+  }
+}
+
 void Endpoint::Execute(std::unique_ptr<Batch> batch) {
   thread_local BatchSource scratch;
   executed_.fetch_add(1, std::memory_order_relaxed);
+  const bool lone = batch->size() == 1 && batch->started_ns() > returned_ns_ + kPauseNs;
+  lone_ = lone ? lone_ + 1 : 0;
+  uint64_t sent_ns = 0;
   // Each request may wait for a worker for a time of its own, which begins when it comes. Nobody tells when it came to
   // Triton's queue; so what finds no worker is taken out of that, and waits here.
   const uint64_t came_ns = batch->started_ns();
@@ -670,6 +690,8 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
     }
     switch (worker->Send(&batch, &scratch, &error)) {
       case Connection::SendResult::kSent:
+        sent_ns = NowNs();
+        if (lone_ > kInRow && answered_soon_) LookForAnswer(worker.get());
         break;
       case Connection::SendResult::kRefused:
         Refuse(batch.get(), TRITONSERVER_ERROR_INVALID_ARG, error);
@@ -705,6 +727,9 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
   // What is still in flight is the background thread's from here on, which may be asleep. So is a lost worker's batch
   // that was put back: that thread may have looked while it was in our hands.
   if (has_orphans_ || (busy && !sweeping_)) Signal(kick_fd_);
+  const uint64_t now_ns = NowNs();
+  if (lone && sent_ns != 0) answered_soon_ = now_ns - sent_ns < kLookNs;
+  returned_ns_ = now_ns;
 }
 
 }  // namespace pytriton

@@ -99,6 +99,8 @@ class Endpoint : private ConnectionOwner {
   // One round of that: waits until a socket is readable, or the only worker nearly done, for `timeout_ns` at most.
   void Poll(const Connections& connections, uint64_t timeout_ns, uint64_t* tick_ns);
   void SetTimer(const Connections& connections);
+  // Looks for the answer to a batch a moment long, without sleeping.
+  void LookForAnswer(Connection* worker);
 
   const ModelIdentity model_;
   const Settings settings_;
@@ -121,6 +123,9 @@ class Endpoint : private ConnectionOwner {
   // The background thread attends to the workers' sockets, and comes round every few milliseconds by itself.
   std::atomic<bool> sweeping_{false};
   std::atomic<uint64_t> executed_{0};  // calls of Execute
+  std::atomic<uint64_t> returned_ns_{0};  // when the last of them returned
+  std::atomic<uint32_t> lone_{0};  // how many batches in a row were of a single request, and came after a pause
+  std::atomic<bool> answered_soon_{false};  // whether the last of these was answered within the time of `LookForAnswer`
   LateEnds late_ends_{[this] { Signal(kick_fd_); }};
   std::thread thread_;
   // Of the background thread: where accepting failed, when to try again, and when that was logged.
