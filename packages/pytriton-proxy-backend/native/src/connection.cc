@@ -379,6 +379,10 @@ void Connection::ProcessEnded() {
 
 void Connection::Process() {
   std::lock_guard<std::mutex> lock(mutex_);
+  ProcessLocked();
+}
+
+void Connection::ProcessLocked() {
   Packet packet;
   uint64_t deadline_ns = 0;
   while (state() != ConnectionState::kClosed) {
@@ -536,6 +540,9 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
   if (!WriteLocked(&message, nullptr, 0, -1, error)) {
     inputs_.Release(block.segment, block.offset);
     (*batch)->input_in_use = false;
+    // What it has answered before it closed counts.
+    pollfd more{fd_, POLLIN, 0};
+    while (state() != ConnectionState::kClosed && poll(&more, 1, 0) > 0 && (more.revents & POLLHUP) != 0) ProcessLocked();
     CloseLocked(*error, false);
     return give_back(SendResult::kClosed);
   }

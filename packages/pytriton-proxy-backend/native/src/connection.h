@@ -127,6 +127,7 @@ class Connection {
   void Close(const std::string& reason, bool expected);
 
  private:
+  void ProcessLocked();
   void CloseLocked(const std::string& reason, bool expected);
   bool HandleLocked(const Packet& packet, std::string* error);
   bool IsForThisModel(const std::string& text, uint64_t version, std::string* error) const;
