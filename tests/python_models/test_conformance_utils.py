@@ -220,6 +220,59 @@ CONTROL = [
 ]
 
 
+SHIPPED = """
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        x = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
+        return [pb_utils.InferenceResponse([pb_utils.Tensor("y", FACTOR * each)]) for each in x]
+"""
+SHIPPED_CONFIG = """{
+    "backend": "python",
+    "input": [{"name": "x", "data_type": "TYPE_FP32", "dims": [-1]}],
+    "output": [{"name": "y", "data_type": "TYPE_FP32", "dims": [-1]}]
+}"""
+MODEL_OF = {factor: SHIPPED.replace("FACTOR", str(factor)).encode() for factor in (2, 3)}
+ASK_SHIPPED = "request_to('shipped', pb_utils.Tensor('x', np.float32([1, 2])), outputs=['y']).exec()"
+WITH_FILES = [
+    f"pb_utils.load_model('shipped', {SHIPPED_CONFIG!r}, {{'file:1/model.py': {MODEL_OF[2]!r}}})",
+    ASK_SHIPPED,
+    # Of the same configuration Triton loads nothing anew.
+    f"chain(pb_utils.load_model('shipped', {SHIPPED_CONFIG!r}, {{'file:1/model.py': {MODEL_OF[3]!r}}}), {ASK_SHIPPED})",
+    f"pb_utils.load_model('shipped', {SHIPPED_CONFIG!r}, {{'file:1/model.py': 'text'}})",
+    f"pb_utils.load_model('shipped', {SHIPPED_CONFIG!r}, [5])",
+    "chain(pb_utils.unload_model('shipped'), until(lambda: not pb_utils.is_model_ready('shipped')))",
+]
+# With Triton's Python backend, each of these may end the server.
+WITH_WRONG_FILES = [
+    f"pb_utils.load_model('shipped', files={{'file:1/model.py': {MODEL_OF[2]!r}}})",
+    f"pb_utils.load_model('shipped', {SHIPPED_CONFIG!r})",
+    f"pb_utils.load_model('shipped', {SHIPPED_CONFIG!r}, {{}})",
+    f"pb_utils.load_model('shipped', {SHIPPED_CONFIG!r}, {{'1/model.py': b'x = 1'}})",
+    f"pb_utils.load_model('shipped', {SHIPPED_CONFIG!r}, {{'file:../../outside.py': b'x = 1'}})",
+    "pb_utils.load_model('shipped', 'no json', {'file:1/model.py': b'x = 1'})",
+]
+WITH_NO_PATH = f"caught(lambda: pb_utils.load_model('shipped', {SHIPPED_CONFIG!r}, {{5: b'x'}}))"
+
+
+def test_models_that_come_with_a_request(pair: Pair) -> None:
+    """Configuration and files of a model that is in no repository."""
+    with pair.loaded("expressions"):
+        answers = pair.compare(lambda side: {expression: told(side, expression) for expression in WITH_FILES})
+        loaded, *refused, no_path, asked = (
+            told(pair.workers, expression)
+            for expression in [WITH_FILES[0], *WITH_WRONG_FILES, WITH_NO_PATH, ASK_SHIPPED]
+        )
+        told(pair.workers, WITH_FILES[-1])
+    assert answers[ASK_SHIPPED] == answers[WITH_FILES[2]] == "Response ['Tensor y float32 [2] [2.0, 4.0]']"
+    assert loaded == "None"
+    assert all("Failed to load model" in text and "failed to poll from model repository" in text for text in refused)
+    assert no_path == repr("TypeError: load_model, files: expected a str, got a int")
+    assert asked == answers[ASK_SHIPPED]
+
+
 def test_models_that_load_models(pair: Pair) -> None:
     with pair.loaded("types", "expressions"):
         answers = pair.compare(lambda side: {expression: told(side, expression) for expression in CONTROL})

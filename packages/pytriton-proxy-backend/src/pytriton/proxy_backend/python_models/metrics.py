@@ -154,7 +154,7 @@ def load_model(model_name: str, config: str = "", files: Any = None) -> None:
         "Failed to load model",
         SERVER.calls().load_model,
         text_of(model_name, "load_model"),
-        files,
+        None if files is None else {text_of(path, "load_model, files"): content for path, content in files.items()},
         text_of(config, "load_model"),
     )
 
