@@ -57,11 +57,17 @@ def fork(kind: float = FORK) -> int:
         process = multiprocessing.get_context("fork").Process(target=sleep)
         process.start()
         assert process.pid is not None
-        return process.pid
+        return apart(process.pid)
     # As a library does it: nothing of Python is told. The interpreter's lock is kept, or the child never had it again.
     pid = int(ctypes.PyDLL(None).fork()) if kind == RAW_FORK else os.fork()
     if pid == 0:
         sleep()
+    return apart(pid)
+
+
+def apart(pid: int) -> int:
+    """Wait until a child has left the group of this process, with which it might be killed."""
+    eventually(lambda: os.getsid(pid) == pid)
     return pid
 
 
@@ -87,8 +93,6 @@ def infer(requests: Any) -> Any:
         say("child", os.fork() or os.getpid())
     elif number == DIES_BY_SIGTERM:
         pid = fork()
-        # Before, it has the handlers of this process.
-        eventually(lambda: os.getsid(pid) == pid)
         os.kill(pid, signal.SIGTERM)
         return [{"y": np.full_like(x, os.waitpid(pid, 0)[1])}]
     return [{"y": request["x"] * np.float32(2)} for request in requests]

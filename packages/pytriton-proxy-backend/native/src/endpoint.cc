@@ -28,6 +28,7 @@ constexpr uint64_t kGreetingTimeoutNs = 5000 * kMillisecond;
 // While workers are attached and idle: how late memory goes back.
 constexpr uint64_t kIdleTickNs = 1000 * kMillisecond;
 constexpr size_t kMaxConnections = 1024;
+constexpr int kBindAttempts = 10;
 // How long to wait before accepting is tried again, and how long a failure of it is logged no second time.
 constexpr uint64_t kAcceptPauseNs = 100 * kMillisecond;
 constexpr uint64_t kAcceptLogNs = 10000 * kMillisecond;
@@ -166,9 +167,8 @@ void Endpoint::Drain(int event_fd) {
 
 // ---- the socket, and the background thread --------------------------------------------------------------------------
 
-bool Endpoint::Bind(std::string* error) {
+bool Endpoint::MakeWay(std::string* error) const {
   const std::string& path = settings_.endpoint;
-  const std::lock_guard<std::mutex> lock(FilesMutex());
   struct stat status;
   if (lstat(path.c_str(), &status) == 0) {
     if (!S_ISSOCK(status.st_mode)) {
@@ -184,6 +184,12 @@ bool Endpoint::Bind(std::string* error) {
     // workers will come here when it has answered its last request and is gone.
     unlink(path.c_str());
   }
+  return true;
+}
+
+bool Endpoint::Bind(std::string* error) {
+  const std::string& path = settings_.endpoint;
+  const std::lock_guard<std::mutex> lock(FilesMutex());
   const sockaddr_un address = Address(path);
   listen_fd_ = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (listen_fd_ < 0) {
@@ -191,14 +197,22 @@ bool Endpoint::Bind(std::string* error) {
     return false;
   }
   // Nobody else may connect between bind and chmod: permissions set on the descriptor are those the file is born with.
-  if (fchmod(listen_fd_, 0600) != 0 ||
-      bind(listen_fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) != 0) {
+  bool bound = fchmod(listen_fd_, 0600) == 0;
+  // A model that was told the same path may come in between, if it has a library, and so a mutex, of its own.
+  for (int left = kBindAttempts; bound; --left) {
+    if (!MakeWay(error)) return false;
+    if (bind(listen_fd_, reinterpret_cast<const sockaddr*>(&address), sizeof(address)) == 0) break;
+    bound = errno == EADDRINUSE && left > 1;
+  }
+  if (!bound) {
     *error = "the endpoint '" + path + "' could not be made: " + std::strerror(errno) +
              ". Its folder must exist and be writable by the server's user";
     return false;
   }
+  struct stat status;
   if (lstat(path.c_str(), &status) == 0) inode_ = status.st_ino;
-  if (chmod(path.c_str(), 0600) != 0 || listen(listen_fd_, 64) != 0) {
+  // The same may have taken the place already.
+  if ((chmod(path.c_str(), 0600) != 0 && errno != ENOENT) || listen(listen_fd_, 64) != 0) {
     *error = "the endpoint '" + path + "' could not be made ready: " + std::strerror(errno);
     return false;
   }

@@ -77,6 +77,8 @@ class Endpoint : private ConnectionOwner {
   void Refuse(Batch* batch, TRITONSERVER_Error_Code code, const std::string& text) const;
   void NoWorker(Batch* batch);
 
+  // Removes what is left at the socket's path. False where that is another server's, or no socket.
+  bool MakeWay(std::string* error) const;
   bool Bind(std::string* error);
   void Run();  // the background thread: accepts, and reads whatever no Execute reads
   // Waits for what is there to do, and does it; false at the end.
