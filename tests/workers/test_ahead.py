@@ -167,20 +167,16 @@ def test_the_next_batch_is_there_before_the_answer(name: str, server: BareServer
     assert callers.errors == []
 
 
-def test_one_that_does_not_say_that_it_can_gets_none(server: BareServer) -> None:
-    with SlowWorker(server, "single", CAPABILITIES) as worker, Callers(server, "single", 3) as callers:
+@pytest.mark.parametrize(
+    ("name", "capabilities"),
+    [("single", CAPABILITIES), ("rows", CAPABILITIES | Capability.AHEAD)],
+    ids=["a worker that does not say that it can", "batches that are not full"],
+)
+def test_nothing_is_sent_ahead(name: str, capabilities: int, server: BareServer) -> None:
+    with SlowWorker(server, name, capabilities) as worker, Callers(server, name, 3) as callers:
         worker.serve_without_ahead(MANY)
         worker.close()
-        with server.worker("single", double):
-            callers.finish()
-    assert [error for error in callers.errors if "was lost while" not in error] == []
-
-
-def test_batches_that_are_not_full_are_not_formed_early(server: BareServer) -> None:
-    with SlowWorker(server, "rows") as worker, Callers(server, "rows", 3) as callers:
-        worker.serve_without_ahead(MANY)
-        worker.close()
-        with server.worker("rows", double):
+        with server.worker(name, double):
             callers.finish()
     assert [error for error in callers.errors if "was lost while" not in error] == []
 

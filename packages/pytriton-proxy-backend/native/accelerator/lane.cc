@@ -61,7 +61,7 @@ struct Lane {
   int segment_count;
   // Two: with a batch that was sent ahead the proxy backend says nothing yet of the response before it.
   ReplyBlock replies[2];
-  int newest;         // that of the last response
+  int newest;          // that of the last response
   uint64_t in_flight;  // of these two, those that were sent and are not acknowledged
   uint64_t sent;       // responses in all
   uint64_t pending;    // those in other blocks, not acknowledged, all of them older

@@ -85,14 +85,15 @@ bool AnyAttached(const std::vector<std::shared_ptr<Connection>>& connections) {
   });
 }
 
-// Where there are several workers, the one that is idle first shall have the next batch.
-bool TakesAhead(const std::vector<std::shared_ptr<Connection>>& connections) {
-  return connections.size() == 1 && connections[0]->takes_ahead();
+// The worker that may get a batch ahead, if there is one: of several, the one that is idle first shall have the next.
+Connection* OnlyWorker(const std::vector<std::shared_ptr<Connection>>& connections) {
+  return connections.size() == 1 ? connections[0].get() : nullptr;
 }
 
 // Whether one can have a batch now.
 bool AnyIdle(const std::vector<std::shared_ptr<Connection>>& connections) {
-  return TakesAhead(connections) ||
+  const Connection* only = OnlyWorker(connections);
+  return (only != nullptr && only->takes_ahead()) ||
          std::any_of(connections.begin(), connections.end(), [](const auto& connection) { return connection->idle(); });
 }
 
@@ -446,7 +447,10 @@ std::shared_ptr<Connection> Endpoint::ClaimIdle(const Connections& connections) 
       best = place;
       least = load;
     }
-    if (best == count) return count == 1 && connections[0]->ClaimAhead() ? connections[0] : nullptr;
+    if (best == count) {
+      Connection* only = OnlyWorker(connections);
+      return only != nullptr && only->ClaimAhead() ? connections[0] : nullptr;
+    }
     if (!connections[best]->Claim()) continue;  // another Execute was faster
     next_.store(best + 1, std::memory_order_relaxed);
     return connections[best];
@@ -454,7 +458,8 @@ std::shared_ptr<Connection> Endpoint::ClaimIdle(const Connections& connections) 
 }
 
 void Endpoint::SetTimer(const Connections& connections) {
-  const uint64_t due_ns = connections.size() == 1 ? connections[0]->nearly_done_ns() : kNever;
+  const Connection* only = OnlyWorker(connections);
+  const uint64_t due_ns = only != nullptr ? only->nearly_done_ns() : kNever;
   if (due_ns == kNever || due_ns == timer_ns_) return;
   timer_ns_ = due_ns;
   itimerspec time{};
@@ -742,7 +747,8 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
   // that was put back: that thread may have looked while it was in our hands.
   if (has_orphans_ || (busy && !sweeping_)) Signal(kick_fd_);
   const uint64_t now_ns = NowNs();
-  if (lone && sent_ns != 0) answered_soon_ = now_ns - sent_ns < kLookNs;
+  // A worker that takes several batches lets Execute return before it has answered.
+  if (lone && sent_ns != 0) answered_soon_ = !busy && now_ns - sent_ns < kLookNs;
   returned_ns_ = now_ns;
 }
 

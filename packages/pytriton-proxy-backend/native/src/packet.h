@@ -19,8 +19,8 @@ struct Packet {
 enum class Received { kPacket, kNothing, kReset, kEnd, kBroken };
 
 // Reads one packet without waiting. kReset: the peer has closed, with messages of ours unread, of which the last is one;
-// what it has sent before comes next, and then kEnd. kEnd: the peer has closed. kBroken: it broke the protocol, or the socket failed;
-// `error` says how. Only with kPacket a descriptor is left in it.
+// what it has sent before comes next, and then kEnd. kEnd: the peer has closed. kBroken: it broke the protocol, or the
+// socket failed; `error` says how. Only with kPacket a descriptor is left in it.
 Received ReceivePacket(int socket, Packet* packet, std::string* error);
 
 // A descriptor of the process that has connected a socket, readable from its end on; -1 where there is none to be had.
