@@ -500,12 +500,22 @@ from pytriton.model_config import ModelConfig, Tensor
 class Alarm(BaseException):
     pass
 
+is_ringing = False
+
 def ring(_, frame):
-    # Anywhere in calls(), and never where the program sees to the alarm before.
-    while frame is not None:
-        if frame.f_code is calls.__code__:
-            raise Alarm
-        frame = frame.f_back
+    # Anywhere in calls(), and never where the program sees to the alarm before; on a busy machine an alarm takes longer
+    # than the next one takes to come.
+    global is_ringing
+    if is_ringing:
+        return
+    is_ringing = True
+    try:
+        while frame is not None:
+            if frame.f_code is calls.__code__:
+                raise Alarm
+            frame = frame.f_back
+    finally:
+        is_ringing = False
 
 def calls():
     signal.setitimer(signal.ITIMER_REAL, 1e-4, 3e-5)
@@ -537,5 +547,4 @@ def test_signals_upon_signals_leave_no_request_behind() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SIGNALS], capture_output=True, text=True, timeout=PATIENCE_S, check=False
     )
-    assert done.stdout.split() == ["True", "stopped"], done.stdout
-    assert done.returncode == 0
+    assert (done.returncode, done.stdout.split()) == (0, ["True", "stopped"])
