@@ -1,4 +1,4 @@
-"""Ray Serve on two nodes: the example does what its page says, and no request is lost while a cluster is changed."""
+"""Ray Serve: the example does what its page says, streams end, and no request is lost while a cluster is changed."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from support.paths import ROOT
 
 EXAMPLE = ROOT / "docs" / "examples" / "ray_serve" / "two_nodes.py"
 CHANGES = ROOT / "tests" / "project" / "ray_cluster.py"
+STREAMS = ROOT / "tests" / "project" / "ray_streams.py"
 # Ray starts a dozen Python processes, one after the other, on what may be a busy machine with two cores.
 RUN_TIMEOUT_S = 900.0
 TEST_TIMEOUT_S = 7200.0
@@ -171,3 +172,18 @@ def test_a_cluster_that_is_changed_under_load_loses_no_request(folder: Path, mar
         assert counts[change]["wrong"] == 0
         # Only what a node takes along with it may be told to its callers.
         assert counts[change]["told"] == 0 or "killed" in change
+
+
+@needs_ray
+@pytest.mark.ci
+@pytest.mark.slow(seconds=60)
+@pytest.mark.timeout(TEST_TIMEOUT_S)
+def test_streams_over_grpc_are_answered_and_end_when_their_callers_leave(folder: Path, mark: str) -> None:
+    assert lines_of(STREAMS, folder, mark) == [
+        "one stream: [('three', [0, 1, 2]), ('two', [0, 1])]",
+        "later: {'again': [0]}",
+        "error: expected a number from 0 on, got -1",
+        "beside each other: True",
+        "left: 48 have ended",
+        "left: 48 have ended",
+    ]

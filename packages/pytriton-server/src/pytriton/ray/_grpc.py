@@ -5,18 +5,21 @@ Neither takes a message apart: what came from the caller goes to Triton, and wha
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 
-__all__ = ["METHODS", "SERVICE", "Message", "add_GRPCInferenceServiceServicer_to_server"]
+__all__ = ["METHODS", "SERVICE", "STREAM_METHOD", "Message", "add_GRPCInferenceServiceServicer_to_server"]
 
 SERVICE = "inference.GRPCInferenceService"
 METHODS = (
     *("ModelInfer", "ModelReady", "ModelMetadata", "ModelConfig", "ModelStatistics", "RepositoryIndex"),
     *("ServerLive", "ServerReady", "ServerMetadata"),
 )
-"""Those that are handed on; ModelStreamInfer has streams both ways, which Ray's proxies do not carry."""
+"""Those that are handed on which have one question and one answer."""
+STREAM_METHOD = "ModelStreamInfer"
 
 
 class Message:
@@ -43,8 +46,54 @@ def add_GRPCInferenceServiceServicer_to_server(servicer: Any, server: Any) -> No
         servicer: Something in the place of a servicer: Ray calls the methods of replicas instead.
         server: The server.
     """
-    handlers = {
-        method: grpc.unary_unary_rpc_method_handler(getattr(servicer, method), request_deserializer=Message)
-        for method in METHODS
-    }
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
+    server.add_generic_rpc_handlers((_Handlers(servicer),))
+
+
+class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc,unused-ignore]
+    """What answers the methods: handlers that Ray puts in the place of those that are here at first."""
+
+    def __init__(self, servicer: Any) -> None:
+        kinds = dict.fromkeys(METHODS, grpc.unary_unary_rpc_method_handler)
+        kinds[STREAM_METHOD] = grpc.stream_stream_rpc_method_handler
+        # Where Ray looks for them, in the handlers that gRPC makes of generated code.
+        self._method_handlers = {
+            f"/{SERVICE}/{method}": make(getattr(servicer, method), request_deserializer=Message)
+            for method, make in kinds.items()
+        }
+
+    def service(self, handler_call_details: Any) -> Any:
+        """Return what answers a call, `None` if it is for somebody else."""
+        found = self._method_handlers.get(handler_call_details.method)
+        if found is None or not found.request_streaming:
+            return found
+        return grpc.stream_stream_rpc_method_handler(_always_waiting(found.stream_stream), Message)
+
+
+def _always_waiting(stream: Callable[[Any, Any], AsyncIterator[bytes]]) -> Callable[[Any, Any], Awaitable[None]]:
+    """Have Ray cancel a stream at its replica whenever its caller leaves.
+
+    Ray does so where that interrupts its wait for the next answer, but not while it sends one: without this, a stream
+    that is left at such a moment runs on to its end.
+    """
+
+    async def answer(requests: Any, context: Any) -> None:
+        came: asyncio.Queue[bytes | None] = asyncio.Queue()  # with no bound, as there is none to what Ray holds itself
+
+        async def wait() -> None:
+            try:
+                async for message in stream(requests, context):
+                    came.put_nowait(message)
+            finally:
+                came.put_nowait(None)
+
+        waiting = asyncio.create_task(wait())
+        try:
+            while (message := await came.get()) is not None:
+                await context.write(message)
+            await waiting
+        finally:
+            waiting.cancel()
+            # Ray asks the context for the peer's name at the end, which ends the process once the call is gone.
+            await asyncio.wait((waiting,))
+
+    return answer

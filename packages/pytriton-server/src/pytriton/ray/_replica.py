@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -13,7 +13,7 @@ import grpc
 from starlette.requests import Request
 from starlette.responses import Response
 
-from pytriton.ray._grpc import METHODS, SERVICE, Message
+from pytriton.ray._grpc import METHODS, SERVICE, STREAM_METHOD, Message
 from pytriton.ray._upstream import Upstream
 from pytriton.triton import Triton, TritonConfig
 
@@ -53,6 +53,7 @@ class Replica:
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
         self._channel = grpc.aio.insecure_channel(str(self._triton.grpc_url).removeprefix("grpc://"), options)
         self._methods = {name: self._channel.unary_unary(f"/{SERVICE}/{name}") for name in METHODS}
+        self._stream = self._channel.stream_stream(f"/{SERVICE}/{STREAM_METHOD}")
 
     def _start(self, models: Sequence[Any]) -> None:
         for model in models:
@@ -64,13 +65,25 @@ class Replica:
         return self._http
 
     async def _ask(self, method: str, request: Any, context: Any) -> Message:
-        metadata = [(name, value) for name, value in context.invocation_metadata() if not name.startswith(":")]
         try:
-            return Message(await self._methods[method](request.SerializeToString(), metadata=metadata))
+            return Message(await self._methods[method](request.SerializeToString(), metadata=_metadata(context)))
         except grpc.aio.AioRpcError as error:
-            context.set_code(error.code())
-            context.set_details(error.details())
+            _tell(error, context)
             raise
+
+    async def ModelStreamInfer(self, requests: Any, grpc_context: Any) -> AsyncIterator[Message]:  # noqa: N802
+        """Answer a stream of requests, which Ray calls for the method of this name."""
+        call = self._stream(metadata=_metadata(grpc_context))
+        sending = asyncio.create_task(_send(requests, call))
+        try:
+            async for answer in call:
+                yield Message(answer)
+        except grpc.aio.AioRpcError as error:
+            _tell(error, grpc_context)
+            raise
+        finally:
+            sending.cancel()
+            call.cancel()  # which does nothing to one that is over
 
     async def check_health(self) -> None:
         """Raise where the Triton of this replica is gone for good; Ray asks now and then, and replaces the replica."""
@@ -87,6 +100,30 @@ class Replica:
         """Stop Triton; Ray calls this when the replica ends, after its last request."""
         if hasattr(self, "_triton"):
             self._triton.stop()
+
+
+def _metadata(context: Any) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in context.invocation_metadata() if not name.startswith(":")]
+
+
+def _tell(error: grpc.aio.AioRpcError, context: Any) -> None:
+    context.set_code(error.code())
+    context.set_details(error.details())
+
+
+async def _send(requests: Any, call: Any) -> None:
+    """Send what a caller sends, until it has no more or has left."""
+    try:
+        async for request in requests:
+            await call.write(request.SerializeToString())
+        if requests.is_cancelled():
+            call.cancel()
+        await call.done_writing()
+    except (grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        return  # the call is over, which whoever reads the answers is told
+    except Exception:
+        call.cancel()  # nobody is there who could cancel it: Ray's proxy is gone
+        raise
 
 
 def _hand_on(method: str) -> Any:
