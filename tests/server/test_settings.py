@@ -44,6 +44,16 @@ PLAIN: dict[str, Any] = {
     "vertex_ai_thread_count": 2,
     "buffer_manager_thread_count": 1,
     "exit_timeout_secs": 20,
+    "model_load_thread_count": 2,
+    "model_load_retry_count": 1,
+    "rate_limit": "execution_count",
+    "rate_limit_resource": ["licence:2", "slot:1:0"],
+    "backend_config": ["python,shm-region-prefix-name=settings"],
+    "host_policy": ["nowhere,numa-node=0"],
+    "pinned_memory_pool_byte_size": 0,
+    "cuda_memory_pool_byte_size": ["0:0"],
+    "grpc_max_connection_age": 3600000,
+    "grpc_max_connection_age_grace": 60000,
 }
 # What a test below sees the effect of, in the server that has all settings at once.
 SEEN: dict[str, Any] = {

@@ -23,7 +23,7 @@ def test_positional_arguments_are_refused() -> None:
 
 def test_fields_of_the_reference_are_there() -> None:
     names = {field.name for field in dataclasses.fields(TritonConfig)}
-    assert len(names) == 58
+    assert len(names) == 68
     assert {
         "model_repository",
         "grpc_keepalive_permit_without_calls",
@@ -63,6 +63,14 @@ def test_one_of_the_two_protocols_has_to_be_allowed() -> None:
         ({"metrics_config": ["a,b=1"]}, "items of the form <setting>=<value>, .* got 'a,b=1'"),
         ({"cache_config": ["local"]}, "items of the form <cache>,<setting>=<value>, .* got 'local'"),
         ({"cache_config": ["size=1"]}, "items of the form <cache>,<setting>=<value>"),
+        ({"rate_limit": "on"}, "rate_limit must be one of execution_count, off; got 'on'"),
+        ({"rate_limit_resource": ["licence"]}, "items of the form <resource>:<count> or .* got 'licence'"),
+        ({"rate_limit_resource": ["licence:2:"]}, "items of the form <resource>:<count> or"),
+        ({"backend_config": ["python"]}, "items of the form <backend>,<setting>=<value>, .* got 'python'"),
+        ({"host_policy": ["numa-node=1"]}, "items of the form <policy>,<setting>=<value>"),
+        ({"cuda_memory_pool_byte_size": ["0"]}, "items of the form <GPU>:<bytes>, .* got '0'"),
+        ({"pinned_memory_pool_byte_size": -1}, "must be between 0 and 9223372036854775807; got -1"),
+        ({"model_load_thread_count": 0}, "must be between 1 and 2147483647; got 0"),
         ({"trace_config": ["rate"]}, "items of the form <setting>=<value> or <mode>"),
         ({"trace_config": ["zipkin,url=http://a"]}, "mode triton or opentelemetry, .* got 'zipkin,url=http://a'"),
         ({"http_restricted_api": "health"}, "must have the form <groups>:<header>=<value>"),
@@ -222,6 +230,9 @@ def test_every_field_can_come_from_the_environment(monkeypatch: pytest.MonkeyPat
         "grpc_infer_response_compression_level": "low",
         "python_models": "workers",
         "model_control_mode": "poll",
+        "rate_limit": "off",
+        "rate_limit_resource": "licence:2",
+        "cuda_memory_pool_byte_size": "0:1024",
         "sagemaker_safe_port_range": "1-2",
         "metrics_config": "a=1",
         "trace_config": "rate=1",

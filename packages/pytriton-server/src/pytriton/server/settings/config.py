@@ -76,6 +76,26 @@ class TritonConfig:
     """How often the files are looked at with `poll`, in seconds (15 when unset)."""
     load_model: list[str] | None = None
     """Names of the models of `model_repository` that are loaded at the start with `explicit` (all when unset)."""
+    model_load_thread_count: int | None = None
+    """How many models are loaded at the same time (4 when unset)."""
+    model_load_retry_count: int | None = None
+    """How often the load of a model that has failed is tried again (0 when unset)."""
+    rate_limit: str | None = None
+    """Whether instances wait for what `rate_limiter` in `config.pbtxt` asks for: `execution_count`, or `off` (when
+    unset)."""
+    rate_limit_resource: list[str] | None = None
+    """Items `<resource>:<count>` or `<resource>:<count>:<device>`: how much of it there is (when unset as much as the
+    instance asks for that asks for most)."""
+    backend_config: list[str] | None = None
+    """Items `<backend>,<setting>=<value>`, such as `onnxruntime,default-max-batch-size=8`, for backends of the user's
+    models."""
+    host_policy: list[str] | None = None
+    """Items `<policy>,<setting>=<value>`, such as `gpu_0,numa-node=1`: which processors the instances use that name the
+    policy or run on the GPU."""
+    pinned_memory_pool_byte_size: int | None = None
+    """Pinned memory that is taken at the start, in bytes (256 MiB when unset; none on a machine without a GPU)."""
+    cuda_memory_pool_byte_size: list[str] | None = None
+    """Items `<GPU>:<bytes>`: memory of a GPU that is taken at the start (64 MiB when unset)."""
     id: str | None = None
     """Name of the server, as in its metadata."""
     log_verbose: int | None = None
@@ -145,6 +165,10 @@ class TritonConfig:
     """How far apart the probes of a caller without data have to be, in milliseconds (300000 when unset)."""
     grpc_http2_max_ping_strikes: int | None = None
     """How many too early probes a caller may send before its connection is closed (2 when unset; 0 is any number)."""
+    grpc_max_connection_age: int | None = None
+    """After how long a connection is closed, in milliseconds (never when unset)."""
+    grpc_max_connection_age_grace: int | None = None
+    """How long the calls of such a connection may take to end, in milliseconds (any time when unset)."""
     grpc_restricted_protocol: str | None = None
     """`<groups>:<header>=<value>`, as `http_restricted_api`. As metadata the header's name gets the prefix
     `triton-grpc-protocol-`."""

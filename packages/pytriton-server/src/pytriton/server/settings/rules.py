@@ -27,11 +27,16 @@ _FALSE = frozenset({"0", "false", "no", "off", "n", "f"})
 
 # tritonserver keeps its numbers in a C int, but for these.
 _LARGEST_INT = 2**31 - 1
-_LARGEST = {"http_max_input_size": 2**63 - 1, "grpc_infer_thread_count": 128}
+_LARGEST = {
+    "http_max_input_size": 2**63 - 1,
+    "grpc_infer_thread_count": 128,
+    "pinned_memory_pool_byte_size": 2**63 - 1,
+}
 _LARGEST_PORT = 65535
 # Everything else starts at 0.
 _SMALLEST = {
     "repository_poll_secs": 1,
+    "model_load_thread_count": 1,
     "http_thread_count": 1,
     "http_max_input_size": 1,
     "grpc_infer_thread_count": 2,
@@ -41,6 +46,7 @@ _SMALLEST = {
     "metrics_interval_ms": 1,
     "grpc_keepalive_time": 1,
     "grpc_keepalive_timeout": 1,
+    "grpc_max_connection_age": 1,
 }
 _HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _HEADER_VALUE = re.compile(r"[\x21-\x7e]([\x20-\x7e]*[\x21-\x7e])?")
@@ -276,6 +282,13 @@ def _items(pattern: str, form: str, example: str) -> Callable[[list[str], str], 
 _FORMATS: dict[str, Callable[[Any, str], object]] = {
     "python_models": _one_of("stub", "workers"),
     "model_control_mode": _one_of("explicit", "poll", "none"),
+    "rate_limit": _one_of("execution_count", "off"),
+    "rate_limit_resource": _items(
+        r"[^:]+:\d{1,9}(:\d{1,9})?", "<resource>:<count> or <resource>:<count>:<device>", "licence:2"
+    ),
+    "backend_config": _items(r"[^,=]+,[^=]+=.+", "<backend>,<setting>=<value>", "onnxruntime,default-max-batch-size=8"),
+    "host_policy": _items(r"[^,=]+,[^=]+=.+", "<policy>,<setting>=<value>", "gpu_0,numa-node=1"),
+    "cuda_memory_pool_byte_size": _items(r"\d{1,9}:\d{1,18}", "<GPU>:<bytes>", "0:67108864"),
     "grpc_infer_response_compression_level": _one_of("none", "low", "medium", "high"),
     "http_header_forward_pattern": _check_pattern,
     "grpc_header_forward_pattern": _check_pattern,

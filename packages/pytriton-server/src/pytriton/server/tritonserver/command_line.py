@@ -97,6 +97,7 @@ def build_command(
         "model_control_mode": EXPLICIT,
         "allow_gpu_metrics": None if has_gpu() else False,
         "cache_directory": folders.caches,
+        "pinned_memory_pool_byte_size": None if has_gpu() else 0,
         # Its thread sleeps for half of the interval, and the end of the server waits for it.
         "metrics_interval_ms": None if has_gpu() else METRICS_INTERVAL_MS,
         **_protocols_on_vertex_ai(),
@@ -114,8 +115,6 @@ def build_command(
         ]
         command += [] if named else ["--load-model=*"]
     command.append(f"--backend-directory={folders.backends}")
-    if not has_gpu():
-        command.append("--pinned-memory-pool-byte-size=0")
     return command + _restrictions(config, security)
 
 
