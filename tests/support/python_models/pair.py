@@ -17,14 +17,16 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pytest
 import tritonclient.grpc
 import tritonclient.http
 from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from pytriton.triton import Triton
 from support.paths import TESTS
+from support.python_backend import why_no_python_backend
 from support.python_models.comparison import check_alike
-from support.serving import local_config
+from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
 MODELS = TESTS / "python_models" / "models"
@@ -48,11 +50,16 @@ class Side:
         repository: The folder that it serves, with a copy of each model that was loaded.
     """
 
-    def __init__(self, who: str, repository: Path) -> None:
+    def __init__(self, who: str, repository: Path, **settings: Any) -> None:
         self.who = who
         self.repository = repository
         config = local_config(
-            model_repository=repository, python_models=who, allow_metrics=True, metrics_port=0, exit_timeout_secs=60
+            model_repository=repository,
+            python_models=who,
+            allow_metrics=True,
+            metrics_port=0,
+            exit_timeout_secs=60,
+            **settings,
         )
         self.triton = Triton(config=config)
 
@@ -242,13 +249,21 @@ class Side:
 
     def metrics(self, model: str) -> dict[str, float]:
         """Return the counters of a model that count no time, and those that it has made itself."""
+        return {
+            f"{name}{{{labels}}}": value
+            for name, labels, value in self._metrics(model)
+            if not name.endswith(("_us", "pending_request_count"))
+        }
+
+    def pending(self, model: str) -> float:
+        """Return how many requests to a model wait."""
+        return sum(value for name, _, value in self._metrics(model) if name == "nv_inference_pending_request_count")
+
+    def _metrics(self, model: str) -> list[tuple[str, str, float]]:
         with urllib.request.urlopen(str(self.triton.metrics_url), timeout=PATIENCE_S) as page:
             text = page.read().decode()
-        found = {}
-        for name, labels, value in _METRIC.findall(text):
-            if f'model="{model}"' in labels and not name.endswith(("_us", "pending_request_count")):
-                found[f"{name}{{{labels}}}"] = float(value)
-        return found
+        found = _METRIC.findall(text)
+        return [(name, labels, float(value)) for name, labels, value in found if f'model="{model}"' in labels]
 
 
 class Pair:
@@ -295,6 +310,21 @@ class Pair:
         expected, found = ask(self.stub), ask(self.workers)
         check_alike(expected, found, meant or {})
         return found
+
+
+@contextlib.contextmanager
+def serving_pair(folder: Callable[[str], Path], **settings: Any) -> Iterator[Pair]:
+    """Run both servers, without models; a test is skipped where Triton's Python backend does not work.
+
+    Args:
+        folder: Makes a folder of a name.
+        settings: Further ones of `TritonConfig`.
+    """
+    if why := why_no_python_backend():
+        pytest.skip(why)
+    sides = [Side(who, folder(who), **settings) for who in ("stub", "workers")]
+    with short_home(), running(*(side.triton for side in sides)), sides[0].clients(), sides[1].clients():
+        yield Pair(*sides)
 
 
 def text(*elements: str) -> Array:
