@@ -73,12 +73,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         words = [str(SERVERS / "ray_serve_app.py"), dump(options.models), str(port), str(scratch / "ray")]
         settings = {
             **PATIENCE,
-            # Else its files lie in one place for everybody.
-            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(scratch / "haproxy" / "haproxy.cfg"),
-            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(scratch / "haproxy" / "admin.sock"),
-            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(scratch / "haproxy" / "metrics.sock"),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(scratch / "haproxy"),
-            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(scratch / "haproxy" / "server-state"),
+            # Else its files lie in one place for everybody. A socket's path may have 97 characters, 57 of them Ray's.
+            "RAY_SERVE_HAPROXY_CONFIG_FILE_LOC": str(scratch / "ha" / "haproxy.cfg"),
+            "RAY_SERVE_HAPROXY_SOCKET_PATH": str(scratch / "ha" / "admin.sock"),
+            "RAY_SERVE_HAPROXY_METRICS_SOCKET_PATH": str(scratch / "ha" / "metrics.sock"),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_BASE": str(scratch / "ha"),
+            "RAY_SERVE_HAPROXY_SERVER_STATE_FILE": str(scratch / "ha" / "server-state"),
             **dict(setting.split("=", 1) for setting in options.ray),
         }
         with serve(Launch([sys.executable, "-u", *words], settings), scratch) as server:

@@ -24,6 +24,7 @@ import numpy as np
 import ray
 import tritonclient.grpc
 import tritonclient.http
+from geventhttpclient.response import HTTPConnectionClosed
 from numpy.typing import NDArray
 from ray import serve
 from ray.cluster_utils import Cluster
@@ -109,7 +110,8 @@ class Load:
             expected = set(self._expected)
             try:
                 found = ask(value)
-            except (PyTritonClientError, InferenceServerException) as error:
+            # tritonclient tells of a connection that HAProxy has closed in the words of its library.
+            except (PyTritonClientError, InferenceServerException, HTTPConnectionClosed) as error:
                 outcome = "told"
                 self.errors[f"{name}: {type(error).__name__}: {' '.join(str(error).split())[:160]}"] += 1
             else:
