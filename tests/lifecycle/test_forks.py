@@ -272,7 +272,7 @@ def attached_worker(endpoint: str, *more: str) -> contextlib.AbstractContextMana
 @KINDS
 def test_a_killed_worker_is_lost_although_its_child_goes_on(bare: BareServer, kind: float) -> None:
     url = f"http://{bare.url}"
-    descriptors = bare.descriptors()
+    held = bare.held()
     with contextlib.ExitStack() as stack:
         worker = stack.enter_context(attached_worker(str(bare.endpoint("m"))))
         bare.wait_for_log("attached, protocol")
@@ -286,7 +286,7 @@ def test_a_killed_worker_is_lost_although_its_child_goes_on(bare: BareServer, ki
         assert f"(pid {worker.pid}) was lost while it worked on this request" in error
         assert ("its process has ended" if kind == RAW_FORK else "it closed its connection") in error
         assert "no worker is attached" in infer(url, "m", DOUBLE)
-        eventually(lambda: bare.descriptors() <= descriptors)
+        bare.wait_until_held(held)
         stack.enter_context(attached_worker(str(bare.endpoint("m"))))
         eventually(lambda: infer(url, "m", DOUBLE) == [2 * DOUBLE])
 

@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 import urllib.request
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from pytriton.server.tritonserver.command_line import ServerFolders, build_comma
 from pytriton.server.tritonserver.ports import reserve_ports
 from pytriton.server.tritonserver.process import ServerProcess
 from support.serving import local_config
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, eventually
 
 Array = np.ndarray[Any, Any]
 
@@ -155,6 +156,28 @@ class BareServer:
     def descriptors(self) -> int:
         """Return how many files the server has open."""
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+
+    def held(self) -> Counter[str]:
+        """Return what the server has open, by kind; without connections over TCP, which are those of callers."""
+        of_callers = {
+            f"socket:[{line.split()[9]}]"
+            for name in ("tcp", "tcp6")
+            for line in Path(f"/proc/{self.process.pid}/net/{name}").read_text().splitlines()[1:]
+        }
+        found = Counter[str]()
+        for descriptor in Path(f"/proc/{self.process.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):  # it is closed by now
+                link = os.readlink(descriptor)
+                if link not in of_callers:
+                    found[link.partition(":[")[0] if link.startswith("socket") else link] += 1
+        return found
+
+    def wait_until_held(self, expected: Counter[str]) -> None:
+        """Wait until the server has nothing open but this, as `held` returned it."""
+        try:
+            eventually(lambda: not self.held() - expected)
+        except AssertionError:
+            raise AssertionError(f"the server still has {dict(self.held() - expected)}") from None
 
 
 @contextlib.contextmanager
