@@ -139,7 +139,24 @@ def test_what_repeats_needs_no_python(kind: Any, server: inprocess.Server, in_py
         assert ask(server, name, [number, 1], request_id=f"{number}", timeout=10_000_000 + number, priority=0) == {
             "y": [[2 * number, 2]]
         }
-    assert in_python == ["execute"] * 2
+    assert in_python == ["execute"]
+
+
+@pytest.mark.parametrize("kind", [columns, listed])
+def test_sizes_need_no_python(kind: Any, server: inprocess.Server, in_python: list[str]) -> None:
+    name = bind(server, kind(lambda x: {"y": x[:, ::2] * 2}))
+    for number in range(1, 30):
+        rows = np.arange(number % 4 * 7 + 14, dtype=F4).reshape(-1, 7)[:, : number % 7 + 1].tolist()
+        wanted = [[2 * value for value in row[::2]] for row in rows]
+        assert ask(server, name, *rows, request_id="i" * number) == {"y": wanted}
+    assert in_python == ["execute"]
+    # Left in place by the caller, and too much for a record: both are Python's, and what comes after is not.
+    for width in (1 << 18, (1 << 14) + 2):
+        assert ask(server, name, [1.0] * width) == {"y": [[2.0] * (width // 2)]}
+    seen = len(in_python)
+    assert seen > 1
+    assert ask(server, name, [3.0]) == {"y": [[6.0]]}
+    assert len(in_python) == seen
 
 
 @pytest.mark.usefixtures("both_ways")

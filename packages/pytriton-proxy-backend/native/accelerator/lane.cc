@@ -1,8 +1,8 @@
 // The way of a plain batch: packet -> arrays -> callable -> record -> packet, without Python but for the callable.
 //
-// It reads and writes no metadata. What a batch says was checked by Python the first time, and what a callable returns
-// was checked and laid out by Python the first time; from then on the bytes of the one are compared, and the types and
-// shapes of the other. Whatever is not plain ends `run`, and is Python's: a packet as it came, or a call that was made.
+// What a batch says was checked by Python the first time, and what a callable returns was checked and laid out by Python
+// the first time; from then on the one is compared with what was checked, and the other with what was laid out, but for
+// their sizes. Whatever is not plain ends `run`, and is Python's: a packet as it came, or a call that was made.
 // A lane knows nothing of its connection between two runs.
 //
 // Without destructors and exceptions: a daemon thread of an interpreter that ends never returns from
@@ -89,6 +89,7 @@ struct Requests {
   PyObject* columns;
   PyObject* metadata;
   PyObject* raw;  // the record up to its payloads, where that is not that of the metadata
+  Likeness likeness;   // of the record and the metadata
   uint64_t number, received_ns, sent_ns;
 };
 
@@ -96,6 +97,8 @@ PyTypeObject* block_type;
 PyTypeObject* requests_type;
 
 // ---- what Python sees of a batch ------------------------------------------------------------------------------------
+
+int IsResized(const Requests& requests) { return requests.likeness == Likeness::kResized ? 1 : 0; }
 
 // Whichever thread drops the last view has the GIL, and may be anywhere.
 void FreeBlock(PyObject* self) {
@@ -145,7 +148,8 @@ void FreeRequests(PyObject* self) {
 PyObject* CallRequests(PyObject* self, PyObject*, PyObject*) {
   auto* requests = reinterpret_cast<Requests*>(self);
   return PyObject_CallFunction(
-      requests->make, "OOOOKKK", requests->metadata, requests->raw, requests->block, requests->columns,
+      requests->make, "OOiOOKKK", requests->metadata, requests->raw, IsResized(*requests), requests->block,
+      requests->columns,
       static_cast<unsigned long long>(requests->number), static_cast<unsigned long long>(requests->received_ns),
       static_cast<unsigned long long>(requests->sent_ns));
 }
@@ -158,7 +162,7 @@ struct Incoming {
   const Segment* segment;
   char* data;
   BatchForm* form;
-  bool is_same;  // as what the form was made of, also in its gaps
+  Likeness likeness;
 };
 
 enum class Outcome { kPlain, kOther, kError };
@@ -230,7 +234,7 @@ Outcome Recognise(Lane* lane, ssize_t size, const msghdr& header, Incoming* batc
     return Outcome::kOther;
   }
   memcpy(lane->metadata, batch->data, record.metadata_length);
-  batch->form = FindForm(&lane->forms, lane->describe, record, lane->metadata, &batch->is_same);
+  batch->form = FindForm(&lane->forms, lane->describe, record, lane->metadata, &batch->likeness);
   if (batch->form == nullptr) return PyErr_Occurred() == nullptr ? Outcome::kOther : Outcome::kError;
   return Outcome::kPlain;
 }
@@ -257,9 +261,7 @@ Requests* MakeRequests(Lane* lane, const Incoming& batch) {
   Block* block = MakeBlock(lane, batch);
   if (block == nullptr) return nullptr;
   PyObject* columns = MakeColumns(*batch.form, batch.data, &block->head);
-  PyObject* raw = batch.is_same ? NewNone()
-                                : PyBytes_FromStringAndSize(
-                                      lane->metadata, static_cast<Py_ssize_t>(batch.record.metadata_length));
+  PyObject* raw = RawOf(batch.record, lane->metadata, batch.likeness);
   auto* requests = columns == nullptr || raw == nullptr
                        ? nullptr
                        : reinterpret_cast<Requests*>(PyType_GenericAlloc(requests_type, 0));
@@ -277,6 +279,7 @@ Requests* MakeRequests(Lane* lane, const Incoming& batch) {
   requests->columns = columns;
   requests->metadata = batch.form->python;
   requests->raw = raw;
+  requests->likeness = batch.likeness;
   Py_IncRef(&lane->head);
   Py_IncRef(requests->make);
   Py_IncRef(requests->metadata);
@@ -397,7 +400,7 @@ Outcome Serve(Lane* lane, const Incoming& batch, PyObject** called) {
   const uint64_t called_ns = Now();
   PyObject* result = Call(lane, batch, requests);
   const uint64_t spent_ns = Now() - called_ns;
-  ReplyForm* form = result == nullptr ? nullptr : FormOf(batch.form, lane->lay_out, result);
+  ReplyForm* form = result == nullptr ? nullptr : FormOf(batch.form, lane->lay_out, requests->raw, batch.likeness, result);
   const ReplyBlock* reply = nullptr;
   if (form != nullptr) {
     for (Py_ssize_t i = 0; i < form->piece_count; ++i) Py_IncRef(&form->found[i]->head);
@@ -427,10 +430,9 @@ Outcome Serve(Lane* lane, const Incoming& batch, PyObject** called) {
   // The block is named by whoever drops it, from here on.
   lane->current = nullptr;
   *called = Py_BuildValue(
-      "[(IK)OOOOKKKKNN]", static_cast<unsigned>(batch.message.segment),
-      static_cast<unsigned long long>(batch.message.offset), requests->metadata, requests->raw, requests->block,
-      requests->columns,
-      static_cast<unsigned long long>(requests->number), static_cast<unsigned long long>(requests->received_ns),
+      "[(IK)OOiOOKKKKNN]", static_cast<unsigned>(batch.message.segment),
+      static_cast<unsigned long long>(batch.message.offset), requests->metadata, requests->raw, IsResized(*requests),
+      requests->block, requests->columns, static_cast<unsigned long long>(requests->number), static_cast<unsigned long long>(requests->received_ns),
       static_cast<unsigned long long>(requests->sent_ns), static_cast<unsigned long long>(called_ns),
       result == nullptr ? NewNone() : result, error == nullptr ? NewNone() : error);
   Py_DecRef(&requests->head);

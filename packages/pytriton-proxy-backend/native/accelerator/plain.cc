@@ -45,17 +45,18 @@ void Count(
 }
 
 BatchForm* FindForm(
-    Forms* forms, PyObject* describe, const RecordHeader& header, const char* record, bool* is_same) {
+    Forms* forms, PyObject* describe, const RecordHeader& header, const char* record, Likeness* likeness) {
   for (int i = -1; i < forms->count; ++i) {
     const int place = i < 0 ? forms->last : i;  // first the one that came last
     if (forms->count == 0) break;
-    const Likeness likeness = Compare(*forms->made[place], header, record);
-    if (likeness == Likeness::kOther) continue;
-    *is_same = likeness == Likeness::kSame;
-    forms->last = place;
-    return forms->made[place];
+    *likeness = Match(forms->made[place], header, record);
+    if (*likeness != Likeness::kOther) {
+      forms->last = place;
+      return forms->made[place];
+    }
+    if (PyErr_Occurred() != nullptr) return nullptr;
   }
-  *is_same = true;
+  *likeness = Likeness::kSame;
   PyObject* described = PyObject_CallFunction(
       describe, "N(IIKII)", PyBytes_FromStringAndSize(record, static_cast<Py_ssize_t>(header.metadata_length)),
       header.entry_count, header.tensor_count, static_cast<unsigned long long>(header.record_length),
@@ -102,10 +103,17 @@ PyObject* MakeColumns(const BatchForm& form, char* record, PyObject* base) {
   return columns;
 }
 
-ReplyForm* FormOf(BatchForm* batch, PyObject* lay_out, PyObject* result) {
+PyObject* RawOf(const RecordHeader& header, const char* record, Likeness likeness) {
+  return likeness == Likeness::kSame
+             ? NewNone()
+             : PyBytes_FromStringAndSize(record, static_cast<Py_ssize_t>(header.metadata_length));
+}
+
+ReplyForm* FormOf(BatchForm* batch, PyObject* lay_out, PyObject* raw, Likeness likeness, PyObject* result) {
   ReplyForm* form = FindReplyForm(batch, result);
   if (form != nullptr) return form;
-  PyObject* laid_out = PyObject_CallFunctionObjArgs(lay_out, batch->python, result, nullptr);
+  PyObject* laid_out = PyObject_CallFunction(
+      lay_out, "OOiO", batch->python, raw, likeness == Likeness::kResized ? 1 : 0, result);
   if (laid_out == nullptr) return nullptr;
   form = laid_out == &_Py_NoneStruct ? nullptr : AddReplyForm(batch, laid_out);
   Py_DecRef(laid_out);

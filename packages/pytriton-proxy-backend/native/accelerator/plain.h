@@ -29,18 +29,20 @@ struct Forms {
   int count, last, next;
 };
 
-// The form of a record, for which `describe` may be asked; null where it has none, or with an exception. `is_same` says
-// whether it is as what the form was made of, also in its gaps.
+// The form of a record, for which `describe` may be asked; null where it has none, or with an exception.
 BatchForm* FindForm(
-    Forms* forms, PyObject* describe, const RecordHeader& header, const char* record, bool* is_same);
+    Forms* forms, PyObject* describe, const RecordHeader& header, const char* record, Likeness* likeness);
 void FreeForms(Forms* forms);
 
 // The inputs by name, as arrays whose base is `base`; null with an exception.
 PyObject* MakeColumns(const BatchForm& form, char* record, PyObject* base);
 
+// The metadata up to the payloads, for Python; None where they are those of the form. Null with an exception.
+PyObject* RawOf(const RecordHeader& header, const char* record, Likeness likeness);
+
 // The form of what a callable returned, for which `lay_out` may be asked, with the arrays in its `found`; null where it
-// has none, or with an exception.
-ReplyForm* FormOf(BatchForm* batch, PyObject* lay_out, PyObject* result);
+// has none, or with an exception. `raw` and `likeness` are those of the batch.
+ReplyForm* FormOf(BatchForm* batch, PyObject* lay_out, PyObject* raw, Likeness likeness, PyObject* result);
 void CopyPayloads(const ReplyForm& form, char* record);
 void WriteMetadata(const ReplyForm& form, uint64_t number, char* record);
 

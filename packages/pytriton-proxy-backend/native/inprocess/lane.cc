@@ -31,6 +31,7 @@ struct Requests {
   PyObject* columns;
   PyObject* metadata;
   PyObject* raw;     // the record up to its payloads, where that is not that of the metadata
+  Likeness likeness;  // of the record and the metadata
   PyObject* handle;  // null as long as nobody has asked
   uint64_t batch;    // 0 once it is answered
   uint64_t number, received_ns, sent_ns;
@@ -38,6 +39,8 @@ struct Requests {
 
 PyTypeObject* block_type;
 PyTypeObject* requests_type;
+
+int IsResized(const Requests& requests) { return requests.likeness == Likeness::kResized ? 1 : 0; }
 
 void FreeBlock(PyObject* self) {
   auto* block = reinterpret_cast<Block*>(self);
@@ -71,8 +74,8 @@ PyObject* CallRequests(PyObject* self, PyObject*, PyObject*) {
   auto* requests = reinterpret_cast<Requests*>(self);
   if (!HandOver(requests)) return nullptr;
   return PyObject_CallFunction(
-      requests->make_requests, "OOOOOKKK", requests->handle == nullptr ? &_Py_NoneStruct : requests->handle,
-      requests->metadata, requests->raw, requests->block, requests->columns,
+      requests->make_requests, "OOOiOOKKK", requests->handle == nullptr ? &_Py_NoneStruct : requests->handle,
+      requests->metadata, requests->raw, IsResized(*requests), requests->block, requests->columns,
       static_cast<unsigned long long>(requests->number), static_cast<unsigned long long>(requests->received_ns),
       static_cast<unsigned long long>(requests->sent_ns));
 }
@@ -144,11 +147,11 @@ Block* MakeBlock(Lane* lane) {
 
 // The batch in the form in which callables under `@batch` get it; null with an exception.
 Requests* MakeRequests(
-    Lane* lane, const BatchForm& form, const RecordHeader& header, char* record, bool is_same, uint64_t batch) {
+    Lane* lane, const BatchForm& form, const RecordHeader& header, char* record, Likeness likeness, uint64_t batch) {
   Block* block = MakeBlock(lane);
   if (block == nullptr) return nullptr;
   PyObject* columns = MakeColumns(form, record, &block->head);
-  PyObject* raw = is_same ? NewNone() : PyBytes_FromStringAndSize(record, static_cast<Py_ssize_t>(header.metadata_length));
+  PyObject* raw = RawOf(header, record, likeness);
   auto* requests = columns == nullptr || raw == nullptr
                        ? nullptr
                        : reinterpret_cast<Requests*>(PyType_GenericAlloc(requests_type, 0));
@@ -164,6 +167,7 @@ Requests* MakeRequests(
   requests->columns = columns;
   requests->metadata = form.python;
   requests->raw = raw;
+  requests->likeness = likeness;
   Py_IncRef(requests->make_handle);
   Py_IncRef(requests->make_requests);
   Py_IncRef(requests->metadata);
@@ -214,7 +218,8 @@ Served Resume(Lane* lane, Requests* requests, uint64_t called_ns, PyObject* resu
     served.handle = requests->handle;
     Py_IncRef(served.handle);
     PyObject* called = Py_BuildValue(
-        "[OOOOOKKKKNN]", requests->handle, requests->metadata, requests->raw, requests->block, requests->columns,
+        "[OOOiOOKKKKNN]", requests->handle, requests->metadata, requests->raw, IsResized(*requests), requests->block,
+        requests->columns,
         static_cast<unsigned long long>(requests->number), static_cast<unsigned long long>(requests->received_ns),
         static_cast<unsigned long long>(requests->sent_ns), static_cast<unsigned long long>(called_ns),
         result == nullptr ? NewNone() : result, error == nullptr ? NewNone() : error);
@@ -235,9 +240,9 @@ Served ServeIn(Lane* lane, char* record, uint64_t batch) {
   RecordHeader header;
   memcpy(&header, record, sizeof(header));
   if (header.metadata_length > kMaxCompared) return served;
-  bool is_same = false;
-  BatchForm* form = FindForm(&lane->forms, lane->describe, header, record, &is_same);
-  Requests* requests = form == nullptr ? nullptr : MakeRequests(lane, *form, header, record, is_same, batch);
+  Likeness likeness;
+  BatchForm* form = FindForm(&lane->forms, lane->describe, header, record, &likeness);
+  Requests* requests = form == nullptr ? nullptr : MakeRequests(lane, *form, header, record, likeness, batch);
   if (requests == nullptr) {
     if (PyErr_Occurred() != nullptr) PyErr_WriteUnraisable(lane->describe);
     return served;
@@ -245,7 +250,7 @@ Served ServeIn(Lane* lane, char* record, uint64_t batch) {
   const uint64_t called_ns = Now();
   PyObject* result = CallCallable(lane, *form, requests);
   const uint64_t spent_ns = Now() - called_ns;
-  const ReplyForm* reply = result == nullptr ? nullptr : FormOf(form, lane->lay_out, result);
+  const ReplyForm* reply = result == nullptr ? nullptr : FormOf(form, lane->lay_out, requests->raw, likeness, result);
   if (reply == nullptr || !HasRoom(lane, reply->length)) return Resume(lane, requests, called_ns, result);
   auto* answer = reinterpret_cast<char*>(lane->reply.get());
   WriteMetadata(*reply, header.batch, answer);

@@ -30,18 +30,26 @@ class Host(Protocol):
         """Check the metadata of a record.
 
         Returns:
-            The metadata, the rows of each request, the sum of them, bytes of the inputs, of each input name, shape,
-            dtype, offset and length, and offset and length of each piece that may differ in records of that form, in
-            order; `None` where batches with them are Python's.
+            The metadata, of each input name, shape, dtype and bytes of an element, offset and length of each piece that
+            is the same in records of that form, places of the references to texts that are the same, whether tensors
+            have a batch axis, and the bytes that such records have less than, 0 for any; `None` where batches with them
+            are Python's.
         """
 
-    def lay_out(self, metadata: Any, result: Any) -> tuple[Any, ...] | None:
+    def lay_out(self, metadata: Any, raw: bytes | None, resized: int, result: Any) -> tuple[Any, ...] | None:
         """Check what a callable returned, a dictionary or a list of them, and lay a record out for it.
+
+        Args:
+            metadata: Those that `describe` returned for a batch that looks like this one.
+            raw: The record of this one up to the payloads, where that differs.
+            resized: Whether sizes differ as well.
+            result: What the callable returned.
 
         Returns:
             The metadata of the record, its length, bytes of its payloads, whether it is of a list, the size of each
-            dictionary, and of each array its dictionary and (name, shape, dtype, offset, length), dictionary by
-            dictionary; `None` where such results are Python's.
+            dictionary, of each array its dictionary and (name, shape, dtype, offset, length), dictionary by dictionary,
+            of each tensor the shapes that such results may have, and the bytes that they have less than, 0 for any.
+            `None` for shapes: they may have these alone. `None` where such results are Python's.
         """
 
     def make_room(self, place: int, length: int) -> tuple[int, int, int, int] | None:
@@ -64,13 +72,14 @@ class Host(Protocol):
         self,
         metadata: Any,
         raw: bytes | None,
+        resized: int,
         block: Any,
         columns: dict[str, Any],
         number: int,
         received_ns: int,
         sent_ns: int,
     ) -> list[Any]:
-        """Make the requests of a batch; `raw` is its record up to the payloads, where that differs in pieces."""
+        """Make the requests of a batch; `raw` is its record up to the payloads, where that differs, or sizes do."""
 
     def give_back(self) -> None:
         """Tell of the blocks in `released`."""

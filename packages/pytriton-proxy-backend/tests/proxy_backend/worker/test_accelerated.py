@@ -4,6 +4,7 @@ import contextlib
 import gc
 import itertools
 import os
+import random
 import signal
 import struct
 import sys
@@ -117,6 +118,14 @@ def record(
     return bytes(
         golden.batch_record(number, requests, [golden.Tensor("x", golden.FP32, [len(rows), len(rows[0])], payload)])
     )
+
+
+def sized_record(golden: ModuleType, number: int, rows: list[int], width: int, **more: Any) -> tuple[bytes, Array]:
+    """A batch of requests with so many rows each, and its input."""
+    x = np.arange(sum(rows) * width, dtype=F4).reshape(sum(rows), width) + number
+    requests = [golden.Request(rows=count, outputs=["y", "z"], **more) for count in rows]
+    tensor = golden.Tensor("x", golden.FP32, list(x.shape), x.tobytes())
+    return bytes(golden.batch_record(number, requests, [tensor])), x
 
 
 def ask(peer: Any, golden: ModuleType, number: int, *rows: list[float], **more: Any) -> tuple[Any, list[Any]]:
@@ -267,10 +276,10 @@ def test_other_results_come_in_between(
 def test_every_request_with_an_id_of_its_own(serve: Serve, golden: ModuleType, python_calls: list[int]) -> None:
     _, peer = serve(Columns(lambda data: {"y": data["x"]}))
     for number in range(1, 31):
-        _, responses = ask(peer, golden, number, [number], id=str(number))
+        _, responses = ask(peer, golden, number, [number], id="i" * (number * number))
         assert outputs_of(responses) == [{"y": [[number]]}]
-    # Of each length the first, before which there is also no block.
-    assert python_calls in ([1, 10], [1, 2, 10])
+    # The first, before which there is also no block.
+    assert python_calls in ([1], [1, 2])
 
 
 def about(number: int) -> dict[str, Any]:
@@ -374,19 +383,126 @@ def test_more_looks_than_are_kept(serve: Serve, golden: ModuleType, python_calls
     _, peer = serve(Columns(lambda data: {"y": data["x"] + 1}))
     number = 0
     for _ in range(3):
-        for width in range(1, 141):
+        for look in range(1, 141):
             number += 1
-            _, responses = ask(peer, golden, number, [float(number)] * width)
-            assert outputs_of(responses) == [{"y": [[number + 1.0] * width]}]
+            _, responses = ask(peer, golden, number, [float(number)], parameters={f"look {look}": 1})
+            assert outputs_of(responses) == [{"y": [[number + 1.0]]}]
     assert len(python_calls) < 2 * 140
 
 
 def test_more_looks_of_results_than_are_kept(serve: Serve, golden: ModuleType) -> None:
     widths = iter(range(1, 1000))
-    _, peer = serve(Columns(lambda data: {"y": np.full((1, next(widths) % 20 + 1), data["x"][0, 0])}))
+    # With an axis too many: such shapes are sent as they are, and nothing may differ in them.
+    _, peer = serve(Columns(lambda data: {"y": np.full((1, next(widths) % 20 + 1, 1), data["x"][0, 0])}))
     for number in range(1, 61):
         _, responses = ask(peer, golden, number, [number])
-        assert outputs_of(responses) == [{"y": [[number] * (number % 20 + 1)]}]
+        assert outputs_of(responses) == [{"y": [[[number]] * (number % 20 + 1)]}]
+
+
+# ---- sizes that differ ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [Columns, Listed])
+def test_sizes_need_no_python(kind: Any, serve: Serve, golden: ModuleType, python_calls: list[int]) -> None:
+    """Rows, dimensions and lengths of ids differ from batch to batch, and so do those of the outputs."""
+    worker, peer = serve(kind(lambda data: {"y": data["x"][:, ::2].copy(), "z": data["x"].astype(F8)}))
+    rng = random.Random(3)
+    total = input_bytes = output_bytes = 0
+    seen: set[tuple[Any, ...]] = set()
+    for number in range(1, 101):
+        rows = [rng.randint(1, 5) for _ in range(rng.randint(1, 3))]
+        width = rng.randint(1, 90)
+        raw, x = sized_record(golden, number, rows, width, id="i" * rng.randint(0, 200))
+        peer.batch(number, raw)
+        responses = peer.responses(peer.answer())
+        starts = [0, *itertools.accumulate(rows)]
+        assert [(response.request, response.flags) for response in responses] == [(i, 1) for i in range(len(rows))]
+        for response, begin, end in zip(responses, starts, starts[1:], strict=False):
+            assert (response.outputs["y"].dtype, response.outputs["z"].dtype) == (F4, F8)
+            np.testing.assert_array_equal(response.outputs["y"], x[begin:end, ::2])
+            np.testing.assert_array_equal(response.outputs["z"], x[begin:end])
+        total += sum(rows)
+        input_bytes += x.nbytes
+        output_bytes += x[:, ::2].nbytes + 2 * x.nbytes
+        seen.add((tuple(rows), width))
+    # Of one, two and three requests the first, and what came before there was a block large enough.
+    assert len(python_calls) < 10 < len(seen)
+    counted = worker.statistics
+    assert (counted.batches, counted.rows.sum) == (100, total)
+    assert (counted.input_bytes, counted.output_bytes) == (input_bytes, output_bytes)
+
+
+def test_rows_that_change_hands(serve: Serve, golden: ModuleType, python_calls: list[int]) -> None:
+    """The same array, which belongs to the requests in other ways: every answer has the rows of its request."""
+    _, peer = serve(Columns(lambda data: {"y": data["x"], "z": data["x"].astype(F8)}))
+    for number, rows in enumerate([[1, 3], [1, 3], [3, 1], [2, 2], [1, 3], [3, 1]], 1):
+        raw, x = sized_record(golden, number, rows, 2)
+        peer.batch(number, raw)
+        responses = peer.responses(peer.answer())
+        assert [response.outputs["y"].tolist() for response in responses] == [
+            x[: rows[0]].tolist(),
+            x[rows[0] :].tolist(),
+        ]
+    assert len(python_calls) <= 2
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("kind", [Columns, Listed])
+def test_sizes_and_results_in_any_order(
+    kind: Any, strict: bool, serve: Serve, proxy: Any, golden: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many batches of other sizes with other results, and all of it once more without the accelerator."""
+    results: dict[str, Callable[[Array], Any]] = {
+        **other_results(),
+        "one column": lambda x: {"y": x[:, :1].copy(), "z": x.astype(F8)},
+        "both": lambda x: {"y": x * 2, "z": x.astype(F8)},
+        "one is wider": lambda x: {"y": x, "z": np.repeat(x, 3, axis=1).astype(F8)},
+        "three dimensions": lambda x: {"y": x[:, :, None].copy(), "z": x.astype(F8)},
+    }
+    # A declared dimension, which few of the results have.
+    outputs = (TensorSpec(name="y", dtype=F4, shape=(-1,)), TensorSpec(name="z", dtype=F8, shape=(4,)))
+    chosen = ["both"]
+
+    def play() -> list[Any]:
+        rng = random.Random(7)
+        model = spec(strict=strict, outputs=outputs)
+        worker, peer = serve(kind(lambda data: results[chosen[0]](data["x"])), model=model)
+        answers: list[Any] = []
+        for number in range(1, 401):
+            chosen[0] = rng.choice(["both", "both", "one column", *results])
+            rows = [rng.randint(1, 3) for _ in range(rng.randint(1, 3))]
+            raw, _ = sized_record(golden, number, rows, rng.choice([1, 4, 4, 9]), id="i" * rng.randint(0, 40))
+            peer.batch(number, raw)
+            packet = peer.answer()
+            responses = peer.responses(packet) if packet.kind == golden.RESPONSE else []
+            told = [(response.request, response.flags, response.code, response.error) for response in responses]
+            answers.append((chosen[0], packet.kind, packet.body, told, outputs_of(responses)))
+        assert worker.statistics.batches == len(answers)
+        proxy.close()
+        assert worker.stop(PATIENCE_S)
+        return answers
+
+    accelerated_answers = play()
+    monkeypatch.setenv("PYTRITON_ACCELERATOR", "0")
+    assert play() == accelerated_answers
+
+
+def test_requests_of_batches_of_other_sizes_know_what_came_along(serve: Serve, golden: ModuleType) -> None:
+    kept: list[Any] = []
+
+    def infer(requests: list[Any]) -> Any:
+        kept.extend(requests)
+        return [{"y": request["x"], "z": request["x"].astype(F8)} for request in requests]
+
+    _, peer = serve(infer)
+    wanted = []
+    for number in range(1, 31):
+        rows = [1 + number % 3, 1 + number % 2]
+        raw, x = sized_record(golden, number, rows, 1 + number % 5, **about(number))
+        peer.batch(number, raw)
+        peer.answer()
+        wanted += [(about(number), x[: rows[0]].tolist()), (about(number), x[rows[0] :].tolist())]
+    assert [(seen_of(request), request["x"].tolist()) for request in kept] == wanted
 
 
 def test_traced_batches_are_not_plain(serve: Serve, golden: ModuleType, python_calls: list[int]) -> None:
@@ -732,33 +848,31 @@ def test_its_types_are_not_for_others(serve: Serve, golden: ModuleType) -> None:
 
 PLACE = st.tuples(
     st.sampled_from(["packet", "record"]),
-    st.integers(0, 300),
+    st.integers(0, 500),
     st.sampled_from([1, 2, 4, 8]),
     st.sampled_from([0, 1, 2, 47, 48, 64, 4096, 1 << 31, (1 << 32) - 1, 1 << 63]) | st.integers(0, (1 << 64) - 1),
 )
 
 
-@pytest.mark.slow
-@given(changes=st.lists(PLACE, min_size=1, max_size=3))
-@settings(
-    max_examples=100,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-@pytest.mark.parametrize("kind", [Columns, Listed])
-def test_changed_batches(kind: Any, changes: list[tuple[str, int, int, int]], proxy: Any, golden: ModuleType) -> None:
-    """A batch like those that were served, but for a few bytes: an answer, or the end of the connection."""
+def outcome(kind: Any, changes: list[tuple[str, int, int, int]], proxy: Any, golden: ModuleType) -> list[Any]:
+    """What comes of a batch like those that were served, but for a few bytes: answers, up to the connection's end."""
     # Anew for each: a worker that lost its connection attaches again, to whoever listens.
     proxy.listen()
-    worker = Worker(kind(lambda data: {"y": data["x"] + 1}), spec(), proxy.endpoint)
+    worker = Worker(kind(lambda data: {"y": data["x"] + 1, "z": data["x"].astype(F8)}), spec(), proxy.endpoint)
     worker.start()
     peer = proxy.accept()
     more: dict[str, Any] = {} if kind is Columns else {"id": "an id", "parameters": {"a": 1, "b": "text"}}
+    answers: list[Any] = []
     try:
         peer.welcome()
         for number in (1, 2, 3):
-            assert outputs_of(ask(peer, golden, number, [1.0, 2.0], **more)[1]) == [{"y": [[2.0, 3.0]]}]
-        parts = {"record": bytearray(record(golden, 4, [1.0, 2.0], **more))}
+            raw, x = sized_record(golden, number, [1, number], 2, **more)
+            peer.batch(number, raw)
+            assert [response.outputs["y"].tolist() for response in peer.responses(peer.answer())] == [
+                (x[:1] + 1).tolist(),
+                (x[1:] + 1).tolist(),
+            ]
+        parts = {"record": bytearray(sized_record(golden, 4, [2, 1], 2, **more)[0])}
         parts["packet"] = bytearray(
             golden.message(golden.BATCH, batch=4, consumed=3, segment=1, offset=1 << 16, length=len(parts["record"]))
         )
@@ -772,7 +886,37 @@ def test_changed_batches(kind: Any, changes: list[tuple[str, int, int, int]], pr
             while True:
                 packet = peer.answer()
                 if packet.kind == golden.RESPONSE:
-                    assert all(not response.error for response in peer.responses(packet))
+                    responses = peer.responses(packet)
+                    assert all(not response.error for response in responses)
+                    for response in responses:
+                        for name, array in response.outputs.items():
+                            answers.append((response.request, name, array.dtype, array.shape, array.tobytes()))
+                else:
+                    answers.append((packet.kind, packet.body))
     finally:
         proxy.close()
         assert worker.stop(PATIENCE_S)
+    return answers
+
+
+@pytest.mark.slow
+@given(changes=st.lists(PLACE, min_size=1, max_size=3))
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@pytest.mark.parametrize("kind", [Columns, Listed])
+def test_changed_batches(
+    kind: Any,
+    changes: list[tuple[str, int, int, int]],
+    proxy: Any,
+    golden: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whatever is changed in a batch, the accelerator makes of it what Python does."""
+    found = []
+    for switch in ("1", "0"):
+        monkeypatch.setenv("PYTRITON_ACCELERATOR", switch)
+        found.append(outcome(kind, changes, proxy, golden))
+    assert found[0] == found[1]

@@ -67,6 +67,10 @@ class OutputTaker:
         """Return false: a model answers each request by itself."""
         return False
 
+    def shapes(self, results: Sequence[dict[str, Array]], names: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes that outputs may have, -1 for any dimension."""
+        return tuple((-1,) * results[0][name].ndim for name in names)
+
 
 class CoroutineLoop:
     """The event loop in which the coroutines of a model run, in a thread of its own, as long as the process."""

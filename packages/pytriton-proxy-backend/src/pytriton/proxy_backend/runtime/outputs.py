@@ -112,6 +112,13 @@ class OutputChecker:
         self._tell_shape(array, spec)
         return not self._model.strict
 
+    def shapes(self, results: Sequence[Outputs], names: tuple[str, ...]) -> tuple[tuple[int, ...], ...] | None:
+        """Return the shapes that outputs may have, -1 for any dimension; `None` where these have others."""
+        specs = [self._specs[name] for name in names]
+        if not all(self._has_shape(result[spec.name], spec) for spec in specs for result in results):
+            return None
+        return tuple((-1, *spec.shape) if self._model.batching else tuple(spec.shape) for spec in specs)
+
     def one(
         self, result: object, index: int, requested: Sequence[str] | None
     ) -> tuple[Outputs, Mapping[str, ParameterValue]]:

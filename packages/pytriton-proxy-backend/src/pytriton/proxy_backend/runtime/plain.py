@@ -8,7 +8,7 @@ import numpy as np
 
 from ..errors import ProtocolError
 from ..wire.batch import BatchMetadata, BatchReader, Head
-from ..wire.layout import ALIGNMENT, RECORD
+from ..wire.layout import ALIGNMENT
 from ..wire.record import Array, Record
 from ..wire.response import lay_out_columns
 from .service import Service
@@ -25,48 +25,50 @@ class PlainBatches:
     Args:
         service: The callable and its model.
         reader: Reads metadata.
+        record_limit: Batches are plain whose record has less bytes than that; 0 for all.
+        payload_limit: Answers are, likewise, whose outputs have less bytes.
     """
 
-    def __init__(self, service: Service, reader: BatchReader) -> None:
+    def __init__(self, service: Service, reader: BatchReader, *, record_limit: int = 0, payload_limit: int = 0) -> None:
         self._service = service
         self._reader = reader
+        self._record_limit = record_limit
+        self._payload_limit = payload_limit
         self._seen: set[int] = set()  # hashes of looks that came once
 
     def describe(self, raw: bytes, head: Head) -> tuple[Any, ...] | None:
         """Check the metadata of a record, see `_accelerator.Host`."""
+        record_length = head[2]
+        if self._record_limit and record_length >= self._record_limit:
+            return None
         try:
             metadata = self._reader.metadata(raw, head)
             is_traced = metadata.has_trace()
         except (ProtocolError, TypeError):
             return None  # which Python's way tells of
-        wanted = metadata.uniform_outputs
         columns = metadata.columns
         if (
             columns is None
-            or wanted is None
+            or metadata.uniform_outputs is None
             or is_traced
             or len(columns) > _MAX_INPUTS
             or (len(metadata.rows) > 1 and not self._service.model.batching)
         ):
             return None
-        gaps = metadata.gaps()
-        if not self._is_known(metadata, gaps):
+        fixed, texts = metadata.fixed()
+        if not self._is_known(metadata, fixed):
             return None
-        inputs = []
-        for (name, shape, dtype, offset), tensor in zip(columns, metadata.tensors, strict=True):
+        for _, shape, _, offset in columns:
             if len(shape) > _MAX_DIMS or 0 in shape or offset % ALIGNMENT:
                 return None
-            inputs.append((name, shape, dtype, offset, tensor.length))
-        _, rows, input_bytes = metadata.size
-        return metadata, metadata.rows, rows, input_bytes, tuple(inputs), gaps
+        inputs = tuple((name, shape, dtype, dtype.itemsize) for name, shape, dtype, _ in columns)
+        return metadata, inputs, fixed, texts, int(self._reader.batching), self._record_limit
 
-    def _is_known(self, metadata: BatchMetadata, gaps: tuple[tuple[int, int], ...]) -> bool:
+    def _is_known(self, metadata: BatchMetadata, fixed: tuple[tuple[int, int], ...]) -> bool:
         """Return whether such metadata came before: many come once, and what is made for them is never used."""
-        look = bytearray(metadata.raw[RECORD.size :])
-        for offset, length in gaps:
-            begin = offset - RECORD.size
-            look[begin : begin + length] = bytes(length)
-        key = hash((metadata.head, bytes(look)))
+        raw = metadata.raw
+        names = tuple(tensor.name for tensor in metadata.tensors)
+        key = hash((metadata.uniform_outputs, names, b"".join([raw[at : at + length] for at, length in fixed])))
         if key in self._seen:
             return True
         if len(self._seen) >= _MAX_SEEN:
@@ -74,26 +76,42 @@ class PlainBatches:
         self._seen.add(key)
         return False
 
-    def lay_out(self, metadata: BatchMetadata, result: Any) -> tuple[Any, ...] | None:
+    def metadata_of(self, metadata: BatchMetadata, raw: bytes | None, resized: int) -> BatchMetadata:
+        """Return the metadata of a batch that looks like an earlier one, of which it has them where `raw` is `None`."""
+        if raw is None:
+            return metadata
+        return metadata.for_record(raw, resized=bool(resized))
+
+    def lay_out(self, metadata: BatchMetadata, raw: bytes | None, resized: int, result: Any) -> tuple[Any, ...] | None:
         """Check what a callable returned, and lay a record out for it, see `_accelerator.Host`."""
         service = self._service
+        metadata = self.metadata_of(metadata, raw, resized)
         assert metadata.uniform_outputs is not None
         names = service.checker.wanted(metadata.uniform_outputs)
         if result.__class__ is list:
             if len(result) != len(metadata.rows):
                 return None
             record = service.writer.lay_out_results(result, names, service.checker.fits_results)
-            return None if record is None else described(record, names, result, is_list=True)
-        if result.__class__ is not dict or service.columns_func is None:
+            results = result
+        elif result.__class__ is dict and service.columns_func is not None:
+            record = lay_out_columns(metadata, result, names, service.checker.fits_columns)
+            results = [result]
+        else:
             return None
-        record = lay_out_columns(metadata, result, names, service.checker.fits_columns)
-        return None if record is None else described(record, names, [result], is_list=False)
+        if record is None or (self._payload_limit and record.layout.payload_bytes >= self._payload_limit):
+            return None
+        is_list = result.__class__ is list
+        pieces = _pieces(record, names, results)
+        if pieces is None:
+            return None
+        # Over the whole batch rows are those of the requests, which a model without batching has not.
+        shapes = service.checker.shapes(results, names) if is_list or self._reader.batching else None
+        head, length, payload_bytes, _ = record.layout
+        return head, length, payload_bytes, is_list, tuple(map(len, results)), pieces, shapes, self._payload_limit
 
 
-def described(
-    record: Record, names: tuple[str, ...], results: list[dict[str, Array]], *, is_list: bool
-) -> tuple[Any, ...] | None:
-    """Return a record that is laid out as the accelerator takes it; `None` where it has to be written in Python."""
+def _pieces(record: Record, names: tuple[str, ...], results: list[dict[str, Array]]) -> tuple[Any, ...] | None:
+    """Return where each array goes; `None` where a record has to be written in Python."""
     ends = [place.offset for place in record.layout.places]
     pieces = []
     for index, result in enumerate(results):
@@ -101,7 +119,6 @@ def described(
             array: np.ndarray[Any, Any] = result[name]
             if not array.flags.c_contiguous or not array.size or array.ndim > _MAX_DIMS:
                 return None
-            pieces.append((index, (name, array.shape, array.dtype, ends[at], array.nbytes)))
+            pieces.append((index, name, array.shape, array.dtype, ends[at], array.nbytes))
             ends[at] += array.nbytes
-    metadata, length, payload_bytes, _ = record.layout
-    return metadata, length, payload_bytes, is_list, tuple(map(len, results)), tuple(pieces)
+    return tuple(pieces)

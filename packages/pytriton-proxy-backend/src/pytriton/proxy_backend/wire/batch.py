@@ -96,51 +96,65 @@ class BatchMetadata(Metadata):
         self.layouts: dict[tuple[object, ...], RecordLayout] = {}
         self.is_untraced = False
 
-    def for_record(self, raw: bytes) -> BatchMetadata:
-        """Return those of another record, which differs in nothing but what is in `gaps`."""
+    def for_record(self, raw: bytes, *, resized: bool) -> BatchMetadata:
+        """Return those of another record, which differs in nothing but what `fixed` leaves out.
+
+        Args:
+            raw: The record up to its payloads.
+            resized: Whether rows, dimensions or places of payloads differ, which whoever says so has checked. The
+                result has no `tensors` and no `columns` then.
+        """
         made = object.__new__(BatchMetadata)
-        made.raw = raw
         for name in BatchMetadata.__slots__:
             setattr(made, name, getattr(self, name))
+        made.raw = raw
+        if resized:
+            count, tensor_count, _, entries, tensors = self.head
+            made.rows = [
+                layout.REQUEST_ROWS.unpack_from(raw, at)[0]
+                for at in range(entries, entries + count * layout.REQUEST.size, layout.REQUEST.size)
+            ]
+            made.starts = [0, *itertools.accumulate(made.rows)]
+            lengths = [
+                layout.TENSOR_LENGTH.unpack_from(raw, at)[0]
+                for at in range(tensors, tensors + tensor_count * layout.TENSOR.size, layout.TENSOR.size)
+            ]
+            made.size = (count, made.starts[-1], sum(lengths))
+            made.layouts = {}
+            del made.tensors, made.columns
         return made
 
-    def gaps(self) -> tuple[tuple[int, int], ...]:
-        """Return where that is which may differ between batches whose inputs and wanted outputs look alike.
+    def fixed(self) -> tuple[tuple[tuple[int, int], ...], tuple[int, ...]]:
+        """Return what is the same in all batches whose inputs and wanted outputs look alike, but for their sizes.
 
-        Nothing reads it before somebody asks for it: ids, priorities, timeouts, sequences, values of parameters. To be
-        called after `has_trace`, which has looked at the parameters.
+        Nothing reads the rest before somebody asks for it (ids, priorities, timeouts, sequences, values of parameters)
+        or it is a size: rows, dimensions and places of payloads. To be called after `has_trace`, which has looked at
+        the parameters.
 
         Returns:
-            Offset and length of each, in order; nothing where a part of the metadata lies in another one.
+            Offset and length of each piece, and the places of references to texts: the text is the same, wherever it
+            lies.
         """
         count, tensor_count, _, entries, tensors = self.head
-        fixed: set[tuple[int, int]] = set()
-        gaps: set[tuple[int, int]] = set()
+        fixed: dict[tuple[int, int], None] = {}
+        texts: dict[int, None] = {}
         for index in range(count):
             at = entries + index * layout.REQUEST.size
-            begin, end = layout.REQUEST_FIELDS
-            fixed.update([(at, begin), (at + end, layout.REQUEST.size - end)])
-            gaps.add((at + begin, end - begin))
-            _, _, _, _, _, *texts, parameters, parameter_count, outputs, output_count, _ = self.entry(index)
-            gaps.update(zip(texts[::2], texts[1::2], strict=True))
-            fixed.add((outputs, output_count * layout.STRING_REF.size))
-            for place in range(output_count):
-                fixed.add(layout.STRING_REF.unpack_from(self.raw, outputs + place * layout.STRING_REF.size))
+            begin = at + layout.REQUEST_TRACE_LENGTH_OFFSET
+            fixed[begin, at + layout.REQUEST.size - begin] = None
+            *_, parameters, parameter_count, outputs, output_count, _ = self.entry(index)
+            texts.update(dict.fromkeys(outputs + place * layout.STRING_REF.size for place in range(output_count)))
             for place in range(parameter_count):
                 at = parameters + place * layout.PARAMETER.size
-                begin, end = layout.PARAMETER_VALUE
-                *key, kind, length, value = layout.PARAMETER.unpack_from(self.raw, at)
-                is_text = kind == layout.ParameterType.STRING
-                fixed.update([(key[0], key[1]), (at, end if is_text else begin)])
-                gaps.add((value, length) if is_text else (at + begin, end - begin))
+                texts[at] = None
+                begin, end = layout.PARAMETER_TYPE
+                fixed[at + begin, end - begin] = None
+        begin, end = layout.TENSOR_PLACE
         for at in range(tensors, tensors + tensor_count * layout.TENSOR.size, layout.TENSOR.size):
-            name_offset, name_length, _, dims_count, _, dims_offset, _, _ = layout.TENSOR.unpack_from(self.raw, at)
-            fixed.update([(at, layout.TENSOR.size), (name_offset, name_length), (dims_offset, 8 * dims_count)])
-        pieces = sorted(piece for piece in [*fixed, *gaps] if piece[1])
-        ends = [layout.RECORD.size, *(offset + length for offset, length in pieces)]
-        if ends[-1] > len(self.raw) or any(offset < end for (offset, _), end in zip(pieces, ends, strict=False)):
-            return ()
-        return tuple(piece for piece in pieces if piece in gaps)
+            texts[at] = None
+            fixed[at + layout.STRING_REF.size, begin - layout.STRING_REF.size] = None
+            fixed[at + end, layout.TENSOR.size - end] = None
+        return tuple(fixed), tuple(texts)
 
     def requested_outputs(self, index: int) -> list[str]:
         """Return the outputs that a request wants."""

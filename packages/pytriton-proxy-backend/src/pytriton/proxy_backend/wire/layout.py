@@ -159,16 +159,19 @@ REQUEST = struct.Struct("<IIQQQIIIIIIIIIIB7x")
 # the fields of it that every batch needs: rows, outputs_offset, outputs_count
 REQUEST_BRIEF = struct.Struct("<I60xII8x")
 REQUEST_CANCELLED_OFFSET = 72
-# Where flags, priority, timeout and correlation id begin and end.
-REQUEST_FIELDS = (4, 32)
+REQUEST_ROWS = struct.Struct("<I")
+REQUEST_TRACE_LENGTH_OFFSET = 52
 # request, flags, rows, error_code, error (offset and length), parameters_offset, parameters_count
 RESPONSE = struct.Struct("<IIIIIIII16x")
 # name (offset and length), dtype, dims_count, owner, dims_offset, payload_offset, payload_length
 TENSOR = struct.Struct("<IIIIIIQQ8x")
+# Where place and length of the payload begin and end.
+TENSOR_PLACE = (24, 40)
+TENSOR_LENGTH = struct.Struct("<32xQ")
 # key (offset and length), type, length, value
 PARAMETER = struct.Struct("<IIIIQ")
-# Where the value begins and ends.
-PARAMETER_VALUE = (16, 24)
+# Where the type begins and ends.
+PARAMETER_TYPE = (8, 12)
 STRING_REF = struct.Struct("<II")
 
 

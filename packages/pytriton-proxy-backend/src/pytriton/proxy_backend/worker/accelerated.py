@@ -57,7 +57,7 @@ class AcceleratedSource:
         self._service = service
         self._connection = connection
         self._replies: list[OwnedBlock | None] = [None, None]
-        plain = PlainBatches(service, connection.reader)
+        self._plain = plain = PlainBatches(service, connection.reader)
         self.is_lent = connection.outputs.is_lent
         self.describe = plain.describe
         self.lay_out = plain.lay_out
@@ -170,12 +170,12 @@ class AcceleratedSource:
         self,
         metadata: BatchMetadata,
         raw: bytes | None,
+        resized: int,
         block: Any,
         columns: dict[str, Array],
         number: int,
         received_ns: int,
         sent_ns: int,
     ) -> Batch:
-        if raw is not None:
-            metadata = metadata.for_record(raw)
+        metadata = self._plain.metadata_of(metadata, raw, resized)
         return Batch(metadata, block, number, received_ns, sent_ns, self._service.model.batching, columns)

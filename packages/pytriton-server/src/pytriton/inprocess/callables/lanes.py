@@ -17,14 +17,10 @@ from pytriton.proxy.types import Request, make_requests
 from pytriton.proxy_backend.runtime.execution import Call, Execution
 from pytriton.proxy_backend.runtime.plain import PlainBatches
 from pytriton.proxy_backend.runtime.service import Service
-from pytriton.proxy_backend.wire.batch import BatchMetadata, BatchReader, Head
+from pytriton.proxy_backend.wire.batch import BatchMetadata, BatchReader
 from pytriton.proxy_backend.wire.record import Array
 
 __all__ = ["Lane"]
-
-# Places in a head, and in what is laid out.
-_RECORD_LENGTH = 2
-_PAYLOAD_BYTES = 2
 
 
 class Lane(PlainBatches):
@@ -50,7 +46,8 @@ class Lane(PlainBatches):
         run: Callable[[BatchHandle, Execution], None],
         renew: Callable[[], None],
     ) -> None:
-        super().__init__(service, reader)
+        # Of large inputs some are read-only, and large outputs go into no record.
+        super().__init__(service, reader, record_limit=IN_PLACE_BYTES, payload_limit=POINTED_TO_BYTES)
         self.renew = renew
         self._backend = backend
         self._run = run
@@ -83,15 +80,6 @@ class Lane(PlainBatches):
         self._service.counters.end_part(self._numbers)
 
     # ---- what the library asks --------------------------------------------------------------------------------------
-
-    def describe(self, raw: bytes, head: Head) -> tuple[Any, ...] | None:
-        """See `PlainBatches`. Of large inputs some are read-only."""
-        return None if head[_RECORD_LENGTH] >= IN_PLACE_BYTES else super().describe(raw, head)
-
-    def lay_out(self, metadata: BatchMetadata, result: Any) -> tuple[Any, ...] | None:
-        """See `PlainBatches`. Large outputs go into no record."""
-        made = super().lay_out(metadata, result)
-        return made if made is not None and made[_PAYLOAD_BYTES] < POINTED_TO_BYTES else None
 
     def make_handle(self, address: int) -> BatchHandle:
         """Take a batch over."""
@@ -126,14 +114,14 @@ class Lane(PlainBatches):
         handle: BatchHandle | None,
         metadata: BatchMetadata,
         raw: bytes | None,
+        resized: int,
         block: Any,
         columns: dict[str, Array],
         number: int,
         received_ns: int,
         sent_ns: int,
     ) -> DirectBatch:
-        if raw is not None:
-            metadata = metadata.for_record(raw)
+        metadata = self.metadata_of(metadata, raw, resized)
         batching = self._service.model.batching
         batch = DirectBatch(metadata, block, number, received_ns, sent_ns, batching, columns)
         batch.handle = handle
