@@ -100,7 +100,7 @@ def _run_round(
     for model, kind, callers in product(options.models, options.wires, options.callers):
         for name in sorted(TITLES, reverse=number % 2 == 0):
             request = WIRES[kind][name].encode(model, example(model))
-            load = partial(load_http, wrk, port, request, connections=callers, scratch=scratch)
+            load = partial(load_http, wrk, port, [request], connections=callers, scratch=scratch)
             load(seconds=_WARM_UP_S)
             busy, cpu = machine_busy_s(), server.cpu_s()
             run = load(seconds=options.seconds)

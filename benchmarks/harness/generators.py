@@ -87,19 +87,25 @@ def version(path: str) -> str:
     return words[1] if len(words) > 1 else ""
 
 
-def load_http(wrk: str, port: int, request: HttpRequest, *, connections: int, seconds: float, scratch: Path) -> Run:
-    """Send one request over and over, on `connections` connections for `seconds` seconds (at least one, whole ones).
+def load_http(
+    wrk: str, port: int, requests: Sequence[HttpRequest], *, connections: int, seconds: float, scratch: Path
+) -> Run:
+    """Send requests over and over in turn, on `connections` connections for so many whole seconds, at least one.
+
+    All of them have one path.
 
     Raises:
         LoadGeneratorError: wrk failed, or a request did not get an answer with status 200.
     """
     whole_seconds = max(1, round(seconds))
-    variables = {
-        "BENCH_BODY_FILE": str(_write(scratch / "body.bin", request.body)),
-        "BENCH_HEADERS": "\n".join(f"{name}: {value}" for name, value in request.headers.items()),
-    }
+    bodies = []
+    for number, request in enumerate(requests):
+        bodies.append(_write(scratch / f"body{number}.bin", request.body))
+        headers = "\n".join(f"{name}: {value}" for name, value in request.headers.items())
+        _write(bodies[-1].with_name(f"{bodies[-1].name}.headers"), headers.encode())
+    variables = {"BENCH_BODY_FILES": "\n".join(map(str, bodies))}
     command = [wrk, "-t1", f"-c{connections}", f"-d{whole_seconds}s", "--timeout", "60s", "-s", str(_SCRIPT)]
-    output, cpu_s, wall_s = _run([*command, f"http://127.0.0.1:{port}{request.path}"], variables, whole_seconds)
+    output, cpu_s, wall_s = _run([*command, f"http://127.0.0.1:{port}{requests[0].path}"], variables, whole_seconds)
     return parse_wrk(output, cpu_s, wall_s)
 
 

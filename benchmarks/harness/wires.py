@@ -45,6 +45,10 @@ class Wire(ABC):
     def encode(self, model: Model, inputs: Sequence[Array]) -> HttpRequest:
         """Return the request for one row of each input."""
 
+    def encode_many(self, model: Model, inputs: Sequence[Array], request_id: str) -> HttpRequest | None:
+        """Return the request for several rows of each input, with an id; `None` where the form has no such thing."""
+        return None
+
     @abstractmethod
     def decode(self, model: Model, headers: Mapping[str, str], body: bytes) -> Array:
         """Return the row `y` of an answer, whose header names are in lower case.
@@ -58,17 +62,22 @@ class KServeWire(Wire):
     """KServe v2 over HTTP with the binary tensor extension, as Triton speaks it."""
 
     def encode(self, model: Model, inputs: Sequence[Array]) -> HttpRequest:
+        return self.encode_many(model, [value.reshape(1, -1) for value in inputs])
+
+    def encode_many(self, model: Model, inputs: Sequence[Array], request_id: str = "") -> HttpRequest:
         data = [dump_tensor(value) for value in inputs]
+        named = {"id": request_id} if request_id else {}
         header = json.dumps(
             {
+                **named,
                 "inputs": [
                     {
                         "name": name,
-                        "shape": [1, model.width],
+                        "shape": [len(value), model.width],
                         "datatype": model.datatype,
                         "parameters": {"binary_data_size": len(raw)},
                     }
-                    for name, raw in zip(model.inputs, data, strict=True)
+                    for name, value, raw in zip(model.inputs, inputs, data, strict=True)
                 ],
                 "parameters": {"binary_data_output": True},
             },

@@ -7,12 +7,13 @@ from benchmarks.workloads.growth import Growth, Instances
 from benchmarks.workloads.large import Large
 from benchmarks.workloads.payloads import Stream, Strings
 from benchmarks.workloads.programs import Client, InProcess, Start
-from benchmarks.workloads.tiny import Batching, Tiny
+from benchmarks.workloads.tiny import Batching, Tiny, Varied
 
 __all__ = ["WORKLOADS", "Bench", "Workload"]
 
 _ALL: tuple[Workload, ...] = (
     Tiny(),
+    Varied(),
     Batching(),
     Large(),
     Strings(),

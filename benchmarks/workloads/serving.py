@@ -20,6 +20,7 @@ from benchmarks.harness.wires import (
     GRPC_STREAM,
     GrpcCaller,
     HttpCaller,
+    HttpRequest,
     WrongAnswerError,
     answer_to,
     check_answers,
@@ -88,9 +89,15 @@ class Served:
         return HttpCaller(self.ports.http, self.peer.wire(model), timeout_s)
 
     def load(
-        self, generators: dict[str, str], model: Model, protocol: str, connections: int, seconds: float
+        self,
+        generators: dict[str, str],
+        model: Model,
+        protocol: str,
+        connections: int,
+        seconds: float,
+        requests: Sequence[HttpRequest] = (),
     ) -> tuple[dict[str, float], float]:
-        """Put it under load with one request over and over, after a warm-up.
+        """Put it under load with one request over and over, or with these in turn, after a warm-up.
 
         Returns:
             The numbers of a cell, and how many cores others kept busy.
@@ -99,13 +106,13 @@ class Served:
             load = self._grpc_load(generators["h2load"], model, connections)
             rate = load(_WARM_UP_REQUESTS + 4 * connections).requests_per_s
             return self.count(lambda: load(max(connections, round(rate * seconds))), model)
-        request = self.peer.wire(model).encode(model, example(model))
+        requests = requests or [self.peer.wire(model).encode(model, example(model))]
 
         def load_for(duration_s: float) -> Run:
             return load_http(
                 generators["wrk"],
                 self.ports.http,
-                request,
+                requests,
                 connections=connections,
                 seconds=duration_s,
                 scratch=self.scratch,

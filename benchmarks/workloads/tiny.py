@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 
+import numpy as np
+
+from benchmarks.harness.wires import example
 from benchmarks.servers.models import Model
 from benchmarks.workloads.base import Bench, ServedWorkload
+from benchmarks.workloads.payloads import TRITONS
 from benchmarks.workloads.serving import Served
 
 CONNECTIONS = (1, 8, 32, 128, 512)
+_VARIED_REQUESTS = 211
 WEB = ("fastapi", "litserve", "mlserver", "bentoml", "ray")
 
 
@@ -31,6 +37,34 @@ class Tiny(ServedWorkload):
         if protocol not in server.protocols:
             return None
         return server.load(bench.generators, self.models[0], protocol, int(connections), bench.seconds)
+
+
+class Varied(ServedWorkload):
+    """As callers are: each request has other rows, and an id of its own."""
+
+    name = "varied"
+    title = "float32[1 to 4, 4] x 2 -> sum, ids of 4 to 40 characters, over HTTP, 1 to 32 connections"
+    generators = ("wrk",)
+    models = (Model("add", 4, max_batch_size=64),)
+    peers = TRITONS
+
+    def cases(self) -> Sequence[str]:
+        """Return a case for each number of connections."""
+        return [f"http/{count}" for count in CONNECTIONS[:3]]
+
+    def measure(self, bench: Bench, server: Served, case: str) -> tuple[dict[str, float], float] | None:
+        """Put the server under load."""
+        [model] = self.models
+        rng = random.Random(1)
+        requests = []
+        for number in range(_VARIED_REQUESTS):
+            rows = [example(model, number)] * rng.randint(1, 4)
+            inputs = [np.stack(column) for column in zip(*rows, strict=True)]
+            request = server.peer.wire(model).encode_many(model, inputs, "i" * rng.randint(4, 40))
+            if request is None:
+                return None
+            requests.append(request)
+        return server.load(bench.generators, model, "http", int(case.partition("/")[2]), bench.seconds, requests)
 
 
 class Batching(ServedWorkload):
