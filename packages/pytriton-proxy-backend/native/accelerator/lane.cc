@@ -21,6 +21,8 @@ namespace pytriton {
 namespace {
 
 constexpr int kMaxSegments = 16;
+// Outputs up to this are copied, as by `transport.connection`.
+constexpr uint64_t kLargestCopied = 2 << 20;
 // Of a record that is copied without letting other threads run.
 constexpr uint64_t kSmallBytes = 64 << 10;
 constexpr int kReceiveFlags = MSG_CMSG_CLOEXEC | MSG_TRUNC;
@@ -321,10 +323,12 @@ ReplyBlock* FindRoom(Lane* lane, uint64_t length) {
 }
 
 // Whether large outputs lie where Python can send them from; true with an exception.
-bool IsLent(Lane* lane, const ReplyForm& form) {
+bool IsLent(Lane* lane, const Incoming& batch, const ReplyForm& form) {
   if (form.payload_bytes <= kSmallBytes) return false;
+  const char* first = form.found[0]->data;
+  if (form.payload_bytes > kLargestCopied && first >= batch.data && first < batch.data + batch.message.length) return true;
   PyObject* told = PyObject_CallFunction(
-      lane->is_lent, "K", static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(form.found[0]->data)));
+      lane->is_lent, "K", static_cast<unsigned long long>(reinterpret_cast<uintptr_t>(first)));
   const bool is_lent = told == nullptr || PyLong_AsLongLong(told) != 0;
   Clear(told);
   return is_lent;
@@ -404,7 +408,7 @@ Outcome Serve(Lane* lane, const Incoming& batch, PyObject** called) {
   const ReplyBlock* reply = nullptr;
   if (form != nullptr) {
     for (Py_ssize_t i = 0; i < form->piece_count; ++i) Py_IncRef(&form->found[i]->head);
-    if (!IsLent(lane, *form)) reply = FindRoom(lane, form->length);
+    if (!IsLent(lane, batch, *form)) reply = FindRoom(lane, form->length);
     if (reply != nullptr && lane->is_open) WriteRecord(*form, batch.message.batch, reply->data);
     for (Py_ssize_t i = 0; i < form->piece_count; ++i) Py_DecRef(&form->found[i]->head);
   }

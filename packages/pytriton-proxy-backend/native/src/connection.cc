@@ -273,14 +273,17 @@ bool Connection::ResponseLocked(const Message& message, std::string* error) {
     return false;
   }
   Batch* batch = found->second.get();
+  const Block given_back{};  // nothing can be referred to any more
+  const Block* inputs = batch->input_in_use ? &batch->input : &given_back;
   if (!record_.Parse(
-          segment->data() + message.offset, message.length, message.batch, batch->size(),
-          settings_.decoupled, error)) {
+          segment->data() + message.offset, message.length, message.batch, batch->size(), settings_.decoupled, error,
+          nullptr, (capabilities_ & kCapReferences) != 0 ? inputs : nullptr)) {
     *error = "its response record is malformed: " + *error;
     return false;
   }
-  if ((message.flags & kFlagInputReleased) != 0) ReleaseInputLocked(batch);
   batch->Respond(record_);
+  // Not before: outputs may be inputs.
+  if ((message.flags & kFlagInputReleased) != 0) ReleaseInputLocked(batch);
   if ((message.flags & kFlagBatchDone) != 0) {
     if (!batch->finished()) {
       batch->Fail(TRITONSERVER_ERROR_INTERNAL, label_ + " ended the batch without an answer to this request");

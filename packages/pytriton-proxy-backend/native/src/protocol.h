@@ -19,9 +19,11 @@ enum Capability : uint64_t {
   kCapExecuted = 1u << 4,  // the worker says when it can take the next batch: EXECUTED
   kCapContinues = 1u << 5,  // a response that is an error may be CONTINUES
   kCapAhead = 1u << 6,  // the worker may have its next batch before it has answered the one that it is at
+  kCapReferences = 1u << 7,  // a tensor of a response may be one of the inputs
 };
 constexpr uint64_t kCapabilities =
-    kCapDecoupled | kCapCancel | kCapCalls | kCapReschedule | kCapExecuted | kCapContinues | kCapAhead;
+    kCapDecoupled | kCapCancel | kCapCalls | kCapReschedule | kCapExecuted | kCapContinues | kCapAhead |
+    kCapReferences;
 
 enum class MessageType : uint16_t {
   kHello = 1,         // worker -> proxy: greeting
@@ -191,9 +193,12 @@ struct TensorEntry {
   uint32_t dims_offset;  // int64[dims_count]
   uint64_t payload_offset;
   uint64_t payload_length;
-  uint64_t reserved;
+  uint64_t source;  // kSource*: what the offset counts from
 };
 static_assert(sizeof(TensorEntry) == 48);
+
+constexpr uint64_t kSourceRecord = 0;
+constexpr uint64_t kSourceBatch = 1;  // the record of the batch that is answered; with kCapReferences
 
 struct ParameterEntry {
   StringRef key;

@@ -287,7 +287,7 @@ bool PeerRecord::CheckParameters(uint32_t offset, uint32_t count, std::string* e
 
 bool PeerRecord::ReadTensors(
     const uint8_t* block, const RecordHeader& header, const char* what, size_t owners, const uint64_t* rows,
-    const uint8_t* const* payloads, std::string* error) {
+    const uint8_t* const* payloads, const Block* batch, std::string* error) {
   if (!CheckTable<TensorEntry>(header.tensors_offset, header.tensor_count, "tensors", error)) return false;
   const uint8_t* base = metadata_.data();
   tensors_.reserve(header.tensor_count);
@@ -321,11 +321,19 @@ bool PeerRecord::ReadTensors(
                std::to_string(entry.payload_length);
       return false;
     }
-    if (entry.payload_offset < header.metadata_length || entry.payload_offset > header.record_length ||
-        entry.payload_length > header.record_length - entry.payload_offset) {
+    const bool refers = batch != nullptr && entry.source != kSourceRecord;
+    if (refers && (strings || entry.source != kSourceBatch)) {
+      *error = where() + (strings ? std::string("strings are") : "source " + std::to_string(entry.source) + " is") +
+               " nothing that a tensor can refer to";
+      return false;
+    }
+    const uint64_t begin = refers ? 0 : header.metadata_length;
+    const uint64_t end = refers ? batch->length : header.record_length;
+    if (entry.payload_offset < begin || entry.payload_offset > end ||
+        entry.payload_length > end - entry.payload_offset) {
       *error = where() + "its payload of " + std::to_string(entry.payload_length) + " bytes at " +
-               std::to_string(entry.payload_offset) + " does not lie between the metadata and the end of the record, " +
-               std::to_string(header.record_length);
+               std::to_string(entry.payload_offset) + " does not lie between " + std::to_string(begin) + " and " +
+               std::to_string(end) + (refers ? " of its batch" : ", behind the metadata of the record");
       return false;
     }
     if (rows != nullptr && entry.owner == kWholeBatch &&
@@ -334,7 +342,8 @@ bool PeerRecord::ReadTensors(
                " rows for the whole batch, its responses have " + std::to_string(*rows);
       return false;
     }
-    const uint8_t* payload = payloads == nullptr || payloads[i] == nullptr ? block + entry.payload_offset : payloads[i];
+    const uint8_t* payload = (refers ? batch->data : block) + entry.payload_offset;
+    if (payloads != nullptr && payloads[i] != nullptr) payload = payloads[i];
     tensors_.push_back({Text(entry.name), entry.dtype, entry.owner, dims, entry.dims_count, payload,
                         entry.payload_length});
   }
@@ -353,7 +362,7 @@ void PeerRecord::ReadParameters(uint32_t offset, uint32_t count, std::vector<Rec
 
 bool ResponseRecord::Parse(
     const uint8_t* block, uint64_t length, uint64_t batch, uint32_t request_count, bool decoupled,
-    std::string* error, const uint8_t* const* payloads) {
+    std::string* error, const uint8_t* const* payloads, const Block* inputs) {
   entries_.clear();
   RecordHeader header;
   if (!ReadHeader(block, length, kResponseMagic, batch, &header, error) ||
@@ -382,7 +391,7 @@ bool ResponseRecord::Parse(
     if ((entry.flags & kResponseError) != 0 && !CheckString(entry.error, "an error text", error)) return false;
     if (!CheckParameters(entry.parameters_offset, entry.parameters_count, error)) return false;
   }
-  return ReadTensors(block, header, "output", entries_.size(), &rows, payloads, error);
+  return ReadTensors(block, header, "output", entries_.size(), &rows, payloads, inputs, error);
 }
 
 std::string_view ResponseRecord::ErrorText(const ResponseEntry& entry) const {
@@ -415,7 +424,7 @@ bool CallRecord::Parse(const uint8_t* block, uint64_t length, uint64_t call, std
     std::memcpy(&name, metadata_.data() + entry_.outputs_offset + i * sizeof(name), sizeof(name));
     if (!CheckString(name, "an output's name", error)) return false;
   }
-  return ReadTensors(block, header, "input", 1, nullptr, nullptr, error);
+  return ReadTensors(block, header, "input", 1, nullptr, nullptr, nullptr, error);
 }
 
 std::vector<RecordParameter> CallRecord::Parameters() const {

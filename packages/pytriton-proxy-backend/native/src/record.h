@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "arena.h"
 #include "protocol.h"
 
 namespace pytriton {
@@ -133,10 +134,10 @@ class PeerRecord {
   bool CheckTable(uint64_t offset, uint64_t count, const char* what, std::string* error) const;
   bool CheckParameters(uint32_t offset, uint32_t count, std::string* error) const;
   // Reads the tensors of `owners` entries. `rows`: what those over the whole batch must have, null where they may have
-  // any shape.
+  // any shape. `batch`: what they may refer to, null where they may not.
   bool ReadTensors(
       const uint8_t* block, const RecordHeader& header, const char* what, size_t owners, const uint64_t* rows,
-      const uint8_t* const* payloads, std::string* error);
+      const uint8_t* const* payloads, const Block* batch, std::string* error);
   const char* Text(StringRef ref) const { return reinterpret_cast<const char*>(metadata_.data()) + ref.offset; }
   void ReadParameters(uint32_t offset, uint32_t count, std::vector<RecordParameter>* out) const;
 
@@ -148,10 +149,10 @@ class ResponseRecord : public PeerRecord {
  public:
   // `block` holds `length` readable bytes; `decoupled` allows several responses to one request. `payloads` has, for a
   // peer in this process, the address of every tensor's payload that does not lie in the block, else 0; all of it may
-  // be null.
+  // be null. `inputs` is the block of the batch, for a peer whose tensors may refer to it.
   bool Parse(
       const uint8_t* block, uint64_t length, uint64_t batch, uint32_t request_count, bool decoupled,
-      std::string* error, const uint8_t* const* payloads = nullptr);
+      std::string* error, const uint8_t* const* payloads = nullptr, const Block* inputs = nullptr);
 
   const std::vector<ResponseEntry>& entries() const { return entries_; }
   std::string_view ErrorText(const ResponseEntry& entry) const;

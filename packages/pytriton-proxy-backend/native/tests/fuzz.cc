@@ -103,7 +103,8 @@ int main(int argc, char** argv) {
   const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(static_cast<long>(std::atof(argv[1]) * 1e3));
   Random random(std::strtoull(argv[2], nullptr, 10));
   const std::string folder = argv[3];
-  const std::string records[] = {Read(folder + "/record_response_columns.bin"), Read(folder + "/record_response_mixed.bin")};
+  const std::string records[] = {Read(folder + "/record_response_columns.bin"), Read(folder + "/record_response_mixed.bin"),
+                                 Read(folder + "/record_response_reference.bin")};
   const std::string text =
       "# comment\nformat = 1\nendpoint = /tmp/a.sock\nbatching = true\ndecoupled = false\nattach_timeout_ms = 10000\n"
       "arena_budget_bytes = 4294967296\narena_idle_ms = 10000\n";
@@ -114,13 +115,19 @@ int main(int argc, char** argv) {
   std::string error;
   while (std::chrono::steady_clock::now() < end) {
     for (int i = 0; i < 100; ++i, ++runs) {
-      std::string raw = records[random() % 2];
+      std::string raw = records[random() % 3];
       Mutate(&raw, random);
       // Memory of exactly that size, so that a byte too far is seen.
       std::unique_ptr<uint8_t[]> block(new uint8_t[raw.size()]);
       std::memcpy(block.get(), raw.data(), raw.size());
       error.clear();
-      if (record.Parse(block.get(), raw.size(), 7, 3, random() % 2 == 0, &error)) {
+      // Of the batch, too.
+      Block batch;
+      batch.length = random() % 1024;
+      std::unique_ptr<uint8_t[]> inputs(new uint8_t[batch.length]());
+      batch.data = inputs.get();
+      const Block* refers = random() % 4 == 0 ? nullptr : &batch;
+      if (record.Parse(block.get(), raw.size(), 7, 3, random() % 2 == 0, &error, nullptr, refers)) {
         ++accepted;
         sum += Use(record);
       } else {

@@ -291,6 +291,33 @@ void ParseMixed() {
   CHECK(label.payload_length == 0);
 }
 
+void ParseReference() {
+  const std::string raw = Read("record_response_reference");
+  const auto* bytes = reinterpret_cast<const uint8_t*>(raw.data());
+  ResponseRecord record;
+  std::string error;
+  alignas(64) static uint8_t memory[1024];
+  Block batch;
+  batch.data = memory;
+  batch.length = 600;
+  CHECK(record.Parse(bytes, raw.size(), 7, 2, false, &error, nullptr, &batch));
+  CHECK(record.tensors().size() == 2);
+  const auto& y = record.tensors()[0];
+  CHECK(std::string(y.name) == "y" && y.payload == memory + 576 && y.payload_length == 24);
+  const auto& n = record.tensors()[1];
+  CHECK(n.payload > bytes && n.payload < bytes + raw.size() && n.payload_length == 24);
+  int64_t last;
+  std::memcpy(&last, n.payload + 16, sizeof(last));
+  CHECK(last == int64_t{1} << 40);
+  // A byte too far, a batch that was given back, and a peer whose tensors refer to nothing.
+  batch.length = 599;
+  CHECK(!record.Parse(bytes, raw.size(), 7, 2, false, &error, nullptr, &batch));
+  CHECK(error.find("does not lie between 0 and 599 of its batch") != std::string::npos);
+  batch = Block{};
+  CHECK(!record.Parse(bytes, raw.size(), 7, 2, false, &error, nullptr, &batch));
+  CHECK(!record.Parse(bytes, raw.size(), 7, 2, false, &error));
+}
+
 // Every place where it may be cut off, and every byte that may be wrong, is refused or read inside of it.
 void ParseTheCall() {
   const std::string raw = Read("record_call");
@@ -359,6 +386,7 @@ int main(int argc, char** argv) {
   WriteTheBatch();
   ParseColumns();
   ParseMixed();
+  ParseReference();
   ParseTheCall();
   WriteTheAnswer();
   ParseRescheduled();

@@ -27,6 +27,7 @@ int main() {
   CONSTANT(kCapExecuted);
   CONSTANT(kCapContinues);
   CONSTANT(kCapAhead);
+  CONSTANT(kCapReferences);
   Print("HELLO", static_cast<int>(MessageType::kHello));
   Print("WELCOME", static_cast<int>(MessageType::kWelcome));
   Print("REFUSE", static_cast<int>(MessageType::kRefuse));
@@ -157,7 +158,7 @@ int main() {
   FIELD(TensorEntry, dims_offset);
   FIELD(TensorEntry, payload_offset);
   FIELD(TensorEntry, payload_length);
-  FIELD(TensorEntry, reserved);
+  FIELD(TensorEntry, source);
   SIZE(ParameterEntry);
   FIELD(ParameterEntry, key);
   FIELD(ParameterEntry, type);

@@ -101,13 +101,14 @@ def parameter_bits(value: Value) -> tuple[int, int]:
 
 @dataclass
 class Tensor:
-    """One tensor of a record; `length` where it is not that of the payload."""
+    """One tensor of a record; its payload lies at `place` in the record of the batch, if that is given."""
 
     name: str
     dtype: int
     shape: Sequence[int]
     payload: bytes
     owner: int = WHOLE_BATCH
+    place: int | None = None
 
 
 @dataclass
@@ -162,11 +163,12 @@ def _tensor_table(tensors: Sequence[Tensor], names: Sequence[tuple[int, int]], d
     table = b""
     for tensor, name in zip(tensors, names, strict=True):
         table += struct.pack(
-            "<IIIIIIQQ8x", *name, tensor.dtype, len(tensor.shape), tensor.owner, dims_offset, payload,
-            len(tensor.payload),
+            "<IIIIIIQQQ", *name, tensor.dtype, len(tensor.shape), tensor.owner, dims_offset,
+            payload if tensor.place is None else tensor.place, len(tensor.payload), int(tensor.place is not None),
         )  # fmt: skip
         dims_offset += 8 * len(tensor.shape)
-        payload = align(payload + len(tensor.payload), 64)
+        if tensor.place is None:
+            payload = align(payload + len(tensor.payload), 64)
     return table
 
 
@@ -179,7 +181,8 @@ def _record(
     tensors: Sequence[Tensor],
     stamps: tuple[int, int] = (0, 0),
 ) -> bytes:
-    payloads = b"".join(tensor.payload.ljust(align(len(tensor.payload), 64), b"\0") for tensor in tensors)
+    own = [tensor.payload for tensor in tensors if tensor.place is None]
+    payloads = b"".join(payload.ljust(align(len(payload), 64), b"\0") for payload in own)
     length = align(64 + len(entries) + len(rest), 64)
     header = struct.pack(
         "<4sIIIQQQIIQQ",
@@ -338,6 +341,15 @@ def golden_plain() -> bytes:
     return response_record(7, [Answer(0, rows=1), Answer(1, rows=2)], tensors)
 
 
+def golden_reference(*places: int | None) -> bytes:
+    """Last answers to two requests, whose tensors are inputs where they have a place among these."""
+    tensors = [
+        Tensor("y", FP32, [3, 2], struct.pack("<6f", *range(6)), place=places[0]),
+        Tensor("n", INT64, [3], struct.pack("<3q", -1, 0, 1 << 40), place=places[1]),
+    ]
+    return response_record(7, [Answer(0, rows=1), Answer(1, rows=2)], tensors)
+
+
 def golden_mixed() -> bytes:
     """Tensors of single responses, parameters of every type, an error, and the end of a stream."""
     answers = [
@@ -433,6 +445,8 @@ def vectors() -> dict[str, bytes]:
         "record_response_columns": golden_columns(),
         "record_response_plain": golden_plain(),
         "record_response_mixed": golden_mixed(),
+        "record_response_reference": golden_reference(576, None),
+        "record_response_references": golden_reference(576, 640),
         "record_response_rescheduled": golden_rescheduled(),
         "record_call": golden_call(),
         "record_call_answer": golden_call_answer(),

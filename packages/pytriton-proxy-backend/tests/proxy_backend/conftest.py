@@ -95,6 +95,7 @@ class Peer:
         self.closed_outputs: list[int] = []
         self.released: list[tuple[int, int]] = []
         self.free = 0  # where the next record of segment 1 goes
+        self.batches: dict[int, int] = {}  # where the records in segment 1 are
         self.consumed = 0  # responses that were read
         self.drained = threading.Event()  # for tests: the worker has read everything
 
@@ -129,6 +130,7 @@ class Peer:
         consumed = self.consumed if consumed is None else consumed
         at = self.free if offset is None else offset
         self.arena[1][at : at + len(record)] = record
+        self.batches[number] = at
         if offset is None:
             self.free += self.generate.align(len(record), 64)
         self.message(self.generate.BATCH, batch=number, consumed=consumed, segment=1, offset=at, length=len(record))
@@ -208,10 +210,18 @@ class Peer:
             made.append(Response(request, flags, code, text(*error) if flags & 2 else "", parameters, {}))
             rows.append(0 if flags & 6 else row)
         for number in range(tensor_count):
-            *name, dtype, dims_count, owner, dims, at, size = struct.unpack_from("<6IQQ", record, tensors + 48 * number)
+            *name, dtype, dims_count, owner, dims, at, size, source = struct.unpack_from(
+                "<6IQQQ", record, tensors + 48 * number
+            )
             shape = struct.unpack_from(f"<{dims_count}q", record, dims)
             assert at % 64 == 0
-            tensor = unpack_tensor(dtype, shape, record[at : at + size])
+            payload = record[at : at + size]
+            if source:
+                # One of the inputs.
+                assert source == 1
+                begin = self.batches[batch] + at
+                payload = self.arena[1][begin : begin + size]
+            tensor = unpack_tensor(dtype, shape, payload)
             if owner != 0xFFFFFFFF:
                 made[owner].outputs[text(*name)] = tensor
                 continue

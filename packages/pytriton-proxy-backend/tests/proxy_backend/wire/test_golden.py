@@ -198,6 +198,17 @@ def test_response_record_of_numbers() -> None:
         assert written(record) == expected
 
 
+def test_response_record_of_inputs() -> None:
+    outputs = {"y": np.arange(6, dtype=np.float32).reshape(3, 2), "n": np.array([-1, 0, 1 << 40])}
+    pieces = [{name: array[rows] for name, array in outputs.items()} for rows in (slice(1), slice(1, 3))]
+    record = ResponseWriter().lay_out_results(pieces, ("y", "n"), lambda results, names: True)
+    assert record is not None
+    memory = bytearray(4096)
+    length = record.write_reference(memory, 64, 7, 576)
+    assert bytes(memory[64 : 64 + length]) == read("record_response_references")
+    assert not any(memory[64 + length :])
+
+
 def test_response_record_of_everything_else(golden: ModuleType) -> None:
     answers = [
         ResponseData(

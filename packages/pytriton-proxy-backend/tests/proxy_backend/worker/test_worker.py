@@ -126,7 +126,7 @@ def test_attaches_as_soon_as_somebody_listens(
         pid=os.getpid(),
         uid=os.geteuid(),
         max_in_flight=1,
-        capabilities=3 + 64,
+        capabilities=3 + 64 + 128,
         model_version=1,
     )
     with pytest.raises(RuntimeError, match="started before"):

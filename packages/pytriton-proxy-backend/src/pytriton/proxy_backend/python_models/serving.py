@@ -36,7 +36,9 @@ class ModelWorker(Worker):
         self._service = service
         self._counters = service.counters
 
-    _capabilities = CAPABILITIES | Capability.RESCHEDULE | Capability.EXECUTED | Capability.CONTINUES
+    _capabilities = (
+        CAPABILITIES | Capability.RESCHEDULE | Capability.EXECUTED | Capability.CONTINUES | Capability.REFERENCES
+    )
     # What is not answered when `execute` has returned; it gets one batch at a time.
     _max_in_flight = STREAMS_MAX_IN_FLIGHT
 

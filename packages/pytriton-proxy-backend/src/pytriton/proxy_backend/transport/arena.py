@@ -185,7 +185,7 @@ class OwnArena:
 
         `None` where they are not, or another record that lies there is in use.
         """
-        address = _address_of_payloads(record) if self._lent else None
+        address = address_of_payloads(record) if self._lent else None
         lent = None if address is None else self._lent.get(address)
         before = len(record.layout.metadata)
         if address is None or lent is None or lent.record is not None or before > _BEFORE_LENT:
@@ -283,7 +283,7 @@ def lent_size(length: int) -> int:
     return _BEFORE_LENT + length
 
 
-def _address_of_payloads(record: Record) -> int | None:
+def address_of_payloads(record: Record) -> int | None:
     """Return where the payloads of a record lie, if they lie as they would in the record."""
     places = record.layout.places
     first: int | None = None

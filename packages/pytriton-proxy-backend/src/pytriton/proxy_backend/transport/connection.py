@@ -10,6 +10,7 @@ import collections
 import contextlib
 import logging
 import math
+import mmap
 import os
 import select
 import socket
@@ -26,10 +27,19 @@ from ..protocol.worker import WorkerProtocol
 from ..system.forks import close_in_child
 from ..wire.batch import Batch, BatchReader
 from ..wire.greetings import Hello, Welcome
-from ..wire.layout import CAPABILITIES, MAX_PACKET, ErrorCode, align
+from ..wire.layout import CAPABILITIES, MAX_PACKET, RECORD_LENGTH_OFFSET, Capability, ErrorCode, align
 from ..wire.messages import BATCH, CANCEL, SEGMENT, SEGMENT_CLOSE, pack_segment, pack_segment_close
 from ..wire.record import Array, Record
-from .arena import NewSegment, OwnArena, OwnedBlock, PeerArena, ViewedBlock, lent_size
+from .arena import (
+    NewSegment,
+    OwnArena,
+    OwnedBlock,
+    PeerArena,
+    ViewedBlock,
+    address_of,
+    address_of_payloads,
+    lent_size,
+)
 
 if TYPE_CHECKING:
     # For types alone: a model of the Python flavour has this folder, and not that package.
@@ -46,7 +56,8 @@ TICK_S = 1.0
 # Room for more descriptors than any message carries, so that a peer's surplus is seen and closed.
 ANCILLARY_SIZE = socket.CMSG_SPACE(4 * array.array("i").itemsize)
 # Outputs up to this are copied, which costs less than to send them from where they are.
-_LARGEST_COPIED = 2 << 20
+LARGEST_COPIED = 2 << 20
+_U64 = struct.Struct("<Q")
 # With MSG_TRUNC, the size of a packet that is too long is told, too.
 RECEIVE_FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_TRUNC
 
@@ -143,6 +154,7 @@ class Connection:
             raise
         self.outputs.budget = self.welcome.arena_budget
         self.reader = BatchReader(self.welcome.batching)
+        self._may_refer = bool(self.welcome.capabilities & Capability.REFERENCES)
 
     def _prepare(self, protocol: WorkerProtocol[OwnedBlock]) -> None:
         self.protocol = protocol
@@ -267,8 +279,10 @@ class Connection:
         block = self.outputs.block_around(record)
         if block is not None:
             record.write_around(block.memory, block.offset, number)
+        elif done and (inputs := self._inputs_in(number, record)) is not None:
+            block, length = self._write_inputs(number, record, *inputs)
         else:
-            block = self.outputs.allocate(length) or self._make_room(length)
+            block = self._room_for(length)
             record.write(block.memory, block.offset, number)
         # Not before: what the record let go of may be the last view of the batch's inputs.
         packet, releases = self.protocol.respond(number, block, length, done=done, executing=executing)
@@ -278,6 +292,45 @@ class Connection:
             self._socket.send(packet)
         except OSError as error:
             self.lost(error)
+
+    def _inputs_in(self, number: int, record: Record) -> tuple[mmap.mmap, int, int] | None:
+        """Return where the payloads of a record lie, if they are large, and inputs of its batch.
+
+        Returns:
+            The segment, where the record of the batch begins in it, and where the first payload begins in that.
+        """
+        if not self._may_refer or record.layout.payload_bytes <= LARGEST_COPIED:
+            return None
+        place = self.protocol.batches.get(number)
+        memory = None if place is None else self.inputs.segment(place[0])
+        if place is None or memory is None or (address := address_of_payloads(record)) is None:
+            return None
+        start = place[1]
+        (length,) = _U64.unpack_from(memory, start + RECORD_LENGTH_OFFSET)
+        offset = address - address_of(memory) - start
+        return (memory, start, offset) if 0 <= offset <= length - record.layout.span else None
+
+    def _write_inputs(
+        self, number: int, record: Record, memory: mmap.mmap, start: int, offset: int
+    ) -> tuple[OwnedBlock, int]:
+        """Write a record whose payloads are inputs, see `_inputs_in`; returns where, and its length.
+
+        They stay where they are once nobody here can write to them any more. Until then they are copied.
+        """
+        record.payloads = ()
+        layout = record.layout
+        if self.protocol.batches.get(number) in self.protocol.segments.released:
+            block = self._room_for(len(layout.metadata))
+            return block, record.write_reference(block.memory, block.offset, number, offset)
+        block = self._room_for(layout.length)
+        record.write_metadata(block.memory, block.offset, number)
+        begin = block.offset + layout.places[0].offset
+        target: Array = np.ndarray(layout.span, np.uint8, block.memory, begin)
+        target[...] = np.ndarray(layout.span, np.uint8, memory, start + offset)
+        return block, layout.length
+
+    def _room_for(self, length: int) -> OwnedBlock:
+        return self.outputs.allocate(length) or self._make_room(length)
 
     def lend_outputs(self, names: Sequence[str], forms: Forms) -> dict[str, Array] | None:
         """Make arrays for outputs that are sent from where they are, see `pytriton.proxy.outputs`.
@@ -292,7 +345,7 @@ class Connection:
         ordered = sorted(forms, key=lambda name: names.index(name) if name in names else len(names))
         lengths = [_nbytes(*forms[name]) for name in ordered]
         room = sum(map(align, lengths))
-        if sum(lengths) <= _LARGEST_COPIED or any(form[1].hasobject for form in forms.values()):
+        if sum(lengths) <= LARGEST_COPIED or any(form[1].hasobject for form in forms.values()):
             return None
         if self.protocol.must_wait(self.outputs.in_use, room):
             return None

@@ -31,6 +31,7 @@ class Capability(enum.IntFlag):
     EXECUTED = 1 << 4
     CONTINUES = 1 << 5
     AHEAD = 1 << 6
+    REFERENCES = 1 << 7
 
 
 # What every worker here has, and the Python proxy; whoever has more says so.
@@ -110,6 +111,13 @@ class ResponseFlag(enum.IntFlag):
     CONTINUES = 1 << 4
 
 
+class TensorSource(enum.IntEnum):
+    """What the place of a payload counts from."""
+
+    RECORD = 0
+    BATCH = 1
+
+
 class ErrorCode(enum.IntEnum):
     """Triton's `TRITONSERVER_Error_Code`."""
 
@@ -153,6 +161,7 @@ WHOLE_BATCH = 0xFFFFFFFF
 # sent_ns
 RECORD = struct.Struct("<III4xQQQIIQQ")
 RECORD_BATCH_OFFSET = 16
+RECORD_LENGTH_OFFSET = 32
 # rows, flags, priority, timeout_us, correlation_id, id, correlation_string, trace_context (offset and length each),
 # parameters_offset, parameters_count, outputs_offset, outputs_count, cancelled
 REQUEST = struct.Struct("<IIQQQIIIIIIIIIIB7x")
@@ -163,11 +172,13 @@ REQUEST_ROWS = struct.Struct("<I")
 REQUEST_TRACE_LENGTH_OFFSET = 52
 # request, flags, rows, error_code, error (offset and length), parameters_offset, parameters_count
 RESPONSE = struct.Struct("<IIIIIIII16x")
-# name (offset and length), dtype, dims_count, owner, dims_offset, payload_offset, payload_length
-TENSOR = struct.Struct("<IIIIIIQQ8x")
+# name (offset and length), dtype, dims_count, owner, dims_offset, payload_offset, payload_length, source
+TENSOR = struct.Struct("<IIIIIIQQQ")
 # Where place and length of the payload begin and end.
 TENSOR_PLACE = (24, 40)
 TENSOR_LENGTH = struct.Struct("<32xQ")
+# place of the payload, its length, and what the place counts from
+TENSOR_PAYLOAD = struct.Struct("<QQQ")
 # key (offset and length), type, length, value
 PARAMETER = struct.Struct("<IIIIQ")
 # Where the type begins and ends.

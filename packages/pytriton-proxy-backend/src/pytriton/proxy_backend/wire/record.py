@@ -184,7 +184,7 @@ class Metadata:
         return [self._tensor(what, offset + index * layout.TENSOR.size, record_length) for index in range(count)]
 
     def _tensor(self, what: str, at: int, record_length: int) -> TensorEntry:
-        name_offset, name_length, code, dims_count, owner, dims_offset, offset, length = layout.TENSOR.unpack_from(
+        name_offset, name_length, code, dims_count, owner, dims_offset, offset, length, _ = layout.TENSOR.unpack_from(
             self.raw, at
         )
         name = self.text(name_offset, name_length)
@@ -246,6 +246,12 @@ class RecordLayout(NamedTuple):
     length: int
     payload_bytes: int
     places: list[Place]
+
+    @property
+    def span(self) -> int:
+        """Bytes from the first payload to the end of the last one."""
+        first, last = self.places[0], self.places[-1]
+        return last.offset + last.length - first.offset
 
 
 class Record:
@@ -311,9 +317,36 @@ class Record:
             return False
         return True
 
+    def write_reference(self, memory: Memory, start: int, number: int, offset: int) -> int:
+        """Write it, once, without its payloads, which lie in the record of the batch as they would in this one.
+
+        Args:
+            memory: Where to.
+            start: Where it begins there.
+            number: Its batch.
+            offset: Where the first payload begins in the record of the batch.
+
+        Returns:
+            Its length.
+        """
+        metadata = bytearray(self.layout.metadata)
+        *_, tensors, _, _ = layout.RECORD.unpack_from(metadata)
+        places = self.layout.places
+        for index, place in enumerate(places):
+            at = tensors + index * layout.TENSOR.size + layout.TENSOR_PLACE[0]
+            begin = offset + place.offset - places[0].offset
+            layout.TENSOR_PAYLOAD.pack_into(metadata, at, begin, place.length, layout.TensorSource.BATCH)
+        _NUMBER.pack_into(metadata, layout.RECORD_LENGTH_OFFSET, len(metadata))
+        self._write_metadata(bytes(metadata), memory, start, number)
+        self.payloads = ()
+        return len(metadata)
+
     def write_metadata(self, memory: Memory, start: int, number: int) -> None:
         """Write all but the payloads, for a peer in this process that is told where they are."""
-        metadata = self.layout.metadata
+        self._write_metadata(self.layout.metadata, memory, start, number)
+
+    @staticmethod
+    def _write_metadata(metadata: bytes, memory: Memory, start: int, number: int) -> None:
         memory[start : start + len(metadata)] = metadata
         _NUMBER.pack_into(memory, start + layout.RECORD_BATCH_OFFSET, number)
 
@@ -455,7 +488,8 @@ class MetadataWriter:
         places = []
         offset = metadata_length
         for (_, owner, code, shape, dtype, length, _), name in zip(self._tensors, names, strict=True):
-            table += layout.TENSOR.pack(*name, code, len(shape), owner, self._dims_offset + len(dims), offset, length)
+            place = (self._dims_offset + len(dims), offset, length, layout.TensorSource.RECORD)
+            table += layout.TENSOR.pack(*name, code, len(shape), owner, *place)
             dims += struct.pack(f"<{len(shape)}q", *shape)
             places.append(Place(shape, dtype, offset, length))
             offset = layout.align(offset + length)

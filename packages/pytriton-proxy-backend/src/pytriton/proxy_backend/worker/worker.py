@@ -303,7 +303,7 @@ class Worker:
                 self._serve(service, connection, loop)
 
     # Of a worker that serves a synchronous callable.
-    _capabilities: int = CAPABILITIES | Capability.AHEAD
+    _capabilities: int = CAPABILITIES | Capability.AHEAD | Capability.REFERENCES
     _max_in_flight = 1
 
     def _serve(self, service: Service, connection: Connection, loop: LazyLoop) -> None:
