@@ -181,6 +181,12 @@ def test_json_that_a_newer_server_finds_too_large_says_what_helps() -> None:
     )
 
 
+def test_arrays_that_an_older_server_does_not_take_say_what_helps() -> None:
+    text = "Unable to parse 'data': Shape does not match true shape of 'data' field"
+    error = GenerateReader.error_of(500, b'{"error":"%s"}' % text.encode(), OPERATION)
+    assert str(error).endswith("take tensors of one element alone: use a grpc:// address, or a newer server.")
+
+
 @pytest.mark.parametrize(
     "event",
     [

@@ -61,6 +61,8 @@ _SHAPE_TEXT = "unexpected shape for input"
 _SHAPE_NOTE = " NOTE: Setting a non-zero max_batch_size"
 _RESTRICTED_TEXT = "restricted, expecting header"
 _TOO_LARGE_TEXT = "--http-max-input-size"
+# Of an array with more than one element, by generate_stream before tritonserver 2.51.
+_ELEMENTS_TEXT = "Shape does not match true shape of 'data' field"
 _BATCH_SIZE_TEXT = "inference request batch-size must be <="
 _DENIED_STATUSES = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
@@ -164,6 +166,12 @@ def server_error(operation: Operation, status: str | None, text: str) -> PyTrito
     elif _TOO_LARGE_TEXT in text:
         # Of ours only streams over HTTP are JSON, which newer servers limit.
         advice = " Use a grpc:// address, or TritonConfig(http_max_input_size=...) for the server."
+    elif _ELEMENTS_TEXT in text:
+        # Tensors of ours always have their shape.
+        advice = (
+            ". Before tritonserver 2.51, streams over HTTP take tensors of one element alone: use a grpc:// address, "
+            "or a newer server."
+        )
     elif _BATCH_SIZE_TEXT in text:
         advice = ". Send no more rows at once than that, or bind the model with ModelConfig(max_batch_size=...)."
     return PyTritonClientInferenceServerError(
