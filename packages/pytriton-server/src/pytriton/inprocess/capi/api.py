@@ -66,6 +66,10 @@ class Api:
             self.TRITONSERVER_ErrorDelete(error)
         return error_class(code)(text.decode(errors="replace"))
 
+    def has(self, function: str) -> bool:
+        """Return whether the library has a function."""
+        return hasattr(self.library.handle, function)
+
     def ask(self, function: str, *arguments: Any) -> Any:
         """Call a function that gives a message as its last argument, and return what the JSON of the message says."""
         message = MessageHandle()

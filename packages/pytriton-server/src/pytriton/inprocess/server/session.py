@@ -303,7 +303,8 @@ class Session(ServerAccess):
         When a loaded model is loaded again and that fails, Triton counts the failed one among its live models for ever,
         though it is in no list, and waits for it in vain.
         """
-        if self._is_empty:
+        # An older server waits as long as it was told at its start.
+        if self._is_empty and self.api.has("TRITONSERVER_ServerSetExitTimeout"):
             self.api.TRITONSERVER_ServerSetExitTimeout(self.handle, _EMPTY_EXIT_TIMEOUT_S)
         try:
             with unloading():

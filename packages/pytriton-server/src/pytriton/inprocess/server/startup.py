@@ -142,7 +142,9 @@ def _set_behaviour(api: Api, handle: ServerOptionsHandle, values: Mapping[str, A
     for model in startup_models:
         api.TRITONSERVER_ServerOptionsSetStartupModel(handle, model)
     api.TRITONSERVER_ServerOptionsSetStrictModelConfig(handle, values["strict_model_config"])
-    api.TRITONSERVER_ServerOptionsSetModelConfigName(handle, values["model_config_name"])
+    # This and the access among GPUs came after tritonserver 2.44, which is asked for neither unless somebody says so.
+    if values["model_config_name"] or api.has("TRITONSERVER_ServerOptionsSetModelConfigName"):
+        api.TRITONSERVER_ServerOptionsSetModelConfigName(handle, values["model_config_name"])
     api.TRITONSERVER_ServerOptionsSetRateLimiterMode(handle, values["rate_limiter_mode"])
     for resource in values["rate_limiter_resources"]:
         api.TRITONSERVER_ServerOptionsAddRateLimiterResource(
@@ -169,7 +171,8 @@ def _set_memory_and_devices(api: Api, handle: ServerOptionsHandle, values: Mappi
     for device, size in values["cuda_virtual_address_sizes"].items():
         api.TRITONSERVER_ServerOptionsSetCudaVirtualAddressSize(handle, device, size)
     api.TRITONSERVER_ServerOptionsSetMinSupportedComputeCapability(handle, values["min_supported_compute_capability"])
-    api.TRITONSERVER_ServerOptionsSetEnablePeerAccess(handle, values["enable_peer_access"])
+    if not values["enable_peer_access"] or api.has("TRITONSERVER_ServerOptionsSetEnablePeerAccess"):
+        api.TRITONSERVER_ServerOptionsSetEnablePeerAccess(handle, values["enable_peer_access"])
     for limit in values["model_load_device_limits"]:
         api.TRITONSERVER_ServerOptionsSetModelLoadDeviceLimit(handle, limit["kind"], limit["device"], limit["fraction"])
     for policy, settings in values["host_policies"].items():
