@@ -20,6 +20,7 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.server.lifecycle.replacement import wait_standing_by
 from pytriton.triton import GuardConfig, Triton, TritonConfig, TritonServerExitedError, TritonServerStartError
 from support.http import call
+from support.servers import fetch_older_server, other_server
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually, wait_for_threads
 
@@ -149,6 +150,18 @@ def test_a_server_that_does_not_start_leaves_the_old_one_in_service() -> None:
         assert pid_of(triton) != first
 
 
+def test_a_server_that_is_too_old_is_told_and_the_old_one_goes_on(tmp_path: Path) -> None:
+    too_old = tmp_path / "bin" / "tritonserver"
+    too_old.parent.mkdir()
+    too_old.write_text("#!/bin/sh\necho 'Usage: tritonserver [options]'\necho '  --model-repository <text>'\nexit 1\n")
+    too_old.chmod(0o755)
+    with counting(local_config()) as (triton, ask):
+        assert ask() == [1, 2]
+        with pytest.raises(TritonServerStartError, match=r"goes on.* has no option --.*Expected tritonserver 2\.44 or"):
+            triton.replace_server(server_dir=tmp_path)
+        assert ask() == [3, 4]
+
+
 def test_the_old_server_goes_on_where_the_new_one_is_killed_while_callers_move(monkeypatch: pytest.MonkeyPatch) -> None:
     with counting(local_config()) as (triton, ask):
         assert ask() == [1, 2]
@@ -190,8 +203,12 @@ def test_a_server_that_dies_while_the_new_one_starts_is_told_of(monkeypatch: pyt
             triton.serve()
 
 
-def test_callers_over_both_protocols_lose_nothing_while_servers_are_replaced() -> None:
-    config = local_config()
+@contextlib.contextmanager
+def called(config: TritonConfig) -> Iterator[tuple[Triton, Callable[[], None]]]:
+    """Serve to eight callers, over both protocols, a fourth of them with streams; fails where one misses an answer.
+
+    Also gives what waits until each of them has got an answer to what it asked from now on.
+    """
     triton = Triton(config=config)
     triton.bind("m", same, *TENSORS, config=ModelConfig(batching=False))
     triton.bind("s", rising, *TENSORS, config=ModelConfig(batching=False, decoupled=True))
@@ -225,16 +242,48 @@ def test_callers_over_both_protocols_lose_nothing_while_servers_are_replaced() -
         for caller in callers:
             caller.start()
         try:
-            for _ in range(3):
-                # Everybody has asked the server that is there since the last replacement.
-                wait_for_answers()
-                triton.replace_server()
             wait_for_answers()
+            yield triton, wait_for_answers
         finally:
             ending.set()
             for caller in callers:
                 caller.join()
     assert not failures
+
+
+def version_of(triton: Triton) -> str:
+    return str(call(triton.http_url, "GET", "/v2")[1]["version"])
+
+
+def swap_versions(other: Path) -> None:
+    """Let a server of another version take over, and the one before again, while callers ask."""
+    config = local_config()
+    with called(config) as (triton, wait_for_answers):
+        first = version_of(triton)
+        for _ in range(3):
+            triton.replace_server(server_dir=other)
+            wait_for_answers()
+            assert version_of(triton) != first
+            triton.replace_server(dataclasses.replace(config, http_thread_count=4))
+            wait_for_answers()
+            assert version_of(triton) == first
+
+
+def test_callers_over_both_protocols_lose_nothing_while_servers_are_replaced() -> None:
+    with called(local_config()) as (triton, wait_for_answers):
+        for _ in range(3):
+            triton.replace_server()
+            # Everybody has asked the server that is there since the last replacement.
+            wait_for_answers()
+
+
+def test_callers_lose_nothing_while_servers_of_two_versions_replace_each_other() -> None:
+    swap_versions(other_server())
+
+
+@pytest.mark.ci
+def test_callers_lose_nothing_while_an_older_server_takes_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    swap_versions(fetch_older_server(tmp_path, monkeypatch))
 
 
 def test_what_cannot_be_replaced_is_refused() -> None:

@@ -315,8 +315,9 @@ def test_errors_after_partial_results(stream: Stream) -> None:
         else:
             errors.append(event.error)
     assert values == {"0": [0, 1, 2], "1": [0, 1], "2": [0, 1, 2], "3": [0, 1, 2]}
-    assert "ValueError: the first" in errors[0]
-    assert all("RuntimeError: the others" in error for error in errors[1:])
+    # Errors of different requests may overtake each other on their way to the caller.
+    assert sum("ValueError: the first" in error for error in errors) == 1
+    assert sum("RuntimeError: the others" in error for error in errors) == 3
 
 
 async def ends(requests: list[Request]) -> AsyncIterator[list[Any]]:

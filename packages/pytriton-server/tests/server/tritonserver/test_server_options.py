@@ -10,7 +10,7 @@ from pytriton.server.settings.config import TritonConfig
 from pytriton.server.tritonserver import options as server_options
 from pytriton.server.tritonserver.binary import BUNDLED_FOLDER, TritonServerBinary, find_tritonserver
 from pytriton.server.tritonserver.command_line import OWN_SETTINGS
-from pytriton.server.tritonserver.options import NEEDED_SERVER, check_options, known_options
+from pytriton.server.tritonserver.options import NEEDED_SERVER, check_options, explain_misfit, known_options
 from pytriton.triton import Triton
 
 needs_bundle = pytest.mark.skipif(not BUNDLED_FOLDER.is_dir(), reason="this build carries no tritonserver")
@@ -91,6 +91,39 @@ def test_a_server_that_cannot_be_run_lists_nothing(tmp_path: Path) -> None:
     assert known_options(server) == frozenset()
     server.executable.unlink()
     assert known_options(server) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("line", "missing"),
+    [
+        (
+            "failed to load 'm' version 1: Not found: unable to load shared library: /b/libtriton_pytriton.so: "
+            "undefined symbol: TRITONBACKEND_ResponseSetDoubleParameter",
+            "lacks the function TRITONBACKEND_ResponseSetDoubleParameter",
+        ),
+        (
+            "Unsupported: this server has backend API 1.18, libtriton_pytriton.so needs 1.19 or a later minor: use a "
+            "newer tritonserver",
+            "has backend API 1.18",
+        ),
+    ],
+)
+def test_a_server_that_is_too_old_for_the_proxy_is_told(line: str, missing: str, tmp_path: Path) -> None:
+    text = explain_misfit(fake_server(tmp_path, help_text("http-port")), ["tritonserver"], ["Loading", line])
+    assert text is not None
+    assert f"it {missing}. Expected tritonserver 2.44 or later" in text
+    assert "PYTRITON_TRITONSERVER_DIR" in text
+
+
+def test_options_that_an_ended_server_does_not_know_are_told_without_their_values(tmp_path: Path) -> None:
+    server = fake_server(tmp_path, help_text("http-port", "grpc-port"))
+    command = ["tritonserver", "--http-port=1", "--http-restricted-api=trace:token=secret", "--new=1", "--new=2"]
+    text = explain_misfit(server, command, ["unable to bind"])
+    assert text is not None
+    assert "it has no option --http-restricted-api and no option --new." in text
+    assert "secret" not in text
+    assert explain_misfit(server, command[:2], ["unable to bind"]) is None
+    assert explain_misfit(fake_server(tmp_path, "exit 3"), command, []) is None
 
 
 @needs_bundle

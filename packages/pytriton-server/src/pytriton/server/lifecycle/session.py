@@ -38,7 +38,7 @@ from pytriton.server.settings.config import WORKERS, TritonConfig
 from pytriton.server.settings.preflight import check_settings
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.backends import make_backends, make_python_backend
-from pytriton.server.tritonserver.binary import find_tritonserver
+from pytriton.server.tritonserver.binary import TritonServerBinary, find_tritonserver
 from pytriton.server.tritonserver.command_line import (
     DRAIN_TIMEOUT_S,
     EXIT_TIMEOUT_S,
@@ -53,7 +53,7 @@ from pytriton.server.tritonserver.command_line import (
 )
 from pytriton.server.tritonserver.guard import Guard, GuardConfig, find_guard
 from pytriton.server.tritonserver.handover import Handover, Role
-from pytriton.server.tritonserver.options import check_options
+from pytriton.server.tritonserver.options import check_options, explain_misfit
 from pytriton.server.tritonserver.ports import (
     Endpoint,
     ReservedPorts,
@@ -250,10 +250,19 @@ class ServerSession:
         for model in self._host.models:
             self._host.wait_warm(model, cancelled)
         self._environment = export_environment(binary.environment(os.environ)) | variables
+        try:
+            self._start_first(self._folders, timeout_s, cancelled)
+            self._wait_served(timeout_s, cancelled)
+        except TritonServerError as error:
+            if (misfit := _misfit(error, binary, self._process)) is not None:
+                raise misfit from error
+            raise
+
+    def _start_first(self, folders: ServerFolders, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         for attempt in range(1, _START_ATTEMPTS + 1):
             try:
-                self._start_process(self._folders, reserve_ports(self._config), timeout_s, cancelled)
-                break
+                self._start_process(folders, reserve_ports(self._config), timeout_s, cancelled)
+                return
             except TritonServerStartError as error:
                 # Between the choice of a free port and the server's bind somebody else may take it.
                 endpoint = self._lost_port(error)
@@ -262,7 +271,6 @@ class ServerSession:
                 if not endpoint.picked or attempt == _START_ATTEMPTS:
                     raise port_in_use(endpoint, exit_code=error.exit_code, log_lines=list(error.log_lines)) from error
                 logger.info("Port %d was taken by somebody else in the meantime: trying another one.", endpoint.port)
-        self._wait_served(timeout_s, cancelled)
 
     def restart(self, *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         """Start a server that has died once more: with the same models, on the same ports, for the same workers.
@@ -375,7 +383,7 @@ class ServerSession:
                     log_lines=new.log_tail,
                 )
             new_control = self._make_control(new_ports)
-        except BaseException:
+        except BaseException as error:
             handover.assign(Role.SERVING)
             if new is not None:
                 new.stop(_EXIT_MARGIN_S, hurried=cancelled)
@@ -385,6 +393,8 @@ class ServerSession:
             if old.is_running:
                 self._readiness.start(self.control)
             self._end_replacing()
+            if (misfit := _misfit(error, binary, new, "The running one goes on. ")) is not None:
+                raise misfit from error
             raise
         finally:
             new_ports.release()
@@ -730,3 +740,15 @@ class ServerSession:
                         model_version=state.version,
                         reason=state.reason,
                     )
+
+
+def _misfit(
+    error: BaseException, binary: TritonServerBinary, process: ServerProcess | None, note: str = ""
+) -> TritonServerStartError | None:
+    """Return what to raise in place of an error because the server lacks what this package needs; None if not."""
+    if process is None or not isinstance(error, (TritonServerStartError, TritonModelLoadError)):
+        return None
+    text = explain_misfit(binary, process.command, [str(error), *error.log_lines])
+    if text is None:
+        return None
+    return TritonServerStartError(f"{note}{text}", exit_code=error.exit_code, log_lines=error.log_lines)

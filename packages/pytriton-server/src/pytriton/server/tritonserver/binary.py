@@ -134,7 +134,8 @@ def _problem(folder: Path) -> str | None:
 
 
 def _describe(folder: Path, origin: str) -> TritonServerBinary:
-    folder = folder.absolute()
+    # What a link names now: it may be turned to another version while this one serves.
+    folder = folder.resolve()
     libraries = folder / "lib"
     return TritonServerBinary(
         executable=folder / "bin" / "tritonserver",

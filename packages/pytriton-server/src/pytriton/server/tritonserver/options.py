@@ -1,7 +1,7 @@
 """Options that not every tritonserver has: those of releases after 2.51, and those of parts that a build may lack.
 
 An option that a server does not know ends it before it logs anything but its usage. So where one of these is set, the
-server is asked for its `--help` first, which takes it some 12 ms.
+server is asked for its `--help` first, which takes it some 12 ms. The others are asked for when a server has ended.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import logging
 import re
 import signal
 import subprocess
+from collections.abc import Iterable
 from pathlib import Path
 
 from pytriton.exceptions import PyTritonValidationError
@@ -19,7 +20,10 @@ from pytriton.server.tritonserver.binary import TritonServerBinary
 from pytriton.server.tritonserver.process import shim_command
 from pytriton.server.tritonserver.version import describe_server_version
 
-__all__ = ["NEEDED_SERVER", "check_options", "known_options"]
+__all__ = ["NEEDED_SERVER", "OLDEST_SERVER", "check_options", "explain_misfit", "known_options"]
+
+OLDEST_SERVER = "2.44"
+"""The oldest server that the native proxy works with: the first with version 1.19 of the API for backends."""
 
 NEEDED_SERVER = {
     "grpc_max_response_pool_size": "tritonserver 2.56 or later",
@@ -31,6 +35,8 @@ NEEDED_SERVER = {
 """Fields of `TritonConfig` whose option not every server knows, each with the servers that do."""
 
 _DEADLINE_S = 60.0
+# What a server says of a proxy that it is too old for: the loader's words, and the proxy's own.
+_TOO_OLD = re.compile(r"libtriton_pytriton\.so: undefined symbol: (\w+)|this server has (backend API [\d.]+)")
 _OPTION = re.compile(r"^\s+--([a-z0-9][a-z0-9-]*)", re.MULTILINE)
 
 logger = logging.getLogger(__name__)
@@ -61,6 +67,35 @@ def check_options(config: TritonConfig, binary: TritonServerBinary) -> None:
                 expected=NEEDED_SERVER[name],
                 received=str(binary.executable),
             )
+
+
+def explain_misfit(binary: TritonServerBinary, command: Iterable[str], said: Iterable[str]) -> str | None:
+    """Say what a server that could not serve has not got of what this package needs.
+
+    Args:
+        binary: The server.
+        command: The arguments that it was started with.
+        said: What it has said.
+
+    Returns:
+        The text of an error; None where it lacks nothing.
+    """
+    found = next((found for line in said if (found := _TOO_OLD.search(line))), None)
+    if found is not None:
+        missing = f"lacks the function {found[1]}" if found[1] else f"has {found[2]}"
+    else:
+        known = known_options(binary)
+        given = [part.partition("=")[0] for part in command if part.startswith("--")]
+        unknown = [option for option in dict.fromkeys(given) if option.removeprefix("--") not in known]
+        if not known or not unknown:
+            return None
+        missing = f"has no option {' and no option '.join(unknown)}"
+    return (
+        f"{binary.executable} cannot take these models and settings: it {missing}. Expected tritonserver "
+        f"{OLDEST_SERVER} or later, and settings that it knows; received {describe_server_version(binary)}. Name "
+        "another server with PYTRITON_TRITONSERVER_DIR or server_dir=, or none to take the one that comes with "
+        "pytriton-server."
+    )
 
 
 def known_options(binary: TritonServerBinary) -> frozenset[str]:

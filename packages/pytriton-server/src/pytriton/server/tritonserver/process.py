@@ -172,6 +172,11 @@ class ServerProcess:
             ) from error
 
     @property
+    def command(self) -> Sequence[str]:
+        """Program and arguments, with the access token among them."""
+        return self._command
+
+    @property
     def pid(self) -> int | None:
         """Process id; None before the start."""
         return None if self._popen is None else self._popen.pid
