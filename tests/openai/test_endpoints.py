@@ -68,6 +68,10 @@ def echo(text: str) -> str:
     return text
 
 
+def repeat(text: str) -> str:
+    return text
+
+
 class Unending:
     """A stream that goes on until somebody closes it."""
 
@@ -439,9 +443,81 @@ def test_requests_that_are_refused(
 
 
 def test_what_asks_for_nothing_is_taken(served: Served) -> None:
-    nothing = {"logprobs": False, "tools": [], "response_format": {"type": "text"}, "logit_bias": {}, "n": None}
+    nothing: dict[str, Any] = {
+        "logprobs": False, "top_logprobs": 0, "tools": [], "tool_choice": "auto", "response_format": {"type": "text"},
+        "logit_bias": {}, "n": None, "store": False, "service_tier": "default", "modalities": ["text"], "audio": None,
+        "verbosity": "medium", "reasoning_effort": "none", "stream_options": None, "user": "me", "metadata": {"a": "b"},
+    }  # fmt: skip
     messages = [{"role": "user", "content": "x"}]
-    assert served.post("/v1/chat/completions", {"model": "echo", "messages": messages, **nothing}).status_code == 200
+    answer = served.post("/v1/chat/completions", {"model": "echo", "messages": messages, **nothing})
+    assert answer.status_code == 200, answer.text
+    more = {"best_of": 1, "echo": False, "suffix": ""}
+    assert served.post("/v1/completions", {"model": "echo", "prompt": "x", **more}).status_code == 200
+
+
+# What the official client sends for each field that these endpoints have not.
+CHAT_FIELDS: dict[str, Any] = {
+    "audio": {"format": "mp3", "voice": "alloy"},
+    "function_call": {"name": "f"},
+    "functions": [{"name": "f"}],
+    "logit_bias": {"50256": -100},
+    "logprobs": True,
+    "modalities": ["text", "audio"],
+    "prediction": {"type": "content", "content": "x"},
+    "reasoning_effort": "low",
+    "response_format": {"type": "json_object"},
+    "service_tier": "flex",
+    "store": True,
+    "stream_options": {"include_usage": True},
+    "tool_choice": "required",
+    "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+    "top_logprobs": 2,
+    "verbosity": "low",
+    "web_search_options": {},
+}
+COMPLETION_FIELDS: dict[str, Any] = {
+    "best_of": 3,
+    "echo": True,
+    "logit_bias": {"50256": -100},
+    "logprobs": 0,
+    "stream_options": {"include_usage": True},
+    "suffix": "x",
+}
+
+
+@pytest.mark.parametrize("name", CHAT_FIELDS)
+def test_a_field_of_chats_that_cannot_be_honoured_is_refused(client: OpenAI, name: str) -> None:
+    fields = {name: CHAT_FIELDS[name]}
+    with pytest.raises(openai.BadRequestError, match=name) as caught:
+        client.chat.completions.create(model="echo", messages=[{"role": "user", "content": "x"}], **fields)
+    assert caught.value.param == name
+
+
+@pytest.mark.parametrize("name", COMPLETION_FIELDS)
+def test_a_field_of_completions_that_cannot_be_honoured_is_refused(client: OpenAI, name: str) -> None:
+    fields = {name: COMPLETION_FIELDS[name]}
+    with pytest.raises(openai.BadRequestError, match=name) as caught:
+        client.completions.create(model="echo", prompt="x", **fields)
+    assert caught.value.param == name
+
+
+def test_options_of_streams_that_cannot_be_honoured_are_refused(client: OpenAI) -> None:
+    for told in ({"include_obfuscation": True}, {"include_usage": "yes"}, {"colour": True}):
+        with pytest.raises(openai.BadRequestError, match="stream_options") as caught:
+            client.completions.create(model="echo", prompt="x", stream=True, extra_body={"stream_options": told})
+        assert caught.value.param == "stream_options"
+
+
+def test_calls_of_tools_in_messages_need_a_template_that_shows_them(triton: Triton, client: OpenAI) -> None:
+    called = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+    messages: Any = [{"role": "assistant", "content": None, "tool_calls": called}]
+    with pytest.raises(openai.BadRequestError, match=r"messages\[0\]\.tool_calls: expected none"):
+        client.chat.completions.create(model="echo", messages=messages)
+    template = "{{ messages[0].tool_calls[0].function.name }}{{ messages[0].content }}"
+    triton.bind(model(name="caller", parameters={"chat_template": template})(repeat))
+    answer = client.chat.completions.create(model="caller", messages=messages)
+    assert answer.choices[0].message.content == "f"
+    triton.unbind("caller")
 
 
 def test_bodies_that_are_no_requests(served: Served) -> None:
@@ -505,6 +581,29 @@ def test_mounted_in_another_application_and_over_http(triton: Triton) -> None:
             assert "".join(chunk.choices[0].text for chunk in chunks) == "wörd"
         with pytest.raises(openai.NotFoundError, match="does not exist"):
             client.completions.create(model="nobody", prompt="x")
+
+
+@pytest.mark.parametrize("scheme", ["http", "grpc"])
+def test_a_model_that_has_changed_a_moment_ago(triton: Triton, scheme: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Triton finds wrong before the change is known is the caller's to mend, by either protocol."""
+    monkeypatch.setattr("pytriton.openai._backend._FRESH_S", 1e9)
+    given, plain = [Tensor(name="text", dtype=bytes, shape=(1,))], ModelConfig(batching=False)
+
+    def tensors(size: int) -> list[Tensor]:
+        return [TEXT, Tensor(name="style", dtype=np.float32, shape=(size,), optional=True)]
+
+    url = str(triton.http_url if scheme == "http" else triton.grpc_url)
+    body = {"model": "changing", "prompt": "x", "style": [1, 2]}
+    triton.bind("changing", shown, inputs=tensors(2), outputs=given, config=plain)
+    with Served(application(url, access_token=triton.get_access_token())) as served:
+        assert served.post("/v1/completions", body).status_code == 200
+        triton.rebind("changing", shown, inputs=tensors(3), outputs=given, config=plain)
+        answer = served.post("/v1/completions", body)
+        assert (answer.status_code, error_of(answer)["code"]) == (400, "invalid_value")
+        assert "unexpected shape for input 'style'" in error_of(answer)["message"]
+        triton.unbind("changing")
+        answer = served.post("/v1/completions", body)
+        assert (answer.status_code, error_of(answer)["code"]) == (503, "unavailable")
 
 
 @pytest.mark.parametrize("scheme", ["http", "grpc"])

@@ -178,6 +178,24 @@ def test_a_key_in_a_file(tmp_path: Path) -> None:
         assert "secret" not in server.written
 
 
+def test_the_endpoints_in_a_file_of_settings(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    (tmp_path / "key").write_text("secret\n")
+    (tmp_path / "pytriton.toml").write_text('openai = 0\nopenai_key_file = "key"\n')
+    options = ("--config", "pytriton.toml")
+    with serve_command(tmp_path, "app.py", *options) as server, endpoint(server, "secret") as client:
+        assert ask(client) == "HELLO"
+        assert "(with an API key)" in server.written
+    for text, told in (
+        ("openai = 70000", "openai: expected a port from 0 to 65535; got 70000"),
+        ("openai = true", "openai: expected an integer; got True"),
+        ('openai_key_file = "key"', "--openai-key-file is for --openai"),
+        ('openai = 0\nopenai_key_file = "none"', "none"),
+    ):
+        (tmp_path / "pytriton.toml").write_text(text)
+        assert told in fails(tmp_path, *options)
+
+
 def test_a_port_that_is_in_use(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     with socket.create_server(("127.0.0.1", 0)) as taken:

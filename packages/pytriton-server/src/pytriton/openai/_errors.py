@@ -17,8 +17,10 @@ from pytriton.client.exceptions import (
 __all__ = ["OpenAIError", "from_client_error", "from_validation"]
 
 _UNAVAILABLE = ("503", "UNAVAILABLE")
-# What Triton finds wrong with inputs. Over HTTP it has that status for more, such as a model that is unloaded.
-_INVALID = ("INVALID_ARGUMENT",)
+# What Triton finds wrong with inputs.
+_INVALID = ("400", "INVALID_ARGUMENT")
+# It has the same status for a model that it does not serve any more: whoever asks once more is told what is.
+_GONE_TEXT = "Request for unknown model"
 
 
 class OpenAIError(Exception):
@@ -71,7 +73,7 @@ def from_client_error(error: PyTritonClientError, model: str) -> OpenAIError:
     text = error.message
     if isinstance(error, PyTritonClientInferenceServerError):
         text = error.server_message or text
-        if error.status in _UNAVAILABLE:
+        if error.status in _UNAVAILABLE or _GONE_TEXT in text:
             return OpenAIError(503, f"Model {model!r} cannot answer now: {text}", code="unavailable")
         if error.status in _INVALID:
             return OpenAIError(400, f"Model {model!r} does not take the request: {text}", code="invalid_value")

@@ -82,7 +82,6 @@ class Generation:
         self._form = form
         self._backend = backend
         self._link = link
-        self._body = body
         self._each = body.n or 1
         self._prompts = [encode_text(prompt, form.param) for prompt in prompts for _ in range(self._each)]
         if len(self._prompts) > MOST_CHOICES:
@@ -93,6 +92,7 @@ class Generation:
                 code="invalid_value",
             )
         self._stops = body.stops
+        self._tells_usage = body.tells_usage
         self._asked = asked
         self._head = {
             "id": f"{form.prefix}{asked.request_id}",
@@ -144,7 +144,7 @@ class Generation:
             # Without the end that a whole answer has.
             yield json.dumps(error.body)
             return
-        if self._body.tells_usage and (usage := self._usage()):
+        if self._tells_usage and (usage := self._usage()):
             yield self._event([], usage=usage)
         yield _DONE
 
@@ -173,7 +173,7 @@ class Generation:
 
     def _event(self, choices: list[dict[str, Any]], **more: Any) -> str:
         # Readers of a stream that asked for counts are told in every event that they are not there yet.
-        usage = {"usage": None} if self._body.tells_usage and self._link.model.counts else {}
+        usage = {"usage": None} if self._tells_usage and self._link.model.counts else {}
         return json.dumps({**self._head, "object": self._form.chunk, "choices": choices, **usage, **more})
 
     def _usage(self) -> dict[str, int] | None:

@@ -20,6 +20,8 @@ DEFAULT_TEMPLATE = (
 """That of models that give none."""
 
 _ROLES = ("system", "developer", "user", "assistant", "tool")
+# What a message may say beside its content, and a template may leave out.
+_BESIDE_CONTENT = ("tool_calls", "function_call", "audio")
 
 
 class _RefusedError(Exception):
@@ -37,9 +39,10 @@ def make_prompt(template: str | None, messages: Sequence[Mapping[str, Any]], mod
     Raises:
         OpenAIError: A message has what is no text, the template refuses the messages, or fails.
     """
-    checked = [_checked(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    text = DEFAULT_TEMPLATE if template is None else template
+    checked = [_checked(message, f"messages[{index}]", text) for index, message in enumerate(messages)]
     try:
-        compiled = _compile(DEFAULT_TEMPLATE if template is None else template)
+        compiled = _compile(text)
         return compiled.render(messages=checked, add_generation_prompt=True)
     except _RefusedError as error:
         raise OpenAIError(
@@ -80,12 +83,20 @@ def _refuse(message: object) -> NoReturn:
     raise _RefusedError(str(message))
 
 
-def _checked(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _checked(message: Mapping[str, Any], where: str, template: str) -> dict[str, Any]:
     """Return a message whose content is a text."""
+    told = [name for name in _BESIDE_CONTENT if message.get(name)]
+    for name in told:
+        if name not in template:
+            raise _unfit(
+                f"{where}.{name}", "none, for the chat template of the model does not show them", message[name]
+            )
     role = message.get("role")
     if role not in _ROLES:
         raise _unfit(f"{where}.role", f"one of {', '.join(_ROLES)}", role)
     content = message.get("content")
+    if content is None and told:
+        content = ""
     if isinstance(content, list):
         content = "".join(_part(part, f"{where}.content[{index}]") for index, part in enumerate(content))
     if not isinstance(content, str):

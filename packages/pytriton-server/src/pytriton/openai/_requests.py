@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -26,12 +26,31 @@ _SAMPLING = (
 # They say nothing about the answer.
 _IGNORED = frozenset(
     (
-        *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
-        *("prompt_cache_retention", "parallel_tool_calls"),
+        *("user", "metadata", "safety_identifier", "parallel_tool_calls"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     )
 )
-# With one of these, a field asks for nothing.
-_NEUTRAL: tuple[Any, ...] = (None, False, 0, "", [], {}, "none", "auto", {"type": "text"}, ["text"], {"none": True})
+# With one of these values, beside null, a field asks for nothing that is not done anyway.
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "logprobs": (False,),
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "stream": (False,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "top_logprobs": (0,),
+    "verbosity": ("medium",),
+}
+_STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
@@ -79,8 +98,22 @@ class Generating(_Body):
 
     @property
     def tells_usage(self) -> bool:
-        """Whether a stream is to end with the counts of tokens."""
-        return bool((self.stream_options or {}).get("include_usage"))
+        """Whether a stream is to end with the counts of tokens.
+
+        Raises:
+            OpenAIError: It has options for a stream that are not known, or that there is no stream for.
+        """
+        told = self.stream_options or {}
+        wrong = sorted(name for name, value in told.items() if name not in _STREAM_OPTIONS or type(value) is not bool)
+        if wrong:
+            problem = f"expected true or false for {' and '.join(_STREAM_OPTIONS)}; got {told!r:.200}"
+        elif told.get("include_obfuscation"):
+            problem = "include_obfuscation is not supported by this server: leave it out, or say false"
+        elif told and not self.stream:
+            problem = 'is for streams alone: leave it out, or ask with "stream": true'
+        else:
+            return bool(told.get("include_usage"))
+        raise OpenAIError(400, f"stream_options: {problem}.", param="stream_options", code="invalid_value")
 
 
 class ChatRequest(Generating):
@@ -151,7 +184,7 @@ def inputs_and_parameters(
     for name, value in (body.model_extra or {}).items():
         if name in options:
             values[name] = value
-        elif name not in _IGNORED and not any(value == it and type(value) is type(it) for it in _NEUTRAL):
+        elif name not in _IGNORED and not _asks_for_nothing(name, value):
             takes = ", ".join(sorted(options))
             raise OpenAIError(
                 400,
@@ -163,6 +196,11 @@ def inputs_and_parameters(
     given = {name: value for name, value in values.items() if value is not None}
     inputs = {name: _tensor(name, value, model) for name, value in given.items() if name in options}
     return inputs, {name: value for name, value in given.items() if name not in options}
+
+
+def _asks_for_nothing(name: str, value: Any) -> bool:
+    # Equal in Python are 0 and False as well, which are different wishes: `logprobs` of a completion may be 0.
+    return value is None or any(value == it and type(value) is type(it) for it in _NEUTRAL.get(name, ()))
 
 
 def _tensor(name: str, value: Any, model: ServedModel) -> npt.NDArray[Any]:

@@ -44,7 +44,10 @@ _IN_FILE = {
     "log_level": str,
     "log_format": str,
     "access_log": bool,
+    "openai": int,
+    "openai_key_file": str,
 }
+_MOST_PORT = 65535
 _TOLD = (UserCodeError, ConfigFileError, ReloadError, EndpointError)
 _OF_SERVER = ("workers", "address", "http_port", "grpc_port", "metrics_port", "access_token", "unprotected", "config")
 
@@ -64,14 +67,15 @@ def serve(target: str, options: Mapping[str, Any], *, given: Collection[str]) ->
     began = time.monotonic()
     try:
         file, settings = _read_settings(options, given)
+        openai_port, openai_key = _read_openai(options, given, file)
     except ConfigFileError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(1) from None
     if options["console"]:
         check_console()
-    if options["openai"] is not None:
+    if openai_port is not None:
         check_openai()
-    elif options["openai_key_file"] is not None:
+    elif openai_key is not None:
         raise typer.BadParameter("--openai-key-file is for --openai")
     settings.start_log()
     # Until the server is served, which then ends in order, with exit code 0.
@@ -84,16 +88,16 @@ def serve(target: str, options: Mapping[str, Any], *, given: Collection[str]) ->
             triton = served.make(settings, [name for name in (*_OF_SERVER, "reload") if name in given])
             if options["check"]:
                 check_settings(triton._config, triton._security)
-                endpoints = describe_endpoints(triton) if options["openai"] is not None else ()
+                endpoints = describe_endpoints(triton) if openai_port is not None else ()
                 typer.echo("\n".join([*describe_models(triton), *endpoints, f"{target} can be served."]))
                 return
             endpoint = None
-            if options["openai"] is not None:
+            if openai_port is not None:
                 # Before anything is started: what cannot be used of templates, key and port.
                 list(describe_endpoints(triton))
-                read_key(options["openai_key_file"])
-                listener = opened.enter_context(bind_endpoint(settings.address, options["openai"]))
-                endpoint = endpoint_beside(triton, listener, options["openai_key_file"])
+                read_key(openai_key)
+                listener = opened.enter_context(bind_endpoint(settings.address, openai_port))
+                endpoint = endpoint_beside(triton, listener, openai_key)
             port = options["console_port"] if options["console"] else None
             reloading = None if reloader is None else reloader.watching(lambda: served.reload(triton))
             # Not before `serve`, which from the first moment on that requests are answered ends in order.
@@ -123,6 +127,25 @@ def _read_settings(options: Mapping[str, Any], given: Collection[str]) -> tuple[
         **{name: values[name] for name in (*names, "log_level", "log_format", "access_log")}, server=server
     )
     return file, settings
+
+
+def _read_openai(
+    options: Mapping[str, Any], given: Collection[str], file: ConfigFile
+) -> tuple[int | None, Path | None]:
+    """Return the port of the OpenAI endpoints, if there are to be any, and the file with their key.
+
+    Raises:
+        ConfigFileError: The file says a port that is none.
+    """
+    port: int | None = options["openai"]
+    if "openai" not in given and "openai" in file.options:
+        port = file.options["openai"]
+        if not 0 <= file.options["openai"] <= _MOST_PORT:
+            raise ConfigFileError(f"{file.path}: openai: expected a port from 0 to {_MOST_PORT}; got {port}")
+    key: Path | None = options["openai_key_file"]
+    if key is None and "openai_key_file" in file.options:
+        key = Path(file.options["openai_key_file"])
+    return port, key
 
 
 class _Served:
