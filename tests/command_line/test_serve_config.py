@@ -57,6 +57,14 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         )
 
 
+SECOND = """
+
+@model(name="softmax")
+def other(text: str) -> str:
+    return text
+"""
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "app.py").write_text(APP)
@@ -86,6 +94,11 @@ def test_a_check_starts_nothing(folder: Path) -> None:
         ("number = 1\n", "", "defines no model"),
         (APP, "[server]\ngrpc_use_ssl = true\n", "grpc_use_ssl needs TritonConfig.grpc_server_cert"),
         (APP, "[models.softmin]\nworkers = 1\n", "models.softmin: expected one of the models softmax; got 'softmin'"),
+        (APP + SECOND, "", "softmax and other are both named 'softmax'"),
+        (APP, "[server]\nhttp_port = 8001\n", "http_port and TritonConfig.grpc_port are both 8001"),
+        (APP, "address = 'not an address'\n", "The address 'not an address' of TritonConfig.http_address is none"),
+        (APP, "workers = -1\n", "serve.toml: workers: expected an integer of at least 0; got -1"),
+        (APP, "openai = 8002\n", "the port 8002 is to be that of the OpenAI endpoints and one of the server as well"),
         (APP, "unprotected = true\naccess_token = 'x'\n", "--unprotected and --access-token exclude each other"),
     ],
 )

@@ -27,6 +27,7 @@ from pytriton.server.cli.targets import UserCodeError, load_served
 from pytriton.server.console.command import check_console, console_beside
 from pytriton.server.lifecycle.stop_signals import end_on_sigterm
 from pytriton.server.settings.preflight import check_settings
+from pytriton.server.tritonserver.ports import check_ports, fixed_addresses
 from pytriton.triton import ProcessWorker, Triton
 from pytriton.triton._announcement import describe_models, is_terminal
 
@@ -88,6 +89,12 @@ def serve(target: str, options: Mapping[str, Any], *, given: Collection[str]) ->
             triton = served.make(settings, [name for name in (*_OF_SERVER, "reload") if name in given])
             if options["check"]:
                 check_settings(triton._config, triton._security)
+                check_ports(triton._config)
+                if openai_port in {port for _, port in fixed_addresses(triton._config)}:
+                    raise EndpointError(
+                        f"the port {openai_port} is to be that of the OpenAI endpoints and one of the server as well: "
+                        "choose another with --openai PORT; 0 takes a free one."
+                    )
                 endpoints = describe_endpoints(triton) if openai_port is not None else ()
                 typer.echo("\n".join([*describe_models(triton), *endpoints, f"{target} can be served."]))
                 return
@@ -117,6 +124,8 @@ def _read_settings(options: Mapping[str, Any], given: Collection[str]) -> tuple[
     """
     path: Path | None = options["config"]
     file = ConfigFile(Path()) if path is None else read_config(path, _IN_FILE)
+    if file.options.get("workers", 0) < 0:
+        raise ConfigFileError(f"{path}: workers: expected an integer of at least 0; got {file.options['workers']}")
     # Typed on the command line, else in the file, else the default.
     values = {**options, **{name: value for name, value in file.options.items() if name not in given}}
     server = {name: value for name, value in file.server.items() if name not in given}

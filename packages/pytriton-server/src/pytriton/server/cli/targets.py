@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from pytriton.decorators import get_model_signature
 from pytriton.decorators.serving import find_signature
 from pytriton.exceptions import PyTritonError
 from pytriton.proxy_backend import TargetError
@@ -100,6 +101,7 @@ def _load(text: str, place: str, name: str) -> "Triton | dict[str, Any]":
         models = {f"{place}:{name}": found for name, found in _models(module) if _is_own(found, module)}
         if not models:
             raise TargetError(_nothing_found(module, text), target=text)
+        _check_names(models, text)
         return models
     found: Any = module
     for part in name.split("."):
@@ -119,6 +121,25 @@ def _load(text: str, place: str, name: str) -> "Triton | dict[str, Any]":
         "class, a Triton, or a function without parameters that returns one.",
         target=text,
     )
+
+
+def _check_names(models: dict[str, Any], text: str) -> None:
+    """Check that no two models have one name.
+
+    Raises:
+        TargetError: Two have.
+    """
+    places: dict[str, str] = {}
+    for place, model in models.items():
+        name = get_model_signature(model).name
+        own = place.rpartition(":")[2]
+        if name in places:
+            raise TargetError(
+                f"{text!r}: {places[name]} and {own} are both named {name!r}, and a server has one model of a name. "
+                f"Give one of them another, @model(name=...), or serve one of them alone, {text}:{own}.",
+                target=text,
+            )
+        places[name] = own
 
 
 def _models(module: ModuleType) -> Iterator[tuple[str, Any]]:

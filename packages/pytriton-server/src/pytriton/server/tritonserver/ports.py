@@ -10,7 +10,7 @@ import errno
 import os
 import random
 import socket
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -26,6 +26,7 @@ __all__ = [
     "Endpoint",
     "ReservedPorts",
     "TcpSocket",
+    "check_ports",
     "find_listener",
     "fixed_addresses",
     "port_in_use",
@@ -206,13 +207,7 @@ def reserve_ports(config: TritonConfig) -> ReservedPorts:
         # Fixed ports first: a free one that is picked must not be one of them.
         for setting, named, port in sorted(_wanted(config), key=lambda item: item[2] == 0):
             address = _resolved(setting, named)
-            for other in endpoints.values():
-                if other.port == port and _overlap(other.address, address):
-                    raise PyTritonValidationError(
-                        f"TritonConfig.{other.setting} and TritonConfig.{setting} are both {port}: each service needs "
-                        "a port of its own. Set one of them to another port, or to 0 for any free one.",
-                        received=port,
-                    )
+            _check_apart(setting, address, port, ((it.setting, it.address, it.port) for it in endpoints.values()))
             reserving = _reserve_allowed(config, setting, address, port)
             endpoint = endpoints[setting] = Endpoint(
                 setting=setting, address=address, port=reserving.getsockname()[1], picked=port == 0
@@ -225,6 +220,30 @@ def reserve_ports(config: TritonConfig) -> ReservedPorts:
         reserved.release()
         raise
     return reserved
+
+
+def check_ports(config: TritonConfig) -> None:
+    """Check that all addresses are some, and that no two services are to use one port, without taking any.
+
+    Raises:
+        PyTritonValidationError: An address is none, or two services are to use one port.
+    """
+    seen: list[tuple[str, str, int]] = []
+    for setting, named, port in _wanted(config):
+        address = _resolved(setting, named)
+        if port:
+            _check_apart(setting, address, port, seen)
+            seen.append((setting, address, port))
+
+
+def _check_apart(setting: str, address: str, port: int, others: Iterable[tuple[str, str, int]]) -> None:
+    for other, other_address, other_port in others:
+        if other_port == port and _overlap(other_address, address):
+            raise PyTritonValidationError(
+                f"TritonConfig.{other} and TritonConfig.{setting} are both {port}: each service needs "
+                "a port of its own. Set one of them to another port, or to 0 for any free one.",
+                received=port,
+            )
 
 
 def fixed_addresses(config: TritonConfig) -> list[tuple[str, int]]:
