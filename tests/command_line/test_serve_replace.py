@@ -75,6 +75,21 @@ def test_sighup_replaces_the_server_with_the_settings_of_now(tmp_path: Path, wor
     assert "allow_grpc" in server.written
 
 
+def test_what_sighup_cannot_change_is_told(tmp_path: Path) -> None:
+    (tmp_path / "app.py").write_text(APP)
+    config = tmp_path / "serve.toml"
+    config.write_text("[server]\n")
+    with serve_command(tmp_path, "app.py", "--config=serve.toml") as server:
+        # What a start would refuse.
+        config.write_text("[models.Cuont]\nworkers = 1\n")
+        hang_up(server, "models.Cuont: expected one of the models Count; got 'Cuont'")
+        # What a start would take.
+        config.write_text("log_level = 'DEBUG'\n[models.Count]\nworkers = 1\n")
+        hang_up(server, "serve.toml: log_level, models.Count changed, which counts from the next start on")
+        assert server.ask("Count", "a") == "a 1"
+    assert server.written.count(GOES_ON) == 1
+
+
 def test_a_terminal_that_is_closed_ends_the_program(tmp_path: Path) -> None:
     (tmp_path / "app.py").write_text(APP)
     ports = ("--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0")

@@ -65,6 +65,16 @@ class ConfigFile:
             raise ConfigFileError(f"{self.path}: {str(error).replace('ModelConfig', key)}") from None
         return changed
 
+    def changed_beside_server(self, other: "ConfigFile") -> list[str]:
+        """Return the keys of which another reading of the file says something else, but those about the server."""
+        # The address is that of the server.
+        options = sorted((self.options.keys() | other.options.keys()) - {"address"})
+        models = sorted(self.models.keys() | other.models.keys())
+        return [
+            *(name for name in options if self.options.get(name) != other.options.get(name)),
+            *(f"models.{name}" for name in models if self.models.get(name) != other.models.get(name)),
+        ]
+
     def check_models(self, names: Collection[str]) -> None:
         """Check that there is every model that the file speaks of.
 

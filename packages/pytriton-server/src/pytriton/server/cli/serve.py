@@ -34,6 +34,8 @@ from pytriton.triton._announcement import describe_models, is_terminal
 __all__ = ["serve"]
 
 # What they tell at INFO of a start, the lines for a terminal tell in fewer words.
+logger = logging.getLogger(__name__)
+
 _TELL_OF_START = ("pytriton.tritonserver", "pytriton.proxy_backend", "pytriton.server", "pytriton.triton")
 _TELL_OF_STOP = ("pytriton.server", "pytriton.triton")
 # Options that a file may have, too; those of ports are fields of `TritonConfig`.
@@ -108,7 +110,7 @@ def serve(target: str, options: Mapping[str, Any], *, given: Collection[str]) ->
             port = options["console_port"] if options["console"] else None
             reloading = None if reloader is None else reloader.watching(lambda: served.reload(triton))
             # Not before `serve`, which from the first moment on that requests are answered ends in order.
-            replace = replacing(lambda: served.replace(triton, lambda: _read_settings(options, given)[1]))
+            replace = replacing(lambda: served.replace(triton, lambda: _read_settings(options, given)))
             triton._beside = lambda: _beside(triton, began, port, (endpoint, reloading, replace))
             _be_brief(_TELL_OF_START, logging.WARNING)
             triton.serve()  # which says what is served
@@ -186,7 +188,7 @@ class _Served:
             triton.bind(name, **model)
         return triton
 
-    def replace(self, triton: Triton, read_settings: Callable[[], ServerOptions]) -> None:
+    def replace(self, triton: Triton, read_settings: Callable[[], tuple[ConfigFile, ServerOptions]]) -> None:
         """Put another server in the place of the running one, with the settings of now and the models of before.
 
         Args:
@@ -194,11 +196,24 @@ class _Served:
             read_settings: Reads the settings; not asked where the file has a Triton with settings of its own.
 
         Raises:
-            ConfigFileError: The settings cannot be read.
+            ConfigFileError: The settings cannot be read, or are not for these models.
             PyTritonError: The other server does not get ready: the running one goes on.
         """
-        has_own = not self._models
-        triton.replace_server(None if has_own else read_settings().make_config())
+        if not self._models:
+            triton.replace_server()
+            return
+        file, settings = read_settings()
+        # What a start would refuse is no settings of a server that goes on.
+        file.check_models(self._models)
+        for name, model in self._models.items():
+            file.configure(name, model["config"])
+        triton.replace_server(settings.make_config())
+        if changed := self._file.changed_beside_server(file):
+            logger.warning(
+                "%s: %s changed, which counts from the next start on. SIGHUP changes what [server] says alone.",
+                file.path,
+                ", ".join(changed),
+            )
 
     def reload(self, triton: Triton) -> str:
         """Serve what the file defines now, in place of what it has defined before.
