@@ -11,6 +11,8 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
+from tritonclient.grpc import InferenceServerClient
+from tritonclient.utils import InferenceServerException
 
 from support.http import call
 from support.load import under_load
@@ -78,6 +80,16 @@ def balanced(tmp_path: Path) -> Iterator[Balanced]:
             yield balanced
 
 
+def test_the_file_can_be_used_as_it_is() -> None:
+    """Without a variable it starts before two servers of this machine."""
+    named = ("HTTP_BIND", "GRPC_BIND", "FIRST", "SECOND")
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(named)}
+    command = [require("haproxy"), "-c", "-f", ROOT / "deploy" / "haproxy" / "haproxy.cfg"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "WARNING" not in done.stderr
+
+
 def test_a_server_is_drained_under_load(balanced: Balanced) -> None:
     first = balanced.processes[0]
     with under_load(f"http://{balanced.http}", f"grpc://{balanced.grpc}", "m") as load:
@@ -92,8 +104,22 @@ def test_a_server_is_drained_under_load(balanced: Balanced) -> None:
 
 def test_what_does_not_pass(balanced: Balanced) -> None:
     assert call(balanced.http, "POST", "/v2/models/m/generate", {"x": 2.0})[0] == 200
-    for path in ("/v2/repository/index", "/v2/systemsharedmemory/status", "/v2/logging", "/v2/trace/setting"):
-        assert call(balanced.http, "POST", path, {})[0] == 403
+    operators = ("repository/index", "systemsharedmemory/status", "logging", "trace/setting", "models/m/trace/setting")
+    for path in operators:
+        assert call(balanced.http, "POST", f"/v2/{path}", {})[0] == 403
+    with closing(InferenceServerClient(balanced.grpc)) as client:
+        assert client.is_model_ready("m")
+        for ask in (
+            client.get_model_repository_index,
+            client.get_system_shared_memory_status,
+            client.get_log_settings,
+            client.get_trace_settings,
+            lambda: client.unload_model("m"),
+        ):
+            with pytest.raises(InferenceServerException, match="403") as caught:
+                ask()
+            # Those of the server's own say which header they expect.
+            assert caught.value.status() == "StatusCode.PERMISSION_DENIED"
     connection = http.client.HTTPConnection(balanced.http, timeout=PATIENCE_S)
     with closing(connection):
         connection.putrequest("POST", "/v2/models/m/generate")
