@@ -25,6 +25,7 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton
 from support.processes import stopped
+from support.servers import needs_arrays_in_streams
 from support.serving import local_config, running, server_pid
 from support.waiting import PATIENCE_S, drive, eventually, eventually_async
 
@@ -175,6 +176,8 @@ def test_cancelled_call_is_cancelled_in_the_callable(triton: Triton) -> None:
 
 
 def test_streams(url: str) -> None:
+    needs_arrays_in_streams(url)
+
     async def main() -> None:
         async with AsyncioDecoupledModelClient(url, "count") as client:
 

@@ -37,6 +37,7 @@ from pytriton.model_config import ModelConfig, Tensor
 from pytriton.proxy.types import Request
 from pytriton.triton import Triton, TritonSecurityConfig
 from support.callables import X, Y
+from support.servers import needs_arrays_in_streams
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
@@ -236,6 +237,7 @@ def test_inputs_of_streams(triton: Triton) -> None:
 
 
 def test_streams_over_http_are_json(triton: Triton) -> None:
+    needs_arrays_in_streams()
     for kind in (DecoupledModelClient, AsyncioDecoupledModelClient):
         with pytest.raises(PyTritonClientValueError, match="JSON"):
             kind(str(triton.http_url), "sums", shared_memory=True)

@@ -29,6 +29,7 @@ from pytriton.proxy.types import Request, Response
 from pytriton.triton import Triton, TritonSecurityConfig
 from support.callables import X, Y
 from support.faults.relay import Relay
+from support.servers import needs_arrays_in_streams
 from support.serving import local_config, open_sockets, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
@@ -278,6 +279,7 @@ def test_connection_that_breaks_is_replaced(url: str) -> None:
 
 
 def test_stream(url: str) -> None:
+    needs_arrays_in_streams(url)
     with DecoupledModelClient(url, "count", access_token=TOKEN) as client:
         view = client.with_options(request_id="abc", timeout_s=PATIENCE_S)
         results = list(view.infer_sample([3], parameters={"a": 1}))
@@ -332,6 +334,7 @@ def test_many_streams_of_many_threads(url: str) -> None:
 
 @pytest.mark.parametrize("is_batch", [False, True])
 def test_types_of_a_stream(url: str, is_batch: bool) -> None:
+    needs_arrays_in_streams(url)
     given: dict[str, Any] = {name: np.stack([value, value]) if is_batch else value for name, value in TYPES.items()}
     if is_batch and url.startswith("http"):
         # JSON says no shapes, so a batch may have no other free axis than the one of the batch.

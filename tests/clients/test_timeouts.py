@@ -20,6 +20,7 @@ from pytriton.proxy.types import Request
 from pytriton.triton import Triton
 from support.callables import X, Y
 from support.processes import stopped
+from support.servers import needs_arrays_in_streams
 from support.serving import local_config, open_sockets, running, server_pid, short_home
 from support.waiting import PATIENCE_S, eventually
 
@@ -138,6 +139,7 @@ def test_slow_callable(url: str) -> None:
 
 
 def test_slow_stream(url: str) -> None:
+    needs_arrays_in_streams(url)
     with DecoupledModelClient(url, "slow_stream") as client:
         results = client.with_options(timeout_s=3).infer_sample(ROW)
         assert next(results)["y"].tolist() == [1.0, 2.0]
@@ -149,6 +151,7 @@ def test_slow_stream(url: str) -> None:
 
 def test_a_stream_goes_on_over_inference_timeout_s(url: str) -> None:
     """Scripts for PyTriton give a stream's client short times: there they are no limit between responses."""
+    needs_arrays_in_streams(url)
     with DecoupledModelClient(url, "slow_stream", inference_timeout_s=0.1) as client:
         results = client.infer_sample(ROW)
         assert next(results)["y"].tolist() == [1.0, 2.0]

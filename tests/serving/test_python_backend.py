@@ -28,6 +28,7 @@ from pytriton.server.tritonserver.backends import make_backends
 from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.triton import Triton
 from support.python_backend import why_no_python_backend
+from support.servers import since
 from support.serving import local_config, running, server_pid, short_home
 from support.waiting import PATIENCE_S, eventually
 
@@ -175,6 +176,8 @@ class TritonPythonModel:
 """
 
 
+# An older server does not notice, and the caller waits.
+@since(2, 51)
 def test_a_model_whose_process_has_died_does_not_hold_up_a_stop(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -15,7 +15,16 @@ from pytriton.server.tritonserver.options import known_options
 from pytriton.server.tritonserver.version import parse_server_version, read_server_version
 from support.paths import ROOT, load_program
 
-__all__ = ["before", "fetch_older_server", "has_tracing", "needs_tracing", "other_server", "server_version", "since"]
+__all__ = [
+    "before",
+    "fetch_older_server",
+    "has_tracing",
+    "needs_arrays_in_streams",
+    "needs_tracing",
+    "other_server",
+    "server_version",
+    "since",
+]
 
 # The newest of NVIDIA's wheels with a server before the bundled one, 2.50.0 (41 MB).
 _OLDER_REQUIREMENT = "nvidia-pytriton==0.5.12"
@@ -44,6 +53,12 @@ def before(major: int, minor: int) -> pytest.MarkDecorator:
     return pytest.mark.skipif(
         server_version() >= (major, minor), reason=f"tritonserver before {major}.{minor} does this"
     )
+
+
+def needs_arrays_in_streams(url: str = "http") -> None:
+    """Skip the test where the server takes arrays of one element alone in the JSON of streams over HTTP."""
+    if url.startswith("http") and server_version() < (2, 51):
+        pytest.skip("tritonserver 2.51 and later take arrays in generate and generate_stream")
 
 
 @functools.cache
