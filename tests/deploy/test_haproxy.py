@@ -84,7 +84,7 @@ def test_the_file_can_be_used_as_it_is() -> None:
     """Without a variable it starts before two servers of this machine."""
     named = ("HTTP_BIND", "GRPC_BIND", "FIRST", "SECOND")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(named)}
-    command = [require("haproxy"), "-c", "-f", ROOT / "deploy" / "haproxy" / "haproxy.cfg"]
+    command = [require("haproxy"), "-c", "-f", str(ROOT / "deploy" / "haproxy" / "haproxy.cfg")]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "WARNING" not in done.stderr
