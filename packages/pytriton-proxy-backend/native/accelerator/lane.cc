@@ -10,6 +10,7 @@
 #include "lane.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <sys/socket.h>
 
 #include <cstdlib>
@@ -26,6 +27,13 @@ constexpr uint64_t kLargestCopied = 2 << 20;
 // Of a record that is copied without letting other threads run.
 constexpr uint64_t kSmallBytes = 64 << 10;
 constexpr int kReceiveFlags = MSG_CMSG_CLOEXEC | MSG_TRUNC;
+// So many batches of one request in a row are those of a lone caller, as in the native proxy.
+constexpr uint32_t kInRow = 8;
+// Whoever looks for a batch and is away for so long had to give way to somebody, who would do better without: it rests
+// for so many batches, and twice as many each time in a row.
+constexpr uint64_t kAwayNs = 1000 * 1000;
+constexpr uint32_t kShortestRest = 64;
+constexpr uint32_t kLongestRest = 1 << 16;
 
 struct Segment {
   uint32_t number;
@@ -58,6 +66,12 @@ struct Lane {
   Counts* counts;
   char* metadata;  // a copy of what is compared: whatever happens to the memory in between
   Forms forms;
+  uint64_t look_ns;      // how long the next batch of a lone caller is looked for; 0 is not at all
+  uint64_t answered_ns;  // when the last batch was
+  uint32_t lone;         // how many batches in a row were of one request
+  bool came_soon;        // the last one, within `look_ns` of the answer before it
+  uint32_t rest;         // for how many batches more none is looked for
+  uint32_t next_rest;
   // Of one run.
   Segment segments[kMaxSegments];
   int segment_count;
@@ -192,6 +206,48 @@ const Segment* FindSegment(Lane* lane, uint32_t number) {
   return found;
 }
 
+// Looks for a packet without sleeping; whoever else wants to run goes first. Negative where none came.
+ssize_t Look(Lane* lane, msghdr* header) {
+  const uint64_t until_ns = lane->answered_ns + lane->look_ns;
+  uint64_t now_ns = Now();
+  while (now_ns < until_ns) {
+    const ssize_t size = recvmsg(lane->fd, header, kReceiveFlags | MSG_DONTWAIT);
+    if (size >= 0) {
+      lane->next_rest = kShortestRest;
+      return size;
+    }
+    sched_yield();
+    const uint64_t before_ns = now_ns;
+    now_ns = Now();
+    if (now_ns - before_ns > kAwayNs) {
+      lane->rest = lane->next_rest;
+      if (lane->next_rest < kLongestRest) lane->next_rest *= 2;
+      break;
+    }
+  }
+  return -1;
+}
+
+// Waits for a packet, for as long as the socket's own limit says.
+ssize_t Receive(Lane* lane, msghdr* header) {
+  ssize_t size = -1;
+  PyThreadState* state = PyEval_SaveThread();
+  if (lane->lone > kInRow && lane->came_soon && lane->rest == 0) size = Look(lane, header);
+  if (size < 0) size = recvmsg(lane->fd, header, kReceiveFlags);
+  const int saved = errno;
+  PyEval_RestoreThread(state);
+  errno = saved;
+  return size;
+}
+
+// Takes note of how soon a batch came.
+void NotePace(Lane* lane, const RecordHeader& record) {
+  if (lane->look_ns == 0) return;
+  lane->lone = record.entry_count == 1 ? lane->lone + 1 : 0;
+  lane->came_soon = Now() - lane->answered_ns < lane->look_ns;
+  if (lane->rest > 0) lane->rest -= 1;
+}
+
 // Takes note of what the proxy backend has read; false where that cannot be, or with an exception.
 bool TakeAcknowledgement(Lane* lane, uint64_t consumed) {
   if (consumed > lane->sent) return false;
@@ -235,6 +291,7 @@ Outcome Recognise(Lane* lane, ssize_t size, const msghdr& header, Incoming* batc
       record.metadata_length > kMaxCompared) {
     return Outcome::kOther;
   }
+  NotePace(lane, record);
   memcpy(lane->metadata, batch->data, record.metadata_length);
   batch->form = FindForm(&lane->forms, lane->describe, record, lane->metadata, &batch->likeness);
   if (batch->form == nullptr) return PyErr_Occurred() == nullptr ? Outcome::kOther : Outcome::kError;
@@ -387,6 +444,7 @@ bool SendResponse(Lane* lane, const Incoming& batch, const ReplyBlock* reply, ui
     Py_DecRef(done);
   }
   if (!Send(lane, message)) return false;
+  if (lane->look_ns != 0) lane->answered_ns = Now();
   lane->newest = static_cast<int>(reply - lane->replies);
   lane->in_flight += 1;
   lane->sent += 1;
@@ -476,11 +534,9 @@ PyObject* Run(PyObject* self, PyObject* args) {
     header.msg_iovlen = 1;
     header.msg_control = ancillary;
     header.msg_controllen = sizeof(ancillary);
-    PyThreadState* state = PyEval_SaveThread();
-    const ssize_t size = recvmsg(lane->fd, &header, kReceiveFlags);
-    const int saved = errno;
-    PyEval_RestoreThread(state);
+    const ssize_t size = Receive(lane, &header);
     if (size < 0) {
+      const int saved = errno;
       if (saved == EINTR) {
         if (PyErr_CheckSignals() != 0) return nullptr;
         continue;
@@ -542,15 +598,16 @@ void Empty(Lane* lane) {
   Clear(lane->callable);
 }
 
-// (fd, buffer, (address of the counters, how many), their array, callable, whether it takes columns, host)
+// (fd, buffer, (address of the counters, how many), their array, callable, whether it takes columns, how long the next
+// batch is looked for, host)
 int InitLane(PyObject* self, PyObject* args, PyObject*) {
   auto* lane = reinterpret_cast<Lane*>(self);
   PyObject *buffer, *counters, *callable, *host;
-  unsigned long long address;
+  unsigned long long address, look_ns;
   Py_ssize_t count;
   int fd, takes_columns;
   if (!PyArg_ParseTuple(
-          args, "iO(Kn)OOiO", &fd, &buffer, &address, &count, &counters, &callable, &takes_columns, &host)) {
+          args, "iO(Kn)OOiKO", &fd, &buffer, &address, &count, &counters, &callable, &takes_columns, &look_ns, &host)) {
     return -1;
   }
   if (lane->callable != nullptr) {
@@ -574,6 +631,8 @@ int InitLane(PyObject* self, PyObject* args, PyObject*) {
   lane->callable = callable;
   lane->fd = fd;
   lane->takes_columns = takes_columns != 0;
+  lane->look_ns = look_ns;
+  lane->next_rest = kShortestRest;
   lane->packet = packet;
   lane->packet_size = PyByteArray_Size(buffer);
   lane->counts = counts;

@@ -95,8 +95,11 @@ class Lane:
         counters: array[int],
         callable: Callable[..., Any],
         takes_columns: bool,
+        look_ns: int,
         host: Host,
-    ) -> None: ...
+    ) -> None:
+        """Make one; `look_ns` is how long it looks for the next batch of a lone caller before it sleeps."""
+
     def run(self, sent: int, pending: int) -> tuple[int, list[int]] | list[Any] | None:
         """Serve plain batches until something else is to be done.
 

@@ -27,7 +27,7 @@ from pytriton.proxy_backend.transport.connection import Connection
 from pytriton.proxy_backend.wire.accelerator import accelerator
 from pytriton.proxy_backend.worker import accelerated
 from pytriton.proxy_backend.worker.accelerated import serve_accelerated
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, eventually
 
 F4 = np.dtype("float32")
 F8 = np.dtype("float64")
@@ -192,6 +192,52 @@ def test_switched_off(
     for number in range(1, 5):
         assert outputs_of(ask(peer, golden, number, [number])[1]) == [{"y": [[number]]}]
     assert python_calls == []
+
+
+def test_a_worker_that_looks_for_batches(
+    serve: Serve, golden: ModuleType, python_calls: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether they come at once, later than it looks, or several at a time: every one is answered."""
+    monkeypatch.setenv(accelerated.BUSY_POLL_VARIABLE, "2000")
+    worker, peer = serve(Columns(lambda data: {"y": data["x"] * 2}))
+    for number in range(1, 61):
+        if number % 20 == 0:
+            # It sleeps by now.
+            eventually(lambda: "S (sleeping)" in states_of(worker))
+        rows = [[float(number)]] * (2 if number % 17 == 0 else 1)
+        assert outputs_of(ask(peer, golden, number, *rows)[1]) == [{"y": [[2.0 * number]]}] * len(rows)
+    assert len(python_calls) <= 4
+    # What is not for the accelerator comes as soon.
+    _, [response] = ask(peer, golden, 61, [1.0], outputs=("y", "z"))
+    assert "z" not in response.outputs
+
+
+@pytest.mark.parametrize(("processors", "expected"), [(0.5, 0), (1, 0), (1.9, 0), (2, 200), (64, 200)])
+def test_a_worker_looks_where_there_are_processors(
+    processors: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(accelerated.BUSY_POLL_VARIABLE, raising=False)
+    monkeypatch.setattr(accelerated, "usable_processors", lambda: processors)
+    assert accelerated._busy_poll_us() == expected
+    monkeypatch.setenv(accelerated.BUSY_POLL_VARIABLE, "7")
+    assert accelerated._busy_poll_us() == 7
+
+
+@pytest.mark.parametrize("text", ["-1", "10001", "1.5", "soon", ""])
+def test_looking_for_so_long_is_no_setting(
+    text: str, serve: Serve, golden: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv(accelerated.BUSY_POLL_VARIABLE, text)
+    caplog.set_level("WARNING", "pytriton.proxy_backend")
+    _, peer = serve(Columns(lambda data: {"y": data["x"]}))
+    assert outputs_of(ask(peer, golden, 1, [1.0])[1]) == [{"y": [[1.0]]}]
+    assert f"PYTRITON_BUSY_POLL_US: expected microseconds from 0 to 10000, got {text!r}" in caplog.text
+
+
+def states_of(worker: Worker) -> str:
+    """What the kernel says of the threads of a worker."""
+    threads = [thread for thread in threading.enumerate() if thread.name == f"pytriton-{worker.model.name}"]
+    return "".join(Path(f"/proc/self/task/{thread.native_id}/status").read_text() for thread in threads)
 
 
 def test_inputs_are_arrays_like_any_other(serve: Serve, golden: ModuleType) -> None:
@@ -841,7 +887,7 @@ def test_its_types_are_not_for_others(serve: Serve, golden: ModuleType) -> None:
         native.Lane()
     counters = np.zeros(1)
     with pytest.raises(ValueError, match=r"1 counters, 136 expected"):
-        native.Lane(-1, bytearray(8), (counters.ctypes.data, 1), counters, print, True, None)
+        native.Lane(-1, bytearray(8), (counters.ctypes.data, 1), counters, print, True, 0, None)
 
 
 # ---- a hostile peer ------------------------------------------------------------------------------------------------

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import logging
 import mmap
+import os
 from typing import TYPE_CHECKING, Any
 
 from pytriton.proxy.tracers import worker_tracer
@@ -14,6 +16,7 @@ from ..runtime.plain import PlainBatches
 from ..runtime.service import Service
 from ..runtime.serving import LazyLoop, OnFailure, begin, make_execution
 from ..system.forks import call_in_child
+from ..system.processors import usable_processors
 from ..transport.arena import OwnedBlock, address_of
 from ..transport.connection import Connection
 from ..wire.batch import Batch, BatchMetadata
@@ -22,6 +25,13 @@ from ..wire.record import Array
 if TYPE_CHECKING:
     from .._accelerator import Lane
 
+logger = logging.getLogger(__name__)
+
+BUSY_POLL_VARIABLE = "PYTRITON_BUSY_POLL_US"
+"""How many microseconds a worker looks for the next batch of a caller who is alone before it sleeps."""
+_BUSY_POLL_US = 200
+_MOST_BUSY_POLL_US = 10_000
+_LEAST_PROCESSORS = 2
 # Of blocks for responses.
 _LEAST_ROOM = 4 << 10
 _LARGEST_ROUNDED = 1 << 20
@@ -42,6 +52,20 @@ def serve_accelerated(
             del execution
     finally:
         source.close()
+
+
+def _busy_poll_us() -> int:
+    text = os.environ.get(BUSY_POLL_VARIABLE)
+    if text is None:
+        # Where there is but one processor, whoever looks keeps the server from it.
+        return _BUSY_POLL_US if usable_processors() >= _LEAST_PROCESSORS else 0
+    if text.isdecimal() and int(text) <= _MOST_BUSY_POLL_US:
+        return int(text)
+    logger.warning(
+        "%s: expected microseconds from 0 to %d, got %r; 0 is taken, which is to sleep until a batch comes",
+        BUSY_POLL_VARIABLE, _MOST_BUSY_POLL_US, text,
+    )  # fmt: skip
+    return 0
 
 
 class AcceleratedSource:
@@ -70,6 +94,7 @@ class AcceleratedSource:
             numbers,
             service.infer_func if columns_func is None else columns_func,
             columns_func is not None,
+            _busy_poll_us() * 1000,
             self,
         )
         call_in_child(self, AcceleratedSource._end_in_child)

@@ -1,0 +1,24 @@
+"""How many processors this process may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+# Of the container, or of the machine, as its own processes see them: version 2 of control groups, and version 1.
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_OLD_QUOTA = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us")
+_OLD_PERIOD = Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+
+
+def usable_processors() -> float:
+    """Return how many processors this process may use at the same time, by its affinity and its container's quota."""
+    usable = float(len(os.sched_getaffinity(0)))
+    for files in ((_QUOTA,), (_OLD_QUOTA, _OLD_PERIOD)):
+        try:
+            quota, period = " ".join(file.read_text() for file in files).split()
+            if quota != "max" and int(quota) > 0:
+                usable = min(usable, int(quota) / int(period))
+        except (OSError, ValueError):
+            continue  # there is no such file, or none of that form: nobody set a quota
+    return usable
