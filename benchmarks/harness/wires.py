@@ -137,7 +137,7 @@ class JsonWire(Wire):
 def dump_tensor(value: Array) -> bytes:
     """Return the bytes of a tensor: strings each behind its length in four bytes."""
     if value.dtype.kind in "SO":
-        return b"".join(struct.pack("<I", len(text)) + text for text in value.tolist())
+        return b"".join(struct.pack("<I", len(text)) + text for text in value.ravel().tolist())
     return value.tobytes()
 
 

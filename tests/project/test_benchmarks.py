@@ -15,6 +15,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from support.paths import ROOT
@@ -94,6 +95,25 @@ def wrong_server() -> Iterator[int]:
     server.shutdown()
     thread.join(PATIENCE_S)
     server.server_close()
+
+
+def test_requests_have_the_rows_and_ids_that_they_are_given(bench: SimpleNamespace) -> None:
+    wire = bench.wires.KServeWire()
+    add = bench.models.Model("add", 4)
+    texts = bench.models.Model("texts", 3, ("a",), datatype="BYTES", item_bytes=5)
+
+    def parts(request: Any) -> tuple[Any, bytes]:
+        split = int(request.headers["Inference-Header-Content-Length"])
+        return json.loads(request.body[:split]), request.body[split:]
+
+    head, data = parts(wire.encode(add, bench.wires.example(add, 7)))
+    assert ([each["shape"] for each in head["inputs"]], len(data), "id" in head) == ([[1, 4]] * 2, 32, False)
+    rows = [np.stack([value] * 3) for value in bench.wires.example(add)]
+    head, data = parts(wire.encode_many(add, rows, "an id"))
+    assert ([each["shape"] for each in head["inputs"]], len(data), head["id"]) == ([[3, 4]] * 2, 96, "an id")
+    head, data = parts(wire.encode(texts, bench.wires.example(texts)))
+    assert ([each["shape"] for each in head["inputs"]], len(data)) == ([[1, 3]], 3 * 9)
+    assert data.startswith(b"\x05\0\0\x0000000\x05\0\0\x0000001")
 
 
 @pytest.mark.parametrize("wire", ["RawWire", "KServeWire"])
