@@ -8,7 +8,8 @@ from pytriton.proxy._namespace import require_namespace_package as _require_name
 
 _require_namespace_package()
 
-from .description import description_path, read_description, write_description
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from .errors import (
     ArenaFullError,
     AttachError,
@@ -26,20 +27,23 @@ from .errors import (
 )
 from .model import ModelSpec, TensorSpec, endpoint_path
 from .runtime.statistics import Histogram, WorkerStatistics
-from .settings import SIDE_FILE_NAME, ProxySettings
-from .system.native import (
-    BACKEND_NAME,
-    GUARD_LIBRARY_NAME,
-    INPROCESS_BACKEND_NAME,
-    INPROCESS_LIBRARY_NAME,
-    LIBRARY_NAME,
-    guard_library_path,
-    inprocess_library_path,
-    library_path,
-)
 from .wire.layout import MAJOR as _MAJOR
 from .wire.layout import MINOR as _MINOR
 from .worker.worker import Worker
+
+if _TYPE_CHECKING:
+    from .description import description_path, read_description, write_description
+    from .settings import SIDE_FILE_NAME, ProxySettings
+    from .system.native import (
+        BACKEND_NAME,
+        GUARD_LIBRARY_NAME,
+        INPROCESS_BACKEND_NAME,
+        INPROCESS_LIBRARY_NAME,
+        LIBRARY_NAME,
+        guard_library_path,
+        inprocess_library_path,
+        library_path,
+    )
 
 PROTOCOL_VERSION: tuple[int, int] = (_MAJOR, _MINOR)
 """Major and minor version of the protocol between the proxy backend and its workers."""
@@ -79,3 +83,36 @@ __all__ = [
     "read_description",
     "write_description",
 ]
+
+# What the process of a worker has no use for: each of them would take memory for it.
+_LATER = {
+    **dict.fromkeys(("description_path", "read_description", "write_description"), "description"),
+    **dict.fromkeys(("SIDE_FILE_NAME", "ProxySettings"), "settings"),
+    **dict.fromkeys(
+        (
+            "BACKEND_NAME",
+            "GUARD_LIBRARY_NAME",
+            "INPROCESS_BACKEND_NAME",
+            "INPROCESS_LIBRARY_NAME",
+            "LIBRARY_NAME",
+            "guard_library_path",
+            "inprocess_library_path",
+            "library_path",
+        ),
+        "system.native",
+    ),
+}
+
+
+def __getattr__(name: str) -> object:
+    module = _LATER.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    found = globals()[name] = getattr(import_module(f".{module}", __name__), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LATER})

@@ -24,20 +24,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from .description import parse_description
 from .errors import ProxyBackendError, TargetError
 from .process.messages import FORMAT, LineReader, WorkerJob, encode_message, encode_statistics
-from .runtime.access import pass_on_records
 from .system.forks import call_in_child, close_in_child
-from .worker.context import (
-    Warmup,
-    check_callable,
-    make_context,
-    make_infer_func,
-    open_tracer,
-    unrecoverable_errors,
-)
-from .worker.loading import load_target
 from .worker.worker import Worker
 
 _PR_SET_PDEATHSIG = 1
@@ -108,6 +97,17 @@ class _Child:
 
     def _work(self, job_text: str) -> int:
         """Serve a callable."""
+        # Not at the top: hosts of Python models have no use for them.
+        from .description import parse_description
+        from .runtime.access import pass_on_records
+        from .worker.context import (
+            Warmup,
+            check_callable,
+            make_context,
+            open_tracer,
+            unrecoverable_errors,
+        )
+
         stage = "load"
         close_tracer: Callable[[], None] | None = None
         try:
@@ -273,6 +273,9 @@ class _Child:
 
 
 def _make_callable(job: WorkerJob) -> tuple[Callable[..., Any], Any]:
+    from .worker.context import make_infer_func
+    from .worker.loading import load_target
+
     factory = load_target(job.target)
     if not callable(factory):
         raise TargetError(
