@@ -68,11 +68,24 @@ def ask(triton: Triton, action: str, model: str) -> tuple[int, Any]:
 
 def hosts() -> dict[int, str]:
     """Return the processes of this program that run a `model.py`, with their command lines."""
+    found = processes("pytriton.proxy_backend.worker_main", os.getpid())
+    for template in templates():
+        found |= processes("pytriton.proxy_backend.worker_main", template)
+    return found
+
+
+def templates() -> dict[int, str]:
+    """Return the processes of this program that such processes are forked from, with their command lines."""
+    return processes("pytriton.proxy_backend.template_main", os.getpid())
+
+
+def processes(module: str, parent: int) -> dict[int, str]:
+    """Return the children of a process that run a module, with their command lines."""
     found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            parent = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            command = (folder / "cmdline").read_bytes().decode(errors="replace")
-            if int(parent) == os.getpid() and "pytriton.proxy_backend.worker_main" in command:
+            above = (folder / "stat").read_text().rpartition(")")[2].split()[1]
+            command = (folder / "cmdline").read_bytes().rstrip(b"\0").decode(errors="replace")
+            if int(above) == parent and module in command:
                 found[int(folder.name)] = command
     return found

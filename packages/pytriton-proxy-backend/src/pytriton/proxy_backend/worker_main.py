@@ -1,14 +1,13 @@
-"""`python -m pytriton.proxy_backend.worker_main CHANNEL JOB`: one worker, in a process that its parent looks after.
+"""`python -m pytriton.proxy_backend.worker_main CHANNEL JOB LABEL`: one worker, in a process that a parent looks after.
 
 It serves a callable, or a model of Triton's Python backend.
 
-CHANNEL and JOB are descriptors that it has inherited, see `process_messages`. Not for the command line: that is
-`pytriton-proxy-backend worker`.
+CHANNEL and JOB are descriptors that it has inherited, see `process.messages`; LABEL is for those who list processes.
+Not for the command line: that is `pytriton-proxy-backend worker`.
 """
 
 from __future__ import annotations
 
-import ctypes
 import json
 import logging
 import os
@@ -27,9 +26,12 @@ from typing import Any
 from .errors import ProxyBackendError, TargetError
 from .process.messages import FORMAT, LineReader, WorkerJob, encode_message, encode_statistics
 from .system.forks import call_in_child, close_in_child
+from .system.parents import POLLRDHUP, end_with_parent
 from .worker.worker import Worker
 
-_PR_SET_PDEATHSIG = 1
+NAME = "pytriton.proxy_backend.worker_main"
+"""Name of this module, which is not its own where it is run."""
+
 _REPORT_S = 0.25
 _ALIVE_S = 1.0
 # How long a connection may be closed while the callable is busy, before that is told.
@@ -37,7 +39,6 @@ _CUT_S = 0.5
 # How long a worker may take for what it is at after SIGTERM.
 _TERM_TIMEOUT_S = 30.0
 _SEND_TIMEOUT_S = 30.0
-_POLLRDHUP = 0x2000
 
 
 def main(arguments: list[str]) -> int:
@@ -45,20 +46,10 @@ def main(arguments: list[str]) -> int:
     channel = socket.socket(fileno=int(arguments[0]))
     close_in_child(channel)
     channel.settimeout(_SEND_TIMEOUT_S)
-    _die_with_parent(channel)
+    end_with_parent(channel)
     with open(int(arguments[1]), encoding="utf-8") as file:
         text = file.read()
     return _Child(channel).run(text)
-
-
-def _die_with_parent(channel: socket.socket) -> None:
-    # As soon as it can be: whatever this process does from here on, SIGKILL of its parent ends it.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
-    poller = select.poll()
-    poller.register(channel, _POLLRDHUP)
-    if poller.poll(0):
-        # The parent was gone before the signal was asked for: nobody will send it.
-        os._exit(1)
 
 
 class _Child:
@@ -304,7 +295,7 @@ def _is_closed(fd: int) -> bool:
     if fd < 0:
         return False
     poller = select.poll()
-    poller.register(fd, _POLLRDHUP)
+    poller.register(fd, POLLRDHUP)
     return bool(poller.poll(0))
 
 

@@ -111,7 +111,7 @@ def start(tmp_path: Path, proxy: Any) -> Iterator[Callable[..., Host]]:
             "serve": place(proxy) if serve else None,
             "log_level": 20,
         }
-        process = ChildProcess(Launch(), Job(fields), logger)  # type: ignore[arg-type]
+        process = ChildProcess(Launch(), Job(fields), "host", logger)  # type: ignore[arg-type]
         made.append(process)
         return Host(process)
 
@@ -262,7 +262,7 @@ def test_a_file_that_is_not_there(start: Callable[..., Host], tmp_path: Path) ->
         "model_dir": "/no",
         "model_config": "",
     }
-    host = Host(ChildProcess(Launch(), Job(fields), logger))  # type: ignore[arg-type]
+    host = Host(ChildProcess(Launch(), Job(fields), "host", logger))  # type: ignore[arg-type]
     assert host.wait_for("failed")["text"] == "Python model file not found in '/no/model.py'"
     assert host.end() == 1
     host.process.close()

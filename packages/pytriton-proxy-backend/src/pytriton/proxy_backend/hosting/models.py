@@ -82,6 +82,13 @@ class PythonModel:
             launch=_launch(parameters, folder, environments),
         )
 
+    @property
+    def has_many_instances(self) -> bool:
+        """Whether its configuration asks for more than one instance."""
+        groups = json.loads(self.config).get("instance_group") or []
+        counts = (max(1, int(each.get("count") or 1)) * max(1, len(each.get("gpus") or ())) for each in groups)
+        return sum(counts) > 1
+
     def completion_job(self, log_level: int) -> PythonModelJob:
         """Return the job of a host that is to complete the configuration."""
         return self._job(log_level, auto_complete=True)

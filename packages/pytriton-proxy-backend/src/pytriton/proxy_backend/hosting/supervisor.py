@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import itertools
 import logging
 import os
@@ -20,13 +21,16 @@ from pathlib import Path
 
 from ..errors import AttachError, HostingError
 from ..model import MAX_ENDPOINT_BYTES
+from ..process.child import Launch
 from ..process.host_process import HostProcess
+from ..process.messages import PythonModelJob
 from ..system.forks import call_in_child, close_in_child, replace_descriptors
 from ..system.peers import peer_credentials
 from ..system.shortage import explain
 from .control import ControlError, Frame, FrameKind, has_ended, receive_frame, send_frame
 from .environments import Environments
 from .models import ModelRefused, PythonModel, settings_text
+from .templates import Templates
 
 __all__ = ["FINALIZE_TIMEOUT_S", "SOCKET_NAME", "HostSupervisor", "check_folder"]
 
@@ -85,11 +89,12 @@ class HostSupervisor:
         self._token = secrets.token_hex(3)
         self._numbers = itertools.count(1)
         self._environments = Environments(folder / f"{_ENVIRONMENTS}{self._token}")
+        self._templates = Templates()
         self._lock = threading.Lock()
         # All that follows is guarded by the lock.
         self._connections: dict[threading.Thread, socket.socket] = {}
         self._models: dict[str, _Loaded] = {}
-        self._hosts: set[HostProcess] = set()
+        self._hosts: dict[HostProcess, Launch] = {}
         self._is_stopping = False
         self._deadline: float | None = None
         call_in_child(self, HostSupervisor._release_in_child)
@@ -250,8 +255,7 @@ class HostSupervisor:
         try:
             completed = ""
             if model.completes:
-                spare = HostProcess(model.completion_job(_log_level(model, 0)), 0, launch=model.launch)
-                self._start(spare)
+                spare = self._start(model, model.completion_job(_log_level(model, 0)), 0)
                 self._wait(channel, spare, spare.wait_configured)
                 completed = spare.completed_config
             loaded = _Loaded(model, completed or model.config, spare)
@@ -281,8 +285,7 @@ class HostSupervisor:
         try:
             if host is None:
                 job = loaded.model.serving_job(serving, _log_level(loaded.model, number))
-                host = HostProcess(job, number, launch=loaded.model.launch)
-                self._start(host)
+                host = self._start(loaded.model, job, number)
             else:
                 host.serve(serving)
             self._wait(channel, host, host.wait_serving)
@@ -296,17 +299,23 @@ class HostSupervisor:
 
     # ---- hosts ------------------------------------------------------------------------------------------------------
 
-    def _start(self, host: HostProcess) -> None:
+    def _start(self, model: PythonModel, job: PythonModelJob, number: int) -> HostProcess:
+        start = functools.partial(self._templates.start, is_one_of_many=model.has_many_instances)
+        host = HostProcess(job, number, launch=model.launch, start=start)
         with self._lock:
             if self._is_stopping:
                 raise ModelRefused(_STOPPED)
-            self._hosts.add(host)
+            self._hosts[host] = model.launch
+            self._templates.add_user(model.launch)
         host.start()
+        return host
 
     def _stop(self, host: HostProcess) -> None:
         host.stop(self._patience_s())
         with self._lock:
-            self._hosts.discard(host)
+            launch = self._hosts.pop(host, None)
+        if launch is not None:
+            self._templates.remove_user(launch)
 
     def _patience_s(self) -> float:
         deadline = self._deadline

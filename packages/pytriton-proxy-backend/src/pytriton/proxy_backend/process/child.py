@@ -14,9 +14,9 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import IO, Any, Protocol
 
 from ..runtime.access import log_access
 from ..system.forks import call_in_child, close_in_child, replace_descriptors
@@ -38,6 +38,26 @@ _SERVE_TIMEOUT_S = 30.0
 _MAIN = "pytriton.proxy_backend.worker_main"
 
 
+class StartedProcess(Protocol):
+    """A process, as far as a `ChildProcess` has to do with it; the leader of a group of its own.
+
+    Attributes:
+        pid: Its process id, which stays its own until `wait` was called.
+        stdout: What it writes.
+        returncode: Its exit code as `wait` has returned it; negative for a signal.
+    """
+
+    pid: int
+    stdout: IO[bytes] | None
+    returncode: int | None
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended."""
+
+    def wait(self) -> int:
+        """Wait until it has ended, and let its number go; return the exit code."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Launch:
     """How a worker process is started.
@@ -52,15 +72,58 @@ class Launch:
     environment: Mapping[str, str | None] | None = None
     working_dir: str | None = None
 
-    def command(self) -> list[str]:
-        """Return the interpreter and its arguments, as far as they are the same for all."""
-        return [self.python or sys.executable, "-m", _MAIN]
+    def command(self, module: str = _MAIN) -> list[str]:
+        """Return the interpreter and its arguments, as far as they are the same for all.
+
+        Args:
+            module: What it runs.
+        """
+        return [self.python or sys.executable, "-m", module]
 
     def variables(self) -> dict[str, str]:
         """Return all variables of its environment."""
         # What it writes is to be seen when it is written.
         variables: dict[str, str | None] = {**os.environ, "PYTHONUNBUFFERED": "1", **(self.environment or {})}
         return {name: value for name, value in variables.items() if value is not None}
+
+
+StartProcess = Callable[[Launch, int, int, str], StartedProcess]
+"""Starts a worker process, given how, the descriptors of its channel and its job, and what it is for `ps`."""
+
+
+def start_process(launch: Launch, channel: int, job: int, label: str) -> StartedProcess:
+    """Start a worker process.
+
+    Args:
+        launch: How to start it.
+        channel: The descriptor of its channel.
+        job: The descriptor of its job.
+        label: What it is.
+
+    Raises:
+        OSError: It cannot be started.
+    """
+    return _Spawned(
+        [*launch.command(), str(channel), str(job), label],
+        env=launch.variables(),
+        cwd=launch.working_dir,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        pass_fds=(channel, job),
+        # Ctrl+C in a terminal goes to the whole group in front: when this one stops is ours to say. And what it
+        # starts itself ends with it.
+        start_new_session=True,
+    )
+
+
+class _Spawned(subprocess.Popen[bytes]):
+    def has_ended(self) -> bool:
+        # Without taking its exit code: its number stays its own until then.
+        try:
+            return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
 
 
 class ChildProcess:
@@ -71,13 +134,17 @@ class ChildProcess:
     Args:
         launch: How to start it.
         job: What it is to do.
+        label: What it is, for those who list processes.
         logger: Gets the lines that it writes.
+        start: Starts it.
 
     Raises:
         OSError: It cannot be started.
     """
 
-    def __init__(self, launch: Launch, job: Job, logger: logging.Logger) -> None:
+    def __init__(
+        self, launch: Launch, job: Job, label: str, logger: logging.Logger, start: StartProcess = start_process
+    ) -> None:
         self._output = _Output(logger)
         self._reader = LineReader()
         self._channel, theirs = socket.socketpair()
@@ -88,18 +155,7 @@ class ChildProcess:
             with open(job_fd, "w", encoding="utf-8", closefd=False) as file:
                 file.write(job.to_text())
             os.lseek(job_fd, 0, os.SEEK_SET)
-            self._popen = subprocess.Popen(
-                [*launch.command(), str(theirs.fileno()), str(job_fd)],
-                env=launch.variables(),
-                cwd=launch.working_dir,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=(theirs.fileno(), job_fd),
-                # Ctrl+C in a terminal goes to the whole group in front: when this one stops is ours to say. And what
-                # it starts itself ends with it.
-                start_new_session=True,
-            )
+            self._process = start(launch, theirs.fileno(), job_fd, label)
         except BaseException:
             self._channel.close()
             raise
@@ -108,10 +164,10 @@ class ChildProcess:
             if job_fd >= 0:
                 os.close(job_fd)
         self._channel.setblocking(False)
-        self._stdout = self._popen.stdout
-        assert self._stdout is not None  # Popen was asked for a pipe
+        self._stdout = self._process.stdout
+        assert self._stdout is not None  # it was asked for a pipe
         os.set_blocking(self._stdout.fileno(), False)
-        self._pidfd = open_pidfd(self._popen.pid)
+        self._pidfd = open_pidfd(self._process.pid)
         call_in_child(self, ChildProcess._let_go)
         self._poller = select.poll()
         for fd in (self._channel.fileno(), self._stdout.fileno(), self._pidfd):
@@ -123,7 +179,7 @@ class ChildProcess:
     @property
     def pid(self) -> int:
         """Its process id."""
-        return self._popen.pid
+        return self._process.pid
 
     @property
     def has_ended(self) -> bool:
@@ -146,7 +202,7 @@ class ChildProcess:
         if self._stdout.fileno() in ready and not self._output.read(self._stdout.fileno()):
             self._poller.unregister(self._stdout.fileno())
         messages = self._receive() if self._channel.fileno() in ready else []
-        if self._pidfd in ready or (self._pidfd is None and _has_ended(self._popen.pid)):
+        if self._pidfd in ready or (self._pidfd is None and self._process.has_ended()):
             messages += self._receive()
             self._reap()
         return messages
@@ -178,7 +234,7 @@ class ChildProcess:
     def kill(self) -> None:
         """End it, and what it has started, at once."""
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._popen.pid, signal.SIGKILL)
+            os.killpg(self._process.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Let go of everything, killing the process where it still runs."""
@@ -212,13 +268,13 @@ class ChildProcess:
         assert self._stdout is not None
         # Before its number is free for others: what it has started is in its group.
         self.kill()
-        self._popen.wait()
+        self._process.wait()
         self._output.finish(self._stdout.fileno())
         self._stdout.close()
         pidfd, self._pidfd = self._pidfd, None
         if pidfd is not None:
             os.close(pidfd)
-        self.exit_code = self._popen.returncode
+        self.exit_code = self._process.returncode
 
 
 class _Output(OutputLines):
@@ -262,11 +318,3 @@ def _wait_writable(channel: socket.socket, timeout_s: float) -> bool:
     poller = select.poll()
     poller.register(channel, select.POLLOUT)
     return bool(poller.poll(timeout_s * 1000))
-
-
-def _has_ended(pid: int) -> bool:
-    """Return whether a child has ended, without taking its exit code: its number stays its own until then."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return True

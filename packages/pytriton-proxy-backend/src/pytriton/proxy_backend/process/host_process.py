@@ -6,7 +6,7 @@ import dataclasses
 import math
 from typing import Any
 
-from .child import Launch
+from .child import Launch, StartProcess, start_process
 from .messages import PythonModelJob, PythonModelServing
 from .worker_process import RestartLimits, WorkerProcess
 
@@ -28,6 +28,7 @@ class HostProcess(WorkerProcess):
         number: int,
         *,
         launch: Launch | None = None,
+        start: StartProcess = start_process,
     ) -> None:
         """Prepare a host; nothing happens before `start`.
 
@@ -35,8 +36,10 @@ class HostProcess(WorkerProcess):
             job: What it is to do.
             number: Which of the model's hosts it is, from 0 on; for errors and for the log.
             launch: How its process is started.
+            start: Starts it.
         """
         super().__init__(job, job.model_name, number, launch=launch, limits=_LIMITS)
+        self._start_process = start
         self._python_job = job
         self._configured: dict[str, Any] | None = None
 

@@ -15,7 +15,7 @@ from ..errors import AttachError, ProtocolError, WorkerProcessError
 from ..runtime.statistics import Counters, WorkerStatistics, add_statistics
 from ..system.processes import describe_exit, quote_lines
 from ..worker.loading import is_loading
-from .child import ChildProcess, Launch
+from .child import ChildProcess, Launch, StartProcess, start_process
 from .messages import FORMAT, Job, decode_statistics
 
 logger = logging.getLogger(__name__)
@@ -57,6 +57,7 @@ class WorkerProcess:
     """
 
     _KIND = "worker process"
+    _start_process: StartProcess = staticmethod(start_process)
 
     def __init__(
         self,
@@ -254,7 +255,7 @@ class WorkerProcess:
         self._failure = None
         self._has_greeted = False
         try:
-            child = ChildProcess(self._launch, self._job, self._output_logger)
+            child = ChildProcess(self._launch, self._job, self._label, self._output_logger, self._start_process)
         except OSError as error:
             return self._after_end(None, f"cannot be started: {error}")
         try:

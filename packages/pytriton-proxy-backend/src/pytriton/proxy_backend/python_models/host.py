@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import importlib.util
 import json
 import logging
@@ -19,6 +18,7 @@ from ..model import ModelSpec
 from ..process.messages import PythonModelJob, PythonModelServing
 from ..runtime.statistics import Counters
 from ..runtime.texts import shortened
+from ..system.parents import give_back_memory
 from ..wire.dtypes import carry_bf16_bits
 from ..wire.errors import ProxyBackendError
 from ..worker.worker import Worker
@@ -222,14 +222,6 @@ def _log_ours(level: int) -> None:
     ours.propagate = False
 
 
-def _give_back_memory() -> None:
-    """Give the system what loading has freed: glibc keeps it for the next that ask, and each instance would."""
-    # Other C libraries have no such function.
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
-
-
 def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
     """Be the host of a model, in the main thread, to its end.
 
@@ -271,7 +263,7 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
     ended_well: list[bool] = []
     looking = threading.Thread(target=lambda: ended_well.append(parent.look_after(worker)), name="pytriton-parent-told")
     parent.take_signals()
-    _give_back_memory()
+    give_back_memory()
     worker.run(looking.start)
     SERVER.phase = Phase.FINALIZING
     service.loop.stop()

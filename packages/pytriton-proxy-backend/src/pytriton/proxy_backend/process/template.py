@@ -1,0 +1,251 @@
+"""Processes that are forked from one which has imported what they need, as the process sees it that asks for them.
+
+The template is asked over a socket of packets: a packet holds a label and, as descriptors, one end of a pair of
+sockets, the *life* of the process, then the channel and the job of a worker, and where its output goes. Over its life
+come packets of one byte, a `Reply`, and a number in decimal: `BEGUN` with the process id, or `FAILED` with the number
+of an error; then `ENDED` with the exit code, negative for a signal. The process stays a zombie until the other end of
+its life is closed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import errno
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import threading
+from typing import IO
+
+from ..system.forks import close_in_child
+from ..system.processes import describe_exit, quote_lines
+from .child import Launch
+
+__all__ = ["DESCRIPTORS", "MAX_MESSAGE", "ForkedProcess", "Reply", "Template", "TemplateLostError"]
+
+MAX_MESSAGE = 4096
+"""How long a packet may be."""
+
+DESCRIPTORS = 4
+"""How many descriptors come with one that asks for a process."""
+
+logger = logging.getLogger(__name__)
+
+_MAIN = "pytriton.proxy_backend.template_main"
+# Room for what a process says of itself.
+_ROOM = "-" * 160
+_MAX_LABEL = 1000
+# As for a worker process.
+_START_TIMEOUT_S = 300.0
+_FORK_TIMEOUT_S = 60.0
+_END_TIMEOUT_S = 10.0
+_LAST_BREATH_S = 5.0
+
+
+class Reply(enum.IntEnum):
+    """What a template says."""
+
+    READY = 1
+    BEGUN = 2
+    FAILED = 3
+    ENDED = 4
+
+
+class TemplateLostError(OSError):
+    """A template says nothing, as one that has ended."""
+
+
+class Template:
+    """A process that hosts are forked from, one of its own for each way to start them.
+
+    Args:
+        launch: How it is started.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self._command = launch.command(_MAIN)
+        self._working_dir = launch.working_dir
+        self.variables = launch.variables()
+        """The variables of its environment, which those of all its forks are."""
+        self._control, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        close_in_child(self._control)
+        # Who asks next waits until the one before has been answered.
+        self._lock = threading.Lock()
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._error: OSError | None = None
+        self._has_begun = threading.Event()
+        self._is_closing = False
+        # The system ends the process with the thread that has started it, so that is one of its own.
+        self._thread = threading.Thread(target=self._run, name="pytriton-template", daemon=True)
+
+    def start(self) -> None:
+        """Start it, and wait until it can be asked.
+
+        Raises:
+            OSError: It cannot be had.
+        """
+        self._thread.start()
+        self._has_begun.wait()
+        if self._error is not None:
+            self._control.close()
+            raise self._error
+        self._control.settimeout(_START_TIMEOUT_S)
+        try:
+            said = self._control.recv(MAX_MESSAGE)
+        except TimeoutError:
+            self.close()
+            raise OSError(f"the template of hosts was not ready within {_START_TIMEOUT_S:g} s") from None
+        if not said:
+            self.close()
+            raise OSError("the template of hosts has ended before it was ready")
+
+    def fork(self, channel: int, job: int, label: str) -> ForkedProcess:
+        """Have it fork a process.
+
+        Args:
+            channel: The channel of the worker.
+            job: Its job.
+            label: What it is.
+
+        Raises:
+            TemplateLostError: It says nothing, as one that has ended.
+            OSError: It cannot.
+        """
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            life, their_life = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            ours.callback(life.close)
+            theirs.callback(their_life.close)
+            output, their_output = os.pipe2(os.O_CLOEXEC)
+            theirs.callback(os.close, their_output)
+            forked = ForkedProcess(life, ours.enter_context(open(output, "rb", buffering=0)))
+            text = label[:_MAX_LABEL].encode(errors="replace")
+            try:
+                with self._lock:
+                    socket.send_fds(self._control, [text], [their_life.fileno(), channel, job, their_output])
+            except OSError as error:
+                # The last number is that of a socket which another one has closed that has seen the end.
+                if error.errno not in (errno.EPIPE, errno.ECONNRESET, errno.EBADF):
+                    raise
+                raise TemplateLostError("the template of hosts has ended") from None
+            ours.pop_all()
+        forked.begin()
+        return forked
+
+    def close(self) -> None:
+        """End it, which has no fork any more."""
+        self._is_closing = True
+        if self._popen is not None:
+            self._popen.kill()
+        self._control.close()
+        if self._thread.ident is not None:
+            self._thread.join(_END_TIMEOUT_S)
+
+    def has_ended(self) -> bool:
+        """Return whether it has; one that is about to is waited for."""
+        self._thread.join(_LAST_BREATH_S)
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            with open(os.memfd_create("pytriton-template", os.MFD_CLOEXEC), "r+b") as messages:
+                self._popen = subprocess.Popen(
+                    [*self._command, str(self._theirs.fileno()), _ROOM],
+                    env=self.variables,
+                    cwd=self._working_dir,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.DEVNULL,
+                    stderr=messages,
+                    pass_fds=(self._theirs.fileno(),),
+                    start_new_session=True,
+                )
+                self._theirs.close()
+                self._has_begun.set()
+                code = self._popen.wait()
+                messages.seek(0)
+                said = messages.read().decode(errors="replace").splitlines()
+        except OSError as error:
+            self._theirs.close()
+            self._error = error
+            self._has_begun.set()
+            return
+        if not self._is_closing:
+            logger.warning(
+                "The template of the hosts of Python models (pid %d) %s, and its forks with it.%s",
+                self._popen.pid,
+                describe_exit(code),
+                quote_lines(said),
+            )
+
+
+class ForkedProcess:
+    """A process that a template has forked. Used as a `subprocess.Popen` is.
+
+    Args:
+        life: Where its template tells of it.
+        stdout: What it writes.
+    """
+
+    def __init__(self, life: socket.socket, stdout: IO[bytes]) -> None:
+        close_in_child(life)
+        self._life = life
+        self.stdout: IO[bytes] | None = stdout
+        self.pid = 0
+        self.returncode: int | None = None
+
+    def begin(self) -> None:
+        """Wait until there is a process.
+
+        Raises:
+            TemplateLostError: There is none, and no template either that could say why.
+            OSError: There is none.
+        """
+        self._life.settimeout(_FORK_TIMEOUT_S)
+        try:
+            kind, number = self._receive()
+        except TimeoutError:
+            self.close()
+            raise OSError(f"the template of hosts has not forked within {_FORK_TIMEOUT_S:g} s") from None
+        if kind != Reply.BEGUN:
+            self.close()
+            if kind == Reply.FAILED:
+                raise OSError(number, os.strerror(number))
+            if kind == Reply.ENDED:
+                raise OSError(f"the process that the template of hosts has forked {describe_exit(number)} at once")
+            raise TemplateLostError("the template of hosts has not forked")
+        self.pid = number
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended."""
+        poller = select.poll()
+        poller.register(self._life, select.POLLIN)
+        return bool(poller.poll(0))
+
+    def wait(self) -> int:
+        """Wait until it has ended, and let its number go; return the exit code."""
+        if self.returncode is None:
+            self._life.settimeout(_END_TIMEOUT_S)
+            try:
+                kind, number = self._receive()
+            except TimeoutError:
+                kind, number = 0, 0
+            # Without a template, there is nobody to tell it; what ends with that does so by this signal.
+            self.returncode = number if kind == Reply.ENDED else -signal.SIGKILL
+            self._life.close()
+        return self.returncode
+
+    def close(self) -> None:
+        """Let go of everything, whatever becomes of it."""
+        self._life.close()
+        if self.stdout is not None:
+            self.stdout.close()
+
+    def _receive(self) -> tuple[int, int]:
+        try:
+            data = self._life.recv(MAX_MESSAGE)
+        except ConnectionError:
+            data = b""
+        return (data[0], int(data[1:])) if data else (0, 0)

@@ -1,0 +1,222 @@
+"""Hosts of Python models that are forked from a process which has imported what they need."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pytriton.client import ModelClient
+from support.http import call
+from support.python_models import CONFIG, MODEL, ask, hosts, infer, processes, served, templates, write
+from support.waiting import PATIENCE_S, eventually
+
+SEVERAL = CONFIG + "instance_group { count: 4 kind: KIND_CPU }\n"
+# Each request waits for the others, so that all instances answer; what they have drawn tells them apart.
+DRAWS = """
+import os
+import random
+import signal
+import sys
+import threading
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        assert threading.current_thread() is threading.main_thread()
+        assert os.getsid(0) == os.getpid() == os.getpgid(0)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert sys.argv == [""]
+        # More than one thread of the library for linear algebra, whose threads no fork has.
+        many = np.ones((512, 512))
+        assert (many @ many == 512).all()
+        drawn = np.random.random(), random.random(), os.getpid()
+        return [
+            pb_utils.InferenceResponse([pb_utils.Tensor("y", np.array(drawn, np.float32))]) for _ in requests
+        ]
+"""
+
+
+def test_several_hosts_are_forked(tmp_path: Path) -> None:
+    write(tmp_path, "double", DRAWS, SEVERAL)
+    with served(tmp_path) as triton:
+        (template,) = templates()
+        assert templates()[template].endswith("template_main (template of hosts)")
+        names = sorted(command.rpartition(" (")[2] for command in hosts().values())
+        assert names == [f"host {number} of model 'double')" for number in range(4)]
+        drawn: dict[float, tuple[float, float]] = {}
+        while len(drawn) < 4:
+            by_numpy, by_random, host = infer(triton, "double", 1)
+            drawn.setdefault(host, (by_numpy, by_random))
+        assert len({each for pair in drawn.values() for each in pair}) == 8
+        assert set(drawn) == {float(np.float32(each)) for each in hosts()}
+        assert ask(triton, "unload", "double")[0] == 200
+        eventually(lambda: not hosts() and not templates())
+
+
+def test_a_host_that_is_alone_is_not(tmp_path: Path) -> None:
+    for name in ("first", "second"):
+        write(tmp_path, name, MODEL)
+    write(tmp_path, "third", MODEL)
+    with served(tmp_path, load_model=["first", "second"]) as triton:
+        assert len(hosts()) == 2
+        assert not templates()
+        assert ask(triton, "load", "third")[0] == 200
+        assert len(templates()) == 1
+        assert len(processes("worker_main", os.getpid())) == 2
+        for name in ("first", "second", "third"):
+            assert infer(triton, name, 1) == [2]
+            assert ask(triton, "unload", name)[0] == 200
+        eventually(lambda: not hosts() and not templates())
+
+
+def test_forked_hosts_take_less_memory(tmp_path: Path) -> None:
+    write(tmp_path, "alone", MODEL)
+    write(tmp_path, "several", MODEL, SEVERAL)
+    with served(tmp_path, load_model=["alone"]) as triton:
+        assert infer(triton, "alone", 1) == [2]
+        (alone,) = hosts()
+        assert ask(triton, "load", "several")[0] == 200
+        for _ in range(20):
+            assert infer(triton, "several", 1) == [2]
+        forked = hosts().keys() - {alone}
+        assert len(forked) == 4
+        assert max(own_kib(each) for each in forked) < own_kib(alone) / 2
+
+
+def own_kib(pid: int) -> int:
+    """Return the memory that a process has for itself alone."""
+    found = re.search(r"Private_Dirty:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text())
+    assert found is not None
+    return int(found[1])
+
+
+@pytest.mark.parametrize(
+    ("faulty", "said"),
+    [("os._exit(3)", "ended with exit code 3"), ("os.kill(os.getpid(), 11)", r"signal 11 \(SIGSEGV")],
+)
+def test_how_a_forked_host_ends_is_told(
+    tmp_path: Path, faulty: str, said: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path, "double", MODEL.replace("os._exit(3)", faulty), SEVERAL)
+    with served(tmp_path) as triton:
+        before = hosts().keys()
+        with pytest.raises(Exception, match=r"host of double_0_\d' \(pid \d+\) was lost while it worked on this"):
+            infer(triton, "double", 13)
+        eventually(lambda: len(hosts()) == 4 and hosts().keys() != before)
+        for _ in range(8):
+            assert infer(triton, "double", 1) == [2]
+        assert re.search(rf"host \d of model 'double' \(pid \d+\) .*{said}.*; it is started again", caplog.text)
+        assert len(templates()) == 1
+
+
+def test_what_cannot_be_loaded_says_why(tmp_path: Path) -> None:
+    exits = MODEL + "\n    def initialize(self, args):\n        print('at the end', flush=True)\n        os._exit(7)\n"
+    write(tmp_path, "exits", exits, SEVERAL)
+    write(tmp_path, "raises", exits.replace("os._exit(7)", "raise ValueError('no weights')"), SEVERAL)
+    with served(tmp_path, load_model=[]) as triton:
+        for name, said in (("exits", "ended with exit code 7.*at the end"), ("raises", "no weights")):
+            status, answer = ask(triton, "load", name)
+            assert status == 400
+            assert re.search(said, answer["error"], re.DOTALL), answer
+        eventually(lambda: not hosts() and not templates())
+
+
+def test_the_end_of_a_template(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write(tmp_path, "double", MODEL, SEVERAL)
+    with served(tmp_path) as triton:
+        (template,) = templates()
+        before = hosts().keys()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            # As a service that is stopped sends it to all of its processes.
+            os.kill(template, number)
+        assert infer(triton, "double", 1) == [2]
+        assert hosts().keys() == before
+        os.kill(template, signal.SIGKILL)
+        # Nobody outlives it, and others take their places, with another template.
+        eventually(lambda: not hosts().keys() & before and len(hosts()) == 4)
+        for _ in range(8):
+            assert infer(triton, "double", 1) == [2]
+        (after,) = templates()
+        assert after != template
+        assert f"template of the hosts of Python models (pid {template}) was killed by signal 9" in caplog.text
+
+
+def test_a_stopped_host_does_not_keep_the_others(tmp_path: Path) -> None:
+    write(tmp_path, "double", MODEL, SEVERAL)
+    with served(tmp_path) as triton:
+        first, *_ = sorted(hosts())
+        os.kill(first, signal.SIGSTOP)
+        try:
+            victim = sorted(hosts())[1]
+            os.kill(victim, signal.SIGKILL)
+            eventually(lambda: victim not in hosts() and len(hosts()) == 4)
+        finally:
+            os.kill(first, signal.SIGCONT)
+        assert infer(triton, "double", 1) == [2]
+
+
+def test_a_supervisor_that_is_killed_takes_all_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "double", MODEL, SEVERAL)
+    options = ["--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    with tempfile.TemporaryDirectory(prefix="pt") as home:
+        # What a killed server leaves there is for the next one to remove.
+        monkeypatch.setenv("PYTRITON_HOME", home)
+        command = [sys.executable, "-m", "pytriton", "serve-repository", str(tmp_path), *options]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            assert process.stdout is not None
+            written = ""
+            while not (found := re.search(r"Started HTTPService at (\S+:\d+)", written)):
+                line = process.stdout.readline()
+                assert line, written
+                written += line
+            with ModelClient(f"http://{found[1]}", "double", inference_timeout_s=PATIENCE_S) as client:
+                assert client.infer_sample(x=np.array([1], np.float32))["y"].tolist() == [2]
+            (template,) = processes("template_main", process.pid)
+            left = [template, *processes("worker_main", template)]
+            assert len(left) == 5
+            process.kill()
+            process.stdout.read()
+            process.wait(PATIENCE_S)
+        eventually(lambda: not any(Path(f"/proc/{each}").exists() for each in left))
+
+
+def test_a_stop_lets_all_finalize(tmp_path: Path) -> None:
+    life = (
+        "\n    def finalize(self):\n        open(os.path.join(pb_utils.get_model_dir(), 'finalized'), 'a').write('x')\n"
+    )
+    waits = f"open('{tmp_path}/begun', 'w').close()\n                time.sleep(2)"
+    write(tmp_path, "slow", MODEL.replace("os._exit(3)", waits) + life, SEVERAL)
+    answers: list[list[float]] = []
+    with served(tmp_path, model_control_mode="explicit", load_model=["slow"]) as triton:
+        caller = threading.Thread(target=lambda: answers.append(infer(triton, "slow", 13)))
+        caller.start()
+        eventually((tmp_path / "begun").exists)
+        triton.stop()
+        caller.join()
+    assert answers == [[26]]
+    assert (tmp_path / "slow" / "1" / "finalized").read_text() == "xxxx"
+
+
+def test_an_environment_that_no_template_can_be_had_for(tmp_path: Path) -> None:
+    """What is wrong with it is told as for a host that is alone."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(tmp_path / "env")], check=True)
+    parameters = f'parameters {{ key: "EXECUTION_ENV_PATH" value: {{ string_value: "{tmp_path}/env" }} }}\n'
+    write(tmp_path / "models", "double", MODEL, SEVERAL + parameters)
+    with served(tmp_path / "models", load_model=[]) as triton:
+        status, answer = ask(triton, "load", "double")
+        assert status == 400
+        assert "ModuleNotFoundError: No module named 'numpy'" in answer["error"]
+        assert call(triton.http_url, "GET", "/v2/health/live")[0] == 200
+        eventually(lambda: not hosts() and not templates())
