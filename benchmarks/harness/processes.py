@@ -26,6 +26,7 @@ _POLL_S = 0.01
 _LOG_LINES = 15
 # In the command lines of Triton's Python backend, and of ours.
 _HOSTS = ("triton_python_backend_stub", "pytriton.proxy_backend.worker_main")
+_TEMPLATE = "pytriton.proxy_backend.template_main"
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _ports_given: set[int] = set()
 
@@ -109,10 +110,14 @@ class Server:
     def instance_pss_mib(self) -> float | None:
         """Return the memory of a process that hosts an instance of a model and nothing else, the median of them.
 
-        None where there are no such processes.
+        Its part of the process that they are forked from is counted as its own. None where there are no such processes.
         """
-        found = [_pss_kib(pid) for pid in self.pids() if any(name in _command(pid) for name in _HOSTS)]
-        return statistics.median(found) / 1024 if found else None
+        commands = {pid: _command(pid) for pid in self.pids()}
+        found = [_pss_kib(pid) for pid, command in commands.items() if any(name in command for name in _HOSTS)]
+        if not found:
+            return None
+        templates = sum(_pss_kib(pid) for pid, command in commands.items() if _TEMPLATE in command)
+        return (statistics.median(found) + templates / len(found)) / 1024
 
     def log_tail(self) -> str:
         """Return the last lines that the server printed."""
