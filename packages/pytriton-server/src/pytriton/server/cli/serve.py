@@ -33,9 +33,9 @@ from pytriton.triton._announcement import describe_models, is_terminal
 
 __all__ = ["serve"]
 
-# What they tell at INFO of a start, the lines for a terminal tell in fewer words.
 logger = logging.getLogger(__name__)
 
+# What they tell at INFO of a start, the lines for a terminal tell in fewer words.
 _TELL_OF_START = ("pytriton.tritonserver", "pytriton.proxy_backend", "pytriton.server", "pytriton.triton")
 _TELL_OF_STOP = ("pytriton.server", "pytriton.triton")
 # Options that a file may have, too; those of ports are fields of `TritonConfig`.
