@@ -127,6 +127,9 @@ FAULTS = [
     "[response(np.zeros((2, 2), np.float32))]",
     "[pb_utils.InferenceResponse([5])]",
     "[pb_utils.InferenceResponse([None])]",
+    "[pb_utils.InferenceResponse(pb_utils.Tensor('OUTPUT', np.float32([1])))]",
+    "[pb_utils.InferenceResponse(error='text')]",
+    "[pb_utils.InferenceResponse([pb_utils.Tensor('OUTPUT', [1.0])])]",
     "[response(np.array([1j]))]",
     # What is raised.
     "fail(ValueError('no such value'))",
@@ -147,10 +150,19 @@ FAULTS = [
     "[pb_utils.get_input_tensor_by_name(requests[0], 'NONE').as_numpy()]",
     "fail(GeneratorExit())",
     "fail(StopIteration('over'))",
+    "fail(SystemExit(3))",
+    "fail(KeyboardInterrupt())",
+    "fail(MemoryError())",
 ]  # fmt: skip
 
 
-FAULTS_OF_TYPE = ["[pb_utils.InferenceResponse([5])]", "[response(np.float32(1))]"]
+FAULTS_OF_TYPE = [
+    "[pb_utils.InferenceResponse([5])]",
+    "[response(np.float32(1))]",
+    "[pb_utils.InferenceResponse(pb_utils.Tensor('OUTPUT', np.float32([1])))]",
+    "[pb_utils.InferenceResponse(error='text')]",
+    "[pb_utils.InferenceResponse([pb_utils.Tensor('OUTPUT', [1.0])])]",
+]
 
 
 def test_what_execute_returns_and_raises(pair: Pair) -> None:

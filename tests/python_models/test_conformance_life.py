@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from support.python_models.pair import Pair, Side
+from support.python_models.pair import Pair, Side, text
 
 HEAD = "import os\nimport triton_python_backend_utils as pb_utils\n\n\n"
 CLASS = f"{HEAD}class TritonPythonModel:\n"
@@ -22,6 +24,12 @@ BROKEN = {
         f"{INITIALIZE}        raise pb_utils.TritonModelException('no weights')\n\n{EXECUTE}"
     ),
     "initialize without arguments": f"{CLASS}    def initialize(self):\n        pass\n\n{EXECUTE}",
+    "a class that is none": f"{HEAD}TritonPythonModel = 5\n",
+    "an error in __init__": f"{CLASS}    def __init__(self):\n        raise ValueError('no memory')\n\n{EXECUTE}",
+    "tabs among blanks": f"{CLASS}    def execute(self, requests):\n\treturn []\n",
+    "an exit at import": f"{HEAD}raise SystemExit('at import')\n",
+    "an exit in initialize": f"{INITIALIZE}        raise SystemExit(4)\n\n{EXECUTE}",
+    "an interruption in initialize": f"{INITIALIZE}        raise KeyboardInterrupt()\n\n{EXECUTE}",
     "an error in auto_complete_config": (
         f"{CLASS}    @staticmethod\n    def auto_complete_config(config):\n"
         f"        raise ValueError('no idea')\n\n{EXECUTE}"
@@ -48,3 +56,26 @@ def test_what_cannot_be_loaded(pair: Pair, what: str) -> None:
     assert error
     if what == "a syntax error":
         assert "model.py, line 5" in error
+
+
+WITHOUT_EXECUTE = {
+    "nothing": "    pass\n",
+    "no function": "    execute = 5\n",
+    "without requests": "    def execute(self):\n        return []\n",
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT_EXECUTE)
+def test_what_has_no_execute(pair: Pair, what: str) -> None:
+    def ask(side: Side) -> Any:
+        try:
+            return [
+                side.load("faults", CLASS + WITHOUT_EXECUTE[what]),
+                *(side.infer("faults", {"COMMAND": text("")}) for _ in range(2)),
+            ]
+        finally:
+            side.unload("faults")
+
+    load, *answers = pair.compare(ask)
+    assert not load
+    assert all("error" in answer for answer in answers)

@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import tritonclient.grpc
+from tritonclient.utils import InferenceServerException
 
 from pytriton.client import ModelClient
 from pytriton.client.exceptions import PyTritonClientInferenceServerError
@@ -232,6 +234,55 @@ def test_a_model_that_hangs_does_not_keep_the_server(
         in_background(lambda: ask(triton, "load", "hangs"))
         eventually((tmp_path / "begun").exists)
     assert not hosts()
+
+
+@pytest.mark.parametrize(
+    "rest", ["threading.Thread(target=time.sleep, args=(3600,)).start()", "atexit.register(time.sleep, 3600)"]
+)
+def test_what_a_model_has_started_does_not_keep_its_process(
+    rest: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    life = f"\n    def initialize(self, args):\n        import atexit\n        import threading\n\n        {rest}\n"
+    write(tmp_path, "stays", MODEL + life)
+    with served(tmp_path) as triton:
+        assert infer(triton, "stays", 1) == [2]
+        assert ask(triton, "unload", "stays")[0] == 200
+        eventually(lambda: not hosts())
+        eventually(lambda: "something that its code has started still runs" in caplog.text)
+
+
+def test_the_log_has_the_traceback_of_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    fails = (
+        "\n    def initialize(self, args):\n"
+        "        try:\n            open('/no/weights')\n"
+        "        except OSError as error:\n            raise ValueError('no weights') from error\n"
+    )
+    write(tmp_path, "raises", MODEL + fails)
+    write(tmp_path, "syntax", BROKEN["syntax"][0])
+    with served(tmp_path, load_model=[]) as triton:
+        for name in ("raises", "syntax"):
+            assert ask(triton, "load", name)[0] == 400
+    told = [record.getMessage() for record in caplog.records if "did not come up" in record.getMessage()]
+    assert "its model.py failed: ValueError: no weights" in told[0]
+    assert "FileNotFoundError: [Errno 2] No such file or directory: '/no/weights'\n" in told[0]
+    assert "its model.py failed: SyntaxError" in told[1]
+    assert f'File "{tmp_path}/syntax/1/model.py", line 1' in told[1]
+    # What is ours helps nobody there.
+    assert all("proxy_backend/" not in text for text in told)
+
+
+def test_a_long_load_error_reaches_its_caller(tmp_path: Path) -> None:
+    """Over gRPC an error is a header, which clients take 8 KiB of."""
+    write(tmp_path, "calls", MODEL + "\n    def initialize(self, args):\n        self.initialize(args)\n")
+    with served(tmp_path, load_model=[]) as triton:
+        headers = {"triton-grpc-protocol-triton-access-token": str(triton.get_access_token())}
+        with (
+            tritonclient.grpc.InferenceServerClient(str(triton.grpc_url).partition("//")[2]) as client,
+            pytest.raises(
+                InferenceServerException, match=r"(?s)RecursionError.* \[\.\.\.\] .*model\.py\(\d+\): initialize"
+            ),
+        ):
+            client.load_model("calls", headers=headers)
 
 
 def in_background(function: Callable[[], object]) -> None:

@@ -25,6 +25,7 @@ from typing import Any
 
 from .errors import ProxyBackendError, TargetError
 from .process.messages import FORMAT, LineReader, WorkerJob, encode_message, encode_statistics
+from .runtime.texts import shortened
 from .system.forks import call_in_child, close_in_child
 from .system.parents import POLLRDHUP, end_with_parent
 from .worker.worker import Worker
@@ -32,6 +33,7 @@ from .worker.worker import Worker
 NAME = "pytriton.proxy_backend.worker_main"
 """Name of this module, which is not its own where it is run."""
 
+_OURS = os.path.dirname(__file__)
 _REPORT_S = 0.25
 _ALIVE_S = 1.0
 # How long a connection may be closed while the callable is busy, before that is told.
@@ -83,7 +85,8 @@ class _Child:
         try:
             return run_host(fields, self)
         except BaseException as error:
-            self._fail("load", error)
+            # What the model has raised, where that is what it is about.
+            self._fail("load", error, _without_our_frames(error.__cause__ or error))
             return 1
 
     def _work(self, job_text: str) -> int:
@@ -253,14 +256,14 @@ class _Child:
                 # Gone, or stopped for very long; the thread that listens sees the end.
                 return
 
-    def _fail(self, stage: str, error: BaseException) -> None:
+    def _fail(self, stage: str, error: BaseException, trace: str | None = None) -> None:
         if self._has_failed:
             # An unrecoverable error is also that of the worker.
             return
         self._has_failed = True
         text = str(error) if isinstance(error, ProxyBackendError) else f"{type(error).__name__}: {error}"
-        trace = "".join(traceback.format_exception(error))
-        self.send("failed", stage=stage, error=type(error).__name__, text=text[:20000], traceback=trace[-20000:])
+        trace = "".join(traceback.format_exception(error)) if trace is None else trace
+        self.send("failed", stage=stage, error=type(error).__name__, text=shortened(text), traceback=trace[-20000:])
 
 
 def _make_callable(job: WorkerJob) -> tuple[Callable[..., Any], Any]:
@@ -281,6 +284,14 @@ def _make_callable(job: WorkerJob) -> tuple[Callable[..., Any], Any]:
             target=job.target,
         )
     return infer_func, signature
+
+
+def _without_our_frames(error: BaseException) -> str:
+    """Return the traceback of an error, from where the code begins that is not ours."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code.co_filename.startswith((_OURS, "<frozen importlib")):
+        trace = trace.tb_next
+    return "".join(traceback.format_exception(type(error), error, trace))
 
 
 def _is_warm(worker: Worker) -> bool:

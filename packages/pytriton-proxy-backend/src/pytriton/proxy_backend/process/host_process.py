@@ -21,6 +21,7 @@ class HostProcess(WorkerProcess):
     """
 
     _KIND = "host"
+    _LOAD_FAILED = "its model.py failed"
 
     def __init__(
         self,

@@ -57,6 +57,7 @@ class WorkerProcess:
     """
 
     _KIND = "worker process"
+    _LOAD_FAILED = "its factory failed"
     _start_process: StartProcess = staticmethod(start_process)
 
     def __init__(
@@ -318,6 +319,13 @@ class WorkerProcess:
         if done_since is not None:
             if now < done_since + _END_S:
                 return None
+            if stop_deadline is not None:
+                logger.warning(
+                    "%s did not end within %g s after its worker had: something that its code has started still runs, "
+                    "such as a thread that is no daemon; it is killed",
+                    self._label,
+                    _END_S,
+                )
             return f"did not end within {_END_S:g} s after its worker had"
         if stop_deadline is not None:
             if now < stop_deadline + _KILL_MARGIN_S:
@@ -366,7 +374,7 @@ class WorkerProcess:
             ended += ", by somebody, or by the system because memory was short"
         failure = self._failure
         if failure is not None:
-            what = {"load": "its factory failed", "warm-up": "its warm-up failed"}.get(failure.get("stage", ""), "")
+            what = {"load": self._LOAD_FAILED, "warm-up": "its warm-up failed"}.get(failure.get("stage", ""), "")
             ended = f"{what or 'it ended'}: {failure.get('text')}"
             if failure.get("stage") == "unrecoverable":
                 return self._refusal(ended, child)

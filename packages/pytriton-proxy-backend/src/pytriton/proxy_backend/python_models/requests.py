@@ -122,6 +122,13 @@ class InferenceRequest:
         request_id = text_of(request_id, "request_id")
         model_name = text_of(model_name, "model_name")
         whose = f"for request with id '{request_id}' and model name '{model_name}' should not be empty."
+        for name, value, of in (
+            ("inputs", inputs, "Tensor"),
+            ("requested_output_names", requested_output_names, "str"),
+        ):
+            # A text would be taken for a list of its characters.
+            if isinstance(value, (str, bytes)) or not hasattr(value, "__iter__"):
+                raise TypeError(f"{name}: expected a list of {of}, got a {type(value).__name__}")
         for tensor in inputs:
             if tensor is None:
                 raise TritonModelException(f"Input tensor {whose}")

@@ -66,7 +66,14 @@ class InferenceResponse:
         error: Any = None,
         parameters: Any = None,
     ) -> None:
-        tensors: list[Tensor] = list(output_tensors)
+        try:
+            tensors: list[Tensor] = list(output_tensors)
+        except TypeError:
+            if hasattr(output_tensors, "__iter__"):
+                raise
+            raise TypeError(
+                f"output_tensors: expected a list of Tensor, got a {type(output_tensors).__name__}"
+            ) from None
         for tensor in tensors:
             if tensor.__class__ is not Tensor:
                 _check(tensor)
