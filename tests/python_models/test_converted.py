@@ -17,6 +17,7 @@ import pytest
 
 from pytriton.proxy_backend.cli.app import run as run_command
 from support.faults.plain_server import PlainServer, plain_server, reading_container
+from support.processes import is_running
 from support.python_backend import why_no_python_backend
 from support.python_models import CONFIG, HEAD, ask, served, write
 from support.python_models import hosts as started
@@ -69,14 +70,6 @@ class Hosts:
         children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
         found = [child for path in children for child in path.read_text().split()]
         return {int(pid) for pid in found if is_running(int(pid))}
-
-
-def is_running(pid: int) -> bool:
-    """Return whether a process has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 @contextlib.contextmanager

@@ -34,16 +34,9 @@ from support.callables import X, Y
 from support.http import call, infer, tensor
 from support.load import Load, under_load
 from support.process_models import DIE, EXIT, HANG, NEVER_AGAIN, PID, RAISE, STOPPED
+from support.processes import is_running
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
-
-
-def is_there(pid: int) -> bool:
-    """Whether a process runs."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
 
 
 def worker_processes(parent: int | None = None) -> set[int]:
@@ -144,7 +137,7 @@ def test_what_they_count_is_on_the_metrics_page(triton: Triton, bind: Callable[.
     assert before["pytriton_input_bytes_total"] == 4 * before["pytriton_requests_total"]
     os.kill(pid, signal.SIGKILL)
     # Only when it is gone, so that no request of ours is lost with it.
-    eventually(lambda: not is_there(pid))
+    eventually(lambda: not is_running(pid))
     eventually(lambda: isinstance(infer(triton.http_url, "counted", 1.0), list))
     # The totals go on where the dead process left them.
     eventually(lambda: counts()["pytriton_requests_total"] > before["pytriton_requests_total"])
@@ -247,7 +240,7 @@ def test_a_factory_that_fails_later_is_tried_again(triton: Triton, bind: Callabl
     (pid,) = worker_processes()
     marker.touch()
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: not is_there(pid))
+    eventually(lambda: not is_running(pid))
     eventually(lambda: len({*worker_processes()}) == 1)
     assert triton.is_alive()
     marker.unlink()
@@ -261,7 +254,7 @@ def test_a_process_that_takes_longer_than_a_batch_may_take_is_replaced(
     bind("slow", ProcessWorker(process_models.make), config=ModelConfig(execution_timeout_s=1.0))
     (pid,) = worker_processes()
     assert isinstance(infer(triton.http_url, "slow", deed), str)
-    eventually(lambda: not is_there(pid))
+    eventually(lambda: not is_running(pid))
     assert eventually(lambda: infer(triton.http_url, "slow", 3.0) == [6.0])
 
 
@@ -294,7 +287,7 @@ def test_rebind_and_unbind_under_load_lose_nothing(triton: Triton, bind: Callabl
     with under_load(triton.http_url, triton.grpc_url, "moved", threads=1) as load:
         old = worker_processes()
         triton.rebind("moved", ProcessWorker(process_models.make, [3.0]))
-        assert not any(map(is_there, old))
+        assert not any(map(is_running, old))
         load.wait_for_more()
         with pytest.raises(TritonModelLoadError, match="there are no weights"):
             triton.rebind("moved", ProcessWorker(process_models.fail))
@@ -320,9 +313,9 @@ def test_a_busy_process_is_killed_when_its_time_is_over(
         time.sleep(0.5)
         triton.rebind("busy", ProcessWorker(process_models.make, [9.0]), timeout_s=0.2)
         assert isinstance(hanging.result(PATIENCE_S), str)
-    eventually(lambda: not is_there(pid))
+    eventually(lambda: not is_running(pid))
     # What it has started goes with it.
-    eventually(lambda: not is_there(children[0]))
+    eventually(lambda: not is_running(children[0]))
     assert infer(triton.http_url, "busy", 1.0) == [9.0]
 
 
@@ -393,7 +386,7 @@ def test_no_process_outlives_a_killed_parent_and_a_script_is_its_own_module() ->
         assert len(left) == 2
         script.kill()
         script.wait(PATIENCE_S)
-        eventually(lambda: not any(map(is_there, left)))
+        eventually(lambda: not any(map(is_running, left)))
         # The rest of the workspace is for the next owner to sweep.
         subprocess.run(["rm", "-rf", str(home / "h"), str(home / "serve.py")], check=True)
 
