@@ -149,6 +149,31 @@ def test_what_cannot_be_loaded_says_why(what: str, tmp_path: Path) -> None:
     assert not hosts()
 
 
+def test_what_a_stop_cuts_off_is_told(tmp_path: Path) -> None:
+    """One that hangs costs no other model its end, and its caller is answered by the server, not by its death."""
+    life = "\n    def finalize(self):\n        open(os.path.join(pb_utils.get_model_dir(), 'finalized'), 'w').close()\n"
+    hangs = f"open('{tmp_path}/begun', 'w').close()\n                time.sleep({PATIENCE_S})"
+    write(tmp_path, "hangs", MODEL.replace("os._exit(3)", hangs) + life)
+    write(tmp_path, "double", MODEL + life)
+    said: list[str] = []
+
+    def call_hanging() -> None:
+        with pytest.raises(PyTritonClientInferenceServerError) as caught:
+            infer(triton, "hangs", 13)
+        said.append(str(caught.value))
+
+    settings = {"model_control_mode": "explicit", "load_model": ["*"], "exit_timeout_secs": 1}
+    with served(tmp_path, **settings) as triton:
+        caller = threading.Thread(target=call_hanging)
+        caller.start()
+        eventually((tmp_path / "begun").exists)
+        triton.stop()
+        caller.join()
+    assert "worker" in said[0]
+    assert [path.parent.parent.name for path in tmp_path.glob("*/1/finalized")] == ["double"]
+    assert not hosts()
+
+
 def test_a_model_that_was_mended_is_loaded(tmp_path: Path) -> None:
     write(tmp_path, "broken", BROKEN["raises in initialize"][0])
     write(tmp_path, "whole", MODEL)

@@ -35,7 +35,7 @@ from .templates import Templates
 __all__ = ["FINALIZE_TIMEOUT_S", "SOCKET_NAME", "HostSupervisor", "check_folder"]
 
 FINALIZE_TIMEOUT_S = 30.0
-"""How long a host may take for what is in flight and for `finalize` when its instance is unloaded, in seconds."""
+"""How long a host may take for `finalize` when its instance is unloaded, in seconds."""
 
 SOCKET_NAME = "hosts.sock"
 """Name of the socket in the folder of a supervisor."""
@@ -138,11 +138,16 @@ class HostSupervisor:
         with self._lock:
             self._is_stopping = True
 
+    def cut(self) -> None:
+        """Have all hosts end, whatever they are at: callers of that get an error at once. `close` has to follow."""
+        self.stop_loading()
+        self._end_connections()
+
     def close(self, timeout_s: float) -> None:
         """End all hosts and let go of everything.
 
         Args:
-            timeout_s: How long they may take for what is in flight and for `finalize`, in seconds.
+            timeout_s: How long they may take for `finalize`, in seconds.
         """
         listener, self._listener = self._listener, None
         if listener is None:
@@ -150,10 +155,8 @@ class HostSupervisor:
         self.stop_loading()
         with self._lock:
             self._deadline = time.monotonic() + timeout_s
-            connections, hosts = dict(self._connections), list(self._hosts)
-            for channel in (listener, *connections.values()):
-                with contextlib.suppress(OSError):
-                    channel.shutdown(socket.SHUT_RD)
+            hosts = list(self._hosts)
+        connections = self._end_connections(listener)
         for host in hosts:
             # Their threads stop them, perhaps with more patience: a second call may only shorten that.
             host.stop(self._patience_s())
@@ -204,6 +207,14 @@ class HostSupervisor:
         replace_descriptors([self._lock_fd])
 
     # ---- connections ------------------------------------------------------------------------------------------------
+
+    def _end_connections(self, *others: socket.socket) -> list[threading.Thread]:
+        """Have the threads of all connections, and of other sockets, see the end of them; return those threads."""
+        with self._lock:
+            for channel in (*others, *self._connections.values()):
+                with contextlib.suppress(OSError):
+                    channel.shutdown(socket.SHUT_RD)
+            return list(self._connections)
 
     def _accept(self) -> None:
         listener = self._listener

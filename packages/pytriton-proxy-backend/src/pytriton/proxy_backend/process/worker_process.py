@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import logging
+import math
 import signal
 import threading
 import time
@@ -58,6 +59,8 @@ class WorkerProcess:
 
     _KIND = "worker process"
     _LOAD_FAILED = "its factory failed"
+    # The most that a stop leaves it for what is in flight, in seconds.
+    _IN_FLIGHT_S = math.inf
     _start_process: StartProcess = staticmethod(start_process)
 
     def __init__(
@@ -167,7 +170,7 @@ class WorkerProcess:
             if self._stop_deadline is None or deadline < self._stop_deadline:
                 self._stop_deadline = deadline
             if self._child is not None:
-                self._child.stop(timeout_s)
+                self._child.stop(min(timeout_s, self._IN_FLIGHT_S))
             self._changed.notify_all()
         thread = self._thread
         if thread is None or thread is threading.current_thread():
@@ -263,7 +266,7 @@ class WorkerProcess:
             with self._changed:
                 self._child = child
                 if self._stop_deadline is not None:
-                    child.stop(max(0.0, self._stop_deadline - time.monotonic()))
+                    child.stop(min(max(0.0, self._stop_deadline - time.monotonic()), self._IN_FLIGHT_S))
             reason = self._look_after(child)
         finally:
             child.close()

@@ -5,6 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Collection
 
+from pytriton.proxy_backend.hosting.supervisor import HostSupervisor
 from pytriton.server.control.http import Control, ControlError
 from pytriton.server.lifecycle.hosting import ModelHost
 from pytriton.server.lifecycle.orphans import DEAD_STUBS, ORPHANED, DeadStubs, OrphanedRequests
@@ -95,7 +96,7 @@ def drain_requests(
     *,
     deadline: float,
     hurried: Callable[[], bool],
-    has_stubs: bool = True,
+    supervisor: HostSupervisor | None = None,
 ) -> DrainResult:
     """Take all models out of service and wait until their requests are answered, and the answers are sent.
 
@@ -109,7 +110,7 @@ def drain_requests(
         ports: Where it listens.
         deadline: Until when requests may take, on the clock of `time.monotonic`.
         hurried: Asked again and again; True ends the wait.
-        has_stubs: Whether Triton's Python backend runs its models.
+        supervisor: Of the hosts of its Python models; None where Triton's Python backend runs them.
     """
     was_cut = False
     fronts = {each.port for each in (ports.http, ports.grpc, ports.sagemaker, ports.vertex_ai) if each is not None}
@@ -117,7 +118,7 @@ def drain_requests(
     orphaned = OrphanedRequests()
     try:
         ready = {state.name for state in control.index(_CALL_TIMEOUT_S) if state.state == "READY"}
-        of_stubs = ready.difference(model.name for model in host.models) if has_stubs else ()
+        of_stubs = ready.difference(model.name for model in host.models) if supervisor is None else ()
         stubs = DeadStubs(process.pid, control, of_stubs)
         for name in ready:
             control.unload(name, _CALL_TIMEOUT_S)
@@ -144,6 +145,8 @@ def drain_requests(
                     return DrainResult.CUT
                 logger.warning("Requests of %s are still being served: they are cut off now.", names)
                 host.cut_workers()
+                if supervisor is not None:
+                    supervisor.cut()
                 was_cut = True
                 deadline = time.monotonic() + CUT_DEADLINE_S
             process.wait(_DRAIN_POLL_S)

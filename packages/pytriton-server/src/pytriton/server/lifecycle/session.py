@@ -521,9 +521,8 @@ class ServerSession:
         if not is_controlled(self._config):
             # Nothing can be taken out of service: the server waits for its requests itself.
             return max(0.0, deadline - time.monotonic()) + _EXIT_MARGIN_S
-        has_stubs = self._supervisor is None
         result = drain_requests(
-            process, control, self._host, ports, deadline=deadline, hurried=hurried, has_stubs=has_stubs
+            process, control, self._host, ports, deadline=deadline, hurried=hurried, supervisor=self._supervisor
         )
         if result is DrainResult.CUT:
             return CUT_DEADLINE_S
