@@ -27,6 +27,7 @@ from pytriton.proxy_backend.transport.connection import Connection
 from pytriton.proxy_backend.wire.accelerator import accelerator
 from pytriton.proxy_backend.worker import accelerated
 from pytriton.proxy_backend.worker.accelerated import serve_accelerated
+from support.batch_callables import Columns, Listed
 from support.waiting import PATIENCE_S, eventually
 
 F4 = np.dtype("float32")
@@ -34,30 +35,6 @@ F8 = np.dtype("float64")
 Array = np.ndarray[Any, Any]
 Serve = Callable[..., tuple[Worker, Any]]
 INPUT_RELEASED, BATCH_DONE = 1, 2
-
-
-class Columns:
-    """A callable as one under `@batch`: it takes the whole batch at once."""
-
-    def __init__(self, func: Callable[[dict[str, Array]], Any]) -> None:
-        self.func = func
-
-    def __call__(self, requests: list[Any]) -> Any:
-        raise AssertionError("the worker calls it for the whole batch")
-
-    @property
-    def __pytriton_whole__(self) -> Callable[..., Any]:
-        return lambda columns, rows, requests: self.func(columns)
-
-
-class Listed:
-    """The same as a callable of requests."""
-
-    def __init__(self, func: Callable[[dict[str, Array]], Any]) -> None:
-        self.func = func
-
-    def __call__(self, requests: list[Any]) -> Any:
-        return [self.func(dict(request)) for request in requests]
 
 
 def spec(**changes: Any) -> ModelSpec:
@@ -145,7 +122,7 @@ def outputs_of(responses: list[Any]) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize("kind", [Columns, Listed])
 def test_what_repeats_needs_no_python(kind: Any, serve: Serve, golden: ModuleType, python_calls: list[int]) -> None:
-    worker, peer = serve(kind(lambda data: {"y": data["x"] * 2}))
+    worker, peer = serve(kind(lambda **data: {"y": data["x"] * 2}))
     for number in range(1, 41):
         rows = [[number + place, 0.5] for place in range(1 + number % 3)]
         packet, responses = ask(peer, golden, number, *rows)
@@ -166,7 +143,7 @@ def test_what_repeats_needs_no_python(kind: Any, serve: Serve, golden: ModuleTyp
 @pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("kind", [Columns, Listed])
 def test_counts_are_the_same(kind: Any, serve: Serve, golden: ModuleType) -> None:
-    def infer(data: dict[str, Array]) -> Any:
+    def infer(**data: Array) -> Any:
         if data["x"].flat[0] == 3:
             raise ValueError("3")
         return {"y": data["x"]}
@@ -188,7 +165,7 @@ def test_switched_off(
 ) -> None:
     monkeypatch.setenv("PYTRITON_ACCELERATOR", "0")
     monkeypatch.delattr(accelerated, "AcceleratedSource")
-    _, peer = serve(Columns(lambda data: {"y": data["x"]}))
+    _, peer = serve(Columns(lambda **data: {"y": data["x"]}))
     for number in range(1, 5):
         assert outputs_of(ask(peer, golden, number, [number])[1]) == [{"y": [[number]]}]
     assert python_calls == []
@@ -199,7 +176,7 @@ def test_a_worker_that_looks_for_batches(
 ) -> None:
     """Whether they come at once, later than it looks, or several at a time: every one is answered."""
     monkeypatch.setenv(accelerated.BUSY_POLL_VARIABLE, "2000")
-    worker, peer = serve(Columns(lambda data: {"y": data["x"] * 2}))
+    worker, peer = serve(Columns(lambda **data: {"y": data["x"] * 2}))
     for number in range(1, 61):
         if number % 20 == 0:
             # It sleeps by now.
@@ -229,7 +206,7 @@ def test_looking_for_so_long_is_no_setting(
 ) -> None:
     monkeypatch.setenv(accelerated.BUSY_POLL_VARIABLE, text)
     caplog.set_level("WARNING", "pytriton.proxy_backend")
-    _, peer = serve(Columns(lambda data: {"y": data["x"]}))
+    _, peer = serve(Columns(lambda **data: {"y": data["x"]}))
     assert outputs_of(ask(peer, golden, 1, [1.0])[1]) == [{"y": [[1.0]]}]
     assert f"PYTRITON_BUSY_POLL_US: expected microseconds from 0 to 10000, got {text!r}" in caplog.text
 
@@ -243,7 +220,7 @@ def states_of(worker: Worker) -> str:
 def test_inputs_are_arrays_like_any_other(serve: Serve, golden: ModuleType) -> None:
     seen: list[tuple[Any, ...]] = []
 
-    def infer(data: dict[str, Array]) -> Any:
+    def infer(**data: Array) -> Any:
         [(name, x)] = data.items()
         flags = x.flags
         seen.append((name, type(x), x.dtype, x.shape, x.strides, x.tolist(), str(flags)))
@@ -298,7 +275,7 @@ def test_other_results_come_in_between(
     chosen = ["as it is"]
 
     def play() -> list[Any]:
-        worker, peer = serve(kind(lambda data: results[chosen[0]](data["x"])), model=spec(strict=strict))
+        worker, peer = serve(kind(lambda **data: results[chosen[0]](data["x"])), model=spec(strict=strict))
         answers: list[Any] = []
         for what in results:
             for chosen[0] in (what, what, "as it is"):
@@ -320,7 +297,7 @@ def test_other_results_come_in_between(
 
 
 def test_every_request_with_an_id_of_its_own(serve: Serve, golden: ModuleType, python_calls: list[int]) -> None:
-    _, peer = serve(Columns(lambda data: {"y": data["x"]}))
+    _, peer = serve(Columns(lambda **data: {"y": data["x"]}))
     for number in range(1, 31):
         _, responses = ask(peer, golden, number, [number], id="i" * (number * number))
         assert outputs_of(responses) == [{"y": [[number]]}]
@@ -413,7 +390,7 @@ def test_an_id_that_lies_in_something_else(serve: Serve, golden: ModuleType) -> 
 
 def test_a_model_that_does_not_batch(serve: Serve, golden: ModuleType, python_calls: list[int]) -> None:
     model = spec(batching=False, max_batch_size=0)
-    _, peer = serve(Listed(lambda data: {"y": data["x"] * 2}), model=model, model_flags=0)
+    _, peer = serve(Listed(lambda **data: {"y": data["x"] * 2}), model=model, model_flags=0)
     for number in range(1, 21):
         requests = [golden.Request(outputs=["y"], id=f"{number:02}")]
         payload = struct.pack("<3f", number, 1, 2)
@@ -426,7 +403,7 @@ def test_a_model_that_does_not_batch(serve: Serve, golden: ModuleType, python_ca
 
 
 def test_more_looks_than_are_kept(serve: Serve, golden: ModuleType, python_calls: list[int]) -> None:
-    _, peer = serve(Columns(lambda data: {"y": data["x"] + 1}))
+    _, peer = serve(Columns(lambda **data: {"y": data["x"] + 1}))
     number = 0
     for _ in range(3):
         for look in range(1, 141):
@@ -439,7 +416,7 @@ def test_more_looks_than_are_kept(serve: Serve, golden: ModuleType, python_calls
 def test_more_looks_of_results_than_are_kept(serve: Serve, golden: ModuleType) -> None:
     widths = iter(range(1, 1000))
     # With an axis too many: such shapes are sent as they are, and nothing may differ in them.
-    _, peer = serve(Columns(lambda data: {"y": np.full((1, next(widths) % 20 + 1, 1), data["x"][0, 0])}))
+    _, peer = serve(Columns(lambda **data: {"y": np.full((1, next(widths) % 20 + 1, 1), data["x"][0, 0])}))
     for number in range(1, 61):
         _, responses = ask(peer, golden, number, [number])
         assert outputs_of(responses) == [{"y": [[[number]] * (number % 20 + 1)]}]
@@ -451,7 +428,7 @@ def test_more_looks_of_results_than_are_kept(serve: Serve, golden: ModuleType) -
 @pytest.mark.parametrize("kind", [Columns, Listed])
 def test_sizes_need_no_python(kind: Any, serve: Serve, golden: ModuleType, python_calls: list[int]) -> None:
     """Rows, dimensions and lengths of ids differ from batch to batch, and so do those of the outputs."""
-    worker, peer = serve(kind(lambda data: {"y": data["x"][:, ::2].copy(), "z": data["x"].astype(F8)}))
+    worker, peer = serve(kind(lambda **data: {"y": data["x"][:, ::2].copy(), "z": data["x"].astype(F8)}))
     rng = random.Random(3)
     total = input_bytes = output_bytes = 0
     seen: set[tuple[Any, ...]] = set()
@@ -480,7 +457,7 @@ def test_sizes_need_no_python(kind: Any, serve: Serve, golden: ModuleType, pytho
 
 def test_rows_that_change_hands(serve: Serve, golden: ModuleType, python_calls: list[int]) -> None:
     """The same array, which belongs to the requests in other ways: every answer has the rows of its request."""
-    _, peer = serve(Columns(lambda data: {"y": data["x"], "z": data["x"].astype(F8)}))
+    _, peer = serve(Columns(lambda **data: {"y": data["x"], "z": data["x"].astype(F8)}))
     for number, rows in enumerate([[1, 3], [1, 3], [3, 1], [2, 2], [1, 3], [3, 1]], 1):
         raw, x = sized_record(golden, number, rows, 2)
         peer.batch(number, raw)
@@ -512,7 +489,7 @@ def test_sizes_and_results_in_any_order(
     def play() -> list[Any]:
         rng = random.Random(7)
         model = spec(strict=strict, outputs=outputs)
-        worker, peer = serve(kind(lambda data: results[chosen[0]](data["x"])), model=model)
+        worker, peer = serve(kind(lambda **data: results[chosen[0]](data["x"])), model=model)
         answers: list[Any] = []
         for number in range(1, 401):
             chosen[0] = rng.choice(["both", "both", "one column", *results])
@@ -552,7 +529,7 @@ def test_requests_of_batches_of_other_sizes_know_what_came_along(serve: Serve, g
 
 
 def test_traced_batches_are_not_plain(serve: Serve, golden: ModuleType, python_calls: list[int]) -> None:
-    _, peer = serve(Columns(lambda data: {"y": data["x"]}))
+    _, peer = serve(Columns(lambda **data: {"y": data["x"]}))
     parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
     for number, more in enumerate(
         [{"trace_context": f'{{"traceparent": "{parent}"}}'}] * 3
@@ -565,10 +542,10 @@ def test_traced_batches_are_not_plain(serve: Serve, golden: ModuleType, python_c
     assert len(python_calls) == 7
 
 
-def keeping(kept: list[Array]) -> Callable[[dict[str, Array]], Any]:
+def keeping(kept: list[Array]) -> Callable[..., Any]:
     """A callable that keeps its inputs."""
 
-    def infer(data: dict[str, Array]) -> Any:
+    def infer(**data: Array) -> Any:
         kept.append(data["x"])
         return {"y": data["x"]}
 
@@ -582,7 +559,7 @@ def keeping(kept: list[Array]) -> Callable[[dict[str, Array]], Any]:
 def test_inputs_that_are_kept_keep_their_memory(kind: Any, serve: Serve, golden: ModuleType) -> None:
     kept: list[Array] = []
 
-    def infer(data: dict[str, Array]) -> Any:
+    def infer(**data: Array) -> Any:
         if data["x"][0, 0] % 2:
             kept.append(data["x"][:, 1:])
         return {"y": data["x"]}
@@ -634,7 +611,7 @@ def test_inputs_outlive_the_connection(serve: Serve, golden: ModuleType) -> None
 
 def test_a_response_that_is_not_acknowledged_stays(serve: Serve, golden: ModuleType) -> None:
     """The block of a response is used again only when the proxy backend has read it."""
-    _, peer = serve(Columns(lambda data: {"y": data["x"] * 3}))
+    _, peer = serve(Columns(lambda **data: {"y": data["x"] * 3}))
     for number in range(1, 5):
         ask(peer, golden, number, [number])
     assert peer.consumed == 4
@@ -660,7 +637,7 @@ def test_acknowledged_one_late(serve: Serve, golden: ModuleType, monkeypatch: py
         return take(self, size, fds)
 
     monkeypatch.setattr(Connection, "take", noted)
-    _, peer = serve(Columns(lambda data: {"y": data["x"] * 3}))
+    _, peer = serve(Columns(lambda **data: {"y": data["x"] * 3}))
     for number in range(1, 5):
         ask(peer, golden, number, [number])
     seen.clear()
@@ -687,7 +664,7 @@ def test_acknowledged_one_late(serve: Serve, golden: ModuleType, monkeypatch: py
 
 
 def test_too_much_acknowledged(serve: Serve, golden: ModuleType) -> None:
-    _, peer = serve(Columns(lambda data: {"y": data["x"]}))
+    _, peer = serve(Columns(lambda **data: {"y": data["x"]}))
     for number in range(1, 5):
         ask(peer, golden, number, [number])
     peer.batch(5, record(golden, 5, [5.0]), consumed=6)
@@ -696,7 +673,7 @@ def test_too_much_acknowledged(serve: Serve, golden: ModuleType) -> None:
 
 
 def test_results_that_grow_and_shrink(serve: Serve, golden: ModuleType) -> None:
-    _, peer = serve(Columns(lambda data: {"y": np.full((1, int(data["x"][0, 0])), 7, F4)}))
+    _, peer = serve(Columns(lambda **data: {"y": np.full((1, int(data["x"][0, 0])), 7, F4)}))
     for number, width in enumerate([1, 10, 100_000, 100_000, 3, 700_000, 700_000, 3, 100_000, 3] * 2, 1):
         _, [response] = ask(peer, golden, number, [float(width)])
         assert response.outputs["y"].shape == (1, width)
@@ -712,7 +689,7 @@ def test_larger_responses_ask_for_no_block(serve: Serve, golden: ModuleType, mon
         return make_room(self, place, length)
 
     monkeypatch.setattr(accelerated.AcceleratedSource, "make_room", counted)
-    _, peer = serve(Columns(lambda data: {"y": data["x"]}))
+    _, peer = serve(Columns(lambda **data: {"y": data["x"]}))
     number = 0
     for _ in range(2):
         asked.clear()
@@ -725,7 +702,7 @@ def test_larger_responses_ask_for_no_block(serve: Serve, golden: ModuleType, mon
 
 
 def test_a_segment_that_is_closed_and_one_of_its_number(serve: Serve, golden: ModuleType) -> None:
-    _, peer = serve(Columns(lambda data: {"y": data["x"]}))
+    _, peer = serve(Columns(lambda **data: {"y": data["x"]}))
     for number in range(1, 5):
         ask(peer, golden, number, [number])
     peer.message(golden.SEGMENT_CLOSE, segment=1)
@@ -743,7 +720,7 @@ def test_a_segment_that_is_closed_and_one_of_its_number(serve: Serve, golden: Mo
 def test_nothing_is_kept(serve: Serve, golden: ModuleType) -> None:
     results: list[weakref.ref[Array]] = []
 
-    def infer(data: dict[str, Array]) -> Any:
+    def infer(**data: Array) -> Any:
         if data["x"][0, 0] == 1:
             raise ValueError("1")
         y = data["x"] + 1
@@ -807,7 +784,7 @@ def test_a_signal_while_it_waits(proxy: Any, golden: ModuleType) -> None:
     player.start()
     try:
         connection = Connection(proxy.endpoint, "signals")
-        service = Service(Columns(lambda data: {"y": data["x"]}), spec())
+        service = Service(Columns(lambda **data: {"y": data["x"]}), spec())
         with contextlib.closing(connection), pytest.raises(KeyboardInterrupt):
             serve_accelerated(service, connection, LazyLoop(), lambda error: None, native.Lane)
     finally:
@@ -821,7 +798,7 @@ def test_a_callable_that_forks(serve: Serve, golden: ModuleType, tmp_path: Path)
     """The child returns from the callable as well, and has no part in the connection."""
     children = []
 
-    def infer(data: dict[str, Array]) -> Any:
+    def infer(**data: Array) -> Any:
         if data["x"][0, 0] == 4:
             child = os.fork()
             if child == 0:
@@ -858,7 +835,7 @@ def test_many_workers_in_one_process(proxy: Any, socket_folder: Path, golden: Mo
     try:
         for place, proxy in enumerate(proxies):
             proxy.listen()
-            workers.append(Worker(Columns(lambda data: {"y": data["x"].copy()}), spec(), proxy.endpoint))
+            workers.append(Worker(Columns(lambda **data: {"y": data["x"].copy()}), spec(), proxy.endpoint))
             players.append(threading.Thread(target=play, args=(place,)))
             players[-1].start()
             workers[-1].start()
@@ -904,7 +881,7 @@ def outcome(kind: Any, changes: list[tuple[str, int, int, int]], proxy: Any, gol
     """What comes of a batch like those that were served, but for a few bytes: answers, up to the connection's end."""
     # Anew for each: a worker that lost its connection attaches again, to whoever listens.
     proxy.listen()
-    worker = Worker(kind(lambda data: {"y": data["x"] + 1, "z": data["x"].astype(F8)}), spec(), proxy.endpoint)
+    worker = Worker(kind(lambda **data: {"y": data["x"] + 1, "z": data["x"].astype(F8)}), spec(), proxy.endpoint)
     worker.start()
     peer = proxy.accept()
     more: dict[str, Any] = {} if kind is Columns else {"id": "an id", "parameters": {"a": 1, "b": "text"}}

@@ -13,6 +13,7 @@ from pytriton.proxy.outputs import empty_outputs
 from pytriton.proxy_backend import ModelSpec, TensorSpec, Worker
 from pytriton.proxy_backend.transport.connection import Connection
 from pytriton.proxy_backend.wire.record import Record
+from support.batch_callables import Columns
 from support.waiting import PATIENCE_S
 
 Array = np.ndarray[Any, Any]
@@ -28,20 +29,6 @@ MODEL = ModelSpec(
     batching=True,
     max_batch_size=8,
 )
-
-
-class Columns:
-    """A callable as one under `@batch`."""
-
-    def __init__(self, func: Callable[[Array], Any]) -> None:
-        self.func = func
-
-    def __call__(self, requests: list[Any]) -> Any:
-        raise AssertionError("the worker calls it for the whole batch")
-
-    @property
-    def __pytriton_whole__(self) -> Callable[..., Any]:
-        return lambda columns, rows, requests: self.func(columns["x"])
 
 
 class Listed:

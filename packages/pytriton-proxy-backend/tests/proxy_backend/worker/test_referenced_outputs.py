@@ -11,6 +11,7 @@ import pytest
 
 from pytriton.proxy_backend import ModelSpec, TensorSpec, Worker
 from pytriton.proxy_backend.wire.layout import CAPABILITIES, Capability
+from support.batch_callables import Columns, Listed
 from support.waiting import PATIENCE_S
 
 F4 = np.dtype("float32")
@@ -19,30 +20,6 @@ Ask = Callable[..., tuple[Any, list[Any]]]
 INPUT_RELEASED, BATCH_DONE = 1, 2
 WIDTH = 300_000  # of which two rows have more than what is copied in any case
 REFERENCES = CAPABILITIES | Capability.REFERENCES
-
-
-class Columns:
-    """A callable as one under `@batch`: it takes the whole batch at once."""
-
-    def __init__(self, func: Callable[..., Any]) -> None:
-        self.func = func
-
-    def __call__(self, requests: list[Any]) -> Any:
-        raise AssertionError("the worker calls it for the whole batch")
-
-    @property
-    def __pytriton_whole__(self) -> Callable[..., Any]:
-        return lambda columns, rows, requests: self.func(**columns)
-
-
-class Listed:
-    """The same as a callable of requests."""
-
-    def __init__(self, func: Callable[..., Any]) -> None:
-        self.func = func
-
-    def __call__(self, requests: list[Any]) -> Any:
-        return [self.func(**dict(request)) for request in requests]
 
 
 @pytest.fixture
