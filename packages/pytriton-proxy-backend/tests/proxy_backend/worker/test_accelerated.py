@@ -189,7 +189,7 @@ def test_a_worker_that_looks_for_batches(
     assert "z" not in response.outputs
 
 
-@pytest.mark.parametrize(("processors", "expected"), [(0.5, 0), (1, 0), (1.9, 0), (2, 200), (64, 200)])
+@pytest.mark.parametrize(("processors", "expected"), [(0.5, 0), (1, 0), (1.9, 0), (2, 400), (64, 400)])
 def test_a_worker_looks_where_there_are_processors(
     processors: float, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

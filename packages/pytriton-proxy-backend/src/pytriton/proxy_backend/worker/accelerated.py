@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 BUSY_POLL_VARIABLE = "PYTRITON_BUSY_POLL_US"
 """How many microseconds a worker looks for the next batch of a caller who is alone before it sleeps."""
-_BUSY_POLL_US = 200
+_BUSY_POLL_US = 400
 _MOST_BUSY_POLL_US = 10_000
 _LEAST_PROCESSORS = 2
 # Of blocks for responses.
