@@ -21,7 +21,7 @@ from pytriton import inprocess
 from pytriton.decorators import batch
 from pytriton.model_config import ModelConfig, Tensor
 from support.processes import is_run_alone
-from support.python_backend import why_no_python_backend
+from support.python_models.python_backend import why_no_python_backend
 from support.servers import since
 from support.waiting import PATIENCE_S
 

@@ -18,7 +18,7 @@ from pytriton.proxy_backend import Worker, read_description
 from pytriton.proxy_backend.cli.app import run as run_command
 from support.bare_server import running_worker
 from support.faults.plain_server import PlainServer, plain_server
-from support.python_backend import why_no_python_backend
+from support.python_models.python_backend import why_no_python_backend
 from support.python_proxy import wait_line, worker_process
 from support.servers import since
 from support.waiting import PATIENCE_S, eventually

@@ -27,7 +27,7 @@ from pytriton.model_config import Tensor
 from pytriton.server.tritonserver.backends import make_backends
 from pytriton.server.tritonserver.binary import find_tritonserver
 from pytriton.triton import Triton
-from support.python_backend import why_no_python_backend
+from support.python_models.python_backend import why_no_python_backend
 from support.servers import since
 from support.serving import local_config, running, server_pid, short_home
 from support.waiting import PATIENCE_S, eventually
