@@ -18,10 +18,10 @@ import pytest
 from pytriton.proxy_backend.cli.app import run as run_command
 from support.faults.plain_server import PlainServer, plain_server, reading_container
 from support.processes import is_running
-from support.python_models.python_backend import why_no_python_backend
 from support.python_models import CONFIG, HEAD, ask, served, write
 from support.python_models import hosts as started
 from support.python_models import infer as ours
+from support.python_models.python_backend import why_no_python_backend
 from support.waiting import PATIENCE_S, eventually
 
 MODEL = (

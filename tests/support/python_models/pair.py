@@ -24,8 +24,8 @@ from tritonclient.utils import InferenceServerException, np_to_triton_dtype
 
 from pytriton.triton import Triton
 from support.paths import TESTS
-from support.python_models.python_backend import why_no_python_backend
 from support.python_models.comparison import check_alike
+from support.python_models.python_backend import why_no_python_backend
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
