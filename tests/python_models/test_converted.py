@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,8 @@ def test_a_converted_model_is_served_beside_its_original(models: Path, endpoints
         thread, answers = in_background(infer, server, "again", 13)
         eventually((tmp_path / "begun").exists)
         hosts.process.send_signal(signal.SIGTERM)
+        # Longer than for what has no caller any more.
+        time.sleep(1.5)
         (tmp_path / "go").touch()
         assert hosts.process.wait(PATIENCE_S) == 0
         thread.join()

@@ -232,7 +232,8 @@ class _Child:
                     self._told_serve.set()
 
     def _stop(self, timeout_s: float) -> None:
-        self._stop_timeout_s = timeout_s
+        # Who is told twice has the shorter time.
+        self._stop_timeout_s = timeout_s if self._stop_timeout_s is None else min(timeout_s, self._stop_timeout_s)
         if self._worker is None:
             # It is still being loaded, and has nothing to finish.
             os._exit(0)

@@ -7,6 +7,7 @@ import fcntl
 import functools
 import itertools
 import logging
+import math
 import os
 import re
 import secrets
@@ -35,7 +36,7 @@ from .templates import Templates
 __all__ = ["FINALIZE_TIMEOUT_S", "SOCKET_NAME", "HostSupervisor", "check_folder"]
 
 FINALIZE_TIMEOUT_S = 30.0
-"""How long a host may take for `finalize` when its instance is unloaded, in seconds."""
+"""How long a host may take to end, with `finalize`, when its instance is unloaded, in seconds."""
 
 SOCKET_NAME = "hosts.sock"
 """Name of the socket in the folder of a supervisor."""
@@ -50,6 +51,8 @@ _MAX_NAME = 18
 _BACKLOG = 128
 _POLL_S = 0.2
 _JOIN_S = 20.0
+# For what a model may do after its last answer.
+_ABANDONED_S = 1.0
 _FIELDS: dict[int, int] = {FrameKind.MODEL: 8, FrameKind.INSTANCE: 5}
 
 logger = logging.getLogger(__name__)
@@ -96,6 +99,7 @@ class HostSupervisor:
         self._models: dict[str, _Loaded] = {}
         self._hosts: dict[HostProcess, Launch] = {}
         self._is_stopping = False
+        self._is_cut = False
         self._deadline: float | None = None
         call_in_child(self, HostSupervisor._release_in_child)
 
@@ -139,15 +143,20 @@ class HostSupervisor:
             self._is_stopping = True
 
     def cut(self) -> None:
-        """Have all hosts end, whatever they are at: callers of that get an error at once. `close` has to follow."""
-        self.stop_loading()
+        """Have all hosts end, whatever they are at, as it is for nobody; `close` has to follow.
+
+        A caller that is there all the same gets an error, in a second.
+        """
+        with self._lock:
+            self._is_stopping = self._is_cut = True
         self._end_connections()
 
     def close(self, timeout_s: float) -> None:
         """End all hosts and let go of everything.
 
         Args:
-            timeout_s: How long they may take for `finalize`, in seconds.
+            timeout_s: How long they may take, for what is in flight where nothing is cut, and for `finalize`, in
+                seconds.
         """
         listener, self._listener = self._listener, None
         if listener is None:
@@ -159,7 +168,7 @@ class HostSupervisor:
         connections = self._end_connections(listener)
         for host in hosts:
             # Their threads stop them, perhaps with more patience: a second call may only shorten that.
-            host.stop(self._patience_s())
+            host.stop(self._patience_s(), in_flight_s=self._in_flight_s())
         for thread in (self._thread, *connections):
             if thread is not None:
                 thread.join(_JOIN_S)
@@ -322,7 +331,7 @@ class HostSupervisor:
         return host
 
     def _stop(self, host: HostProcess) -> None:
-        host.stop(self._patience_s())
+        host.stop(self._patience_s(), in_flight_s=self._in_flight_s())
         with self._lock:
             launch = self._hosts.pop(host, None)
         if launch is not None:
@@ -332,6 +341,10 @@ class HostSupervisor:
         deadline = self._deadline
         left = FINALIZE_TIMEOUT_S if deadline is None else deadline - time.monotonic()
         return max(0.0, min(left, FINALIZE_TIMEOUT_S))
+
+    def _in_flight_s(self) -> float:
+        # Triton lets go of an instance when its requests are answered: what is in flight then has no caller.
+        return _ABANDONED_S if self._is_cut or self._deadline is None else math.inf
 
     def _wait(self, channel: socket.socket, host: HostProcess, step: Callable[[float], bool]) -> None:
         """Wait until a host has done something, for as long as anybody wants it.

@@ -22,8 +22,6 @@ class HostProcess(WorkerProcess):
 
     _KIND = "host"
     _LOAD_FAILED = "its model.py failed"
-    # Triton lets go of an instance when its requests are answered: what is in flight then is for nobody.
-    _IN_FLIGHT_S = 1.0
 
     def __init__(
         self,

@@ -59,8 +59,6 @@ class WorkerProcess:
 
     _KIND = "worker process"
     _LOAD_FAILED = "its factory failed"
-    # The most that a stop leaves it for what is in flight, in seconds.
-    _IN_FLIGHT_S = math.inf
     _start_process: StartProcess = staticmethod(start_process)
 
     def __init__(
@@ -103,6 +101,7 @@ class WorkerProcess:
         self._ended = False
         self._error: WorkerProcessError | None = None
         self._stop_deadline: float | None = None
+        self._in_flight_s = math.inf
         self._past: WorkerStatistics = Counters().snapshot()
         self._current: WorkerStatistics | None = None
         # Only of the thread.
@@ -155,11 +154,12 @@ class WorkerProcess:
             waited_s = max(timeout_s, time.monotonic() - self._detached_since)
             raise AttachError(f"{self._label} was not attached after {waited_s:.3g} s to {self._job.endpoint}")
 
-    def stop(self, timeout_s: float) -> bool:
+    def stop(self, timeout_s: float, *, in_flight_s: float = math.inf) -> bool:
         """Detach: takes no more batches and finishes those in flight.
 
         Args:
             timeout_s: A process that has not ended by then is killed, with a warning.
+            in_flight_s: How much of that what is in flight may take, in seconds.
 
         Returns:
             Whether nothing of it is left, which does not depend on the callable.
@@ -169,8 +169,9 @@ class WorkerProcess:
             # A second call may only shorten it.
             if self._stop_deadline is None or deadline < self._stop_deadline:
                 self._stop_deadline = deadline
+            self._in_flight_s = min(in_flight_s, self._in_flight_s)
             if self._child is not None:
-                self._child.stop(min(timeout_s, self._IN_FLIGHT_S))
+                self._child.stop(min(timeout_s, self._in_flight_s))
             self._changed.notify_all()
         thread = self._thread
         if thread is None or thread is threading.current_thread():
@@ -266,7 +267,7 @@ class WorkerProcess:
             with self._changed:
                 self._child = child
                 if self._stop_deadline is not None:
-                    child.stop(min(max(0.0, self._stop_deadline - time.monotonic()), self._IN_FLIGHT_S))
+                    child.stop(min(max(0.0, self._stop_deadline - time.monotonic()), self._in_flight_s))
             reason = self._look_after(child)
         finally:
             child.close()

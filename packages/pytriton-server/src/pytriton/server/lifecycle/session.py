@@ -554,6 +554,8 @@ class ServerSession:
     def _let_go(self, hosts_timeout_s: float) -> None:
         try:
             if self._supervisor is not None:
+                # The server is gone: nobody waits for what they are at.
+                self._supervisor.cut()
                 self._supervisor.close(hosts_timeout_s)
         finally:
             if self._ports is not None:
