@@ -192,7 +192,7 @@ def test_sagemaker_pings_and_invokes() -> None:
 
 @pytest.mark.usefixtures("sagemaker")
 def test_free_ports_are_picked_from_the_safe_range() -> None:
-    first = 20000 + free_port() % 10000
+    first = 10000 + free_port() % 9000
     settings = local_config(allow_sagemaker=True, sagemaker_port=0, sagemaker_safe_port_range=f"{first}-{first + 99}")
     with short_home(), Triton(config=settings) as triton:
         ports = [int(str(url).rpartition(":")[2]) for url in (triton.http_url, triton.grpc_url)]

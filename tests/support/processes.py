@@ -23,6 +23,9 @@ CTRL_C = b"\x03"
 """What that key sends."""
 
 _VARIABLE = "PYTRITON_TEST_ALONE"
+# How many ports a process of pytest has for programs, and which of them it has given to one.
+_PORTS = 1500
+_given: set[int] = set()
 
 
 def is_run_alone(node: pytest.Item, timeout_s: float) -> bool:
@@ -179,14 +182,16 @@ def while_running(command: Sequence[object], **options: Any) -> Iterator[subproc
 def free_ports(count: int) -> list[int]:
     """Return ports of 127.0.0.1 that nobody has, for programs that cannot take any free one by themselves.
 
-    None of those that the system gives to whoever asks for any: another test could be given it first.
+    None of those that the system gives to whoever asks for any, and each only once: another test could get it before
+    the program has it. Each process of pytest has ports of its own.
     """
+    first = 20_000 + _PORTS * int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % 12_000
     ports: list[int] = []
-    with contextlib.ExitStack() as stack:
-        while len(ports) < count:
-            port = random.randint(20_000, 32_000)
-            one = stack.enter_context(socket.socket())
-            with contextlib.suppress(OSError):
+    while len(ports) < count:
+        port = random.randrange(first, first + _PORTS)
+        with socket.socket() as one, contextlib.suppress(OSError):
+            if port not in _given:
                 one.bind(("127.0.0.1", port))
                 ports.append(port)
+                _given.add(port)
     return ports
