@@ -67,10 +67,8 @@ class Hosts:
         return text in self.log.read_text()
 
     def pids(self) -> set[int]:
-        """Return the processes that it has started and that run."""
-        children = Path(f"/proc/{self.process.pid}/task").glob("*/children")
-        found = [child for path in children for child in path.read_text().split()]
-        return {int(pid) for pid in found if is_running(int(pid))}
+        """Return the processes of models that it has started and that run."""
+        return {pid for pid in started(self.process.pid) if is_running(pid)}
 
 
 @contextlib.contextmanager

@@ -366,7 +366,7 @@ def test_ensembles_and_bound_callables_stand_beside_them(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_command_serves_a_repository(tmp_path: Path, number: signal.Signals) -> None:
-    life = "\n    def finalize(self):\n        print('finalized by', os.getppid(), flush=True)\n"
+    life = "\n    def finalize(self):\n        print('finalized by', os.getpid(), flush=True)\n"
     write(tmp_path, "double", MODEL + life)
     options = ["--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0", "--access-token=secret"]
     with short_home():
@@ -382,10 +382,11 @@ def test_the_command_serves_a_repository(tmp_path: Path, number: signal.Signals)
             with ModelClient(url, "double", inference_timeout_s=PATIENCE_S) as client:
                 assert client.infer_sample(x=np.array([1], np.float32))["y"].tolist() == [2]
             assert call(url, "POST", "/v2/repository/models/double/unload", {})[0] == 403
+            (host,) = hosts(process.pid)
             process.send_signal(number)
             written = process.stdout.read()
             assert process.wait(PATIENCE_S) == 0, written
-        assert f"finalized by {process.pid}" in written
+        assert f"finalized by {host}" in written
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import signal
@@ -9,17 +11,21 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from pytriton.client import ModelClient
+from pytriton.proxy_backend.template_main import early_template
 from support.http import call
 from support.processes import is_running
 from support.python_models import CONFIG, MODEL, ask, hosts, infer, processes, served, templates, write
 from support.waiting import PATIENCE_S, eventually
 
+Command = subprocess.Popen[str]
 SEVERAL = CONFIG + "instance_group { count: 4 kind: KIND_CPU }\n"
 # Each request waits for the others, so that all instances answer; what they have drawn tells them apart.
 DRAWS = """
@@ -168,30 +174,196 @@ def test_a_stopped_host_does_not_keep_the_others(tmp_path: Path) -> None:
         assert infer(triton, "double", 1) == [2]
 
 
-def test_a_supervisor_that_is_killed_takes_all_along(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_that_is_killed_takes_all_along(tmp_path: Path) -> None:
     write(tmp_path, "double", MODEL, SEVERAL)
-    options = ["--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+    with command(tmp_path) as (process, url):
+        assert infer_at(url, "double", 1) == [2]
+        (template,) = templates(process.pid)
+        left = [template, *hosts(process.pid)]
+        assert len(left) == 5
+        process.kill()
+        process.wait(PATIENCE_S)
+        # Nobody may reap them: who is the parent of an orphan depends on the machine.
+        eventually(lambda: not any(is_running(each) for each in left))
+
+
+@contextlib.contextmanager
+def command(
+    repository: Path, *options: str, program: Sequence[str] = ("-m", "pytriton"), pass_fds: Sequence[int] = ()
+) -> Iterator[tuple[Command, str]]:
+    """Have the command serve a repository; gives its process, which ends with the block, and the server's URL.
+
+    Args:
+        repository: The repository.
+        options: Further options of the command.
+        program: What the interpreter is told to run.
+        pass_fds: Descriptors that it inherits.
+    """
+    ports = ["--address=127.0.0.1", "--http-port=0", "--grpc-port=0", "--metrics-port=0", "--access-token=secret"]
+    arguments = [sys.executable, *program, "serve-repository", str(repository), *ports, *options]
     with tempfile.TemporaryDirectory(prefix="pt") as home:
         # What a killed server leaves there is for the next one to remove.
-        monkeypatch.setenv("PYTRITON_HOME", home)
-        command = [sys.executable, "-m", "pytriton", "serve-repository", str(tmp_path), *options]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        env = {**os.environ, "PYTRITON_HOME": home}
+        # Hosts have it in any case.
+        env.pop("PYTHONUNBUFFERED", None)
+        with subprocess.Popen(
+            arguments,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=env,
+            cwd=repository,
+            pass_fds=pass_fds,
+        ) as process:
             assert process.stdout is not None
             written = ""
-            while not (found := re.search(r"Started HTTPService at (\S+:\d+)", written)):
+            while "Serving." not in written:
                 line = process.stdout.readline()
                 assert line, written
                 written += line
-            with ModelClient(f"http://{found[1]}", "double", inference_timeout_s=PATIENCE_S) as client:
-                assert client.infer_sample(x=np.array([1], np.float32))["y"].tolist() == [2]
-            (template,) = processes("template_main", process.pid)
-            left = [template, *processes("worker_main", template)]
-            assert len(left) == 5
-            process.kill()
-            process.stdout.read()
-            process.wait(PATIENCE_S)
-        # Nobody may reap them: who is the parent of an orphan depends on the machine.
-        eventually(lambda: not any(is_running(each) for each in left))
+            found = re.search(r"HTTP +(http://\S+)", written)
+            assert found is not None, written
+            reading = threading.Thread(target=process.stdout.read)
+            reading.start()
+            try:
+                yield process, found[1]
+            finally:
+                process.terminate()
+                process.wait(PATIENCE_S)
+                reading.join()
+
+
+def infer_at(url: str, model: str, *values: float) -> list[float]:
+    """Return what a model of a server makes of some values."""
+    with ModelClient(url, model, inference_timeout_s=PATIENCE_S) as client:
+        answer: list[float] = client.infer_sample(x=np.array(values, np.float32))["y"].tolist()
+        return answer
+
+
+def ask_at(url: str, action: str, model: str) -> int:
+    """Load or unload a model by a call; return the status."""
+    return call(url, "POST", f"/v2/repository/models/{model}/{action}", {}, {"triton-access-token": "secret"})[0]
+
+
+# What a model may see of the process that it is in.
+SURROUNDINGS = """
+
+import ctypes
+import logging
+import resource
+import signal
+import sys
+import threading
+
+
+def handler(number):
+    return getattr(signal.getsignal(number), "__name__", str(signal.getsignal(number)))
+
+
+SEEN = {
+    "arguments": sys.argv,
+    "path": sys.path,
+    "working directory": os.getcwd(),
+    "bytecode": sys.dont_write_bytecode,
+    "variables": dict(os.environ),
+    "C's variables": {name: ctypes.CDLL(None).getenv(name.encode()) != 0 for name in os.environ},
+    "input": sys.stdin.read(),
+    "streams": [
+        (each.encoding, each.errors, each.line_buffering, each.write_through, type(each.buffer).__name__, each.fileno())
+        for each in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__)
+    ],
+    "signals": {number: handler(number) for number in signal.valid_signals()},
+    "blocked": [int(number) for number in signal.pthread_sigmask(signal.SIG_BLOCK, [])],
+    "threads": [each.name for each in threading.enumerate()],
+    "leads": os.getpid() == os.getpgid(0) == os.getsid(0),
+    "limits": {name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name[:7] == "RLIMIT_"},
+    "handlers": [str(each) for each in logging.getLogger().handlers],
+    "level": logging.getLogger().level,
+    "hook": sys.excepthook is sys.__excepthook__,
+    "program": __import__("__main__").__file__.rpartition("/")[2] in ("worker_main.py", "template_main.py"),
+    "packages": sorted({name.partition(".")[0] for name in sys.modules} - sys.stdlib_module_names),
+    "ours": [name for name in sys.modules if name.startswith(("pytriton.triton", "pytriton.server.cli."))],
+    "descriptors": sorted(
+        os.readlink(f"/proc/self/fd/{name}").partition(":")[0]
+        for name in os.listdir("/proc/self/fd")
+        if os.path.exists(f"/proc/self/fd/{name}") and os.get_inheritable(int(name))
+    ),
+}
+with open(os.path.join(os.path.dirname(os.path.dirname(__file__)), "seen.json"), "w") as file:
+    json.dump(SEEN, file)
+"""
+
+
+def test_the_only_host_of_a_command_is_forked_from_it(tmp_path: Path) -> None:
+    """It takes less memory, and sees nothing else than one that was started anew."""
+    seen: list[dict[str, Any]] = []
+    own: list[int] = []
+    write(tmp_path, "double", MODEL + SURROUNDINGS)
+    reading, writing = os.pipe()
+    script = str(Path(sys.executable).with_name("pytriton"))
+    # An option of the interpreter is not passed on, so hosts are started anew then.
+    for program, number in ((("-s", "-m", "pytriton"), 0), (("-m", "pytriton"), 1), ((script,), 1)):
+        with command(tmp_path, program=program, pass_fds=[writing]) as (process, url):
+            assert infer_at(url, "double", 1) == [2]
+            assert len(templates(process.pid)) == number
+            assert all(os.getsid(template) == template for template in templates(process.pid))
+            ((host, line),) = hosts(process.pid).items()
+            assert line.endswith("host 0 of model 'double'" + ")" * number)
+            own.append(own_kib(host))
+        seen.append(json.loads((tmp_path / "double" / "seen.json").read_text()))
+        del seen[-1]["variables"]["PYTRITON_HOME"]
+    for each in (reading, writing):
+        os.close(each)
+    assert seen[1] == seen[0]
+    assert seen[2] == seen[0]
+    assert max(own[1:]) < own[0] / 2
+
+
+def test_an_early_template_outlives_its_hosts(tmp_path: Path) -> None:
+    write(tmp_path, "double", MODEL)
+    write(tmp_path, "triple", MODEL.replace("float32(2)", "float32(3)"), SEVERAL)
+    with command(tmp_path, "--load-model=double") as (process, url):
+        (template,) = templates(process.pid)
+        assert len(processes("worker_main", template)) == 1
+        assert ask_at(url, "unload", "double") == 200
+        eventually(lambda: not hosts(process.pid))
+        for name in ("double", "triple"):
+            assert ask_at(url, "load", name) == 200
+        assert len(processes("worker_main", template)) == 5
+        assert list(templates(process.pid)) == [template]
+        # Then all is as in a program.
+        os.kill(template, signal.SIGKILL)
+        eventually(lambda: len(hosts(process.pid)) == 5 and template not in templates(process.pid))
+        assert infer_at(url, "double", 1) == [2]
+        assert infer_at(url, "triple", 1) == [3]
+    assert process.returncode == 0
+
+
+def test_a_program_with_threads_forks_none() -> None:
+    done = threading.Event()
+    thread = threading.Thread(target=done.wait)
+    thread.start()
+    try:
+        with early_template():
+            assert not templates()
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("who", ["workers", "stub"])
+def test_a_command_that_needs_no_hosts_forks_none(tmp_path: Path, who: str) -> None:
+    if who == "workers":
+        # Not found without reading each configuration; it is served all the same.
+        folder = write(tmp_path, "double", MODEL, CONFIG + 'default_model_filename: "other.py"\n')
+        (folder / "model.py").rename(folder / "other.py")
+    else:
+        write(tmp_path, "double", MODEL)
+    with command(tmp_path, f"--python-models={who}", "--load-model=double") as (process, url):
+        assert infer_at(url, "double", 1) == [2]
+        assert not templates(process.pid)
+        assert len(hosts(process.pid)) == (who == "workers")
 
 
 def test_a_stop_lets_all_finalize(tmp_path: Path) -> None:

@@ -66,17 +66,17 @@ def ask(triton: Triton, action: str, model: str) -> tuple[int, Any]:
     return call(triton.http_url, "POST", f"/v2/repository/models/{model}/{action}", {}, headers)
 
 
-def hosts() -> dict[int, str]:
-    """Return the processes of this program that run a `model.py`, with their command lines."""
-    found = processes("pytriton.proxy_backend.worker_main", os.getpid())
-    for template in templates():
+def hosts(parent: int | None = None) -> dict[int, str]:
+    """Return the processes that run a `model.py`, with their command lines: of this program, or another process."""
+    found = processes("pytriton.proxy_backend.worker_main", parent or os.getpid())
+    for template in templates(parent):
         found |= processes("pytriton.proxy_backend.worker_main", template)
     return found
 
 
-def templates() -> dict[int, str]:
-    """Return the processes of this program that such processes are forked from, with their command lines."""
-    return processes("pytriton.proxy_backend.template_main", os.getpid())
+def templates(parent: int | None = None) -> dict[int, str]:
+    """Return the processes that such processes are forked from, with their command lines."""
+    return processes("pytriton.proxy_backend.template_main", parent or os.getpid())
 
 
 def processes(module: str, parent: int) -> dict[int, str]:

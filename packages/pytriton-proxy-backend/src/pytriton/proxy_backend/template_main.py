@@ -4,6 +4,9 @@ It has imported what each of them needs, which they share with it and with each 
 has one thread, which forks whenever the process at the other end of CONTROL, a descriptor that it has inherited, asks,
 see `process.template`. ROOM is there to be written over: a process can say of itself what it is in the place that its
 command line has.
+
+A command that serves Python models forks such a process from itself, with `early_template`, which shares the memory of
+Python, numpy and all else with it.
 """
 
 from __future__ import annotations
@@ -11,35 +14,136 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import functools
 import gc
+import io
+import logging
 import os
 import select
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import IO
 
 from . import worker_main
-from .process.template import DESCRIPTORS, MAX_MESSAGE, Reply
+from .process.template import DESCRIPTORS, MAX_MESSAGE, Reply, Template
 from .system.parents import end_with_parent, give_back_memory
 from .wire.accelerator import accelerator
 
+logger = logging.getLogger(__name__)
+
 _NAME = "pytriton.proxy_backend.template_main"
-# Where `/proc/self/stat` has the place of the command line, counted from behind the name.
-_ARGUMENTS_BEGIN, _ARGUMENTS_END = 45, 46
+# Where `/proc/self/stat` has the place of the command line and of the environment, counted from behind the name.
+_PLACES = slice(45, 49)
 
 
 def main(arguments: list[str]) -> int:
     """Fork to the end of the other side; returns the exit code, of this process as of every fork."""
     control = socket.socket(fileno=int(arguments[0]))
     end_with_parent(control)
+    room = _Room()
+    _begin_template(room)
+    _prepare()
+    control.send(bytes([Reply.READY]))
+    return _Template(control, room).run()
+
+
+@contextlib.contextmanager
+def early_template() -> Iterator[None]:
+    """Have hosts, of models that name no environment, forked from a template that is forked from this very process.
+
+    It is forked before the block and ends after it. This is for a command that has not opened, imported or started much
+    yet: what there is in this process is there in every host, and what it changes later takes memory twice. Where no
+    template can be had, hosts are started as those of a program are.
+    """
+    # Not at the top: a template that is started anew has no use for them.
+    from .hosting.templates import OWN_LAUNCH, keep_early, let_go_early
+
+    try:
+        _check_can_be_forked()
+        _prepare()
+        template = Template(OWN_LAUNCH)
+        template.start_forked(functools.partial(_be_forked, os.getpid(), template.variables))
+    except OSError as error:
+        logger.debug("Hosts are started as those of a program are: %s", error)
+        yield
+        return
+    keep_early(OWN_LAUNCH, template)
+    try:
+        yield
+    finally:
+        let_go_early(template)
+        template.close()
+
+
+def _check_can_be_forked() -> None:
+    """Check that a fork of this process is what a process would be that it starts.
+
+    Raises:
+        OSError: It is not.
+    """
+    if threading.active_count() > 1:
+        raise OSError("this process has several threads")
+    for descriptor in range(3):
+        # Else what is opened for the fork may be in the place of a standard stream.
+        os.fstat(descriptor)
+    option = sys.orig_argv[1] if len(sys.orig_argv) > 1 else ""
+    if option.startswith("-") and option != "-m":
+        raise OSError(f"its interpreter has the option {option}, which those of hosts have not")
+
+
+def _be_forked(parent: int, variables: Mapping[str, str], control: socket.socket, messages: IO[bytes]) -> int:
+    """Be in a child of a command what `main` is in a process that was started anew."""
+    os.setsid()
+    end_with_parent(control, parent)
+    _take_streams(messages)
+    # Each is copied in this way, which leaves the place where the first ones were.
+    os.environ.clear()
+    os.environ.update(variables)
+    sys.dont_write_bytecode = bool(variables.get("PYTHONDONTWRITEBYTECODE"))
+    sys.excepthook = sys.__excepthook__
+    # As for `python -m`.
+    sys.modules["__main__"] = sys.modules[__name__]
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = os.getcwd()
+    room = _Room(with_environment=True)
+    _begin_template(room)
+    control.send(bytes([Reply.READY]))
+    return _Template(control, room).run()
+
+
+def _take_streams(messages: IO[bytes]) -> None:
+    """Have standard streams of this process's own, not buffered, and nothing else that the command was given."""
+    null = os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
+    for descriptor, source in enumerate((null, null, messages.fileno())):
+        os.dup2(source, descriptor)
+    os.close(null)
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        before = getattr(sys, f"__{name}__")
+        stream = io.TextIOWrapper(
+            io.FileIO(descriptor, "w", closefd=False),
+            encoding=before and before.encoding,
+            errors=before and before.errors,
+            write_through=True,
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    # What the command has opened itself is not inheritable, and somebody closes it.
+    for name in os.listdir("/proc/self/fd"):
+        descriptor = int(name)
+        with contextlib.suppress(OSError):  # the one that this list was read from
+            if descriptor > 2 and os.get_inheritable(descriptor):
+                os.close(descriptor)
+
+
+def _begin_template(room: _Room) -> None:
     # Who wants all processes of a service to end tells its parent, which ends it when the hosts are gone.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    _say(_NAME, "template of hosts")
-    _prepare()
-    control.send(bytes([Reply.READY]))
-    return _Template(control).run()
+    room.say(_NAME, "template of hosts")
 
 
 def _prepare() -> None:
@@ -53,6 +157,31 @@ def _prepare() -> None:
     give_back_memory()
     # The collector writes into what it looks at, and each fork would have its own copy of that.
     gc.freeze()
+
+
+class _Room:
+    """The place where `ps` finds what this process is.
+
+    Args:
+        with_environment: Whether it may also take the place that the variables of its environment had at first.
+    """
+
+    def __init__(self, *, with_environment: bool = False) -> None:
+        self._begin = self._size = 0
+        try:
+            fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+            begin, end, environment, last = map(int, fields[_PLACES])
+        except (OSError, ValueError):
+            # A system that does not tell: the command line stays as it is.
+            return
+        if begin:
+            self._begin, self._size = begin, (last if with_environment and environment == end else end) - begin
+
+    def say(self, name: str, what: str) -> None:
+        """Have `ps` show what this process is, as far as there is room."""
+        if self._begin:
+            text = f"{sys.executable} -m {name} ({what})".encode()
+            ctypes.memmove(self._begin, text[: self._size - 1].ljust(self._size, b"\0"), self._size)
 
 
 class _Fork:
@@ -79,8 +208,9 @@ class _Fork:
 class _Template:
     """This process."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: socket.socket, room: _Room) -> None:
         self._control = control
+        self._room = room
         self._poller = select.poll()
         self._poller.register(control, select.POLLIN)
         self._forks: dict[int, _Fork] = {}
@@ -143,7 +273,7 @@ class _Template:
         random = sys.modules.get("numpy.random")
         if random is not None:
             random.seed()
-        _say(worker_main.NAME, label)
+        self._room.say(worker_main.NAME, label)
         # Not before: by this number, too, which is that of its group now, it may be killed.
         _send(life, Reply.BEGUN, os.getpid())
         life.close()
@@ -189,20 +319,6 @@ def _send(life: socket.socket, kind: Reply, number: int) -> None:
     # Where nobody is there any more, the next look at the descriptor says so.
     with contextlib.suppress(OSError):
         life.send(bytes([kind]) + str(number).encode())
-
-
-def _say(name: str, what: str) -> None:
-    """Have `ps` show what this process is, as far as there is room."""
-    try:
-        fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        begin, end = int(fields[_ARGUMENTS_BEGIN]), int(fields[_ARGUMENTS_END])
-    except (OSError, ValueError, IndexError):
-        # A system that does not tell: the command line stays as it is.
-        return
-    text = f"{sys.executable} -m {name} ({what})".encode()
-    if begin:
-        size = end - begin
-        ctypes.memmove(begin, text[: size - 1].ljust(size, b"\0"), size)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from ..process.child import Launch
 from ..process.messages import PythonModelJob, PythonModelServing
 from ..settings import ProxySettings
 from .environments import EnvironmentRefused, Environments
+from .templates import OWN_LAUNCH
 
 __all__ = ["STUB", "ModelRefused", "PythonModel", "settings_text"]
 
@@ -154,11 +155,10 @@ def _launch(parameters: Mapping[str, str], folder: str, environments: Environmen
         )
     path = parameters.get("EXECUTION_ENV_PATH", "")
     try:
-        launch = environments.launch(path.replace(_MODEL_DIRECTORY, folder)) if path else Launch()
+        launch = environments.launch(path.replace(_MODEL_DIRECTORY, folder)) if path else OWN_LAUNCH
     except EnvironmentRefused as error:
         raise ModelRefused(str(error)) from error
-    # Nothing is written into the repository, where a server that polls it would take that for a change.
-    return dataclasses.replace(launch, environment={**(launch.environment or {}), "PYTHONDONTWRITEBYTECODE": "1"})
+    return dataclasses.replace(launch, environment={**(launch.environment or {}), **(OWN_LAUNCH.environment or {})})
 
 
 def _check_cpu_only(parameters: Mapping[str, str]) -> None:

@@ -1,4 +1,8 @@
-"""Which hosts are forked from a template, and which are started anew."""
+"""Which hosts are forked from a template, and which are started anew.
+
+A command that serves forks a template from itself before it has a second thread, see `template_main.early_template`.
+That one shares its memory with the command, so every host that it fits is forked from it, the only one, too.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,13 @@ import threading
 from ..process.child import Launch, StartedProcess, start_process
 from ..process.template import Template, TemplateLostError
 
-__all__ = ["Templates"]
+__all__ = ["OWN_LAUNCH", "Templates", "keep_early", "let_go_early"]
+
+OWN_LAUNCH = Launch(environment={"PYTHONDONTWRITEBYTECODE": "1"})
+"""How hosts are started of models that name no environment.
+
+Nothing is written into the repository, where a server that polls it would take that for a change.
+"""
 
 logger = logging.getLogger(__name__)
 
@@ -16,13 +26,31 @@ logger = logging.getLogger(__name__)
 _LEAST = 3
 # Somebody who ends templates may end the next one, too.
 _TRIES = 2
+# The template that this process has forked from itself.
+_early: list[tuple[Launch, Template]] = []
+
+
+def keep_early(launch: Launch, template: Template) -> None:
+    """Have the hosts of all supervisors of this process forked from a template.
+
+    Args:
+        launch: How those hosts are started otherwise.
+        template: The template; who has made it closes it.
+    """
+    _early.append((launch, template))
+
+
+def let_go_early(template: Template) -> None:
+    """Have no more hosts forked from it."""
+    _early[:] = [each for each in _early if each[1] is not template]
 
 
 class Templates:
     """The templates of the hosts of one supervisor: one for each way to start hosts of which there are several.
 
     A template takes as much memory as a host that has nothing to do, and a host that is forked takes a quarter of that
-    for itself. So a host that is to be the only one is started anew, as is one that no template can be had for.
+    for itself. So a host that is to be the only one is started anew where there is no early template, as is one that no
+    template can be had for.
     """
 
     def __init__(self) -> None:
@@ -78,12 +106,13 @@ class Templates:
     def _remove(self, template: Template) -> None:
         with self._lock:
             self._templates = [each for each in self._templates if each[1] is not template]
+        let_go_early(template)
         template.close()
 
     def _find(self, launch: Launch, is_one_of_many: bool) -> Template | None:
         # Others that need one wait for the one that is just started.
         with self._lock:
-            for each, template in self._templates:
+            for each, template in (*_early, *self._templates):
                 if each == launch:
                     # Its forks have its environment, whatever has become of that of this process since.
                     return template if template.variables == launch.variables() else None

@@ -18,7 +18,10 @@ import select
 import signal
 import socket
 import subprocess
+import sys
 import threading
+import traceback
+from collections.abc import Callable
 from typing import IO
 
 from ..system.forks import close_in_child
@@ -75,7 +78,7 @@ class Template:
         close_in_child(self._control)
         # Who asks next waits until the one before has been answered.
         self._lock = threading.Lock()
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._process: subprocess.Popen[bytes] | _Forked | None = None
         self._error: OSError | None = None
         self._has_begun = threading.Event()
         self._is_closing = False
@@ -93,6 +96,42 @@ class Template:
         if self._error is not None:
             self._control.close()
             raise self._error
+        self._await_ready()
+
+    def start_forked(self, main: Callable[[socket.socket, IO[bytes]], int]) -> None:
+        """Fork it from this process in place of that, and wait until it can be asked.
+
+        Only the main thread of a process that has no other may do so. In the child, this ends with `SystemExit`.
+
+        Args:
+            main: What it does, given its end of the connection and where its messages go; returns the exit code.
+
+        Raises:
+            OSError: It cannot be had.
+        """
+        with contextlib.ExitStack() as opened:
+            opened.callback(self._theirs.close)
+            messages = opened.enter_context(_open_messages())
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    self._control.close()
+                    code = main(self._theirs, messages)
+                except Exception:
+                    # Whoever is further up would go on as this process's parent does.
+                    traceback.print_exc()
+                    code = 1
+                sys.exit(code)
+            self._process = _Forked(pid)
+            self._thread = threading.Thread(
+                target=self._watch, args=(self._process, messages), name="pytriton-template", daemon=True
+            )
+            self._thread.start()
+            opened.pop_all()
+        self._theirs.close()
+        self._await_ready()
+
+    def _await_ready(self) -> None:
         self._control.settimeout(_START_TIMEOUT_S)
         try:
             said = self._control.recv(MAX_MESSAGE)
@@ -138,8 +177,8 @@ class Template:
     def close(self) -> None:
         """End it, which has no fork any more."""
         self._is_closing = True
-        if self._popen is not None:
-            self._popen.kill()
+        if self._process is not None:
+            self._process.kill()
         self._control.close()
         if self._thread.ident is not None:
             self._thread.join(_END_TIMEOUT_S)
@@ -151,8 +190,8 @@ class Template:
 
     def _run(self) -> None:
         try:
-            with open(os.memfd_create("pytriton-template", os.MFD_CLOEXEC), "r+b") as messages:
-                self._popen = subprocess.Popen(
+            with _open_messages() as messages:
+                process = self._process = subprocess.Popen(
                     [*self._command, str(self._theirs.fileno()), _ROOM],
                     env=self.variables,
                     cwd=self._working_dir,
@@ -164,21 +203,50 @@ class Template:
                 )
                 self._theirs.close()
                 self._has_begun.set()
-                code = self._popen.wait()
-                messages.seek(0)
-                said = messages.read().decode(errors="replace").splitlines()
+                self._watch(process, messages)
         except OSError as error:
             self._theirs.close()
             self._error = error
             self._has_begun.set()
-            return
+
+    def _watch(self, process: subprocess.Popen[bytes] | _Forked, messages: IO[bytes]) -> None:
+        """Wait for its end, and say how it came."""
+        with messages:
+            code = process.wait()
+            messages.seek(0)
+            said = messages.read().decode(errors="replace").splitlines()
         if not self._is_closing:
             logger.warning(
                 "The template of the hosts of Python models (pid %d) %s, and its forks with it.%s",
-                self._popen.pid,
+                process.pid,
                 describe_exit(code),
                 quote_lines(said),
             )
+
+
+class _Forked:
+    """A child of this process that it has forked. Used as a `subprocess.Popen` is."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        # Its number may be that of another process, once it was waited for.
+        self._lock = threading.Lock()
+        self._was_waited_for = False
+
+    def kill(self) -> None:
+        with self._lock:
+            if not self._was_waited_for:
+                os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self) -> int:
+        os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        with self._lock:
+            self._was_waited_for = True
+            return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+def _open_messages() -> IO[bytes]:
+    return open(os.memfd_create("pytriton-template", os.MFD_CLOEXEC), "r+b")
 
 
 class ForkedProcess:
