@@ -8,7 +8,6 @@ import re
 import shutil
 import signal
 import socket
-import statistics
 import subprocess
 import tempfile
 import time
@@ -107,17 +106,25 @@ class Server:
         """Return the memory of all its processes, shared pages in parts, in MiB."""
         return sum(_pss_kib(pid) for pid in self.pids()) / 1024
 
-    def instance_pss_mib(self) -> float | None:
-        """Return the memory of a process that hosts an instance of a model and nothing else, the median of them.
+    def instance_mib(self) -> float | None:
+        """Return the memory that is there for a process that hosts an instance of a model and nothing else, the mean.
 
-        Its part of the process that they are forked from is counted as its own. None where there are no such processes.
+        That of the processes which they are forked from is theirs. What all these share with the rest of the server,
+        which would have it without them, is not. None where there are no such processes.
         """
-        commands = {pid: _command(pid) for pid in self.pids()}
-        found = [_pss_kib(pid) for pid, command in commands.items() if any(name in command for name in _HOSTS)]
-        if not found:
+        pids = self.pids()
+        commands = {pid: _command(pid) for pid in pids}
+        memory = {pid: _memory_kib(pid) for pid in pids}
+        hosts = [pid for pid in pids if any(name in commands[pid] for name in _HOSTS)]
+        own = [*hosts, *(pid for pid in pids if _TEMPLATE in commands[pid])]
+        if not hosts:
             return None
-        templates = sum(_pss_kib(pid) for pid, command in commands.items() if _TEMPLATE in command)
-        return (statistics.median(found) + templates / len(found)) / 1024
+        # A page of a process's own, shared with its forks or not, counts once in the first sum. In the rest of the
+        # server, no process is a fork of another.
+        kib = sum(each.get("Pss_Anon", 0) for each in memory.values())
+        kib -= sum(memory[pid].get("Anonymous", 0) for pid in pids if pid not in own)
+        kib += sum(memory[pid].get(kind, 0) for pid in own for kind in ("Pss_File", "Pss_Shmem"))
+        return kib / len(hosts) / 1024
 
     def log_tail(self) -> str:
         """Return the last lines that the server printed."""
@@ -291,11 +298,16 @@ def _name(pid: int) -> str:
 
 
 def _pss_kib(pid: int) -> int:
+    return _memory_kib(pid).get("Pss", 0)
+
+
+def _memory_kib(pid: int) -> dict[str, int]:
+    """Return what the system says of the memory of a process; nothing when it is gone."""
     try:
-        found = re.search(r"^Pss:\s+(\d+) kB", Path(f"/proc/{pid}/smaps_rollup").read_text(), re.M)
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
-        return 0
-    return int(found.group(1)) if found else 0
+        return {}
+    return {name: int(kib) for name, kib in re.findall(r"^(\w+):\s+(\d+) kB", text, re.M)}
 
 
 def _cpu_s(pid: int) -> float:

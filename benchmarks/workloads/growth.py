@@ -36,7 +36,7 @@ class Instances(ServedWorkload):
     def measure(self, bench: Bench, server: Served, case: str) -> tuple[dict[str, float], float] | None:
         """Put the server under load, and see what its instances have come to need."""
         numbers, noise = server.load(bench.generators, self.models[0], "http", 8, bench.seconds)
-        memory = server.process.instance_pss_mib()
+        memory = server.process.instance_mib()
         return numbers if memory is None else {**numbers, INSTANCE_MEMORY: memory}, noise
 
 
