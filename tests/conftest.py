@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,15 @@ REAP_TIMEOUT_S = 60.0
 
 
 def pytest_configure() -> None:
+    """Have what tests start heed signals, and stop where it would not be ours."""
+    # `nohup`, and a shell that starts something in the background, have it ignore these, and all that it starts.
+    for number, handler in ((signal.SIGHUP, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
+    _check_distributions()
+
+
+def _check_distributions() -> None:
     """Stop where an installed `pytriton` hides ours: each test would fail, and none would say why.
 
     No module of ours can report this. A regular package wins over every part of a namespace package, wherever on the
