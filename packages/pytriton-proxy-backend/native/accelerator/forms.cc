@@ -290,6 +290,11 @@ bool Look(BatchForm* form, uint64_t offset, uint64_t length) {
   return true;
 }
 
+// As Python has it, a text without a byte is inside wherever it is said to be.
+bool LiesInside(StringRef ref, uint64_t metadata_length) {
+  return ref.length == 0 || uint64_t{ref.offset} + ref.length <= metadata_length;
+}
+
 bool ReadFixed(PyObject* fixed, PyObject* refs, BatchForm* form) {
   const Py_ssize_t fixed_count = PyTuple_Size(fixed);
   const Py_ssize_t text_count = PyTuple_Size(refs);
@@ -307,11 +312,11 @@ bool ReadFixed(PyObject* fixed, PyObject* refs, BatchForm* form) {
     const uint64_t at = PyLong_AsUnsignedLongLong(PyTuple_GetItem(refs, form->text_count));
     if (PyErr_Occurred() != nullptr || !Look(form, at, sizeof(StringRef))) return false;
     const auto ref = ReadAt<StringRef>(form->metadata, at);
-    if (uint64_t{ref.offset} + ref.length > form->metadata_length) {
+    if (!LiesInside(ref, form->metadata_length)) {
       PyErr_Format(PyExc_ValueError, "a text outside of its metadata");
       return false;
     }
-    form->texts[form->text_count] = {at, ref.length, form->metadata + ref.offset};
+    form->texts[form->text_count] = {at, ref.length, form->metadata + (ref.length == 0 ? 0 : ref.offset)};
   }
   return true;
 }
@@ -405,8 +410,8 @@ bool TakeSizes(BatchForm* form, const RecordHeader& header, const char* record, 
 
 bool HasText(const Text& text, const RecordHeader& header, const char* record) {
   const auto ref = ReadAt<StringRef>(record, text.ref);
-  return ref.length == text.length && uint64_t{ref.offset} + ref.length <= header.metadata_length &&
-         memcmp(record + ref.offset, text.data, text.length) == 0;
+  return ref.length == text.length && LiesInside(ref, header.metadata_length) &&
+         (ref.length == 0 || memcmp(record + ref.offset, text.data, text.length) == 0);
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from pytriton.proxy_backend import ModelSpec, TensorSpec, Worker
@@ -923,6 +923,8 @@ def outcome(kind: Any, changes: list[tuple[str, int, int, int]], proxy: Any, gol
 
 
 @pytest.mark.slow
+# Of a parameter the name is empty, and lies behind the end.
+@example(changes=[("record", 312, 8, 0), ("record", 313, 1, 2)])
 @given(changes=st.lists(PLACE, min_size=1, max_size=3))
 @settings(
     max_examples=60,
