@@ -27,7 +27,7 @@ from pytriton.proxy_backend.hosting import supervisor
 from pytriton.server.errors import TritonModelLoadError
 from pytriton.triton import RestartPolicy, Triton
 from support.http import call
-from support.python_models import CONFIG, MODEL, TENSORS, ask, hosts, infer, served, write
+from support.python_models import CONFIG, MODEL, TENSORS, ask, hosts, infer, served, stop_while_asked, write
 from support.serving import local_config, running, server_pid, short_home
 from support.waiting import PATIENCE_S, eventually
 
@@ -339,14 +339,8 @@ def test_a_stop_waits_for_requests_in_flight(tmp_path: Path, mode: str) -> None:
     # Longer than Triton's Python backend is waited for whose processes have died.
     waits = f"open('{tmp_path}/begun', 'w').close()\n                time.sleep(4)"
     write(tmp_path, "slow", MODEL.replace("os._exit(3)", waits))
-    answers: list[list[float]] = []
     with served(tmp_path, model_control_mode=mode) as triton:
-        caller = threading.Thread(target=lambda: answers.append(infer(triton, "slow", 13)))
-        caller.start()
-        eventually((tmp_path / "begun").exists)
-        triton.stop()
-        caller.join()
-    assert answers == [[26]]
+        assert stop_while_asked(triton, "slow", tmp_path / "begun") == [[26]]
 
 
 def test_ensembles_and_bound_callables_stand_beside_them(tmp_path: Path) -> None:

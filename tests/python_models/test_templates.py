@@ -22,7 +22,18 @@ from pytriton.client import ModelClient
 from pytriton.proxy_backend.template_main import early_template
 from support.http import call
 from support.processes import is_running
-from support.python_models import CONFIG, MODEL, ask, hosts, infer, processes, served, templates, write
+from support.python_models import (
+    CONFIG,
+    MODEL,
+    ask,
+    hosts,
+    infer,
+    processes,
+    served,
+    stop_while_asked,
+    templates,
+    write,
+)
 from support.waiting import PATIENCE_S, eventually
 
 Command = subprocess.Popen[str]
@@ -372,14 +383,8 @@ def test_a_stop_lets_all_finalize(tmp_path: Path) -> None:
     )
     waits = f"open('{tmp_path}/begun', 'w').close()\n                time.sleep(2)"
     write(tmp_path, "slow", MODEL.replace("os._exit(3)", waits) + life, SEVERAL)
-    answers: list[list[float]] = []
     with served(tmp_path, model_control_mode="explicit", load_model=["slow"]) as triton:
-        caller = threading.Thread(target=lambda: answers.append(infer(triton, "slow", 13)))
-        caller.start()
-        eventually((tmp_path / "begun").exists)
-        triton.stop()
-        caller.join()
-    assert answers == [[26]]
+        assert stop_while_asked(triton, "slow", tmp_path / "begun") == [[26]]
     assert (tmp_path / "slow" / "1" / "finalized").read_text() == "xxxx"
 
 

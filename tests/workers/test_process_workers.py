@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
@@ -35,19 +34,14 @@ from support.http import call, infer, tensor
 from support.load import Load, under_load
 from support.process_models import DIE, EXIT, HANG, NEVER_AGAIN, PID, RAISE, STOPPED
 from support.processes import is_running
+from support.python_models import processes
 from support.serving import local_config, running, short_home
 from support.waiting import PATIENCE_S, eventually
 
 
 def worker_processes(parent: int | None = None) -> set[int]:
     """The worker processes of a process, this one by default."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-            parent_pid = (folder / "stat").read_text().rpartition(")")[2].split()[1]
-            if int(parent_pid) == (parent or os.getpid()) and b"worker_main" in (folder / "cmdline").read_bytes():
-                found.add(int(folder.name))
-    return found
+    return set(processes("worker_main", parent or os.getpid()))
 
 
 def answered_or_failed(load: Load, count: int) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from pytriton.client import ModelClient
 from pytriton.triton import Triton
 from support.http import call
 from support.serving import local_config, running, short_home
-from support.waiting import PATIENCE_S
+from support.waiting import PATIENCE_S, eventually
 
 HEAD = "import json\nimport os\nimport time\n\nimport numpy as np\nimport triton_python_backend_utils as pb_utils\n\n\n"
 EXECUTE = """
@@ -58,6 +59,17 @@ def infer(triton: Triton, model: str, *values: float, version: int | None = None
     with ModelClient(str(triton.http_url), model, str(version or "") or None, inference_timeout_s=PATIENCE_S) as client:
         answer: list[float] = client.infer_sample(x=np.array(values, np.float32))["y"].tolist()
         return answer
+
+
+def stop_while_asked(triton: Triton, model: str, begun: Path) -> list[list[float]]:
+    """Stop a server while a model is at a request with 13, when it has written a file; return what the caller got."""
+    answers: list[list[float]] = []
+    caller = threading.Thread(target=lambda: answers.append(infer(triton, model, 13)))
+    caller.start()
+    eventually(begun.exists)
+    triton.stop()
+    caller.join()
+    return answers
 
 
 def ask(triton: Triton, action: str, model: str) -> tuple[int, Any]:
