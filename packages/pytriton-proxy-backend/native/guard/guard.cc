@@ -33,6 +33,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -270,7 +271,7 @@ int Accept(int listener, Call next) {
   const int fd = next();
   if (guard != nullptr && fd >= 0 && IsInternet(fd)) {
     guard->connections.OnAccept(fd);
-    if (t_http_threads == nullptr) t_http_threads = new HttpThreads;
+    if (t_http_threads == nullptr) t_http_threads = new HttpThreads(std::thread::hardware_concurrency());
     t_http_threads->OnAccept(fd);
   }
   return fd;

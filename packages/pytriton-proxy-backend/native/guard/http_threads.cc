@@ -13,6 +13,9 @@ namespace {
 constexpr int kBusy = 64;
 constexpr int kFull = 128;
 
+// Connections of a thread that is filled.
+constexpr int kFilled = 4;
+
 bool IsPipe(int fd) {
   int domain = 0;
   socklen_t size = sizeof(domain);
@@ -31,10 +34,21 @@ ThreadLoad* NewLoad() {
 void HttpThreads::OnAccept(int connection) {
   connection_ = connection;
   // Chosen before the search: while it goes on, other threads close connections.
-  const auto least = std::min_element(threads_.begin(), threads_.end(), [](const Thread& one, const Thread& other) {
-    return one.load->load(std::memory_order_relaxed) < other.load->load(std::memory_order_relaxed);
-  });
-  chosen_pipe_ = least == threads_.end() ? -1 : least->pipe;
+  const Thread* const chosen = Choose();
+  chosen_pipe_ = chosen == nullptr ? -1 : chosen->pipe;
+}
+
+const HttpThreads::Thread* HttpThreads::Choose() const {
+  const Thread* chosen = nullptr;
+  int least = 0;
+  for (size_t i = 0; i < threads_.size(); ++i) {
+    if (i == first_ && least < kFilled) break;
+    const int load = threads_[i].load->load(std::memory_order_relaxed);
+    if (chosen != nullptr && load >= least) continue;
+    chosen = &threads_[i];
+    least = load;
+  }
+  return chosen;
 }
 
 std::optional<HttpThreads::Answer> HttpThreads::Ask(int pipe) {

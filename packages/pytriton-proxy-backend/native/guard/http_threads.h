@@ -3,10 +3,12 @@
 // The front end (libevhtp 1.2.18) asks how many bytes wait in the pipe of each of its threads, and gives a new connection
 // to the first thread with none. That is nearly always the same one: callers who keep their connections would all share
 // one thread, whatever the number of threads and processors. So the thread with the fewest connections is said to be the
-// only one with an empty pipe.
+// only one with an empty pipe. A few connections stay on a few threads: each thread more is one more to wake.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <optional>
 #include <vector>
 
@@ -18,6 +20,8 @@ using ThreadLoad = std::atomic<int>;
 // The threads of one front end; for the one thread that accepts its connections.
 class HttpThreads {
  public:
+  explicit HttpThreads(unsigned processors) : first_(2 * std::max(processors, 1u)) {}
+
   struct Answer {
     int bytes;           // that are said to wait in the pipe
     ThreadLoad* chosen;  // of this pipe's thread if it gets the connection, else null
@@ -36,6 +40,10 @@ class HttpThreads {
     ThreadLoad* load;
   };
 
+  // The one that gets the next connection; null before the first.
+  const Thread* Choose() const;
+
+  const size_t first_;  // so many threads are filled before the others get a connection
   std::vector<Thread> threads_;
   int chosen_pipe_ = -1;  // -1 for the first connection
   int connection_ = -1;

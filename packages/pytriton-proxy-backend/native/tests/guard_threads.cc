@@ -83,8 +83,8 @@ void DoesNotWaitForEver() {
 // The pipe that the front end takes for a connection: the first with the fewest messages, which ends the search if it has
 // none.
 struct FrontEnd {
-  explicit FrontEnd(size_t threads) : loads(threads, nullptr) {
-    for (size_t i = 0; i < threads; ++i) {
+  FrontEnd(size_t count, unsigned processors) : threads(processors), loads(count, nullptr) {
+    for (size_t i = 0; i < count; ++i) {
       std::array<int, 2> ends{};
       CHECK(socketpair(AF_UNIX, SOCK_STREAM, 0, ends.data()) == 0);
       pipes.push_back(ends[0]);
@@ -123,7 +123,7 @@ struct FrontEnd {
 };
 
 void Spreads() {
-  FrontEnd front_end(4);
+  FrontEnd front_end(4, 2);
   std::vector<int> taken(4, 0);
   for (int connection = 10; connection < 22; ++connection) ++taken[front_end.Accept(connection)];
   CHECK(taken == std::vector<int>(4, 3));
@@ -134,14 +134,30 @@ void Spreads() {
   CHECK(front_end.Accept(24) == 0);
 }
 
+void FillsTheFirstThreads() {
+  FrontEnd front_end(5, 1);
+  std::vector<int> taken(5, 0);
+  for (int connection = 10; connection < 18; ++connection) ++taken[front_end.Accept(connection)];
+  CHECK(taken == std::vector<int>({4, 4, 0, 0, 0}));
+  for (int connection = 18; connection < 30; ++connection) ++taken[front_end.Accept(connection)];
+  CHECK(taken == std::vector<int>(5, 4));
+  // From here on it is the fewest, as long as those threads are filled.
+  for (int connection = 30; connection < 35; ++connection) ++taken[front_end.Accept(connection)];
+  CHECK(taken == std::vector<int>(5, 5));
+  front_end.loads[1]->fetch_sub(2);
+  front_end.loads[3]->fetch_sub(5);
+  CHECK(front_end.Accept(35) == 1);
+  CHECK(front_end.Accept(36) == 3);
+}
+
 void OneThread() {
-  FrontEnd front_end(1);
+  FrontEnd front_end(1, 2);
   for (int connection = 10; connection < 13; ++connection) CHECK(front_end.Accept(connection) == 0);
   CHECK(front_end.loads[0]->load() == 3);
 }
 
 void OtherDescriptors() {
-  FrontEnd front_end(2);
+  FrontEnd front_end(2, 2);
   const int internet = socket(AF_INET, SOCK_STREAM, 0);
   CHECK(internet >= 0);
   front_end.threads.OnAccept(10);
@@ -159,6 +175,7 @@ void OtherDescriptors() {
 
 int main() {
   Spreads();
+  FillsTheFirstThreads();
   OneThread();
   OtherDescriptors();
   Names();
