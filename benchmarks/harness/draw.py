@@ -13,7 +13,7 @@ from matplotlib import pyplot
 
 COLOURS = [
     *("#1b6ca8", "#9aa5b1", "#e07a1f", "#6a9c2f", "#a23b72", "#7d5ba6", "#c0392b", "#2a9d8f", "#8d6e63", "#444444"),
-    "#c9a227",
+    *("#c9a227", "#5f6caf"),
 ]
 
 

@@ -26,10 +26,11 @@ _DRAW = Path(__file__).with_name("draw.py")
 _DRAW_TIMEOUT_S = 300
 _README_CASES = ("tiny", "http/1"), ("tiny", "http/8"), ("tiny", "http/32"), ("batching", "delay")
 _README_PEERS = ("nvidia-pytriton", "python-backend", "fastapi")
+_SERVERS = "server us/req"
 _CHARTS = {
     "tiny-http": ("tiny", "http/", RATE, "requests/s over HTTP, by connections"),
     "tiny-http-p99": ("tiny", "http/", "p99 ms", "p99 over HTTP in ms, by connections (less is better)"),
-    "tiny-http-cpu": ("tiny", "http/", "server us/req", "processor time per request in us (less is better)"),
+    "tiny-http-cpu": ("tiny", "http/", _SERVERS, "processor time per request in us (less is better)"),
     "tiny-grpc": ("tiny", "grpc/", RATE, "requests/s over gRPC, by connections"),
     "batching": ("batching", "", RATE, "requests/s with callables that take time"),
     "large": ("large", "", "MB/s", "MB/s of tensors in and out, one caller"),
@@ -38,7 +39,7 @@ _CHARTS = {
     "instances": ("instances", "", RATE, "requests/s of 2 ms of pure Python, by workers"),
     "inprocess": ("inprocess", "tiny", RATE, "calls/s in process, by callers"),
     "start": ("start", "", "start s", "seconds to the first answer (less is better)"),
-    "growth": ("growth", "connections/", "server us/req", "processor time per request in us, by connections"),
+    "growth": ("growth", "connections/", _SERVERS, "processor time per request in us, by connections"),
 }
 
 
@@ -78,12 +79,12 @@ def _same_model_py(workload: str, case: str, name: str = RATE) -> Callable[[Resu
     return _against(workload, case, "python-backend", name, mine="python-models")
 
 
-def _ours(workload: str, case: str, name: str) -> Callable[[Results], Ratio | None]:
+def _ours(workload: str, case: str, name: str, mine: str = OURS) -> Callable[[Results], Ratio | None]:
     """Return the number itself, with its lowest and highest round."""
 
     def find(results: Results) -> Ratio | None:
-        found = [cell.numbers[name] for cell in results.of(workload, case, OURS).values() if name in cell.numbers]
-        middle = results.median(workload, case, OURS, name)
+        found = [cell.numbers[name] for cell in results.of(workload, case, mine).values() if name in cell.numbers]
+        middle = results.median(workload, case, mine, name)
         return None if middle is None else Ratio(middle, min(found), max(found))
 
     return find
@@ -94,13 +95,13 @@ def _cases(workload: str, first: str, second: str, name: str) -> Callable[[Resul
 
 
 def _over_limit(results: Results) -> Ratio | None:
-    name = "server us/req"
     mine, its = results.of("tiny", "http/32", OURS), results.of("tiny", "http/32", "limit")
-    found = sorted(mine[number].numbers[name] - its[number].numbers[name] for number in mine if number in its)
+    found = sorted(mine[number].numbers[_SERVERS] - its[number].numbers[_SERVERS] for number in mine if number in its)
     return Ratio(found[len(found) // 2], found[0], found[-1]) if found else None
 
 
 _WORKER = "worker us/batch"
+_ASLEEP = "ours-asleep"
 AIMS = (
     *(
         Aim(f"share of the limit, HTTP, {count}", floor, aim, _against("tiny", f"http/{count}", "limit"), "{:.0%}")
@@ -127,6 +128,14 @@ AIMS = (
     *(
         Aim(f"worker's CPU per batch, {count}, us", 40, 25, _ours("tiny", f"http/{count}", _WORKER), "{:.0f}", True)
         for count in (1, 8, 32)
+    ),
+    Aim(
+        "worker's CPU per batch, 1, asleep between, us",
+        40,
+        25,
+        _ours("tiny", "http/1", _WORKER, _ASLEEP),
+        "{:.0f}",
+        True,
     ),
     Aim("5 ms batching, 32, requests/s", 2900, 3100, _ours("batching", "delay", RATE), "{:,.0f}"),
     Aim(
@@ -170,7 +179,7 @@ AIMS = (
         "CPU per request, 1,024 connections against 32",
         1.3,
         1.1,
-        _cases("growth", "connections/1024", "connections/32", "server us/req"),
+        _cases("growth", "connections/1024", "connections/32", _SERVERS),
         less_is_better=True,
     ),
 )

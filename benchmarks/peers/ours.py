@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 from benchmarks.harness.environments import PeerMissingError, installed_versions
 from benchmarks.harness.processes import Launch
@@ -21,6 +23,7 @@ class Ours(Peer):
     name = "ours"
     title = "pytriton-server"
     workers = "threads"
+    environment: Mapping[str, str] = MappingProxyType({})
 
     def prepare(self) -> dict[str, str]:
         """Return the versions; raises `PeerMissingError` when this environment cannot import it."""
@@ -36,7 +39,16 @@ class Ours(Peer):
 
     def launch(self, models: Sequence[Model], ports: Ports, scratch: Path, copies: int = 1) -> Launch:
         """Return how to start it."""
-        return pytriton_launch(sys.executable, models, ports, scratch, copies, self.workers)
+        launch = pytriton_launch(sys.executable, models, ports, scratch, copies, self.workers)
+        return replace(launch, environment={**launch.environment, **self.environment})
+
+
+class OursAsleep(Ours):
+    """The same with workers that sleep between two batches, also where one caller asks without a pause."""
+
+    name = "ours-asleep"
+    title = "pytriton-server, PYTRITON_BUSY_POLL_US=0"
+    environment: Mapping[str, str] = MappingProxyType({"PYTRITON_BUSY_POLL_US": "0"})
 
 
 class OursInProcesses(Ours):
