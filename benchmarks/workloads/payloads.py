@@ -10,6 +10,7 @@ from benchmarks.workloads.base import Bench, ServedWorkload
 from benchmarks.workloads.serving import Served
 
 TRITONS = ("ours", "limit", "python-backend", "python-models", "nvidia-pytriton")
+WEB = ("fastapi", "litserve", "mlserver", "bentoml", "ray")
 _STRING_CONNECTIONS = 4
 _TOKENS = 100
 

@@ -15,7 +15,7 @@ from benchmarks.peers.tritonserver import python_model_repository
 from benchmarks.servers.client_calls import KINDS
 from benchmarks.servers.models import Model
 from benchmarks.workloads.base import Bench, Workload
-from benchmarks.workloads.payloads import TRITONS
+from benchmarks.workloads.payloads import TRITONS, WEB
 from benchmarks.workloads.serving import start
 
 _PROGRAM_TIMEOUT_S = 600
@@ -79,7 +79,7 @@ class Start(Workload):
 
     name = "start"
     title = "from the start of the process to the first answer; processes, memory"
-    peers = (*TRITONS, "fastapi", "litserve", "mlserver", "bentoml", "ray")
+    peers = (*TRITONS, *WEB)
 
     def cases(self) -> Sequence[str]:
         """Return the one case."""

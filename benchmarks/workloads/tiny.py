@@ -10,15 +10,11 @@ import numpy as np
 from benchmarks.harness.wires import example
 from benchmarks.servers.models import Model
 from benchmarks.workloads.base import Bench, ServedWorkload
-from benchmarks.workloads.payloads import TRITONS
+from benchmarks.workloads.payloads import TRITONS, WEB
 from benchmarks.workloads.serving import Served
 
 CONNECTIONS = (1, 8, 32, 128, 512)
 _VARIED_REQUESTS = 211
-OTHERS = (
-    *("limit", "python-backend", "python-models", "nvidia-pytriton"),
-    *("fastapi", "litserve", "mlserver", "bentoml", "ray"),
-)
 
 
 class Tiny(ServedWorkload):
@@ -28,7 +24,7 @@ class Tiny(ServedWorkload):
     title = "float32[1,4] x 2 -> sum, over HTTP and gRPC, 1 to 512 connections"
     generators = ("wrk", "h2load")
     models = (Model("add", 4),)
-    peers = ("ours", "ours-asleep", *OTHERS)
+    peers = (*TRITONS, "ours-asleep", *WEB)
 
     def cases(self) -> Sequence[str]:
         """Return a case for each protocol and number of connections."""
@@ -77,7 +73,7 @@ class Batching(ServedWorkload):
     title = "5 ms per batch whatever its size, and 1 ms + 0.25 ms per row; at most 16 rows, 32 connections"
     generators = ("wrk",)
     models = (Model("delay", 4, batch_us=5000), Model("growing", 4, batch_us=1000, row_us=250))
-    peers = ("ours", *OTHERS)
+    peers = (*TRITONS, *WEB)
 
     def cases(self) -> Sequence[str]:
         """Return a case for each model."""
