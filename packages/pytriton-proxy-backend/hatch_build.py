@@ -104,8 +104,9 @@ LIBRARIES = (
         (),
         ("-ldl",),
         (
-            *("accept", "accept4", "bind", "close", "inflate", "ioctl", "listen", "pthread_create", "readv", "recvmsg"),
-            *("sendmsg", "setpriority", "shm_open", "shutdown", "writev", "TRITONSERVER_*"),
+            *("accept", "accept4", "bind", "close", "epoll_ctl", "epoll_wait", "inflate", "ioctl", "listen"),
+            *("pthread_create", "readv", "recvmsg", "sendmsg", "setpriority", "shm_open", "shutdown", "syscall"),
+            *("writev", "TRITONSERVER_*"),
         ),
     ),
     # The functions of Python stay undefined: the interpreter that loads it has them, of whatever version it is.

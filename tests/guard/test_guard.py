@@ -16,7 +16,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -409,39 +409,6 @@ def test_a_preloaded_library_that_writes_does_not_hide_the_guard(
         assert is_well(triton)
         assert "libpytriton_guard.so" in Path(f"/proc/{server_pid(triton)}/maps").read_text()
     assert "runs without the guard" not in caplog.text
-
-
-def connections_by_thread(triton: Triton) -> list[int]:
-    """Return how many HTTP connections each thread waits for: each has an epoll instance of its own."""
-    assert triton.http_url is not None
-    port = int(triton.http_url.rpartition(":")[2])
-    sockets = {
-        f"socket:[{fields[9]}]"
-        for fields in (line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:])
-        if int(fields[1].partition(":")[2], 16) == port and fields[3] == "01"
-    }
-    process = Path(f"/proc/{server_pid(triton)}")
-    names = {link.name: os.readlink(link) for link in (process / "fd").iterdir()}
-    counts = []
-    for descriptor, name in names.items():
-        if name == "anon_inode:[eventpoll]":
-            watched = re.findall(r"(?m)^tfd: *(\d+)", (process / "fdinfo" / descriptor).read_text())
-            counts.append(sum(names.get(other) in sockets for other in watched))
-    return [count for count in counts if count > 0]
-
-
-def test_connections_are_spread_over_the_threads() -> None:
-    with ExitStack() as stack:
-        triton = stack.enter_context(started(config=local_config(http_thread_count=4)))
-        # One after the other, each after an answer: to the front end all of its threads are idle.
-        for _ in range(40):
-            connection = stack.enter_context(connect(triton))
-            connection.sendall(post(INFER, infer([1, 2], [1, 2])))
-            assert read_answer(connection)[0] == 200
-        counts = connections_by_thread(triton)
-        # Those of the watch over the server come and go.
-        assert len(counts) == 4
-        assert min(counts) >= 8, counts
 
 
 def failing(requests: Any) -> Iterator[Any]:

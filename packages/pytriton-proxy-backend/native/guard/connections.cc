@@ -72,6 +72,11 @@ Connection* Connections::FindKnown(int fd) {
   return slot->connection.load(std::memory_order_relaxed);
 }
 
+Interest* Connections::FindInterest(int fd) {
+  Slot* slot = SlotOf(fd);
+  return slot == nullptr || slot->mark.load(std::memory_order_acquire) == kNone ? nullptr : &slot->interest;
+}
+
 Connection* Connections::Remove(int fd) {
   Slot* slot = SlotOf(fd);
   if (slot == nullptr || slot->mark.load(std::memory_order_relaxed) == kNone) return nullptr;

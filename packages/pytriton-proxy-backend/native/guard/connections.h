@@ -7,6 +7,7 @@
 #include <ctime>
 
 #include "http2_frames.h"
+#include "http_poll.h"
 #include "http_scan.h"
 #include "http_threads.h"
 
@@ -56,6 +57,8 @@ class Connections {
   Connection* Find(int fd);
   // As Find, only where something was read from it.
   Connection* FindKnown(int fd);
+  // What is wanted of a connection that was accepted; null for any other descriptor.
+  Interest* FindInterest(int fd);
   // Forgets a descriptor that is about to be closed, and returns what was known of it.
   Connection* Remove(int fd);
 
@@ -65,6 +68,7 @@ class Connections {
     std::atomic<uint8_t> mark;
     std::atomic<Connection*> connection;
     std::atomic<ThreadLoad*> thread;  // that it is counted for, or null
+    Interest interest;
   };
   Slot* SlotOf(int fd) {
     return fd >= 0 && static_cast<size_t>(fd) < count_ ? &slots_[fd] : nullptr;

@@ -5,6 +5,8 @@
 //   accept4, accept, close,
 //   writev                      to know which descriptors are such connections, and when a request is answered
 //   ioctl                       to spread HTTP connections over the threads of the front end: see http_threads.h
+//   syscall, epoll_ctl,
+//   epoll_wait                  to save the front end most of its calls to epoll: see http_poll.h
 //   inflate                     what compressed requests grow to, and the JSON in it
 //   TRITONSERVER_Inference...   the shapes of inputs, for which the front ends take memory
 //   TRITONSERVER_DataType...    a size by which the front ends divide
@@ -17,6 +19,7 @@
 
 #include <dlfcn.h>
 #include <pthread.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -112,6 +115,10 @@ thread_local bool t_reads_http = false;
 
 // Of the front end whose connections this thread accepts; null in other threads. Kept, as those threads are.
 thread_local HttpThreads* t_http_threads = nullptr;
+
+// The epoll at which this thread has waited last; and what keeps the connections of one, null before the first.
+thread_local int t_epoll = -1;
+thread_local HttpPoll* t_http_poll = nullptr;
 
 // What this thread decompresses, until a request is made of it.
 struct Decompression {
@@ -261,6 +268,45 @@ bool IsInternet(int fd) {
   return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && (domain == AF_INET || domain == AF_INET6);
 }
 
+Interest* FindInterest(int fd) {
+  Guard* guard = Active();
+  return guard == nullptr ? nullptr : guard->connections.FindInterest(fd);
+}
+
+void ForgetInterest(int fd) {
+  Interest* interest = FindInterest(fd);
+  HttpPoll* poll = interest == nullptr ? nullptr : interest->poll.load(std::memory_order_acquire);
+  if (poll != nullptr) poll->Forget(interest, fd);
+}
+
+int NextEpollControl(int epoll, int operation, int fd, epoll_event* event) {
+  static const auto next = Next<decltype(&epoll_ctl)>("epoll_ctl");
+  return next(epoll, operation, fd, event);
+}
+
+int NextEpollWait(int epoll, epoll_event* events, int most, int timeout_ms) {
+  static const auto next = Next<decltype(&epoll_wait)>("epoll_wait");
+  return next(epoll, events, most, timeout_ms);
+}
+
+int ControlEpoll(int epoll, int operation, int fd, epoll_event* event) {
+  Interest* interest = FindInterest(fd);
+  HttpPoll* poll = interest == nullptr ? nullptr : interest->poll.load(std::memory_order_acquire);
+  if (poll == nullptr && interest != nullptr && t_epoll == epoll && HttpPoll::CanKeep(operation, fd, event)) {
+    if (t_http_poll == nullptr) t_http_poll = new HttpPoll(epoll, {NextEpollControl, NextEpollWait, FindInterest});
+    poll = t_http_poll;
+  }
+  if (poll == nullptr || poll->epoll() != epoll) return NextEpollControl(epoll, operation, fd, event);
+  return poll->Control(interest, operation, fd, event, poll == t_http_poll);
+}
+
+int WaitAtEpoll(int epoll, epoll_event* events, int most, int timeout_ms) {
+  t_epoll = epoll;
+  HttpPoll* const poll = t_http_poll;
+  if (poll == nullptr || poll->epoll() != epoll) return NextEpollWait(epoll, events, most, timeout_ms);
+  return poll->Wait(events, most, timeout_ms);
+}
+
 template <typename Call>
 int Accept(int listener, Call next) {
   Guard* guard = Active();
@@ -271,6 +317,7 @@ int Accept(int listener, Call next) {
   const int fd = next();
   if (guard != nullptr && fd >= 0 && IsInternet(fd)) {
     guard->connections.OnAccept(fd);
+    ForgetInterest(fd);
     if (t_http_threads == nullptr) t_http_threads = new HttpThreads(std::thread::hardware_concurrency());
     t_http_threads->OnAccept(fd);
   }
@@ -537,9 +584,36 @@ EXPORT int close(int fd) {
     shutdown(fd, SHUT_RDWR);
     guard->listeners.OnClose(fd);
   }
+  ForgetInterest(fd);
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Remove(fd);
   if (connection != nullptr) OnClose(guard, connection);
   return next(fd);
+}
+
+EXPORT int epoll_ctl(int epoll, int operation, int fd, epoll_event* event) noexcept {
+  return ControlEpoll(epoll, operation, fd, event);
+}
+
+EXPORT int epoll_wait(int epoll, epoll_event* events, int most, int timeout_ms) {
+  return WaitAtEpoll(epoll, events, most, timeout_ms);
+}
+
+// The server has functions for epoll of its own (libevent 2.1.12), which call this one.
+EXPORT long syscall(long number, ...) noexcept {
+  static const auto next = Next<long (*)(long, ...)>("syscall");
+  // As many as there can be: what was not given is not looked at.
+  std::array<long, 6> given{};
+  va_list arguments;
+  va_start(arguments, number);
+  for (long& argument : given) argument = va_arg(arguments, long);
+  va_end(arguments);
+#ifdef SYS_epoll_wait
+  const auto integer = [&given](size_t i) { return static_cast<int>(given[i]); };
+  const auto events = [&given](size_t i) { return reinterpret_cast<epoll_event*>(given[i]); };
+  if (number == SYS_epoll_ctl) return ControlEpoll(integer(0), integer(1), integer(2), events(3));
+  if (number == SYS_epoll_wait) return WaitAtEpoll(integer(0), events(1), integer(2), integer(3));
+#endif
+  return next(number, given[0], given[1], given[2], given[3], given[4], given[5]);
 }
 
 EXPORT int ioctl(int fd, unsigned long request, ...) noexcept {

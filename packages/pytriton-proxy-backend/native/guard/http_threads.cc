@@ -3,8 +3,11 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <deque>
 #include <mutex>
+#include <numeric>
+#include <vector>
 
 namespace pytriton::guard {
 namespace {
@@ -13,8 +16,8 @@ namespace {
 constexpr int kBusy = 64;
 constexpr int kFull = 128;
 
-// Connections of a thread that is filled.
-constexpr int kFilled = 4;
+// Connections of each thread before another one is used.
+constexpr size_t kFilled = 4;
 
 bool IsPipe(int fd) {
   int domain = 0;
@@ -39,16 +42,13 @@ void HttpThreads::OnAccept(int connection) {
 }
 
 const HttpThreads::Thread* HttpThreads::Choose() const {
-  const Thread* chosen = nullptr;
-  int least = 0;
-  for (size_t i = 0; i < threads_.size(); ++i) {
-    if (i == first_ && least < kFilled) break;
-    const int load = threads_[i].load->load(std::memory_order_relaxed);
-    if (chosen != nullptr && load >= least) continue;
-    chosen = &threads_[i];
-    least = load;
-  }
-  return chosen;
+  // Other threads close connections meanwhile, so each number is read once.
+  std::vector<int> loads;
+  for (const Thread& thread : threads_) loads.push_back(thread.load->load(std::memory_order_relaxed));
+  const int all = std::accumulate(loads.begin(), loads.end(), 0);
+  const size_t used = std::min(std::max(least_, static_cast<size_t>(all) / kFilled + 1), loads.size());
+  const auto fewest = std::min_element(loads.begin(), loads.begin() + static_cast<std::ptrdiff_t>(used));
+  return used == 0 ? nullptr : &threads_[static_cast<size_t>(fewest - loads.begin())];
 }
 
 std::optional<HttpThreads::Answer> HttpThreads::Ask(int pipe) {

@@ -20,7 +20,7 @@ using ThreadLoad = std::atomic<int>;
 // The threads of one front end; for the one thread that accepts its connections.
 class HttpThreads {
  public:
-  explicit HttpThreads(unsigned processors) : first_(2 * std::max(processors, 1u)) {}
+  explicit HttpThreads(unsigned processors) : least_(std::max(processors, 1u)) {}
 
   struct Answer {
     int bytes;           // that are said to wait in the pipe
@@ -43,7 +43,7 @@ class HttpThreads {
   // The one that gets the next connection; null before the first.
   const Thread* Choose() const;
 
-  const size_t first_;  // so many threads are filled before the others get a connection
+  const size_t least_;  // threads that are used as soon as there are so many connections
   std::vector<Thread> threads_;
   int chosen_pipe_ = -1;  // -1 for the first connection
   int connection_ = -1;

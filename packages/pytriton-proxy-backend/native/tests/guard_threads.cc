@@ -18,6 +18,7 @@
 
 namespace {
 
+using pytriton::guard::ThreadLoad;
 using Clock = std::chrono::steady_clock;
 
 struct ModelDeleter {
@@ -123,7 +124,7 @@ struct FrontEnd {
 };
 
 void Spreads() {
-  FrontEnd front_end(4, 2);
+  FrontEnd front_end(4, 4);
   std::vector<int> taken(4, 0);
   for (int connection = 10; connection < 22; ++connection) ++taken[front_end.Accept(connection)];
   CHECK(taken == std::vector<int>(4, 3));
@@ -135,19 +136,26 @@ void Spreads() {
 }
 
 void FillsTheFirstThreads() {
-  FrontEnd front_end(5, 1);
+  FrontEnd front_end(5, 2);
   std::vector<int> taken(5, 0);
   for (int connection = 10; connection < 18; ++connection) ++taken[front_end.Accept(connection)];
   CHECK(taken == std::vector<int>({4, 4, 0, 0, 0}));
-  for (int connection = 18; connection < 30; ++connection) ++taken[front_end.Accept(connection)];
+  for (int connection = 18; connection < 22; ++connection) ++taken[front_end.Accept(connection)];
+  CHECK(taken == std::vector<int>({4, 4, 4, 0, 0}));
+  for (int connection = 22; connection < 30; ++connection) ++taken[front_end.Accept(connection)];
   CHECK(taken == std::vector<int>(5, 4));
-  // From here on it is the fewest, as long as those threads are filled.
+  // From here on it is the fewest.
   for (int connection = 30; connection < 35; ++connection) ++taken[front_end.Accept(connection)];
   CHECK(taken == std::vector<int>(5, 5));
   front_end.loads[1]->fetch_sub(2);
   front_end.loads[3]->fetch_sub(5);
-  CHECK(front_end.Accept(35) == 1);
-  CHECK(front_end.Accept(36) == 3);
+  CHECK(front_end.Accept(35) == 3);
+  // Those that are no longer needed get no more.
+  for (ThreadLoad* const load : front_end.loads) *load = 2;
+  CHECK(front_end.Accept(36) == 0);
+  CHECK(front_end.Accept(37) == 1);
+  CHECK(front_end.Accept(38) == 2);
+  CHECK(front_end.Accept(39) == 3);
 }
 
 void OneThread() {

@@ -90,6 +90,11 @@ def test_guard_threads(compile_native: Callable[..., Path], run_program: Callabl
     run_program(compile_native("guard_threads.cc", sources, "memory"))
 
 
+@pytest.mark.parametrize("sanitizer", ["memory", "threads"])
+def test_guard_poll(sanitizer: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    run_program(compile_native("guard_poll.cc", ["../guard/http_poll.cc"], sanitizer))
+
+
 @pytest.mark.parametrize("name", ["frames", "garbage", "writers", "readers"])
 def test_guard_of_a_replaced_server(
     name: str, compile_native: Callable[..., Path], run_program: Callable[..., str]

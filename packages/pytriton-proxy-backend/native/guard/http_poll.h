@@ -1,0 +1,67 @@
+// What the HTTP front end has epoll look after, in fewer system calls.
+//
+// For each request the front end (libevent 2.1) adds its connection to an epoll twice, to read the request and to write
+// the response, and removes it each time. Here the kernel's epoll keeps the connection meanwhile: a caller that waits for
+// its response sends nothing, so nothing is told of it. And a response mostly fits into what the system takes at once, so
+// a connection that is to be written is said to be writable, until a try has shown that it is not.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <atomic>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace pytriton::guard {
+
+class HttpPoll;
+
+// What is wanted of a connection, and what the kernel knows of that. All but `poll` is for who has the lock of that.
+struct Interest {
+  std::atomic<HttpPoll*> poll{nullptr};  // that keeps it; null: it is the kernel's alone
+  uint32_t wanted = 0;                   // by the front end; 0: it has removed the connection, or not added it
+  uint32_t watched = 0;                  // by the kernel
+  bool is_to_be_said = false;            // to be writable, by the next wait
+};
+
+// The epoll of a thread of the front end, which waits at it. Lasts as long as the process, as that thread does nearly.
+class HttpPoll {
+ public:
+  // The functions that this stands in front of, and one that returns what is wanted of a connection; null for any other
+  // descriptor.
+  struct System {
+    int (*control)(int epoll, int operation, int fd, epoll_event* event);
+    int (*wait)(int epoll, epoll_event* events, int most, int timeout_ms);
+    Interest* (*find)(int fd);
+  };
+
+  HttpPoll(int epoll, const System& system) : epoll_(epoll), system_(system) {}
+
+  int epoll() const { return epoll_; }
+
+  // Whether a connection can be kept from this call of epoll_ctl on.
+  static bool CanKeep(int operation, int fd, const epoll_event* event);
+  // As epoll_ctl, for a connection that is kept here, or can be. What other threads want the kernel is told at once: the
+  // thread of this epoll may be asleep.
+  int Control(Interest* interest, int operation, int fd, epoll_event* event, bool is_own_thread);
+  // As epoll_wait, in the thread of this epoll. Fails as for a signal where it turns out that there is nothing to tell.
+  int Wait(epoll_event* events, int most, int timeout_ms);
+  // Forgets a connection: it is about to be closed, or another one has its number.
+  void Forget(Interest* interest, int fd);
+
+ private:
+  Interest* Find(int fd) const;
+  int Watch(Interest* interest, int fd, uint32_t events) const;
+  void SayWritable(Interest* interest, int fd);
+  void Want(Interest* interest, uint32_t events);
+  int TellWritable(epoll_event* events, int most);
+
+  const int epoll_;
+  const System system_;
+  std::mutex mutex_;
+  std::vector<int> to_say_;  // connections that the next wait says are writable
+  std::vector<int> said_;    // of which the last one has said so
+};
+
+}  // namespace pytriton::guard
