@@ -167,7 +167,8 @@ def formed_batches(url: str, model: str, access_token: str | None) -> dict[int, 
     """Return how many batches of each size Triton handed to a model, from its statistics, which the token protects."""
     headers = {"triton-access-token": access_token or ""}
     request = urllib.request.Request(f"{url}/v2/models/{model}/stats", headers=headers)
-    with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # the server is on this host
+    with opener.open(request, timeout=TIMEOUT_S) as response:
         statistics = json.load(response)["model_stats"][0]
     return {entry["batch_size"]: entry["compute_infer"]["count"] for entry in statistics["batch_stats"]}
 

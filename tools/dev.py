@@ -1,13 +1,15 @@
 """The one command of this repository: `python3 tools/dev.py test`, `demo`, `bench`, `lint`, `build`, ...
 
 It needs Python 3.10 or newer and pip, nothing else. It puts hatch into `.tools/` and hands over to hatch, which makes
-the environments that `pyproject.toml` describes. Delete `.tools/` to start afresh; nothing else is written outside
-the checkout but the download caches of pip, uv and the build hook of pytriton-server.
+the environments that `pyproject.toml` describes, with the releases that `tools/locks/` names. Each Python has its own,
+and they are made anew when the locks or the metadata of a distribution change. Delete `.tools/` to start afresh;
+nothing else is written outside the checkout but the download caches of pip, uv and the build hook of pytriton-server.
 """
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import shutil
 import subprocess
@@ -19,29 +21,21 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOLS = ROOT / ".tools"
+LOCKS = ROOT / "tools" / "locks"
+REPORTS = TOOLS / "reports"
 HATCH_REQUIREMENT = "hatch>=1.18,<2"
 MINIMUM_PYTHON = (3, 10)
+# What each lock is made of: a group of pyproject.toml with what our distributions need, or without; a requirement more.
+LOCKED_GROUPS = {
+    "checks": ("checks", True, ""),
+    "numpy1": ("checks", True, "numpy<2"),
+    "deploy": ("deploy", False, ""),
+    "hatch": ("", False, HATCH_REQUIREMENT),
+}
 MATRIX_PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 MATRIX_NUMPYS = ("1", "2")
-# What `test` runs on the oldest and the newest Python, too: most of what differs between them, in a minute each.
-SHORT_TESTS = (
-    "-m",
-    "not slow and not ci and not soak",
-    "packages/pytriton-decorators/tests",
-    "packages/pytriton-proxy-backend/tests",
-    "packages/pytriton-server/tests",
-    "packages/pytriton-client/tests/client/test_asyncio.py",
-    "tests/inprocess/test_tensor.py",
-    "tests/inprocess/test_bind_life.py",
-)
-# Besides, with the older numpy: what Triton's own Python backend was built for, which ours is compared with.
-OLDER_NUMPY_TESTS = (
-    "tests/python_models/test_conformance.py",
-    "tests/python_models/test_conformance_kinds.py",
-    "tests/python_models/test_conformance_life.py",
-    "tests/python_models/test_conformance_utils.py",
-)
-# What `test --quick` runs: in a minute, with some real servers among it.
+# What `test --quick` runs, and `test` on the oldest and the newest Python, too: in a minute or two, with some real
+# servers among it.
 QUICK_TESTS = (
     "-m",
     "not slow and not ci and not soak",
@@ -53,6 +47,17 @@ QUICK_TESTS = (
     "packages/pytriton-client/tests/client/http",
     "tests/inprocess/test_tensor.py",
     "tests/serving/test_inference.py",
+)
+# Percent of lines and branches that the quick tests reach, rounded down; it may only rise.
+COVERAGE_FLOOR = 73
+# Besides, with the older numpy: what Triton's own Python backend was built for, which ours is compared with.
+OLDER_NUMPY_TESTS = (
+    "tests/serving/test_isolation.py::test_a_caller_that_reaches_for_the_texts_of_others[python-proxy]",
+    "tests/serving/test_reference.py::test_random_batches[python-proxy]",
+    "tests/python_models/test_conformance.py",
+    "tests/python_models/test_conformance_kinds.py",
+    "tests/python_models/test_conformance_life.py",
+    "tests/python_models/test_conformance_utils.py",
 )
 LONE_DISTS = ("client", "decorators", "proxy-backend")
 # Folders laid out as /opt/tritonserver, as in PATH: the tests that start a server run once more for each.
@@ -79,37 +84,46 @@ class DevError(Exception):
 # --- hatch ---------------------------------------------------------------------------------------------------------
 
 
-def bootstrap_hatch() -> Path:
-    """Install hatch into `.tools/` where it is not there yet.
+def home_of_python(*, locked: bool) -> Path:
+    """Return the folder of this Python in `.tools/`, with hatch in it, where its environments will be.
 
-    Returns:
-        The folder that holds it. There is one per Python version: some of its dependencies are compiled.
+    Args:
+        locked: Whether the environments are to have what the locks name. Those that are not are made anew each time.
 
     Raises:
-        DevError: If pip is missing or the installation fails.
+        DevError: If pip is missing or the installation of hatch fails.
     """
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    target = TOOLS / f"hatch-py{version}"
-    if target.is_dir():
-        return target
-    say(f"Installing hatch into {target.relative_to(ROOT)} (once)")
+    # Some dependencies of hatch are compiled, and hatch would go on with an environment of any other Python.
+    version = f"py{sys.version_info.major}.{sys.version_info.minor}{sys.abiflags}"
+    home = TOOLS / (version if locked else f"newest-{version}")
+    # An editable installation has the commands and requirements of the day on which it was made.
+    metadata = sorted(ROOT.glob("packages/*/pyproject.toml"))
+    locks = "".join(path.read_text() for path in [*sorted(LOCKS.iterdir()), *metadata])
+    if locked and home.is_dir() and (home / "locks").read_text() == locks:
+        return home
+    say(f"Installing hatch into {home.relative_to(ROOT)} (once)")
     TOOLS.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir=TOOLS) as scratch:
-        fresh = Path(scratch) / "hatch"
+        fresh = Path(scratch) / "home"
         command = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check"]
-        done = subprocess.run([*command, "--target", str(fresh), HATCH_REQUIREMENT], check=False)
+        command += ["--target", str(fresh / "hatch")]
+        command += ["--no-deps", "-r", str(LOCKS / "hatch.txt")] if locked else [HATCH_REQUIREMENT]
+        done = subprocess.run(command, check=False)
         if done.returncode != 0:
             raise DevError(
                 f"Could not install {HATCH_REQUIREMENT} with {sys.executable} -m pip (exit code {done.returncode}). "
                 "Check that this interpreter has pip and that pip reaches a package index."
             )
+        (fresh / "locks").write_text(locks)
         try:
-            fresh.rename(target)
+            if home.is_dir():
+                home.rename(Path(scratch) / "old")
+            fresh.rename(home)
         except OSError:
             # Somebody else's run finished first; theirs is as good as ours.
-            if not target.is_dir():
+            if not home.is_dir():
                 raise
-    return target
+    return home
 
 
 def pip_settings() -> dict[str, str]:
@@ -134,7 +148,15 @@ def pip_settings() -> dict[str, str]:
     return {name: value for name, value in found.items() if value and name not in os.environ}
 
 
-def hatch_environment(target: Path) -> dict[str, str]:
+def lock_settings(arguments: Sequence[str]) -> dict[str, str]:
+    """Have uv and pip install what a lock names; which one depends on the environment that hatch is to run in."""
+    name = "deploy" if "deploy:check" in arguments else "numpy1" if "+numpy=1" in arguments else "checks"
+    lock = LOCKS / f"{name}.txt"
+    # Both take several files, parted by spaces, and run in other folders, too: a URI has no spaces.
+    return {f"{tool}_{kind}": lock.as_uri() for tool in ("UV", "PIP") for kind in ("CONSTRAINT", "BUILD_CONSTRAINT")}
+
+
+def hatch_environment(home: Path) -> dict[str, str]:
     """Make the environment variables for hatch: everything it keeps lies under `.tools/`."""
     config = TOOLS / "hatch.toml"
     if not config.exists():
@@ -144,11 +166,11 @@ def hatch_environment(target: Path) -> dict[str, str]:
         **pip_settings(),
         "PYTHONPYCACHEPREFIX": str(byte_code_folder()),
         "HATCH_CONFIG": str(config),
-        "HATCH_DATA_DIR": str(TOOLS / "data"),
+        "HATCH_DATA_DIR": str(home / "data"),
         "HATCH_CACHE_DIR": str(TOOLS / "cache"),
         "HATCH_PYTHON": sys.executable,
         # Under --target the executables of packages are in bin/, where hatch does not look for uv.
-        "HATCH_ENV_TYPE_VIRTUAL_UV_PATH": str(target / "bin" / "uv"),
+        "HATCH_ENV_TYPE_VIRTUAL_UV_PATH": str(home / "hatch" / "bin" / "uv"),
     }
 
 
@@ -166,16 +188,18 @@ def byte_code_folder() -> Path:
 class Runner:
     """Runs commands in hatch environments and keeps a record of each step for the closing summary."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, locked: bool = True) -> None:
         """Install hatch if need be and settle its environment variables."""
-        self.target = bootstrap_hatch()
-        self.environment = hatch_environment(self.target)
+        self.locked = locked
+        self.home = home_of_python(locked=locked)
+        self.environment = hatch_environment(self.home)
         self.steps: list[tuple[str, int, float]] = []
 
     def hatch(self, *arguments: str, extra: Mapping[str, str] | None = None) -> int:
         """Run hatch and return its exit code."""
-        command = [sys.executable, "-c", RUN_HATCH, str(self.target), *arguments]
-        environment = {**self.environment, **(extra or {})}
+        command = [sys.executable, "-c", RUN_HATCH, str(self.home / "hatch"), *arguments]
+        locks = lock_settings(arguments) if self.locked else {}
+        environment = {**self.environment, **locks, **(extra or {})}
         return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
     def step(self, title: str, *arguments: str, extra: Mapping[str, str] | None = None) -> int:
@@ -234,33 +258,47 @@ def test(runner: Runner, arguments: Sequence[str]) -> int:
             say(f"The same with {server}")
             codes.append(runner.hatch("run", "--", "pytest", *arguments, extra={SERVER_VARIABLE: str(server)}))
         return next((code for code in codes if code != 0), 0)
-    check_sources(runner)
+    there, skipped = matrix_pythons()
+    if not (long and there):  # CI checks them on the oldest and the newest Python, and not on a third
+        check_sources(runner)
     if long:
         check_deploy(runner)
+        shutil.rmtree(REPORTS, ignore_errors=True)
     selection = ("-m", "not soak") if long else ()
     for dist in LONE_DISTS:
-        runner.step(f"pytriton-{dist} with no sibling", "run", f"+dist={dist}", "alone:test", *selection)
+        more = (*selection, *report(f"alone-{dist}", wanted=long))
+        runner.step(f"pytriton-{dist} with no sibling", "run", f"+dist={dist}", "alone:test", *more)
     # Those of the lone distributions have run by now; the matrix runs them with their siblings.
     tests = (*selection, "packages/pytriton-server/tests", "tests")
-    runner.step("All other tests", "run", "test", *tests)
+    name = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    runner.step("All other tests", "run", "test", *report(name, wanted=long), *tests)
     for server in servers:
-        runner.step(f"Tests with {server}", "run", "test", *tests, extra={SERVER_VARIABLE: str(server)})
-    skipped = short_matrix(runner)
-    if not long:
+        more = (*report(f"server-{server.name}", wanted=long), *tests)
+        runner.step(f"Tests with {server}", "run", "test", *more, extra={SERVER_VARIABLE: str(server)})
+    skipped += quick_matrix(runner, there, reports=long)
+    if long:
+        runner.step("Skipped tests", "run", "--", "python", "tools/skips.py", str(REPORTS))
+    else:
         skipped.append("a minute of mixed traffic, Ray Serve on two nodes, C++ on aarch64: `test --ci`, as CI does")
     code = runner.finish()
     say_skipped(skipped)
     return code
 
 
-def short_matrix(runner: Runner) -> list[str]:
-    """Run the short tests on the oldest and the newest interpreter of this machine; return what there is to skip."""
-    there, skipped = matrix_pythons()
+def report(name: str, *, wanted: bool) -> tuple[str, ...]:
+    """Have pytest write what it ran, for tools/skips.py."""
+    return (f"--junitxml={REPORTS / name}.xml",) if wanted else ()
+
+
+def quick_matrix(runner: Runner, there: Mapping[str, Path], *, reports: bool) -> list[str]:
+    """Run style, types and the quick tests on the oldest and the newest Python; return what is skipped."""
+    skipped: list[str] = []
     if there:
         # The oldest with the older numpy: each generation once.
         oldest, *_, newest = [*there, *there]
         for version, numpy, more in ((oldest, "1", OLDER_NUMPY_TESTS), (newest, "2", ())):
-            skipped += run_on(runner, version, there[version], numpy, (*SHORT_TESTS, *more), title=", short")
+            tests = (*report(f"python{version}-numpy{numpy}", wanted=reports), *QUICK_TESTS, *more)
+            skipped += run_on(runner, version, there[version], numpy, tests, title=", quick tests", sources=True)
     return skipped
 
 
@@ -284,16 +322,25 @@ def matrix_pythons() -> tuple[dict[str, Path], list[str]]:
 
 
 def run_on(
-    runner: Runner, version: str, interpreter: Path, numpy: str, arguments: Sequence[str], *, title: str = ""
+    runner: Runner,
+    version: str,
+    interpreter: Path,
+    numpy: str,
+    arguments: Sequence[str],
+    *,
+    title: str = "",
+    sources: bool = False,
 ) -> list[str]:
     """Run tests on one interpreter with one generation of numpy; return a line where there is no such pair."""
     name = f"Python {version} with numpy {numpy}"
     reason = numpy_missing(interpreter, numpy)
     if reason:
         return [f"{name}: {reason}"]
-    path = os.pathsep.join([str(interpreter.parent), os.environ.get("PATH", os.defpath)])
-    selection = ("run", f"+py={version}", f"+numpy={numpy}", "matrix:test", *arguments)
-    runner.step(name + title, *selection, extra={"PATH": path})
+    extra = {"PATH": os.pathsep.join([str(interpreter.parent), os.environ.get("PATH", os.defpath)])}
+    selection = ("run", f"+py={version}", f"+numpy={numpy}")
+    if sources:
+        check_sources(runner, *selection[1:], environment="matrix:", title=f", {name}", extra=extra)
+    runner.step(name + title, *selection, "matrix:test", *arguments, extra=extra)
     return []
 
 
@@ -315,6 +362,49 @@ def build(runner: Runner, arguments: Sequence[str]) -> int:
     return code
 
 
+def newest(runner: Runner, arguments: Sequence[str]) -> int:
+    """Run what `test` runs with the newest releases, not the locked ones, and list what is newer than the locks."""
+    code = test(runner, arguments)
+    say("Newer than the locks")
+    with tempfile.TemporaryDirectory(dir=TOOLS) as folder:
+        for name in LOCKED_GROUPS:
+            fresh = Path(folder) / f"{name}.txt"
+            write_lock(runner, name, fresh)
+            old, new = (path.read_text().splitlines(keepends=True) for path in (LOCKS / fresh.name, fresh))
+            print(*difflib.unified_diff(old, new, f"tools/locks/{fresh.name}", "newest", n=0), sep="", end="")
+    return code
+
+
+def lock(runner: Runner, arguments: Sequence[str]) -> int:
+    """Write tools/locks/ anew: add what is missing from them, with --upgrade take the newest of everything."""
+    for name in LOCKED_GROUPS:
+        write_lock(runner, name, LOCKS / f"{name}.txt", *arguments)
+    return 0
+
+
+def write_lock(runner: Runner, name: str, target: Path, *options: str) -> None:
+    """Resolve one lock, for all Pythons and systems at once; releases that the file names already are kept.
+
+    Raises:
+        DevError: If there are no releases that fit together, or no package index.
+    """
+    group, ours, requirement = LOCKED_GROUPS[name]
+    requirements = [requirement]
+    if ours:
+        requirements += [f"-e {path.relative_to(ROOT)}" for path in sorted(ROOT.glob("packages/*"))]
+    command = [str(runner.home / "hatch" / "bin" / "uv"), "pip", "compile", "--quiet", "--universal", "--no-annotate"]
+    command += ["--python-version", ".".join(map(str, MINIMUM_PYTHON)), "--output-file", str(target), *options]
+    command += ["--custom-compile-command", "python3 tools/dev.py lock"]
+    for path in ROOT.glob("packages/*"):
+        command += ["--no-emit-package", path.name]
+    command += ["--group", group] if group else []
+    done = subprocess.run(
+        [*command, "-"], input="\n".join(requirements), text=True, cwd=ROOT, env=runner.environment, check=False
+    )
+    if done.returncode != 0:
+        raise DevError(f"Could not resolve {target.name}: `uv pip compile` ended with exit code {done.returncode}.")
+
+
 def demo(runner: Runner, arguments: Sequence[str]) -> int:
     """Serve a real classifier and question it from many threads."""
     return prepare(runner) or runner.run("python", "tools/demo.py", *arguments)
@@ -330,6 +420,21 @@ def soak(runner: Runner, arguments: Sequence[str]) -> int:
     return prepare(runner) or runner.run("pytest", "-m", "soak", *arguments)
 
 
+def coverage(runner: Runner, arguments: Sequence[str]) -> int:
+    """Run the quick tests with the branches of all processes counted, and hold them against the floor; or others."""
+    folder = TOOLS / "coverage"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    code = prepare(runner)
+    if code != 0:
+        return code
+    runner.step("Tests", "run", "--", "coverage", "run", "-m", "pytest", *(arguments or QUICK_TESTS))
+    runner.run("coverage", "combine", "--quiet")
+    floor = () if arguments else (f"--fail-under={COVERAGE_FLOOR}",)
+    runner.step("Branches", "run", "--", "coverage", "report", *floor)
+    return runner.finish()
+
+
 def lint(runner: Runner, _arguments: Sequence[str]) -> int:
     """Check style, imports, types and the files of deploy/."""
     check_sources(runner)
@@ -337,11 +442,18 @@ def lint(runner: Runner, _arguments: Sequence[str]) -> int:
     return runner.finish()
 
 
-def check_sources(runner: Runner) -> None:
+def check_sources(
+    runner: Runner,
+    *selection: str,
+    environment: str = "",
+    title: str = "",
+    extra: Mapping[str, str] | None = None,
+) -> None:
     """Run ruff, import-linter and mypy; each runs even where another has found something."""
-    runner.step("Style", "run", "style")
-    runner.step("Imports", "run", "imports")
-    runner.step("Types", "run", "types")
+    # Numpy 1 types less. What is shipped has to pass with it all the same, since type checkers of its users read it.
+    types = "types-shipped" if "+numpy=1" in selection else "types"
+    for name, script in (("Style", "style"), ("Imports", "imports"), ("Types", types)):
+        runner.step(name + title, "run", *selection, environment + script, extra=extra)
 
 
 def check_deploy(runner: Runner) -> None:
@@ -391,6 +503,8 @@ COMMANDS: dict[str, Callable[[Runner, Sequence[str]], int]] = {
     "bench": bench,
     "lint": lint,
     "format": format_sources,
+    "lock": lock,
+    "newest": newest,
     "native": native,
     "reference": reference,
     "pictures": pictures,
@@ -398,6 +512,7 @@ COMMANDS: dict[str, Callable[[Runner, Sequence[str]], int]] = {
     "build": build,
     "matrix": matrix,
     "soak": soak,
+    "coverage": coverage,
     "run": run,
 }
 
@@ -477,7 +592,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="handed on to what the command runs")
     parsed = parser.parse_args(arguments)
     try:
-        return COMMANDS[parsed.command](Runner(), parsed.arguments)
+        command = COMMANDS[parsed.command]
+        return command(Runner(locked=command is not newest), parsed.arguments)
     except DevError as error:
         print(error, file=sys.stderr)
         return 2

@@ -177,12 +177,12 @@ def siblings_page(loader: griffe.GriffeLoader) -> str:
     """
     public = {path for paths in PAGES.values() for path in paths}
     server = ROOT / "packages" / "pytriton-server" / "src"
-    own = tuple(f"pytriton.{path.name}" for path in (server / "pytriton").iterdir() if path.is_dir())
+    own = {path.name for path in (server / "pytriton").iterdir() if path.is_dir()}
     taken: dict[str, set[str]] = {}
     for file in sorted(server.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
             path = node.module or "" if isinstance(node, ast.ImportFrom) and not node.level else ""
-            if not path.startswith("pytriton.") or path.startswith(own) or path in public:
+            if not path.startswith("pytriton.") or path.split(".")[1] in own or path in public:
                 continue
             for alias in node.names if isinstance(node, ast.ImportFrom) else ():
                 taken.setdefault(path, set()).add(alias.name)

@@ -129,11 +129,13 @@ def option_rows() -> Iterator[str]:
     """Yield the table of the options of `add` that set something of the proxy."""
     yield "| option | default | |"
     yield "|---|---|---|"
-    native = {field.name for field in setting_fields(ProxySettings)}
-    for field in setting_fields(PythonProxySettings):
+    native, python = (
+        {field.name: field for field in setting_fields(kind)} for kind in (ProxySettings, PythonProxySettings)
+    )
+    for field in {**native, **python}.values():
         if field.about.option:
             default = field.about.unset if field.optional else "no" if field.type is bool else f"{field.default}"
-            only = "" if field.name in native else "Python proxy: "
+            only = "Python proxy: " if field.name not in native else "" if field.name in python else "native proxy: "
             yield f"| `{field.about.option}` | {default.removesuffix('.0')} | {only}{field.about.meaning} |"
 
 
