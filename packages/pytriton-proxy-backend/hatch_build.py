@@ -85,13 +85,16 @@ class NativeLibrary(NamedTuple):
 
 
 LIBRARIES = (
-    NativeLibrary(LIBRARY_NAME, ("src/*.cc",), (), (), ("TRITONBACKEND_*",)),
+    # Never unmapped: a model that is loaded or called for a worker is waited for in threads that may be in this library
+    # after the last model of it is gone.
+    NativeLibrary(LIBRARY_NAME, ("src/*.cc",), (), ("-Wl,-z,nodelete",), ("TRITONBACKEND_*",)),
     # In a process whose Triton keeps its symbols to itself nothing undefined could be found: it asks for them by name.
     NativeLibrary(
         INPROCESS_LIBRARY_NAME,
         (
             *("inprocess/*.cc", "python/*.cc", "accelerator/forms.cc", "accelerator/plain.cc"),
-            *("src/batch.cc", "src/late_ends.cc", "src/record.cc"),
+            *("src/batch.cc", "src/cache_metrics.cc", "src/input_ranks.cc", "src/late_ends.cc", "src/record.cc"),
+            "src/response_cache.cc",
         ),
         # Weak: a tritonserver without an interpreter can load it all the same, to say what is missing.
         ("-include", str(ROOT / "native" / "inprocess" / "triton_table.h"), "-DPYTRITON_PYTHON=__attribute__((weak))"),
@@ -100,13 +103,13 @@ LIBRARIES = (
     ),
     NativeLibrary(
         GUARD_LIBRARY_NAME,
-        ("guard/*.cc",),
+        ("guard/*.cc", "grpc/*.cc"),
         (),
         ("-ldl",),
         (
-            *("accept", "accept4", "bind", "close", "epoll_ctl", "epoll_wait", "inflate", "ioctl", "listen"),
-            *("pthread_create", "readv", "recvmsg", "sendmsg", "setpriority", "shm_open", "shutdown", "syscall"),
-            *("writev", "TRITONSERVER_*"),
+            *("accept", "accept4", "bind", "close", "epoll_ctl", "epoll_wait", "inflate", "ioctl", "listen", "mmap"),
+            *("munmap", "pthread_create", "readv", "recvmsg", "sendmsg", "setpriority", "shm_open", "shutdown"),
+            *("signal", "syscall", "writev", "TRITONSERVER_*", "TRITONBACKEND_OutputBuffer", "pytriton_guard_*"),
         ),
     ),
     # The functions of Python stay undefined: the interpreter that loads it has them, of whatever version it is.

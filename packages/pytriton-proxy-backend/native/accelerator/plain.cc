@@ -41,7 +41,10 @@ void Count(
   // A stamp of another clock, or none, says nothing.
   if (record.sent_ns != 0 && record.sent_ns < called_ns) counts->queued_ns += called_ns - record.sent_ns;
   counts->callable_ns += spent_ns;
-  counts->callable_counts[spent_ns == 0 ? 0 : 64 - __builtin_clzll(spent_ns)] += 1;
+  // The two bits behind the highest one say which part of its power of two.
+  const int length = spent_ns == 0 ? 0 : 64 - __builtin_clzll(spent_ns);
+  const uint64_t part = length < 3 ? 0 : (spent_ns >> (length - 3)) % kParts;
+  counts->callable_counts[length * kParts + part] += 1;
 }
 
 BatchForm* FindForm(

@@ -12,9 +12,10 @@ constexpr uint64_t kMaxCompared = 64 << 10;
 
 // What is counted, in the array of `runtime.statistics.Counters`.
 constexpr int kBuckets = 65;
+constexpr int kParts = 4;  // of each power of two, of times
 struct Counts {
   uint64_t requests, rows, input_bytes, output_bytes, callable_ns, queued_ns;
-  uint64_t row_counts[kBuckets], callable_counts[kBuckets];
+  uint64_t row_counts[kBuckets], callable_counts[kBuckets * kParts];
 };
 
 // The place of `count` numbers for them; null with an exception where that is not their number.

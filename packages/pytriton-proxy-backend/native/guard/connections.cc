@@ -77,6 +77,15 @@ Interest* Connections::FindInterest(int fd) {
   return slot == nullptr || slot->mark.load(std::memory_order_acquire) == kNone ? nullptr : &slot->interest;
 }
 
+void Connections::SetRequest(int fd, const TRITONSERVER_InferenceRequest* request) {
+  if (Slot* slot = SlotOf(fd); slot != nullptr) slot->request.store(request, std::memory_order_release);
+}
+
+const TRITONSERVER_InferenceRequest* Connections::TakeRequest(int fd) {
+  Slot* slot = SlotOf(fd);
+  return slot == nullptr ? nullptr : slot->request.exchange(nullptr, std::memory_order_acq_rel);
+}
+
 Connection* Connections::Remove(int fd) {
   Slot* slot = SlotOf(fd);
   if (slot == nullptr || slot->mark.load(std::memory_order_relaxed) == kNone) return nullptr;

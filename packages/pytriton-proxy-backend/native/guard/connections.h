@@ -5,11 +5,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
+#include <memory>
+#include <vector>
 
 #include "http2_frames.h"
 #include "http_poll.h"
+#include "http_response.h"
 #include "http_scan.h"
 #include "http_threads.h"
+#include "outcomes.h"
+
+struct TRITONSERVER_InferenceRequest;
 
 namespace pytriton::guard {
 
@@ -32,11 +38,16 @@ struct Connection {
   HttpScan scan;
   uint64_t charged = 0;           // of the memory in flight
   uint64_t awaiting = 0;          // of the bytes of requests that wait for their response
-  bool awaits_response = false;   // a request is complete, and nothing was written since
   bool is_pipelined = false;      // a request began before the one in front of it was answered
   bool is_refused = false;        // what comes is read and thrown away
   time_t refused_at = 0;
   uint64_t drained_bytes = 0;
+  // Whether a request is complete whose response was not begun.
+  bool awaits_response() const { return !unanswered.empty(); }
+  // Such requests, in their order, null for those that are not for inference; and that whose response is a stream.
+  std::vector<std::shared_ptr<RequestOutcome>> unanswered;
+  std::shared_ptr<RequestOutcome> streamed;
+  std::unique_ptr<HttpResponse> corrected;  // the response that is being written, where it is not as it should be
   // Of gRPC. Its front end reads and writes a connection in different threads: all but `received` is for who has the
   // lock of its writing.
   Http2Frames sent;
@@ -59,6 +70,9 @@ class Connections {
   Connection* FindKnown(int fd);
   // What is wanted of a connection that was accepted; null for any other descriptor.
   Interest* FindInterest(int fd);
+  // The request that was made of a connection last; null where it was taken before.
+  void SetRequest(int fd, const TRITONSERVER_InferenceRequest* request);
+  const TRITONSERVER_InferenceRequest* TakeRequest(int fd);
   // Forgets a descriptor that is about to be closed, and returns what was known of it.
   Connection* Remove(int fd);
 
@@ -68,6 +82,7 @@ class Connections {
     std::atomic<uint8_t> mark;
     std::atomic<Connection*> connection;
     std::atomic<ThreadLoad*> thread;  // that it is counted for, or null
+    std::atomic<const TRITONSERVER_InferenceRequest*> request;
     Interest interest;
   };
   Slot* SlotOf(int fd) {

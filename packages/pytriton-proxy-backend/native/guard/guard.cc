@@ -3,24 +3,37 @@
 //
 //   readv                       requests as they arrive on HTTP connections: see http_scan.h
 //   accept4, accept, close,
-//   writev                      to know which descriptors are such connections, and when a request is answered
+//   writev                      to know which descriptors are such connections, and when a request is answered; and to
+//                               correct what the answer says: see http_response.h
 //   ioctl                       to spread HTTP connections over the threads of the front end: see http_threads.h
 //   syscall, epoll_ctl,
 //   epoll_wait                  to save the front end most of its calls to epoll: see http_poll.h
 //   inflate                     what compressed requests grow to, and the JSON in it
 //   TRITONSERVER_Inference...   the shapes of inputs, for which the front ends take memory
 //   TRITONSERVER_DataType...    a size by which the front ends divide
+//   signal                      to be dead at once after a crash, with a word of why: see crash.h
+//   TRITONSERVER_InferenceRequestSetResponseCallback
+//                               to know how requests end: see outcomes.h
+//   TRITONSERVER_ServerOptionsSetLogFile
+//                               to open the log anew once its file was moved: see log_file.h
 //   shm_open                    names that only Triton's Python backend may use
+//   mmap, munmap, TRITONBACKEND_OutputBuffer
+//                               memory of callers whose files get shorter: see shared_mappings.h
 //   setpriority, pthread_create to know the threads of instances, which a model must not be deleted beside
 //   sendmsg, recvmsg            requests over gRPC: who asks a server that is replaced is to ask the one that follows
+//   bind, listen, accept4       to serve inference over gRPC in place of Triton's own front end: see ../grpc/front_end.h
 //   bind, listen, shutdown      to hand the sockets that listen to the server that is to follow: see listeners.h
 //
-// In any other program it does nothing and hands the calls on.
+// In any other program it does nothing and hands the calls on, and in children of the server as well: they have copies of
+// its descriptors, which they may close, and not its callers.
 
+#include <fcntl.h>
 #include <dlfcn.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -30,27 +43,45 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <chrono>
+#include <csignal>
 #include <cstdarg>
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <new>
+#include <shared_mutex>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
 
+#include "../grpc/front_end.h"
 #include "connections.h"
+#include "crash.h"
+#include "hooks.h"
+#include "http_callers.h"
 #include "instance_threads.h"
 #include "listeners.h"
+#include "log_file.h"
+#include "outcomes.h"
+#include "protections.h"
 #include "shape_check.h"
+#include "model_readiness.h"
+#include "shared_mappings.h"
 #include "startup.h"
+#include "trace_flag.h"
 
 // The part of Triton's C API that is used here; the ABI only grows.
+struct TRITONBACKEND_Output;
 struct TRITONSERVER_BufferAttributes;
 struct TRITONSERVER_Error;
 struct TRITONSERVER_InferenceRequest;
+struct TRITONSERVER_InferenceResponse;
+struct TRITONSERVER_ResponseAllocator;
 struct TRITONSERVER_Server;
 
 // The begin of zlib's z_stream, which has not changed since 1995.
@@ -69,6 +100,7 @@ namespace {
 constexpr int kInvalidArgument = 3;  // TRITONSERVER_ERROR_INVALID_ARG
 constexpr int kUnavailable = 4;      // TRITONSERVER_ERROR_UNAVAILABLE
 constexpr int kStreamError = -2;     // Z_STREAM_ERROR
+constexpr uint32_t kFinal = 1;       // TRITONSERVER_RESPONSE_COMPLETE_FINAL
 
 // Requests below this are not counted in the memory in flight: many of them are little, and most requests are such.
 constexpr uint64_t kSmall = 64 * 1024;
@@ -80,21 +112,62 @@ constexpr uint64_t kBytesPerJsonByte = 4;
 constexpr uint64_t kMostMemory = 1ull << 47;
 // What is still sent after a refusal is read for so long, so that the caller gets to read the answer.
 constexpr time_t kMaxDrainSeconds = 10;
+// Before the same is logged again.
+constexpr time_t kSayAgainSeconds = 10;
+// How long the request of a caller who is turned away is waited for, and all others who come with it.
+constexpr int kTurnedAwayMs = 10;
 constexpr uint64_t kMaxDrainBytes = 256ull << 20;
+// How often it is looked whether the file of the log was moved.
+constexpr std::chrono::seconds kLogFilePause{1};
 
-// The function that this library stands in front of.
+// The shared memory that the starter asks for to try out what is in force.
+constexpr char kTriedFile[] = "/pytriton-self-test";
+constexpr off_t kTriedBytes = 4096;
+
+// What is called of Triton besides.
+struct TritonFunctions {
+  TRITONSERVER_Error* (*make_error)(int code, const char* text);
+  TRITONSERVER_Error* (*byte_size)(TRITONSERVER_BufferAttributes* attributes, size_t* size);
+  TRITONSERVER_Error* (*cancel)(TRITONSERVER_InferenceRequest* request);
+  void (*delete_error)(TRITONSERVER_Error* error);
+  int (*error_code)(TRITONSERVER_Error* error);
+  const char* (*error_text)(TRITONSERVER_Error* error);
+  TRITONSERVER_Error* (*response_error)(TRITONSERVER_InferenceResponse* response);
+  TRITONSERVER_Error* (*properties)(TRITONSERVER_Server* server, const char* model, int64_t version, uint32_t* flags,
+                                    void* none);
+};
+TritonFunctions g_triton{};
+
 template <typename Function>
-Function Next(const char* name) {
-  return reinterpret_cast<Function>(dlsym(RTLD_NEXT, name));
+void Find(Function* function, const char* name) {
+  *function = reinterpret_cast<Function>(dlsym(RTLD_DEFAULT, name));
 }
+
+// Servers from 2.39 on can.
+void CancelRequest(TRITONSERVER_InferenceRequest* request) {
+  TRITONSERVER_Error* const error = g_triton.cancel == nullptr ? nullptr : g_triton.cancel(request);
+  if (error != nullptr) g_triton.delete_error(error);
+}
+
+// The server, as long as it is there; who asks it anything but what it does by itself has the mutex, shared.
+struct ServerReference {
+  std::shared_mutex mutex;
+  TRITONSERVER_Server* server = nullptr;
+};
 
 struct Guard {
   Limits limits;
+  ServerReference server;
   uint64_t max_pieces = 0;
   bool has_gpu = false;
+  bool makes_spans = false;
   std::string python_backend_prefix;
   Connections connections;
+  HttpCallers callers{CancelRequest};
+  ModelReadiness models;
   Listeners listeners;
+  Outcomes outcomes;
+  LogFile log_file;
   MemoryBudget bodies;
   MemoryBudget inputs;
   // Bytes of the bodies of large HTTP requests that are complete and not answered.
@@ -104,10 +177,53 @@ struct Guard {
   std::atomic<bool> has_shared_memory{false};
 };
 
-// Null until the start, and for ever in programs that are no tritonserver. Never freed: threads run until the end.
-std::atomic<Guard*> g_guard{nullptr};
+// What is in force in this process. It lies in a page that is empty in a child with copies of the memory: the kernel sees to
+// that, and where it cannot, what the system runs after a fork. Nothing of it is ever freed: threads run until the end.
+struct InForce {
+  std::atomic<Guard*> guard;
+  std::atomic<grpc::FrontEnd*> front_end;  // null where Triton's own does alone
+  pid_t process;
+};
 
-Guard* Active() { return g_guard.load(std::memory_order_acquire); }
+// Null until the start, and for ever in programs that are no tritonserver.
+std::atomic<InForce*> g_in_force{nullptr};
+
+Guard* Active() {
+  const InForce* const in_force = g_in_force.load(std::memory_order_acquire);
+  return in_force == nullptr ? nullptr : in_force->guard.load(std::memory_order_acquire);
+}
+
+grpc::FrontEnd* ActiveFrontEnd() {
+  const InForce* const in_force = g_in_force.load(std::memory_order_acquire);
+  return in_force == nullptr ? nullptr : in_force->front_end.load(std::memory_order_acquire);
+}
+
+void LeaveChild() {
+  InForce* const in_force = g_in_force.load(std::memory_order_relaxed);
+  in_force->guard.store(nullptr, std::memory_order_relaxed);
+  in_force->front_end.store(nullptr, std::memory_order_relaxed);
+}
+
+// False where the system has no memory.
+bool PutInForce(Guard* guard) {
+  void* const page = mmap(nullptr, sizeof(InForce), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) return false;
+  // Since Linux 4.14. For a fork the handler would do, which a bare `clone` does not run.
+  madvise(page, sizeof(InForce), MADV_WIPEONFORK);
+  auto* const in_force = new (page) InForce{};
+  in_force->guard.store(guard, std::memory_order_relaxed);
+  in_force->process = getpid();
+  g_in_force.store(in_force, std::memory_order_release);
+  pthread_atfork(nullptr, nullptr, LeaveChild);
+  return true;
+}
+
+// Whether this is a child that has the memory of this process itself (`vfork`), and is about to start another program.
+bool IsInChild() {
+  const InForce* const in_force = g_in_force.load(std::memory_order_acquire);
+  // By the system call: old libraries remember the number.
+  return in_force != nullptr && syscall(SYS_getpid) != in_force->process;
+}
 
 // Whether this thread reads HTTP connections. It also handles their requests, but not in the call that reads: what it
 // reads in between belongs to other requests.
@@ -119,6 +235,12 @@ thread_local HttpThreads* t_http_threads = nullptr;
 // The epoll at which this thread has waited last; and what keeps the connections of one, null before the first.
 thread_local int t_epoll = -1;
 thread_local HttpPoll* t_http_poll = nullptr;
+
+// The connection that this thread reads no more until its request is answered: the next request that it makes is of that.
+thread_local int t_paused = -1;
+
+// The response callback of a request that this thread makes, until it is handed to Triton: what stands in front of it.
+thread_local struct WatchedResponses* t_watched = nullptr;
 
 // What this thread decompresses, until a request is made of it.
 struct Decompression {
@@ -144,8 +266,12 @@ struct RequestInputs {
 };
 thread_local RequestInputs t_inputs;
 
+// The file of shared memory that this thread has opened last and not mapped yet.
+thread_local int t_shared_file = -1;
+
 // Refusals come in bursts; a line each would be an attack on the log.
 void LogRefusal(const std::string& text) {
+  if (const Guard* guard = Active(); guard != nullptr && guard->listeners.is_tried()) return;
   static std::atomic<time_t> last{0};
   static std::atomic<uint64_t> left_out{0};
   const time_t now = time(nullptr);
@@ -160,10 +286,8 @@ void LogRefusal(const std::string& text) {
 
 // Triton's own kind of error, for its callers.
 TRITONSERVER_Error* Error(int code, const std::string& text) {
-  static const auto make = reinterpret_cast<TRITONSERVER_Error* (*)(int, const char*)>(
-      dlsym(RTLD_DEFAULT, "TRITONSERVER_ErrorNew"));
   LogRefusal(text);
-  return make(code, text.c_str());
+  return g_triton.make_error(code, text.c_str());
 }
 
 // --- HTTP connections ----------------------------------------------------------------------------------------------
@@ -184,7 +308,6 @@ bool ReserveMemory(Guard* guard, Connection* connection) {
 
 // Counts a complete request among those that wait for their response.
 void Await(Guard* guard, Connection* connection) {
-  connection->awaits_response = true;
   const uint64_t sent = connection->scan.body_bytes();
   if (sent <= kSmall / kBytesPerJsonByte) return;
   guard->awaiting.fetch_add(sent, std::memory_order_relaxed);
@@ -192,13 +315,14 @@ void Await(Guard* guard, Connection* connection) {
 }
 
 void StopAwaiting(Guard* guard, Connection* connection) {
-  connection->awaits_response = false;
   guard->awaiting.fetch_sub(connection->awaiting, std::memory_order_relaxed);
   connection->awaiting = 0;
 }
 
 const char* ReasonPhrase(int status) {
   switch (status) {
+    case kNotAllowed:
+      return "Method Not Allowed";
     case 408:
       return "Request Timeout";
     case 413:
@@ -209,17 +333,23 @@ const char* ReasonPhrase(int status) {
       return "Not Implemented";
     case 503:
       return "Service Unavailable";
+    case 500:
+      return "Internal Server Error";
     default:
       return "Bad Request";
   }
 }
 
+std::string StatusText(int status) { return std::to_string(status) + " " + ReasonPhrase(status); }
+
 // Answers in place of the server, which never sees the request.
 void SendErrorResponse(int fd, const Refusal& refusal) {
-  const std::string body = "{\"error\":\"" + refusal.text + "\"}";
-  const std::string answer = "HTTP/1.1 " + std::to_string(refusal.status) + " " + ReasonPhrase(refusal.status) +
-                             "\r\nContent-Type: application/json\r\nConnection: close\r\nContent-Length: " +
-                             std::to_string(body.size()) + "\r\n\r\n" + body;
+  const bool is_head = refusal.status == kNotAllowed;
+  const std::string body = is_head ? "" : "{\"error\":\"" + refusal.text + "\"}";
+  const std::string answer = "HTTP/1.1 " + StatusText(refusal.status) +
+                             (is_head ? "\r\nAllow: GET, POST" : "\r\nContent-Type: application/json") +
+                             "\r\nConnection: close\r\nContent-Length: " + std::to_string(body.size()) +
+                             "\r\n\r\n" + body;
   // A caller that reads nothing, or has gone, is not waited for.
   if (send(fd, answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL) >= 0) shutdown(fd, SHUT_WR);
 }
@@ -239,9 +369,16 @@ ssize_t DrainRequest(Connection* connection, int fd) {
   return -1;
 }
 
+void CountRefusal(Guard* guard, const Connection* connection, const Refusal& refusal) {
+  InferencePath path;
+  if (!connection->scan.FindInference(&path)) return;
+  guard->outcomes.Count(path.model, Protocol::kHttp, OutcomeOfStatus(refusal.status, false));
+}
+
 ssize_t Refuse(Connection* connection, int fd, const Refusal& refusal, size_t before) {
-  LogRefusal(refusal.text);
-  const bool is_behind_another = connection->awaits_response || before > 0;
+  // Of those who look whether a server is there nothing is to be told.
+  if (refusal.status != kNotAllowed) LogRefusal(refusal.text);
+  const bool is_behind_another = connection->awaits_response() || before > 0;
   connection->is_refused = true;
   connection->refused_at = time(nullptr);
   // What has come of it stays charged until the connection is closed: so long the server keeps it.
@@ -254,6 +391,14 @@ ssize_t Refuse(Connection* connection, int fd, const Refusal& refusal, size_t be
   }
   errno = EAGAIN;
   return -1;
+}
+
+// Counts what the caller of a connection gave up.
+void CountLeft(const Connection& connection) {
+  for (const auto& request : connection.unanswered) {
+    if (request != nullptr) request->Count(Outcome::kCancelled);
+  }
+  if (connection.streamed != nullptr) connection.streamed->Count(Outcome::kCancelled);
 }
 
 // Whether a listener's connections are left to the server that follows this one.
@@ -280,31 +425,90 @@ void ForgetInterest(int fd) {
 }
 
 int NextEpollControl(int epoll, int operation, int fd, epoll_event* event) {
-  static const auto next = Next<decltype(&epoll_ctl)>("epoll_ctl");
+  const auto next = NEXT(epoll_ctl);
   return next(epoll, operation, fd, event);
 }
 
 int NextEpollWait(int epoll, epoll_event* events, int most, int timeout_ms) {
-  static const auto next = Next<decltype(&epoll_wait)>("epoll_wait");
+  const auto next = NEXT(epoll_wait);
   return next(epoll, events, most, timeout_ms);
+}
+
+// What came of a connection while its request is served. A caller who sends no more has left, as to most servers.
+uint32_t OnUnwanted(int fd, uint32_t events) {
+  char byte;
+  if ((events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) == 0 && recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) != 0) {
+    return EPOLLRDHUP;
+  }
+  Guard* const guard = Active();
+  const Connection* const connection = guard->connections.FindKnown(fd);
+  // The guard itself ends what it reads of one that it has refused behind a request that is served.
+  if (connection != nullptr && connection->is_refused) return 0;
+  if (connection != nullptr) CountLeft(*connection);
+  guard->callers.OnLeave(guard->connections.TakeRequest(fd), fd);
+  return 0;
 }
 
 int ControlEpoll(int epoll, int operation, int fd, epoll_event* event) {
   Interest* interest = FindInterest(fd);
   HttpPoll* poll = interest == nullptr ? nullptr : interest->poll.load(std::memory_order_acquire);
   if (poll == nullptr && interest != nullptr && t_epoll == epoll && HttpPoll::CanKeep(operation, fd, event)) {
-    if (t_http_poll == nullptr) t_http_poll = new HttpPoll(epoll, {NextEpollControl, NextEpollWait, FindInterest});
+    if (t_http_poll == nullptr) t_http_poll = new HttpPoll(epoll, {NextEpollControl, NextEpollWait, FindInterest, OnUnwanted});
     poll = t_http_poll;
   }
   if (poll == nullptr || poll->epoll() != epoll) return NextEpollControl(epoll, operation, fd, event);
+  if (poll == t_http_poll && operation == EPOLL_CTL_DEL) t_paused = fd;
+  if (poll == t_http_poll && operation == EPOLL_CTL_ADD && t_paused == fd) t_paused = -1;
   return poll->Control(interest, operation, fd, event, poll == t_http_poll);
 }
 
 int WaitAtEpoll(int epoll, epoll_event* events, int most, int timeout_ms) {
   t_epoll = epoll;
-  HttpPoll* const poll = t_http_poll;
+  HttpPoll* const poll = Active() == nullptr ? nullptr : t_http_poll;
   if (poll == nullptr || poll->epoll() != epoll) return NextEpollWait(epoll, events, most, timeout_ms);
   return poll->Wait(events, most, timeout_ms);
+}
+
+// Kept for the time when the process may open nothing more.
+std::atomic<int> g_spare{-1};
+
+// Answers the first of a caller's requests, where it has come with the connection and has no body. The server is alive; for
+// others it has no descriptor.
+void AnswerTurnedAway(int fd) {
+  constexpr std::string_view kLive = "GET /v2/health/live ";
+  constexpr std::string_view kAlive = "HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n";
+  constexpr std::string_view kNone =
+      "HTTP/1.1 503 Service Unavailable\r\nContent-Type: application/json\r\nContent-Length: 47\r\nConnection: close\r\n\r\n"
+      "{\"error\":\"the server has too many open files\"}\n";
+  pollfd readable{fd, POLLIN, 0};
+  char request[4096];
+  if (poll(&readable, 1, kTurnedAwayMs) <= 0) return;
+  const ssize_t size = recv(fd, request, sizeof(request), MSG_DONTWAIT);
+  const std::string_view text(request, size > 0 ? size : 0);
+  if (text.rfind("GET ", 0) != 0) return;
+  const std::string_view answer = text.rfind(kLive, 0) == 0 ? kAlive : kNone;
+  (void)!send(fd, answer.data(), answer.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+// Turns a caller away for whom no descriptor is left: he would wait, and the server would ask for him without a pause.
+template <typename Call>
+void TurnAway(const Call& next) {
+  static std::mutex mutex;
+  static time_t said = 0;
+  const std::lock_guard<std::mutex> lock(mutex);
+  const auto close_it = NEXT(close);
+  if (const int spare = g_spare.exchange(-1); spare >= 0) close_it(spare);
+  const int fd = next();
+  if (fd >= 0) {
+    AnswerTurnedAway(fd);
+    close_it(fd);
+  }
+  g_spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  if (const time_t now = time(nullptr); now >= said + kSayAgainSeconds) {
+    said = now;
+    Log('W', "Too many open files: callers over HTTP are turned away. Raise the limit (ulimit -Hn), or let callers keep "
+             "fewer connections");
+  }
 }
 
 template <typename Call>
@@ -314,7 +518,17 @@ int Accept(int listener, Call next) {
     errno = EAGAIN;
     return -1;
   }
-  const int fd = next();
+  int fd = next();
+  if (guard != nullptr && fd < 0 && (errno == EMFILE || errno == ENFILE) && IsInternet(listener)) {
+    TurnAway(next);
+    errno = EAGAIN;
+    return -1;
+  }
+  if (const auto* front_end = ActiveFrontEnd(); front_end != nullptr && front_end->Has(listener)) {
+    // Whoever else finds this port of the loopback interface is to come through the front end.
+    for (; fd >= 0 && !front_end->IsOwn(fd); fd = next()) close(fd);
+    return fd;
+  }
   if (guard != nullptr && fd >= 0 && IsInternet(fd)) {
     guard->connections.OnAccept(fd);
     ForgetInterest(fd);
@@ -339,8 +553,28 @@ bool SayGoodbye(Connection* connection, int fd, uint32_t last_stream) {
   return done == 0 || done == frame.size();
 }
 
+// A request that changes the settings of traces over HTTP has the front end for gRPC leave requests to Triton's own.
+void LookForTraces(std::string_view begin) {
+  grpc::FrontEnd* const front_end = ActiveFrontEnd();
+  if (front_end == nullptr || begin.empty() || begin[0] != 'P') return;
+  const std::string_view line = begin.substr(0, std::min(begin.find('\r'), begin.size()));
+  if (line.find("/trace/setting") != std::string_view::npos) front_end->ForwardAll();
+}
+
+void BeginOutcome(Guard* guard, Connection* connection) {
+  InferencePath path;
+  std::shared_ptr<RequestOutcome> request;
+  if (connection->scan.FindInference(&path)) {
+    request = std::make_shared<RequestOutcome>(&guard->outcomes, Protocol::kHttp, path.model);
+    request->is_stream = path.is_stream;
+    request->has_chunks = path.has_chunks;
+  }
+  connection->unanswered.push_back(std::move(request));
+}
+
 // Looks at what was read. Returns how much of it the server is to see.
 ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts, int count, size_t size) {
+  Reach(Protection::kHttpRequests);
   t_reads_http = true;
   HttpScan& scan = connection->scan;
   size_t seen = 0;
@@ -350,14 +584,16 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
     size_t left = std::min(parts[i].iov_len, size - seen);
     while (left > 0) {
       if (scan.complete()) {
-        if (connection->awaits_response != connection->is_pipelined) {
-          connection->is_pipelined = connection->awaits_response;
+        if (connection->awaits_response() != connection->is_pipelined) {
+          connection->is_pipelined = connection->awaits_response();
           guard->pipelined.fetch_add(connection->is_pipelined ? 1 : -1);
         }
-        if (!connection->awaits_response) ReleaseMemory(guard, connection);
+        if (!connection->awaits_response()) ReleaseMemory(guard, connection);
         scan.Begin();
+        LookForTraces({data, left});
         // Whose answer closes the connection: the next one is for the server that follows.
         scan.set_last(!guard->listeners.accepts());
+        scan.set_makes_spans(guard->makes_spans);
         request_begin = seen;
       }
       const size_t used = scan.Feed(data, left, guard->limits, guard->max_pieces);
@@ -370,8 +606,14 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
         refusal = {503, "compressed requests are not taken any more until a restart: those that failed have left " +
                             Bytes(guard->leaked.load()) + " in the server, which it never gives back"};
       }
-      if (refusal.status != 0) return Refuse(connection, fd, refusal, request_begin);
-      if (scan.complete()) Await(guard, connection);
+      if (refusal.status != 0) {
+        CountRefusal(guard, connection, refusal);
+        return Refuse(connection, fd, refusal, request_begin);
+      }
+      if (scan.complete()) {
+        Await(guard, connection);
+        BeginOutcome(guard, connection);
+      }
       data += used;
       left -= used;
       seen += used;
@@ -388,15 +630,45 @@ ssize_t Inspect(Guard* guard, Connection* connection, int fd, const iovec* parts
   return static_cast<ssize_t>(size);
 }
 
-void OnResponse(Guard* guard, Connection* connection, std::string_view begin) {
-  if (!connection->awaits_response) return;
+// "200 OK" and what follows, of a response that begins; empty where none does.
+std::string_view StatusOf(const Connection& connection, std::string_view begin) {
+  // What begins a response comes in one piece. Behind one, the rest of another's body may come first.
+  if (!connection.awaits_response() || begin.substr(0, 7) != "HTTP/1.") return {};
   // "HTTP/1.0 200 OK", or "HTTP/1.1 100 Continue" and an empty line in front of it, or alone.
   constexpr std::string_view kContinue = "HTTP/1.1 100 Continue\r\n\r\n";
   constexpr size_t kStatus = 9;
   if (begin.size() > kStatus && begin[kStatus] == '1') begin.remove_prefix(std::min(begin.size(), kContinue.size()));
-  if (begin.empty()) return;
+  return begin.substr(std::min(begin.size(), kStatus));
+}
+
+// Before a response is written: its caller may look at the counts as soon as it has it.
+void BeginResponse(Connection* connection, std::string_view status) {
+  if (status.empty() || connection->corrected != nullptr) return;
+  RequestOutcome* const request = connection->unanswered.front().get();
+  if (request == nullptr) return;
+  const int code = std::atoi(std::string(status.substr(0, 3)).c_str());
+  const Outcome outcome = request->NotedOr(OutcomeOfStatus(code, request->is_submitted));
+  if (!request->is_stream || !request->is_submitted) request->Count(outcome);
+  const int right = StatusOfOutcome(outcome, code);
+  if (right == 0 && request->has_chunks) return;
+  connection->corrected = std::make_unique<HttpResponse>(right == 0 ? "" : StatusText(right), !request->has_chunks);
+}
+
+ssize_t WriteCorrected(Connection* connection, int fd, const iovec* parts, int count) {
+  const ssize_t size = connection->corrected->Write(parts, count, [fd](const char* data, size_t bytes) {
+    return send(fd, data, bytes, MSG_DONTWAIT | MSG_NOSIGNAL);
+  });
+  if (connection->corrected->is_at_end()) shutdown(fd, SHUT_WR);
+  if (connection->corrected->is_done()) connection->corrected.reset();
+  return size;
+}
+
+void OnResponse(Guard* guard, Connection* connection) {
+  auto& request = connection->unanswered.front();
+  connection->streamed = request != nullptr && request->is_stream ? std::move(request) : nullptr;
+  connection->unanswered.erase(connection->unanswered.begin());
   StopAwaiting(guard, connection);
-  if (connection->scan.complete()) ReleaseMemory(guard, connection);
+  if (connection->scan.complete() && !connection->awaits_response()) ReleaseMemory(guard, connection);
 }
 
 void OnClose(Guard* guard, Connection* connection) {
@@ -404,6 +676,66 @@ void OnClose(Guard* guard, Connection* connection) {
   StopAwaiting(guard, connection);
   if (connection->is_pipelined) guard->pipelined.fetch_sub(1);
   connection->is_pipelined = false;
+  CountLeft(*connection);
+  connection->unanswered.clear();
+  connection->streamed.reset();
+  connection->corrected.reset();
+}
+
+// --- how requests end ------------------------------------------------------------------------------------------------
+
+// Stands in front of a front end's callback for the responses of a request, until the last has come.
+struct WatchedResponses {
+  void (*next)(TRITONSERVER_InferenceResponse* response, uint32_t flags, void* user);
+  void* user;
+  std::shared_ptr<RequestOutcome> request;
+};
+
+void NoteError(RequestOutcome* request, TRITONSERVER_Error* error) {
+  request->Note(OutcomeOfError(g_triton.error_code(error), g_triton.error_text(error)));
+}
+
+void OnWatchedResponse(TRITONSERVER_InferenceResponse* response, uint32_t flags, void* user) {
+  auto* const watched = static_cast<WatchedResponses*>(user);
+  const bool is_final = (flags & kFinal) != 0;
+  const std::unique_ptr<WatchedResponses> ended(is_final ? watched : nullptr);
+  RequestOutcome* const request = watched->request.get();
+  TRITONSERVER_Error* const error = response == nullptr ? nullptr : g_triton.response_error(response);
+  if (error != nullptr) {
+    NoteError(request, error);
+    g_triton.delete_error(error);
+  }
+  if (is_final) {
+    request->Conclude();
+    // The status of such a response was written when it began.
+    if (request->is_stream) request->CountNotedOr(Outcome::kOk);
+  }
+  watched->next(response, flags, watched->user);
+}
+
+// The request whose responses a front end is about to ask for: that of the HTTP connection which this thread has stopped
+// reading, or one that the front end for gRPC has handed on.
+std::shared_ptr<RequestOutcome> FindOutcome(Guard* guard, const TRITONSERVER_InferenceRequest* request) {
+  if (t_paused >= 0) {
+    const Connection* const connection = guard->connections.FindKnown(t_paused);
+    return connection == nullptr || connection->unanswered.empty() ? nullptr : connection->unanswered.front();
+  }
+  grpc::FrontEnd* const front_end = ActiveFrontEnd();
+  return front_end == nullptr ? nullptr : front_end->forwarded().FindOutcome(request);
+}
+
+// Hands the request that this thread has made to Triton. What watches its responses may be gone when that returns.
+template <typename Submit>
+TRITONSERVER_Error* SubmitWatched(Submit submit) {
+  WatchedResponses* const watched = std::exchange(t_watched, nullptr);
+  const auto request = watched == nullptr ? nullptr : watched->request;
+  TRITONSERVER_Error* const error = submit();
+  if (request == nullptr) return error;
+  request->is_submitted = error == nullptr;
+  if (error == nullptr) return error;
+  delete watched;
+  NoteError(request.get(), error);
+  return error;
 }
 
 // --- the shapes of inputs ------------------------------------------------------------------------------------------
@@ -489,10 +821,72 @@ std::string CheckInput(Guard* guard, const TRITONSERVER_InferenceRequest* reques
   return "";
 }
 
+// --- the front end for gRPC -----------------------------------------------------------------------------------------
+
+// Copies that a forked child of the starter may hold, as a message that nobody reads, too, are to listen no longer than
+// this server.
+void EndListener(int fd) {
+  shutdown(fd, SHUT_RDWR);
+  Active()->listeners.OnClose(fd);
+}
+
+void StartFrontEnd(Guard& guard, int argc, char** argv) {
+  if (guard.limits.grpc_front_end == 0) return;
+  grpc::Surroundings surroundings;
+  surroundings.bind = NEXT(bind);
+  surroundings.listen = NEXT(listen);
+  surroundings.accept4 = NEXT(accept4);
+  surroundings.close = NEXT(close);
+  surroundings.adopt = [](int fd, const sockaddr* address, socklen_t size) {
+    return Active()->listeners.Adopt(fd, address, size);
+  };
+  surroundings.on_listen = [](int fd) {
+    Reach(Protection::kGrpcFrontEnd);
+    Active()->listeners.OnListen(fd);
+  };
+  surroundings.on_close = EndListener;
+  surroundings.log = Log;
+  grpc::FrontEnd* const front_end = grpc::FrontEnd::Make(argc, argv, surroundings, guard.limits.max_request_bytes);
+  if (front_end == nullptr) return;
+  grpc::Service& service = front_end->service();
+  service.reserve = [](uint64_t bytes) {
+    return Active()->bodies.TryReserve(bytes, Active()->limits.max_in_flight_bytes);
+  };
+  service.release = [](uint64_t bytes) { Active()->bodies.Release(bytes); };
+  service.on_call = [] { Reach(Protection::kGrpcCalls); };
+  service.outcomes = &guard.outcomes;
+  service.makes_spans = guard.makes_spans;
+  service.accepts = [] { return Active()->listeners.accepts(); };
+  service.has_left = [] { return Active()->listeners.has_left(); };
+  g_in_force.load()->front_end.store(front_end, std::memory_order_release);
+}
+
+// Whether any version of a model is served.
+bool HasModel(const std::string& model) {
+  Guard* const guard = Active();
+  if (guard == nullptr || g_triton.properties == nullptr) return false;
+  const std::shared_lock<std::shared_mutex> lock(guard->server.mutex);
+  if (guard->server.server == nullptr) return false;
+  uint32_t flags = 0;
+  TRITONSERVER_Error* const error = g_triton.properties(guard->server.server, model.c_str(), -1, &flags, nullptr);
+  if (error != nullptr) g_triton.delete_error(error);
+  return error == nullptr;
+}
+
 // --- start ---------------------------------------------------------------------------------------------------------
 
 __attribute__((constructor)) void Start(int argc, char** argv, char**) {
   if (!IsTritonServer()) return;
+  FindAllNext();
+  IsInProgram(nullptr);  // looks up where that is
+  Find(&g_triton.make_error, "TRITONSERVER_ErrorNew");
+  Find(&g_triton.byte_size, "TRITONSERVER_BufferAttributesByteSize");
+  Find(&g_triton.cancel, "TRITONSERVER_InferenceRequestCancel");
+  Find(&g_triton.delete_error, "TRITONSERVER_ErrorDelete");
+  Find(&g_triton.error_code, "TRITONSERVER_ErrorCode");
+  Find(&g_triton.error_text, "TRITONSERVER_ErrorMessage");
+  Find(&g_triton.response_error, "TRITONSERVER_InferenceResponseError");
+  Find(&g_triton.properties, "TRITONSERVER_ServerModelTransactionProperties");
   ReadSecrets(argc, argv);
   // Never freed: threads run until the end.
   Guard& guard = *new Guard;
@@ -500,15 +894,22 @@ __attribute__((constructor)) void Start(int argc, char** argv, char**) {
   guard.has_gpu = access("/dev/nvidiactl", F_OK) == 0 || access("/dev/dxg", F_OK) == 0;
   guard.python_backend_prefix = PythonBackendPrefix(argc, argv);
   guard.listeners.Start();
+  guard.outcomes.Start(HasModel);
   HideErrorMode();
   const uint64_t stack = EnlargeStacks(guard.limits.thread_stack_bytes);
   guard.max_pieces = std::max<uint64_t>(stack, 1 << 20) / kStackBytesPerPiece;
-  if (!guard.connections.Reserve()) {
+  large_requests();
+  if (!guard.connections.Reserve() || !PutInForce(&guard)) {
     Log('W', "There is no memory for the table of connections: requests are not guarded.");
     return;
   }
-  large_requests();
-  g_guard.store(&guard, std::memory_order_release);
+  g_spare = open("/dev/null", O_RDONLY | O_CLOEXEC);
+  HandleCrashes();
+  if (guard.listeners.has_starter()) EndWithStarter();
+  // Before those: what it cannot mend is a crash.
+  HandleSharedMemoryFaults();
+  guard.makes_spans = MakesSpans(argc, argv);
+  StartFrontEnd(guard, argc, argv);
   Log('I', "active " + std::to_string(kVersion) + ": requests of up to " + Bytes(guard.limits.max_request_bytes) +
                ", inputs of up to " + Bytes(guard.limits.max_input_bytes) + ", JSON " +
                std::to_string(guard.limits.max_json_depth) + " levels deep, " +
@@ -521,6 +922,10 @@ struct Thread {
   void* (*run)(void*);
   void* argument;
 };
+
+void KeepLogFile(LogFile* log) {
+  for (;; std::this_thread::sleep_for(kLogFilePause)) log->Look();
+}
 
 void* RunDeletion(void* given) {
   const std::unique_ptr<Thread> thread(static_cast<Thread*>(given));
@@ -539,52 +944,68 @@ bool IsStandardLibrary(const void* address) {
 // --- the functions that it stands in front of ----------------------------------------------------------------------
 
 using namespace pytriton::guard;
+namespace grpc = pytriton::grpc;
 
 extern "C" {
 
 #define EXPORT __attribute__((visibility("default")))
 
+// No program that the server starts gets a connection: one that outlives the server, such as a stub of the Python
+// backend or what its model has started, would keep it open, and the caller would wait for an answer from nobody.
 EXPORT int accept4(int listener, sockaddr* address, socklen_t* length, int flags) {
-  static const auto next = Next<decltype(&accept4)>("accept4");
-  return Accept(listener, [&] { return next(listener, address, length, flags); });
+  const auto next = NEXT(accept4);
+  return Accept(listener, [&] { return next(listener, address, length, flags | SOCK_CLOEXEC); });
 }
 
 EXPORT int accept(int listener, sockaddr* address, socklen_t* length) {
-  static const auto next = Next<decltype(&accept)>("accept");
-  return Accept(listener, [&] { return next(listener, address, length); });
+  const auto next = NEXT(accept4);
+  return Accept(listener, [&] { return next(listener, address, length, SOCK_CLOEXEC); });
 }
 
 EXPORT int bind(int fd, const sockaddr* address, socklen_t length) noexcept {
-  static const auto next = Next<decltype(&bind)>("bind");
+  const auto next = NEXT(bind);
   Guard* guard = Active();
+  int result = 0;
+  if (grpc::FrontEnd* front_end = ActiveFrontEnd(); front_end != nullptr && front_end->Bind(fd, address, length, &result)) {
+    return result;
+  }
   if (guard != nullptr && guard->listeners.Adopt(fd, address, length)) return 0;
   return next(fd, address, length);
 }
 
 EXPORT int listen(int fd, int backlog) noexcept {
-  static const auto next = Next<decltype(&listen)>("listen");
+  const auto next = NEXT(listen);
   const int result = next(fd, backlog);
   Guard* guard = Active();
+  grpc::FrontEnd* const front_end = ActiveFrontEnd();
+  if (front_end != nullptr && front_end->Has(fd)) {
+    if (result == 0) front_end->OnListen(fd);
+    return result;
+  }
   if (guard != nullptr && result == 0) guard->listeners.OnListen(fd);
   return result;
 }
 
 // The front end for gRPC ends its listener so, which the server that follows may have as well.
 EXPORT int shutdown(int fd, int how) noexcept {
-  static const auto next = Next<decltype(&shutdown)>("shutdown");
+  const auto next = NEXT(shutdown);
+  if (IsInChild()) return next(fd, how);
   Guard* guard = Active();
+  if (grpc::FrontEnd* front_end = ActiveFrontEnd(); front_end != nullptr) front_end->OnClose(fd);
   return guard != nullptr && !guard->listeners.accepts() && guard->listeners.Has(fd) ? 0 : next(fd, how);
 }
 
 EXPORT int close(int fd) {
-  static const auto next = Next<decltype(&close)>("close");
+  const auto next = NEXT(close);
+  if (IsInChild()) return next(fd);
   Guard* guard = Active();
-  if (guard != nullptr && guard->listeners.Has(fd)) {
-    // Copies that a forked child of the starter may hold are to listen no longer than this server.
-    shutdown(fd, SHUT_RDWR);
-    guard->listeners.OnClose(fd);
-  }
+  if (grpc::FrontEnd* front_end = ActiveFrontEnd(); front_end != nullptr) front_end->OnClose(fd);
+  if (guard != nullptr && guard->listeners.Has(fd)) EndListener(fd);
   ForgetInterest(fd);
+  if (guard != nullptr) {
+    if (guard->connections.FindInterest(fd) != nullptr) Reach(Protection::kHttpEnds);
+    guard->callers.OnLeave(guard->connections.TakeRequest(fd), fd);
+  }
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Remove(fd);
   if (connection != nullptr) OnClose(guard, connection);
   return next(fd);
@@ -600,7 +1021,7 @@ EXPORT int epoll_wait(int epoll, epoll_event* events, int most, int timeout_ms) 
 
 // The server has functions for epoll of its own (libevent 2.1.12), which call this one.
 EXPORT long syscall(long number, ...) noexcept {
-  static const auto next = Next<long (*)(long, ...)>("syscall");
+  const auto next = NEXT(syscall);
   // As many as there can be: what was not given is not looked at.
   std::array<long, 6> given{};
   va_list arguments;
@@ -617,15 +1038,16 @@ EXPORT long syscall(long number, ...) noexcept {
 }
 
 EXPORT int ioctl(int fd, unsigned long request, ...) noexcept {
-  static const auto next = Next<int (*)(int, unsigned long, ...)>("ioctl");
+  const auto next = NEXT(ioctl);
   va_list arguments;
   va_start(arguments, request);
   void* const argument = va_arg(arguments, void*);
   va_end(arguments);
-  if (request == FIONREAD && t_http_threads != nullptr && t_http_threads->connection() >= 0) {
+  if (request == FIONREAD && t_http_threads != nullptr && Active() != nullptr && t_http_threads->connection() >= 0) {
     const int connection = t_http_threads->connection();
     const auto answer = t_http_threads->Ask(fd);
     if (answer) {
+      Reach(Protection::kHttpThreads);
       if (answer->chosen != nullptr) Active()->connections.Assign(connection, answer->chosen);
       *static_cast<int*>(argument) = answer->bytes;
       return 0;
@@ -635,12 +1057,12 @@ EXPORT int ioctl(int fd, unsigned long request, ...) noexcept {
 }
 
 EXPORT ssize_t readv(int fd, const iovec* parts, int count) {
-  static const auto next = Next<decltype(&readv)>("readv");
+  const auto next = NEXT(readv);
   Guard* guard = Active();
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Find(fd);
   if (connection == nullptr) return next(fd, parts, count);
   if (connection->is_refused) return DrainRequest(connection, fd);
-  const bool is_idle = !connection->awaits_response && (connection->scan.complete() || !connection->scan.started());
+  const bool is_idle = !connection->awaits_response() && (connection->scan.complete() || !connection->scan.started());
   const ssize_t size = next(fd, parts, count);
   if (size > 0 && is_idle && guard->listeners.has_left()) {
     return Refuse(connection, fd, {408, "the server was replaced; ask again over another connection"}, 0);
@@ -649,18 +1071,22 @@ EXPORT ssize_t readv(int fd, const iovec* parts, int count) {
 }
 
 EXPORT ssize_t writev(int fd, const iovec* parts, int count) {
-  static const auto next = Next<decltype(&writev)>("writev");
-  const ssize_t size = next(fd, parts, count);
+  const auto next = NEXT(writev);
   Guard* guard = Active();
-  Connection* connection = guard == nullptr || size <= 0 ? nullptr : guard->connections.FindKnown(fd);
-  if (connection != nullptr) {
-    OnResponse(guard, connection, {static_cast<const char*>(parts[0].iov_base), parts[0].iov_len});
-  }
+  const bool is_http = guard != nullptr && count > 0 && guard->connections.FindInterest(fd) != nullptr;
+  if (is_http) Reach(Protection::kHttpResponses);
+  Connection* connection = is_http ? guard->connections.FindKnown(fd) : nullptr;
+  if (connection == nullptr) return next(fd, parts, count);
+  const std::string_view status = StatusOf(*connection, {static_cast<const char*>(parts[0].iov_base), parts[0].iov_len});
+  BeginResponse(connection, status);
+  const bool is_right = connection->corrected == nullptr;
+  const ssize_t size = is_right ? next(fd, parts, count) : WriteCorrected(connection, fd, parts, count);
+  if (size > 0 && !status.empty()) OnResponse(guard, connection);
   return size;
 }
 
 EXPORT ssize_t sendmsg(int fd, const msghdr* message, int flags) {
-  static const auto next = Next<decltype(&sendmsg)>("sendmsg");
+  const auto next = NEXT(sendmsg);
   Guard* guard = Active();
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Find(fd);
   if (connection == nullptr) return next(fd, message, flags);
@@ -675,11 +1101,12 @@ EXPORT ssize_t sendmsg(int fd, const msghdr* message, int flags) {
 }
 
 EXPORT ssize_t recvmsg(int fd, msghdr* message, int flags) {
-  static const auto next = Next<decltype(&recvmsg)>("recvmsg");
+  const auto next = NEXT(recvmsg);
   Guard* guard = Active();
   Connection* connection = guard == nullptr ? nullptr : guard->connections.Find(fd);
   const ssize_t size = next(fd, message, flags);
   if (connection == nullptr || size <= 0) return size;
+  Reach(Protection::kGrpcConnections);
   const uint32_t last_stream = connection->received.last_stream();
   connection->received.Pass(message->msg_iov, message->msg_iovlen, static_cast<size_t>(size));
   if (!guard->listeners.has_left() || connection->received.last_stream() == last_stream) return size;
@@ -694,10 +1121,11 @@ EXPORT ssize_t recvmsg(int fd, msghdr* message, int flags) {
 }
 
 EXPORT int inflate(z_stream_s* stream, int flush) {
-  static const auto next = Next<decltype(&inflate)>("inflate");
+  const auto next = NEXT(inflate);
   if (next == nullptr) return kStreamError;
   Guard* guard = Active();
   if (guard == nullptr || !IsInProgram(__builtin_return_address(0))) return next(stream, flush);
+  if (t_reads_http) Reach(Protection::kCompressedBodies);
   const unsigned long before = stream->total_out;
   const auto* out = reinterpret_cast<const char*>(stream->next_out);
   const int result = next(stream, flush);
@@ -734,51 +1162,210 @@ EXPORT int inflate(z_stream_s* stream, int flush) {
 // What was decompressed belongs to this request from now on.
 EXPORT TRITONSERVER_Error* TRITONSERVER_ServerInferAsync(TRITONSERVER_Server* server,
                                                          TRITONSERVER_InferenceRequest* request, void* trace) {
-  static const auto next = Next<decltype(&TRITONSERVER_ServerInferAsync)>("TRITONSERVER_ServerInferAsync");
+  const auto next = NEXT(TRITONSERVER_ServerInferAsync);
   Guard* guard = Active();
   const uint64_t charged = std::exchange(t_decompression.charged, 0);
   const uint64_t bytes = std::exchange(t_decompression.bytes, 0);
   // Before the call: the request may be gone after it.
   if (charged > 0) large_requests().Add(request, charged);
-  TRITONSERVER_Error* const error = next(server, request, trace);
+  const int connection = std::exchange(t_paused, -1);
+  if (guard != nullptr && connection >= 0) {
+    guard->callers.OnSubmit(request, connection);
+    guard->connections.SetRequest(connection, request);
+  }
+  TRITONSERVER_Error* const error = SubmitWatched([&] { return next(server, request, trace); });
+  if (guard != nullptr && connection >= 0) {
+    if (g_triton.cancel != nullptr) Reach(Protection::kHttpCallers);
+    if (error == nullptr) guard->callers.OnSubmitted(request, connection);
+  }
   if (bytes > 0 && error != nullptr) guard->leaked.fetch_add(bytes);
+  if (grpc::FrontEnd* front_end = ActiveFrontEnd(); front_end != nullptr && error == nullptr) {
+    front_end->forwarded().OnSubmitted(request);
+  }
   return error;
 }
 
+EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestSetResponseCallback(
+    TRITONSERVER_InferenceRequest* request, TRITONSERVER_ResponseAllocator* allocator, void* allocator_user,
+    void (*on_response)(TRITONSERVER_InferenceResponse*, uint32_t, void*), void* user) {
+  const auto next = NEXT(TRITONSERVER_InferenceRequestSetResponseCallback);
+  Guard* guard = Active();
+  // The guard's own front end for gRPC tells by itself how a request ends.
+  if (guard == nullptr || !IsInProgram(__builtin_return_address(0))) {
+    return next(request, allocator, allocator_user, on_response, user);
+  }
+  auto outcome = FindOutcome(guard, request);
+  if (outcome == nullptr) return next(request, allocator, allocator_user, on_response, user);
+  auto watched = std::make_unique<WatchedResponses>(WatchedResponses{on_response, user, std::move(outcome)});
+  TRITONSERVER_Error* const error = next(request, allocator, allocator_user, OnWatchedResponse, watched.get());
+  if (error != nullptr) return error;
+  // Of one that was not handed to Triton after all nobody will hear.
+  delete std::exchange(t_watched, watched.release());
+  return nullptr;
+}
+
+// By such a parameter a request that the front end for gRPC has handed on is found again.
+EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestSetIntParameter(TRITONSERVER_InferenceRequest* request,
+                                                                        const char* name, int64_t value) {
+  const auto next = NEXT(TRITONSERVER_InferenceRequestSetIntParameter);
+  grpc::FrontEnd* const front_end = ActiveFrontEnd();
+  if (front_end != nullptr && front_end->forwarded().OnParameter(request, name, value)) return nullptr;
+  return next(request, name, value);
+}
+
+// The server's own handlers of crashes may never end.
+EXPORT sighandler_t signal(int number, sighandler_t handler) noexcept {
+  const auto next = NEXT(signal);
+  if (Active() != nullptr && IsCrash(number) && IsInProgram(__builtin_return_address(0))) {
+    Reach(Protection::kCrashes);
+    return SIG_DFL;
+  }
+  return next(number, handler);
+}
+
+EXPORT TRITONSERVER_Error* TRITONSERVER_ServerNew(TRITONSERVER_Server** server, void* options) {
+  const auto next = NEXT(TRITONSERVER_ServerNew);
+  TRITONSERVER_Error* const error = next(server, options);
+  Guard* guard = Active();
+  if (guard != nullptr) RememberModules();  // of backends, too
+  if (guard != nullptr && error == nullptr) {
+    const std::unique_lock<std::shared_mutex> lock(guard->server.mutex);
+    guard->server.server = *server;
+    if (guard->log_file) std::thread(KeepLogFile, &guard->log_file).detach();
+  }
+  if (grpc::FrontEnd* front_end = ActiveFrontEnd(); front_end != nullptr && error == nullptr) front_end->OnServer(*server);
+  return error;
+}
+
+// What a load balancer asks. The proxy backend asks as well, for calls of callables, which wait for a worker.
+EXPORT TRITONSERVER_Error* TRITONSERVER_ServerIsReady(TRITONSERVER_Server* server, bool* ready) {
+  const auto next = NEXT(TRITONSERVER_ServerIsReady);
+  TRITONSERVER_Error* const error = next(server, ready);
+  Guard* guard = Active();
+  if (guard != nullptr && error == nullptr && *ready) *ready = !guard->models.IsAnyForsaken();
+  return error;
+}
+
+EXPORT TRITONSERVER_Error* TRITONSERVER_ServerModelIsReady(TRITONSERVER_Server* server, const char* name,
+                                                           int64_t version, bool* ready) {
+  const auto next = NEXT(TRITONSERVER_ServerModelIsReady);
+  TRITONSERVER_Error* const error = next(server, name, version, ready);
+  Guard* guard = Active();
+  if (guard != nullptr && error == nullptr && *ready && IsInProgram(__builtin_return_address(0))) {
+    *ready = !guard->models.IsForsaken(name, version);
+  }
+  return error;
+}
+
+EXPORT TRITONSERVER_Error* TRITONSERVER_ServerOptionsSetLogFile(void* options, const char* file) {
+  const auto next = NEXT(TRITONSERVER_ServerOptionsSetLogFile);
+  TRITONSERVER_Error* const error = next(options, file);
+  if (Guard* guard = Active(); guard != nullptr && error == nullptr) guard->log_file.OnOpened(file);
+  return error;
+}
+
+EXPORT TRITONSERVER_Error* TRITONSERVER_ServerOptionsSetStrictReadiness(void* options, bool strict) {
+  const auto next = NEXT(TRITONSERVER_ServerOptionsSetStrictReadiness);
+  if (Guard* guard = Active(); guard != nullptr) guard->models.SetStrict(strict);
+  return next(options, strict);
+}
+
+// For the proxy backend, see `guard_readiness.h` there.
+EXPORT void pytriton_guard_add_instance(const void* instance, const void* model, const char* name, uint64_t version,
+                                        IsServed is_served) {
+  if (Guard* guard = Active(); guard != nullptr) guard->models.Add(instance, model, name, version, is_served);
+}
+
+EXPORT void pytriton_guard_remove_instance(const void* instance) {
+  if (Guard* guard = Active(); guard != nullptr) guard->models.Remove(instance);
+}
+
+EXPORT TRITONSERVER_Error* TRITONSERVER_ServerDelete(TRITONSERVER_Server* server) {
+  const auto next = NEXT(TRITONSERVER_ServerDelete);
+  if (grpc::FrontEnd* front_end = ActiveFrontEnd(); front_end != nullptr) front_end->OnServerEnd();
+  if (Guard* guard = Active(); guard != nullptr) {
+    const std::unique_lock<std::shared_mutex> lock(guard->server.mutex);
+    guard->server.server = nullptr;
+  }
+  return next(server);
+}
+
 EXPORT int shm_open(const char* name, int flags, mode_t mode) {
-  static const auto next = Next<decltype(&shm_open)>("shm_open");
+  const auto next = NEXT(shm_open);
   Guard* guard = Active();
   if (guard != nullptr && IsInProgram(__builtin_return_address(0))) {
+    Reach(Protection::kSharedMemory);
     if (name != nullptr && std::strstr(name, guard->python_backend_prefix.c_str()) != nullptr) {
       LogRefusal("shared memory of the Python backend, " + NameText(name) + ", is not for callers");
       errno = EACCES;
       return -1;
     }
-    guard->has_shared_memory.store(true, std::memory_order_relaxed);
+    if (!guard->listeners.is_tried()) guard->has_shared_memory.store(true, std::memory_order_relaxed);
   }
   if (next == nullptr) {
     errno = ENOSYS;
     return -1;
   }
-  return next(name, flags, mode);
+  if (guard != nullptr && guard->listeners.is_tried() && name != nullptr && std::strcmp(name, kTriedFile) == 0) {
+    // A file that no region can be made of, since it was not opened here; so `mmap` is tried as well, and nothing stays.
+    const int file = static_cast<int>(syscall(SYS_memfd_create, "pytriton-self-test", 1 /* MFD_CLOEXEC */));
+    (void)!ftruncate(file, kTriedBytes);
+    return file;
+  }
+  return t_shared_file = next(name, flags, mode);
+}
+
+// The front ends map the shared memory of callers and nothing else: for a second region of one file with the number that its
+// descriptor had before it was closed, which may be that of any other file by now.
+EXPORT void* mmap(void* address, size_t length, int protection, int flags, int fd, off_t offset) {
+  const auto next = NEXT(mmap);
+  if (fd < 0 || (flags & MAP_TYPE) != MAP_SHARED || Active() == nullptr || !IsInProgram(__builtin_return_address(0))) {
+    return next(address, length, protection, flags, fd, offset);
+  }
+  Reach(Protection::kSharedFiles);
+  if (std::exchange(t_shared_file, -1) != fd) {
+    LogRefusal("a region of shared memory has the file of another one that is registered: give each a file of its own");
+    errno = EBADF;
+    return MAP_FAILED;
+  }
+  void* const mapped = next(address, length, protection, flags, fd, offset);
+  if (mapped != MAP_FAILED) AddSharedMapping(mapped, length);
+  return mapped;
+}
+
+EXPORT int munmap(void* address, size_t length) {
+  const auto next = NEXT(munmap);
+  if (Active() != nullptr && IsInProgram(__builtin_return_address(0))) RemoveSharedMapping(address, length);
+  return next(address, length);
+}
+
+EXPORT TRITONSERVER_Error* TRITONBACKEND_OutputBuffer(TRITONBACKEND_Output* output, void** buffer, const uint64_t size,
+                                                      int* memory_type, int64_t* memory_type_id) {
+  const auto next = NEXT(TRITONBACKEND_OutputBuffer);
+  TRITONSERVER_Error* const error = next(output, buffer, size, memory_type, memory_type_id);
+  if (error != nullptr || Active() == nullptr) return error;
+  const std::string problem = CheckSharedMemory(*buffer, size);
+  return problem.empty() ? nullptr : Error(kInvalidArgument, "an output " + problem);
 }
 
 // The first that the thread of an instance does.
 EXPORT int setpriority(__priority_which_t which, id_t who, int priority) {
-  static const auto next = Next<int (*)(__priority_which_t, id_t, int)>("setpriority");
+  const auto next = NEXT(setpriority);
   if (Active() != nullptr && which == PRIO_PROCESS && who == static_cast<id_t>(syscall(SYS_gettid))) {
     AddInstanceThread();
+    Reach(Protection::kInstances);
   }
   return next(which, who, priority);
 }
 
 EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*run)(void*), void* argument) {
-  static const auto next = Next<int (*)(pthread_t*, const pthread_attr_t*, void* (*)(void*), void*)>("pthread_create");
+  const auto next = NEXT(pthread_create);
   if (next == nullptr) return EAGAIN;
-  if (Active() == nullptr || argument == nullptr || !IsStandardLibrary(__builtin_return_address(0)) ||
-      !DeletesModel(argument)) {
+  if (Active() == nullptr || argument == nullptr || !IsStandardLibrary(__builtin_return_address(0))) {
     return next(thread, attributes, run, argument);
   }
+  Reach(Protection::kModelDeletion);
+  if (!DeletesModel(argument)) return next(thread, attributes, run, argument);
   auto deletion = std::make_unique<Thread>(Thread{run, argument});
   const int error = next(thread, attributes, RunDeletion, deletion.get());
   if (error == 0) deletion.release();
@@ -788,34 +1375,42 @@ EXPORT int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, v
 EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestNew(TRITONSERVER_InferenceRequest** request,
                                                             TRITONSERVER_Server* server, const char* model,
                                                             int64_t version) {
-  static const auto next = Next<decltype(&TRITONSERVER_InferenceRequestNew)>("TRITONSERVER_InferenceRequestNew");
+  const auto next = NEXT(TRITONSERVER_InferenceRequestNew);
   TRITONSERVER_Error* const error = next(request, server, model, version);
   t_inputs.Begin(error == nullptr ? *request : nullptr);
+  Guard* guard = Active();
+  if (guard != nullptr && error == nullptr) guard->outcomes.Learn(model);
   return error;
 }
 
 EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestDelete(TRITONSERVER_InferenceRequest* request) {
-  static const auto next = Next<decltype(&TRITONSERVER_InferenceRequestDelete)>("TRITONSERVER_InferenceRequestDelete");
+  const auto next = NEXT(TRITONSERVER_InferenceRequestDelete);
   Guard* guard = Active();
-  if (guard != nullptr) guard->inputs.Release(large_requests().Remove(request));
+  if (guard != nullptr) {
+    Reach(Protection::kRequestEnds);
+    guard->inputs.Release(large_requests().Remove(request));
+    guard->callers.OnDelete(request);
+  }
   if (t_inputs.request == request) t_inputs.Begin(nullptr);
+  if (grpc::FrontEnd* front_end = ActiveFrontEnd(); front_end != nullptr) front_end->forwarded().OnDelete(request);
   return next(request);
 }
 
 // A classification of texts divides by it in servers up to 2.58.
 EXPORT uint32_t TRITONSERVER_DataTypeByteSize(int data_type) {
-  static const auto next = Next<decltype(&TRITONSERVER_DataTypeByteSize)>("TRITONSERVER_DataTypeByteSize");
+  const auto next = NEXT(TRITONSERVER_DataTypeByteSize);
   const uint32_t size = next(data_type);
-  return size == 0 && data_type == kTypeBytes && Active() != nullptr && IsInProgram(__builtin_return_address(0)) ? 1
-                                                                                                               : size;
+  if (Active() == nullptr || !IsInProgram(__builtin_return_address(0))) return size;
+  Reach(Protection::kClassification);
+  return size == 0 && data_type == kTypeBytes ? 1 : size;
 }
 
 // Each name once: the server leaks a little for every further time.
 EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestAddRequestedOutput(TRITONSERVER_InferenceRequest* request,
                                                                            const char* name) {
-  static const auto next =
-      Next<decltype(&TRITONSERVER_InferenceRequestAddRequestedOutput)>("TRITONSERVER_InferenceRequestAddRequestedOutput");
+  const auto next = NEXT(TRITONSERVER_InferenceRequestAddRequestedOutput);
   if (Active() != nullptr && name != nullptr) {
+    Reach(Protection::kRequestedOutputs);
     if (t_inputs.request != request) t_inputs.Begin(request);
     if (!t_inputs.outputs.insert(name).second) {
       return Error(kInvalidArgument, "output '" + NameText(name) + "' is asked for more than once");
@@ -829,19 +1424,33 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestAppendInputData(TRITONSE
                                                                         const char* name, const void* base,
                                                                         size_t size, int memory_type,
                                                                         int64_t memory_type_id) {
-  static const auto next =
-      Next<decltype(&TRITONSERVER_InferenceRequestAppendInputData)>("TRITONSERVER_InferenceRequestAppendInputData");
-  if (Active() != nullptr && size > kMostMemory) {
-    return Error(kInvalidArgument, "input '" + NameText(name) + "' is said to have " + Bytes(size));
+  const auto next = NEXT(TRITONSERVER_InferenceRequestAppendInputData);
+  if (Active() != nullptr) {
+    Reach(Protection::kInputData);
+    if (size > kMostMemory) return Error(kInvalidArgument, "input '" + NameText(name) + "' is said to have " + Bytes(size));
+    const std::string problem = CheckSharedMemory(base, size);
+    if (!problem.empty()) return Error(kInvalidArgument, "input '" + NameText(name) + "' " + problem);
   }
   return next(request, name, base, size, memory_type, memory_type_id);
 }
 
 // As above, for what comes over gRPC.
+EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestAppendInputDataWithBufferAttributes(
+    TRITONSERVER_InferenceRequest* request, const char* name, const void* base,
+    TRITONSERVER_BufferAttributes* attributes) {
+  const auto next = NEXT(TRITONSERVER_InferenceRequestAppendInputDataWithBufferAttributes);
+  size_t size = 0;
+  if (Active() != nullptr) Reach(Protection::kInputData);
+  if (Active() != nullptr && g_triton.byte_size != nullptr && g_triton.byte_size(attributes, &size) == nullptr) {
+    const std::string problem = CheckSharedMemory(base, size);
+    if (!problem.empty()) return Error(kInvalidArgument, "input '" + NameText(name) + "' " + problem);
+  }
+  return next(request, name, base, attributes);
+}
+
 EXPORT TRITONSERVER_Error* TRITONSERVER_BufferAttributesSetByteSize(TRITONSERVER_BufferAttributes* attributes,
                                                                     size_t size) {
-  static const auto next =
-      Next<decltype(&TRITONSERVER_BufferAttributesSetByteSize)>("TRITONSERVER_BufferAttributesSetByteSize");
+  const auto next = NEXT(TRITONSERVER_BufferAttributesSetByteSize);
   if (Active() != nullptr && size > kMostMemory) {
     return Error(kInvalidArgument, "a tensor is said to have " + Bytes(size));
   }
@@ -851,10 +1460,10 @@ EXPORT TRITONSERVER_Error* TRITONSERVER_BufferAttributesSetByteSize(TRITONSERVER
 EXPORT TRITONSERVER_Error* TRITONSERVER_InferenceRequestAddInput(TRITONSERVER_InferenceRequest* request,
                                                                  const char* name, int data_type, const int64_t* shape,
                                                                  uint64_t dims_count) {
-  static const auto next =
-      Next<decltype(&TRITONSERVER_InferenceRequestAddInput)>("TRITONSERVER_InferenceRequestAddInput");
+  const auto next = NEXT(TRITONSERVER_InferenceRequestAddInput);
   Guard* guard = Active();
   if (guard != nullptr) {
+    Reach(Protection::kShapes);
     int code = 0;
     const std::string problem = CheckInput(guard, request, name, data_type, shape, dims_count, &code);
     if (!problem.empty()) return Error(code, problem);

@@ -59,7 +59,7 @@ int HttpPoll::Wait(epoll_event* events, int most, int timeout_ms) {
     Interest* const interest = event.data.u64 == static_cast<uint64_t>(fd) ? Find(fd) : nullptr;
     if (interest == nullptr || interest->wanted != 0) return false;
     // Of a caller that sends more or leaves before it has its response: the front end hears of it when it reads again.
-    Watch(interest, fd, 0);
+    Watch(interest, fd, system_.on_unwanted(fd, event.events));
     return true;
   });
   return end == events ? Fail(EINTR) : static_cast<int>(end - events);

@@ -29,11 +29,12 @@ struct Interest {
 class HttpPoll {
  public:
   // The functions that this stands in front of, and one that returns what is wanted of a connection; null for any other
-  // descriptor.
+  // descriptor. The last is told of what came of a connection while nothing was wanted, and returns what else to watch for.
   struct System {
     int (*control)(int epoll, int operation, int fd, epoll_event* event);
     int (*wait)(int epoll, epoll_event* events, int most, int timeout_ms);
     Interest* (*find)(int fd);
+    uint32_t (*on_unwanted)(int fd, uint32_t events);
   };
 
   HttpPoll(int epoll, const System& system) : epoll_(epoll), system_(system) {}

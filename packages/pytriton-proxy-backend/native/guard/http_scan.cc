@@ -6,6 +6,8 @@
 #include <cstring>
 #include <utility>
 
+#include "trace_flag.h"
+
 namespace pytriton::guard {
 
 namespace {
@@ -168,7 +170,10 @@ size_t HttpScan::FeedLine(char* data, size_t size, const Limits& limits) {
     return part;
   }
   line.remove_suffix(2);
+  // Before the line is changed.
+  if (state_ == State::kRequestLine) has_chunks_ = !EndsWith(line, " HTTP/1.0");
   if (is_last_ && line.size() + 2 == part) CloseAfter(line, data);
+  if (makes_spans_ && line.size() + 2 == part) HideUnsampled(line, data);
   if (HasControl(line)) {
     Refuse(400, "the head of the request has a control character in " + Quote(line));
     return part;
@@ -183,6 +188,13 @@ void HttpScan::CloseAfter(std::string_view line, char* data) {
   constexpr std::string_view kKeeps = " HTTP/1.1";
   if (state_ == State::kRequestLine && EndsWith(line, kKeeps)) data[line.size() - 1] = '0';
   if (state_ == State::kHeaders && strncasecmp(data, "connection:", 11) == 0) data[0] = 'x';
+}
+
+// The header gets another name. One that comes in pieces stays as it is.
+void HttpScan::HideUnsampled(std::string_view line, char* data) {
+  if (state_ != State::kHeaders || line.size() <= kTraceHeader.size() || line[kTraceHeader.size()] != ':') return;
+  const bool is_named = strncasecmp(line.data(), kTraceHeader.data(), kTraceHeader.size()) == 0;
+  if (is_named && IsUnsampled(line.substr(kTraceHeader.size() + 1))) data[0] = 'x';
 }
 
 // The server compares the content type with the form's once the head is complete. Its last letter arrives in the bytes
@@ -247,6 +259,11 @@ void HttpScan::ParseRequestLine(std::string_view line) {
       target.find_first_of(" \t") != std::string_view::npos || (version != "HTTP/1.1" && version != "HTTP/1.0") ||
       method == "CONNECT") {
     Refuse(400, "expected METHOD PATH HTTP/1.1, got " + Quote(line));
+    return;
+  }
+  if (method == "HEAD") {
+    // The server serves it nowhere, and answers with a body, which is then taken for the begin of the next answer.
+    Refuse(kNotAllowed, "");
     return;
   }
   path_ = target.substr(0, target.find_first_of("?#"));
@@ -380,6 +397,20 @@ void HttpScan::ScanJson(const char* data, size_t size, const Limits& limits) {
   std::string problem;
   if (!json_.Feed(data, part, limits.max_json_depth, &problem)) Refuse(400, std::move(problem));
   if (json_.MayOverflow(json_bytes_)) Refuse(413, "the JSON of the request has more values than the server can count");
+}
+
+bool HttpScan::FindInference(InferencePath* found) const {
+  constexpr std::string_view kModels = "/v2/models/";
+  const std::string_view path = path_;
+  if (path.substr(0, kModels.size()) != kModels) return false;
+  const std::string_view rest = path.substr(kModels.size());
+  const std::string_view name = rest.substr(0, rest.find('/'));
+  const std::string_view what = rest.substr(rest.rfind('/') + 1);
+  if (name.size() == rest.size() || (what != "infer" && what != "generate" && what != "generate_stream")) return false;
+  found->model = name;
+  found->is_stream = what == "generate_stream";
+  found->has_chunks = has_chunks_;
+  return true;
 }
 
 bool HttpScan::is_inside_target() const {

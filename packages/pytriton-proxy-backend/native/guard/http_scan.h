@@ -16,9 +16,19 @@
 
 namespace pytriton::guard {
 
+// The status that HEAD is answered with.
+constexpr int kNotAllowed = 405;
+
 struct Refusal {
   int status = 0;  // of HTTP; 0: not refused
   std::string text;
+};
+
+// What a path asks for, where that is inference: `/v2/models/NAME[/versions/VERSION]/infer`, or one of the others.
+struct InferencePath {
+  std::string model;
+  bool is_stream = false;
+  bool has_chunks = true;  // false: the caller speaks HTTP/1.0, which has none
 };
 
 class HttpScan {
@@ -29,6 +39,8 @@ class HttpScan {
   // Whether the request that is being read is to be the last one of its connection. It is changed in place then, so that
   // the server closes the connection behind its answer.
   void set_last(bool is_last) { is_last_ = is_last; }
+  // Whether the server makes spans: it is not to see a `traceparent` whose caller wants none.
+  void set_makes_spans(bool makes_spans) { makes_spans_ = makes_spans; }
 
   // Reads on; returns how many of the bytes it took: fewer than `size` where the request ends in them or is refused.
   // A form's content type is made harmless in place: the server would parse such a body on its stack.
@@ -42,6 +54,8 @@ class HttpScan {
   const Refusal& refusal() const { return refusal_; }
   bool is_refused() const { return refusal_.status != 0; }
   bool is_compressed() const { return is_compressed_; }
+  // False where the request asks for anything else than inference, or its first line has not come.
+  bool FindInference(InferencePath* found) const;
 
   // Bytes of the body, as it was sent.
   uint64_t body_bytes() const { return body_bytes_; }
@@ -55,6 +69,7 @@ class HttpScan {
   size_t FeedLine(char* data, size_t size, const Limits& limits);
   void NeutralizeForm(char* data, size_t size);
   void CloseAfter(std::string_view line, char* data);
+  void HideUnsampled(std::string_view line, char* data);
   void ParseLine(std::string_view line, const Limits& limits);
   void ParseRequestLine(std::string_view line);
   void ParseHeader(std::string_view line);
@@ -70,12 +85,14 @@ class HttpScan {
   State state_ = State::kRequestLine;
   bool started_ = false;
   bool is_last_ = false;
+  bool makes_spans_ = false;
   Refusal refusal_;
   std::string line_;  // what came of a line that is not complete
   uint64_t head_bytes_ = 0;
   uint64_t header_count_ = 0;
 
   std::string path_;
+  bool has_chunks_ = true;
   bool is_chunked_ = false;
   bool is_compressed_ = false;
   bool has_content_length_ = false;

@@ -18,6 +18,8 @@ struct Limits {
   uint64_t max_json_depth = 512;
   // Stack of each of the server's threads, reserved and not used. 0: as the system has it.
   uint64_t thread_stack_bytes = 256ull << 20;
+  // Whether inference over gRPC is served by the guard's own front end; 0 leaves it to Triton's.
+  uint64_t grpc_front_end = 1;
 };
 
 // Reads `name=value` pairs with commas between them, as in the variable PYTRITON_GUARD. False, with the reason, for a

@@ -9,6 +9,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "protections.h"
+
 namespace pytriton::guard {
 
 namespace {
@@ -66,8 +68,12 @@ void Listeners::Start() {
   }
   unsetenv(kHandover);
   fcntl(channel_, F_SETFD, FD_CLOEXEC);
-  void* mapped = mmap(nullptr, 1, PROT_READ, MAP_SHARED, page, 0);
-  if (mapped != MAP_FAILED) page_ = static_cast<std::atomic<uint8_t>*>(mapped);
+  constexpr size_t kPageBytes = 2 + static_cast<size_t>(Protection::kCount);
+  void* mapped = mmap(nullptr, kPageBytes, PROT_READ | PROT_WRITE, MAP_SHARED, page, 0);
+  if (mapped != MAP_FAILED) {
+    page_ = static_cast<std::atomic<uint8_t>*>(mapped);
+    g_reached.store(page_ + 2, std::memory_order_relaxed);
+  }
   close(page);
   for (int& fd : given_) {
     fd = ReceiveDescriptor(channel_);
@@ -76,6 +82,7 @@ void Listeners::Start() {
 }
 
 bool Listeners::Adopt(int fd, const sockaddr* address, socklen_t length) {
+  has_bound_.store(true, std::memory_order_relaxed);
   for (int& given : given_) {
     sockaddr_storage bound{};
     socklen_t size = sizeof(bound);
@@ -112,6 +119,7 @@ void Listeners::OnListen(int fd) {
     int none = -1;
     if (!listening.compare_exchange_strong(none, fd)) continue;
     SendDescriptor(channel_, fd);
+    if (has_bound_.load(std::memory_order_relaxed)) Reach(Protection::kReplacement);
     return;
   }
 }

@@ -13,8 +13,8 @@ namespace pytriton::guard {
 
 class Listeners {
  public:
-  // Takes what the starter has given out of the environment: a channel, a page with the byte, and in the channel the
-  // sockets of the server before this one. Without it nothing is told, and all connections are accepted.
+  // Takes what the starter has given out of the environment: a channel, a page with the byte and others behind
+  // it (handover.py has the list), and in the channel the sockets of the server before this one. Without it nothing is told, and all connections are accepted.
   void Start();
 
   // Puts the socket of the server before this one in the place of one that is about to be bound to the same address;
@@ -25,7 +25,11 @@ class Listeners {
   void OnClose(int fd);
 
   bool Has(int fd) const;
+  // Whether a program of ours has started the server, and it is to end with that.
+  bool has_starter() const { return channel_ >= 0; }
   bool accepts() const { return role() == kServing; }
+  // Whether the starter tries out what is in force: what is refused meanwhile is its own.
+  bool is_tried() const { return page_ != nullptr && page_[1].load(std::memory_order_relaxed) != 0; }
   // Whether what callers still ask over their connections is to be answered by the server that follows.
   bool has_left() const { return role() == kLeft; }
 
@@ -38,6 +42,7 @@ class Listeners {
   }
 
   int channel_ = -1;
+  std::atomic<bool> has_bound_{false};
   std::atomic<uint8_t>* page_ = nullptr;
   std::array<int, kMost> given_{};  // by the starter, and not taken; -1 elsewhere
   std::array<std::atomic<int>, kMost> listening_{};

@@ -1,6 +1,9 @@
 #include "shape_check.h"
 
 #include <cstring>
+#include <string_view>
+
+#include "../src/printable.h"
 
 namespace pytriton::guard {
 
@@ -59,8 +62,8 @@ std::string ShapeText(const int64_t* shape, uint64_t dims_count) {
 
 std::string NameText(const char* name) {
   constexpr size_t kMost = 80;
-  const std::string text = name == nullptr ? "" : std::string(name, strnlen(name, kMost + 1));
-  return text.size() > kMost ? text.substr(0, kMost) + "..." : text;
+  const std::string_view text(name == nullptr ? "" : name, name == nullptr ? 0 : strnlen(name, kMost + 1));
+  return Printable(text.substr(0, kMost)) + (text.size() > kMost ? "..." : "");
 }
 
 }  // namespace pytriton::guard

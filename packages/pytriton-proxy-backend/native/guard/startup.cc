@@ -11,11 +11,14 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+
+#include "../src/printable.h"
 
 namespace pytriton::guard {
 
@@ -25,6 +28,9 @@ constexpr char kSettings[] = "PYTRITON_GUARD";
 constexpr char kSecrets[] = "PYTRITON_GUARD_SECRETS";
 constexpr char kPreload[] = "LD_PRELOAD";
 constexpr char kLibrary[] = "libpytriton_guard.so";
+constexpr unsigned kStarterPauseSeconds = 2;
+// More than a server takes that waits for its requests, 30 s, and then for its connections.
+constexpr unsigned kOrphanSeconds = 45;
 
 // The address range of the program, from the first entry of the loader's list.
 struct Range {
@@ -117,6 +123,15 @@ void RemoveFromPreload() {
   }
 }
 
+// Nothing here takes memory or locks: the server may have broken both.
+void* WatchStarter(void* given) {
+  const auto starter = static_cast<pid_t>(reinterpret_cast<intptr_t>(given));
+  while (getppid() == starter) sleep(kStarterPauseSeconds);
+  sleep(kOrphanSeconds);
+  kill(getpid(), SIGKILL);
+  return nullptr;
+}
+
 // Everything in a descriptor, from its begin.
 std::string ReadAll(int fd) {
   std::string text;
@@ -132,7 +147,7 @@ std::string ReadAll(int fd) {
 
 }  // namespace
 
-bool IsTritonServer() { return dlsym(RTLD_DEFAULT, "TRITONSERVER_ServerNew") != nullptr; }
+bool IsTritonServer() { return dlsym(RTLD_DEFAULT, "TRITONSERVER_ApiVersion") != nullptr; }
 
 Limits ReadSettings() {
   Limits limits;
@@ -205,6 +220,17 @@ uint64_t EnlargeStacks(uint64_t bytes) {
   return now;
 }
 
+void EndWithStarter() {
+  sigset_t all;
+  sigset_t before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  pthread_t thread;
+  const auto starter = static_cast<intptr_t>(getppid());
+  if (pthread_create(&thread, nullptr, WatchStarter, reinterpret_cast<void*>(starter)) == 0) pthread_detach(thread);
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+}
+
 void HideErrorMode() { dl_iterate_phdr(HideErrorModeInProgram, nullptr); }
 
 std::string PythonBackendPrefix(int argc, char** argv) {
@@ -234,7 +260,7 @@ void Log(char severity, const std::string& text) {
   char head[64];
   std::snprintf(head, sizeof(head), "%c%02d%02d %02d:%02d:%02d.%06ld %d pytriton guard] ", severity, parts.tm_mon + 1,
                 parts.tm_mday, parts.tm_hour, parts.tm_min, parts.tm_sec, static_cast<long>(now.tv_usec), getpid());
-  const std::string line = head + text + "\n";
+  const std::string line = head + Printable(text) + "\n";
   // Nothing is left to do where even the log cannot be written.
   if (write(STDERR_FILENO, line.data(), line.size()) < 0) return;
 }

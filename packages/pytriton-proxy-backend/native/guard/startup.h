@@ -29,6 +29,10 @@ uint64_t EnlargeStacks(uint64_t bytes);
 // status of its first error: it frees the requests of such a stream that are still served.
 void HideErrorMode();
 
+// Has the server end some time after its starter has: it gets SIGTERM then, but one that hangs acts on no signal but
+// SIGKILL.
+void EndWithStarter();
+
 // The prefix of the names of memory that Triton's Python backend shares with its own processes.
 std::string PythonBackendPrefix(int argc, char** argv);
 

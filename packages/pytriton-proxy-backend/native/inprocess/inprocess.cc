@@ -10,6 +10,7 @@
 #include <cstring>
 #include <exception>
 #include <iterator>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "../src/batch.h"
+#include "../src/cache_metrics.h"
 #include "../src/record.h"
 #include "../src/triton_util.h"
 #include "lane.h"
@@ -133,6 +135,22 @@ struct OwnedBatch {
   Batch batch;
 };
 
+// Those of loaded models, whose instances share one. With the GIL.
+std::map<const void*, std::weak_ptr<ModelCache>> caches;
+
+TRITONSERVER_Error* CacheOf(
+    TRITONBACKEND_Model* model, const void* key, uint64_t bytes, std::shared_ptr<ModelCache>* cache) {
+  *cache = caches[key].lock();
+  if (*cache != nullptr) return nullptr;
+  const char* name = nullptr;
+  uint64_t version = 0;
+  if (auto* error = TRITONBACKEND_ModelName(model, &name)) return error;
+  if (auto* error = TRITONBACKEND_ModelVersion(model, &version)) return error;
+  *cache = std::make_shared<ModelCache>(bytes, NewCacheMetrics(name, version));
+  caches[key] = *cache;
+  return nullptr;
+}
+
 TRITONSERVER_Error* Refused(const char* what) {
   std::string text = std::string("pytriton.inprocess: ") + what;
   if (!connected) {
@@ -164,44 +182,50 @@ void SendRecord(
   owned->batch.held_back = nullptr;
 }
 
+// The slab of an instance, for a record of so many bytes; null with the reason where there is no memory for it.
+uint8_t* MakeRoom(Instance* instance, uint64_t length, std::string* error) {
+  if (length > instance->capacity) {
+    python_thread.Enter();
+    const WithGil gil;
+    CallHook(hooks.make_room, NewNumber(instance->token), NewNumber(length));
+  }
+  if (length <= instance->capacity) return static_cast<uint8_t*>(instance->slab);
+  *error = "there is no memory for a batch of " + std::to_string(length) + " bytes";
+  return nullptr;
+}
+
 void Execute(
     Instance* instance, TRITONBACKEND_ModelInstance* triton_instance, TRITONBACKEND_Request** requests,
     uint32_t count) {
   auto owned = std::make_unique<OwnedBatch>(
       triton_instance, requests, count, instance->batching != 0, instance->decoupled != 0);
   Batch& batch = owned->batch;
+  batch.ranks = &instance->ranks;
+  batch.cache = instance->cache.get();
   static thread_local BatchSource source;
   static thread_local std::vector<InPlace> in_place;
   std::string error;
   BatchLayout layout;
-  in_place.clear();
-  bool collected = batch.Collect(&source, &error);
-  if (collected && count == 1) {
-    for (size_t i = 0; i < source.tensors.size(); ++i) {
+  uint8_t* record = nullptr;
+  do {
+    in_place.clear();
+    batch.Collect(&source);
+    if (batch.finished()) return;
+    // What the cache may keep is not Triton's to give.
+    for (size_t i = 0; batch.size() == 1 && batch.cache == nullptr && i < source.tensors.size(); ++i) {
       TensorSource& tensor = source.tensors[i];
       if (tensor.piece_count != 1 || tensor.length < instance->in_place_from) continue;
       tensor.in_place = true;
       in_place.push_back({i, source.pieces[tensor.first_piece].data});
     }
-  }
-  collected = collected && LayoutBatch(source, &layout, &error);
+    record = LayoutBatch(source, &layout, &error) ? MakeRoom(instance, layout.written_length, &error) : nullptr;
+    if (record == nullptr) {
+      batch.Fail(TRITONSERVER_ERROR_INTERNAL, error);
+      return;
+    }
+    WriteBatch(source, layout, owned->Id(), batch.started_ns(), record);
+  } while (!batch.CheckStrings(source, layout, record));
   python_thread.Enter();
-  if (collected && layout.written_length > instance->capacity) {
-    {
-      const WithGil gil;
-      CallHook(hooks.make_room, NewNumber(instance->token), NewNumber(layout.written_length));
-    }
-    if (layout.written_length > instance->capacity) {
-      error = "there is no memory for a batch of " + std::to_string(layout.written_length) + " bytes";
-      collected = false;
-    }
-  }
-  if (!collected) {
-    batch.Fail(TRITONSERVER_ERROR_INTERNAL, error);
-    return;
-  }
-  auto* record = static_cast<uint8_t*>(instance->slab);
-  WriteBatch(source, layout, owned->Id(), batch.started_ns(), record);
   StampSent(record, batch.MarkSent());
   Served served;
   {
@@ -225,7 +249,7 @@ void Execute(
           if (places != nullptr && place) PyList_Append(places, place.get());
         }
         const uint64_t taken = CallHook(
-            hooks.execute, NewNumber(instance->token), NewNumber(owned.get()), NewNumber(requests[0]), places);
+            hooks.execute, NewNumber(instance->token), NewNumber(owned.get()), NewNumber(batch.request(0)), places);
         if (taken == 1) owned.release();
       }
     }
@@ -412,6 +436,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelFinalize(TRITONBACKEND_Mo
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelState(model, &key));
   if (key == nullptr) return nullptr;
   const WithGil gil;
+  pytriton::caches.erase(key);
   CallHook(hooks.unload_model, NewNumber(key));
   return nullptr;
 }
@@ -423,9 +448,15 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITON
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceModel(instance, &model));
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelState(model, &key));
   auto made = std::make_unique<Instance>();
+  std::string configuration;
+  PYTRITON_RETURN_IF_ERROR(pytriton::ConfigurationOf(model, &configuration));
+  made->ranks.Read(configuration);
   const WithGil gil;
   made->token = CallHook(hooks.load_instance, NewNumber(key), NewNumber(made.get()));
   if (made->token == 0) return pytriton::Refused("making an instance of the model");
+  if (made->cache_bytes != 0) {
+    PYTRITON_RETURN_IF_ERROR(pytriton::CacheOf(model, key, made->cache_bytes, &made->cache));
+  }
   PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceSetState(instance, made.get()));
   made.release();
   return nullptr;

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 
+#include "../src/input_ranks.h"
+#include "../src/response_cache.h"
 #include "python_objects.h"
 
 namespace pytriton {
@@ -20,6 +23,9 @@ struct Instance {
   uint32_t decoupled;
   PyObject* owner;  // what keeps the slab
   Lane* lane;       // null where Python serves every batch
+  uint64_t cache_bytes;  // what the answers of all models may take that keep theirs; 0: this one does not
+  InputRanks ranks;  // not for Python, like what follows
+  std::shared_ptr<ModelCache> cache;
 };
 
 // What a lane has done with a batch.

@@ -75,6 +75,7 @@ static_assert(sizeof(OutputHeader) <= kOutputOffset, "the elements are aligned")
 
 OutputHeader* NewOutput(size_t size) {
   void* memory = nullptr;
+  if (size > SIZE_MAX - kOutputOffset) return nullptr;
   if (posix_memalign(&memory, kOutputOffset, kOutputOffset + size) != 0) return nullptr;
   return new (memory) OutputHeader{false};
 }
@@ -196,6 +197,12 @@ Error* ReadOutputs(Response* response, ReceivedResponse* received) {
         response, i, &name, &type, &dims, &dims_count, &base, &size, &memory_type, &device, &userp);
     if (error != nullptr) break;
     const bool on_device = memory_type == TRITONSERVER_MEMORY_GPU;
+    // A backend may have taken memory of any size for it; arrays go by the shape. Strings are looked at where they are read.
+    std::string text;
+    if (!FitsShape(static_cast<uint32_t>(type), dims, dims_count, nullptr, size, &text)) {
+      return triton.ErrorNew(
+          TRITONSERVER_ERROR_INTERNAL, (std::string("output '") + name + "' of the response is " + text).c_str());
+    }
     if (received->label.empty() && size != 0 && !on_device) {
       received->label = FindLabel(response, i, type, dims, dims_count, base);
     }
@@ -228,19 +235,20 @@ std::unique_ptr<ReceivedResponse> Read(Response* response, bool final) {
   Error* error = triton.InferenceResponseModel(response, &name, &received->version);
   if (name != nullptr) received->model = name;
   if (error == nullptr) error = ReadParameters(response, received.get());
-  Error* failure = error == nullptr ? triton.InferenceResponseError(response) : error;
-  if (failure == nullptr) failure = error = ReadOutputs(response, received.get());
-  if (failure != nullptr) {
+  Error* failure = error == nullptr ? triton.InferenceResponseError(response) : nullptr;
+  if (error == nullptr && failure == nullptr) error = ReadOutputs(response, received.get());
+  if (error != nullptr) {
     // Parts that were read before an error of the reading itself are not to be relied on.
-    if (error != nullptr) {
-      unreadable = std::move(received);
-      received = std::make_unique<ReceivedResponse>();
-      received->final = final;
-    }
+    unreadable = std::move(received);
+    received = std::make_unique<ReceivedResponse>();
+    received->final = final;
+    failure = error;
+  }
+  if (failure != nullptr) {
     received->failed = true;
     received->error_code = triton.ErrorCode(failure);
     received->error = triton.ErrorMessage(failure);
-    Discard(error);  // that of a response belongs to the response
+    Discard(failure);
   }
   Discard(triton.InferenceResponseDelete(response));
   return received;

@@ -11,6 +11,11 @@
   ENTRY(SERVER_ErrorMessage)                            \
   ENTRY(SERVER_LogIsEnabled)                            \
   ENTRY(SERVER_LogMessage)                              \
+  ENTRY(SERVER_MessageSerializeToJson)                  \
+  ENTRY(SERVER_MessageDelete)                           \
+  ENTRY(SERVER_ParameterNew)                            \
+  ENTRY(SERVER_ParameterDelete)                         \
+  ENTRY(BACKEND_ModelConfig)                            \
   ENTRY(BACKEND_ModelName)                              \
   ENTRY(BACKEND_ModelVersion)                           \
   ENTRY(BACKEND_ModelRepository)                        \
@@ -55,7 +60,11 @@
 // May be missing in a server; what calls them looks first.
 #define PYTRITON_OPTIONAL_TRITON_FUNCTIONS(ENTRY)  \
   ENTRY(SERVER_InferenceRequestPriorityUInt64) \
-  ENTRY(SERVER_InferenceTraceContext)
+  ENTRY(SERVER_InferenceTraceContext)          \
+  ENTRY(SERVER_MetricFamilyNew)                \
+  ENTRY(SERVER_MetricNew)                      \
+  ENTRY(SERVER_MetricDelete)                   \
+  ENTRY(SERVER_MetricIncrement)
 
 namespace pytriton {
 
@@ -76,6 +85,9 @@ extern TritonTable triton_table;
 #define TRITONSERVER_ErrorMessage (::pytriton::triton_table.TRITONSERVER_ErrorMessage_)
 #define TRITONSERVER_LogIsEnabled (::pytriton::triton_table.TRITONSERVER_LogIsEnabled_)
 #define TRITONSERVER_LogMessage (::pytriton::triton_table.TRITONSERVER_LogMessage_)
+#define TRITONSERVER_MessageSerializeToJson (::pytriton::triton_table.TRITONSERVER_MessageSerializeToJson_)
+#define TRITONSERVER_MessageDelete (::pytriton::triton_table.TRITONSERVER_MessageDelete_)
+#define TRITONBACKEND_ModelConfig (::pytriton::triton_table.TRITONBACKEND_ModelConfig_)
 #define TRITONBACKEND_ModelName (::pytriton::triton_table.TRITONBACKEND_ModelName_)
 #define TRITONBACKEND_ModelVersion (::pytriton::triton_table.TRITONBACKEND_ModelVersion_)
 #define TRITONBACKEND_ModelRepository (::pytriton::triton_table.TRITONBACKEND_ModelRepository_)
@@ -118,3 +130,9 @@ extern TritonTable triton_table;
 #define TRITONBACKEND_ModelInstanceReportBatchStatistics (::pytriton::triton_table.TRITONBACKEND_ModelInstanceReportBatchStatistics_)
 #define TRITONSERVER_InferenceRequestPriorityUInt64 (::pytriton::triton_table.TRITONSERVER_InferenceRequestPriorityUInt64_)
 #define TRITONSERVER_InferenceTraceContext (::pytriton::triton_table.TRITONSERVER_InferenceTraceContext_)
+#define TRITONSERVER_ParameterNew (::pytriton::triton_table.TRITONSERVER_ParameterNew_)
+#define TRITONSERVER_ParameterDelete (::pytriton::triton_table.TRITONSERVER_ParameterDelete_)
+#define TRITONSERVER_MetricFamilyNew (::pytriton::triton_table.TRITONSERVER_MetricFamilyNew_)
+#define TRITONSERVER_MetricNew (::pytriton::triton_table.TRITONSERVER_MetricNew_)
+#define TRITONSERVER_MetricDelete (::pytriton::triton_table.TRITONSERVER_MetricDelete_)
+#define TRITONSERVER_MetricIncrement (::pytriton::triton_table.TRITONSERVER_MetricIncrement_)

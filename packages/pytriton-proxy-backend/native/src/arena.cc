@@ -31,8 +31,12 @@ namespace pytriton {
 namespace {
 
 constexpr uint64_t kFirstSegment = 1u << 20;
+// MFD_NOEXEC_SEAL of Linux 6.3, which older headers lack.
+constexpr unsigned kNoexecSeal = 0x8;
 // Blocks of one worker's arenas are whole segments' slices: more segments than this only a broken peer announces.
 constexpr size_t kMaxSegments = 4096;
+
+int MemoryFile(unsigned flags) { return static_cast<int>(syscall(SYS_memfd_create, "pytriton-arena", flags)); }
 
 uint64_t AlignUp(uint64_t value, uint64_t alignment) { return (value + alignment - 1) & ~(alignment - 1); }
 
@@ -51,21 +55,29 @@ void Put(std::map<uint64_t, uint64_t>::node_type node, uint64_t offset, uint64_t
 }  // namespace
 
 std::unique_ptr<Segment> Segment::Create(uint32_t id, uint64_t size, std::string* error) {
-  const int fd = static_cast<int>(syscall(SYS_memfd_create, "pytriton-arena", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  int fd = MemoryFile(MFD_CLOEXEC | MFD_ALLOW_SEALING);
+  // Some systems refuse memory that might be executed (sysctl vm.memfd_noexec).
+  if (fd < 0 && errno == EACCES) fd = MemoryFile(MFD_CLOEXEC | MFD_ALLOW_SEALING | kNoexecSeal);
   if (fd < 0) {
+    const int code = errno;
     *error = Errno("memfd_create");
+    errno = code;
     return nullptr;
   }
   if (ftruncate(fd, static_cast<off_t>(size)) != 0 ||
       fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+    const int code = errno;
     *error = Errno("ftruncate or F_ADD_SEALS") + " for " + std::to_string(size) + " bytes";
     close(fd);
+    errno = code;
     return nullptr;
   }
   void* data = mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) {
+    const int code = errno;
     *error = Errno("mmap") + " of " + std::to_string(size) + " bytes";
     close(fd);
+    errno = code;
     return nullptr;
   }
   return std::unique_ptr<Segment>(new Segment(id, fd, static_cast<uint8_t*>(data), size));

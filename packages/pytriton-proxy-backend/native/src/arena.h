@@ -53,7 +53,7 @@ class Arena {
 
   // kNeedSegment: nothing free is large enough, AddSegment(length) may help. kFull: the budget does not allow it.
   Result Allocate(uint64_t length, Block* block);
-  // A segment that can hold `length` bytes, ready to be announced to the peer. Null with the reason.
+  // A segment that can hold `length` bytes, ready to be announced to the peer. Null with the reason, and `errno`.
   Segment* AddSegment(uint64_t length, std::string* error);
   // False where no such block is in use.
   bool Release(uint32_t segment, uint64_t offset);

@@ -15,8 +15,11 @@
 #include <utility>
 
 #include "batch.h"
+#include "cache_metrics.h"
 #include "calls.h"
+#include "core_cache.h"
 #include "endpoint.h"
+#include "guard_readiness.h"
 #include "python_model.h"
 #include "settings.h"
 #include "triton_util.h"
@@ -37,6 +40,7 @@ struct Model {
 struct Instance {
   pytriton::Endpoint* endpoint;
   std::unique_ptr<pytriton::PythonInstance> python;  // where the endpoint is not the model's
+  pytriton::InputRanks ranks;
 };
 
 using pytriton::MakeError;
@@ -150,9 +154,24 @@ TRITONSERVER_Error* LoadOwn(
   if (!pytriton::ReadSettings(folder + pytriton::kSideFileName, &settings, &error)) {
     return MakeError(TRITONSERVER_ERROR_INVALID_ARG, error);
   }
+  if (settings.decoupled && settings.cache_bytes != 0) {
+    return MakeError(
+        TRITONSERVER_ERROR_INVALID_ARG,
+        "model '" + identity.name + "': the answers of a decoupled model cannot be kept, so cache_bytes has to be 0");
+  }
   WarnAboutSharing("model '" + identity.name + "' version " + std::to_string(identity.version),
                    folder + kDescriptionName, settings);
+  std::string configuration;
+  PYTRITON_RETURN_IF_ERROR(pytriton::ConfigurationOf(model, &configuration));
+  PYTRITON_RETURN_IF_ERROR(pytriton::RefuseCoreCache(
+      identity.name, configuration,
+      "`cache_bytes = <bytes>` in " + std::string(pytriton::kSideFileName) +
+          ", which `pytriton-proxy-backend add --response-cache <bytes>` writes, lets the proxy keep answers"));
   auto endpoint = std::make_unique<pytriton::Endpoint>(identity, settings);
+  if (settings.cache_bytes != 0) {
+    endpoint->UseCache(std::make_unique<pytriton::ModelCache>(
+        settings.cache_bytes, pytriton::NewCacheMetrics(identity.name, identity.version)));
+  }
   PYTRITON_RETURN_IF_ERROR(pytriton::OfferCalls(model, identity, endpoint.get()));
   if (!endpoint->Listen(&error)) {
     return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "model '" + identity.name + "': " + error);
@@ -233,8 +252,18 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceInitialize(TRITON
       PYTRITON_RETURN_IF_ERROR(model->python->Start(instance, &made->python));
       made->endpoint = made->python->endpoint();
     }
+    // Not earlier: a `model.py` completes the configuration.
+    std::string configuration;
+    PYTRITON_RETURN_IF_ERROR(pytriton::ConfigurationOf(triton_model, &configuration));
+    made->ranks.Read(configuration);
+    const char* name = nullptr;
+    uint64_t version = 0;
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelName(triton_model, &name));
+    PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelVersion(triton_model, &version));
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceSetState(instance, made.get()));
-    made.release();
+    pytriton::TellGuard(made.release(), model, name, version, [](const void* told) {
+      return static_cast<const Instance*>(told)->endpoint->IsReady();
+    });
     return nullptr;
   });
 }
@@ -243,6 +272,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceFinalize(TRITONBA
   return Guarded("ending an instance of the model", [&]() -> TRITONSERVER_Error* {
     void* state = nullptr;
     PYTRITON_RETURN_IF_ERROR(TRITONBACKEND_ModelInstanceState(instance, &state));
+    pytriton::ForgetInGuard(state);
     delete static_cast<Instance*>(state);
     return nullptr;
   });
@@ -272,6 +302,7 @@ PYTRITON_EXPORT TRITONSERVER_Error* TRITONBACKEND_ModelInstanceExecute(
     auto batch = std::make_unique<pytriton::Batch>(
         endpoint->NextBatchId(), instance, requests, request_count, endpoint->settings().batching,
         endpoint->settings().decoupled, endpoint->in_flight(), endpoint->late_ends());
+    batch->ranks = &own->ranks;
     batch->counts_failures = own->python != nullptr;
     endpoint->Execute(std::move(batch));
   } catch (const std::exception& exception) {

@@ -1,6 +1,10 @@
 #include "batch.h"
 
+#include <algorithm>
 #include <cstring>
+#include <iterator>
+#include <new>
+#include <numeric>
 #include <utility>
 
 #include "triton_util.h"
@@ -8,6 +12,9 @@
 namespace pytriton {
 
 namespace {
+
+// More bytes than any tensor has, and few enough that the sum over a batch can be counted.
+constexpr uint64_t kLargestTensor = uint64_t{1} << 48;
 
 // One input of one request, as Triton describes it.
 struct InputView {
@@ -18,39 +25,109 @@ struct InputView {
   uint64_t byte_size;
   TRITONBACKEND_Input* input;
   uint32_t buffer_count;
+  uint32_t first_piece;  // in Inputs::pieces
+  uint64_t elements;
 };
+
+// The inputs of all requests of a batch. Kept from batch to batch, for their memory.
+struct Inputs {
+  std::vector<InputView> views;
+  std::vector<size_t> begin;  // of each request in `views`, and the end
+  std::vector<Piece> pieces;
+  std::vector<const InputView*> column;
+  std::vector<uint8_t> joined;  // by view
+};
+thread_local Inputs inputs;
 
 bool SameColumn(const InputView& a, const InputView& b) {
   return a.dtype == b.dtype && a.name == b.name && a.dims_count == b.dims_count && a.dims_count != 0 &&
          std::memcmp(a.dims + 1, b.dims + 1, (a.dims_count - 1) * sizeof(int64_t)) == 0;
 }
 
-bool AddPieces(const InputView& view, BatchSource* source, std::string* error) {
+std::string InputName(const InputView& view) { return "input '" + std::string(view.name) + "'"; }
+
+// Whether an input has the dimensions of the model's, and the bytes of its shape, which all that is joined relies on,
+// whatever the server has checked. The bytes of strings are looked at in the record.
+bool HasItsForm(InputView* view, const InputRanks* ranks, std::string* error) {
+  const uint32_t rank = ranks == nullptr ? 0 : ranks->Find(view->name);
+  if (rank != 0 && view->dims_count != rank) {
+    // Triton takes a batch of no rows for no batch.
+    *error = InputName(*view) + ": expected " + std::to_string(rank) + " dimensions, got " +
+             std::to_string(view->dims_count) + "; where there is a batch axis, it has 1 row or more";
+    return false;
+  }
+  const bool strings = view->dtype == TRITONSERVER_TYPE_BYTES;
+  const uint32_t element = FixedElementSize(view->dtype);
+  if (!strings && element == 0) {
+    *error = InputName(*view) + " has data type " + std::to_string(view->dtype) + ", which this backend does not know";
+    return false;
+  }
+  // Of an empty tensor the other dimensions count as well: no array can have any.
+  uint64_t bytes = strings ? sizeof(uint32_t) : element;
+  bool is_empty = false;
+  for (uint32_t d = 0; d < view->dims_count; ++d) {
+    const int64_t dim = view->dims[d];
+    is_empty = is_empty || dim == 0;
+    if (dim < 0 || __builtin_mul_overflow(bytes, static_cast<uint64_t>(std::max<int64_t>(dim, 1)), &bytes) ||
+        bytes > kLargestTensor) {
+      *error = InputName(*view) + ": dimension " + std::to_string(dim) + " is negative, or too large with the others";
+      return false;
+    }
+  }
+  view->elements = is_empty ? 0 : strings ? bytes / sizeof(uint32_t) : bytes / element;
+  if (is_empty) bytes = 0;
+  if (strings || bytes == view->byte_size) return true;
+  *error = InputName(*view) + ": expected " + std::to_string(bytes) + " bytes for its shape, got " +
+           std::to_string(view->byte_size);
+  return false;
+}
+
+bool ReadPieces(const InputView& view, std::string* error) {
   uint64_t total = 0;
   for (uint32_t i = 0; i < view.buffer_count; ++i) {
-    Piece& piece = source->pieces.emplace_back();
+    Piece& piece = inputs.pieces.emplace_back();
     TRITONSERVER_MemoryType memory = TRITONSERVER_MEMORY_CPU;
     int64_t device = 0;
     if (Failed(TRITONBACKEND_InputBuffer(view.input, i, &piece.data, &piece.size, &memory, &device), error)) return false;
     if (memory == TRITONSERVER_MEMORY_GPU) {
-      *error = "input '" + std::string(view.name) + "' lies in the memory of GPU " + std::to_string(device) +
+      *error = InputName(view) + " lies in the memory of GPU " + std::to_string(device) +
                "; this backend takes inputs from host memory: send the tensor in the request or in system shared memory";
       return false;
     }
     total += piece.size;
   }
-  if (total != view.byte_size) {
-    *error = "input '" + std::string(view.name) + "' announces " + std::to_string(view.byte_size) +
-             " bytes, its buffers hold " + std::to_string(total);
-    return false;
+  if (total == view.byte_size) return true;
+  *error = InputName(view) + " announces " + std::to_string(view.byte_size) + " bytes, its buffers hold " +
+           std::to_string(total);
+  return false;
+}
+
+bool ReadInputs(TRITONBACKEND_Request* request, const InputRanks* ranks, std::string* error) {
+  uint32_t count = 0;
+  if (Failed(TRITONBACKEND_RequestInputCount(request, &count), error)) return false;
+  for (uint32_t i = 0; i < count; ++i) {
+    InputView& view = inputs.views.emplace_back();
+    const char* name = nullptr;
+    TRITONSERVER_DataType dtype;
+    if (Failed(TRITONBACKEND_RequestInputByIndex(request, i, &view.input), error) ||
+        Failed(
+            TRITONBACKEND_InputProperties(
+                view.input, &name, &dtype, &view.dims, &view.dims_count, &view.byte_size, &view.buffer_count),
+            error)) {
+      return false;
+    }
+    view.name = name;
+    view.dtype = static_cast<uint32_t>(dtype);
+    view.first_piece = static_cast<uint32_t>(inputs.pieces.size());
+    if (!HasItsForm(&view, ranks, error) || !ReadPieces(view, error)) return false;
   }
   return true;
 }
 
-// Adds one tensor made of the inputs `views`, whose rows lie behind each other.
-bool AddTensor(
-    const std::vector<const InputView*>& views, uint32_t owner, bool add_rows, BatchSource* source,
-    std::string* error) {
+// Adds one tensor made of the inputs in `inputs.column`, whose rows lie behind each other: of all requests, or of the one
+// that is the owner.
+void AddTensor(uint32_t owner, bool add_rows, BatchSource* source) {
+  const auto& views = inputs.column;
   const InputView& first = *views[0];
   TensorSource& tensor = source->tensors.emplace_back();
   tensor.name = first.name;
@@ -61,12 +138,18 @@ bool AddTensor(
   tensor.first_piece = static_cast<uint32_t>(source->pieces.size());
   source->dims.insert(source->dims.end(), first.dims, first.dims + first.dims_count);
   for (size_t i = 0; i < views.size(); ++i) {
-    if (!AddPieces(*views[i], source, error)) return false;
-    tensor.length += views[i]->byte_size;
-    if (add_rows && i != 0) source->dims[tensor.first_dim] += views[i]->dims[0];
+    const InputView& view = *views[i];
+    const auto pieces = inputs.pieces.begin() + view.first_piece;
+    source->pieces.insert(source->pieces.end(), pieces, pieces + view.buffer_count);
+    if (first.dtype == TRITONSERVER_TYPE_BYTES) {
+      source->strings.push_back(
+          {static_cast<uint32_t>(source->tensors.size() - 1),
+           owner == kWholeBatch ? static_cast<uint32_t>(i) : owner, tensor.length, view.byte_size, view.elements});
+    }
+    tensor.length += view.byte_size;
+    if (add_rows && i != 0) source->dims[tensor.first_dim] += view.dims[0];
   }
   tensor.piece_count = static_cast<uint32_t>(source->pieces.size()) - tensor.first_piece;
-  return true;
 }
 
 bool SameOutputs(const BatchSource& source, const RequestSource& a, uint32_t first, uint32_t count) {
@@ -103,10 +186,31 @@ Batch::Batch(
   items_.reserve(count);
   if (!decoupled_) last_responses_.reserve(count);
   for (uint32_t i = 0; i < count; ++i) {
-    Item item{requests[i], nullptr, 1, true, false, false, false, false};
-    if (decoupled_) PYTRITON_LOG_IF_ERROR(TRITONBACKEND_ResponseFactoryNew(&item.factory, item.request), "response factory");
-    items_.push_back(item);
+    Item item{};
+    item.request = requests[i];
+    item.rows = 1;
+    item.open = true;
+    // Without one, a request has its one response, an error, when it is collected.
+    if (decoupled_ && !Succeeded(TRITONBACKEND_ResponseFactoryNew(&item.factory, item.request))) item.factory = nullptr;
+    items_.push_back(std::move(item));
   }
+}
+
+Batch::Batch(uint64_t id, const Batch& like)
+    : ranks(like.ranks),
+      cache(like.cache),
+      returns(like.returns),
+      counts_failures(like.counts_failures),
+      loss(like.loss),
+      id_(id),
+      instance_(like.instance_),
+      batching_(like.batching_),
+      decoupled_(like.decoupled_),
+      late_ends_(like.late_ends_),
+      in_flight_(like.in_flight_),
+      open_(0),
+      started_ns_(like.started_ns_) {
+  in_flight_->fetch_add(1, std::memory_order_acq_rel);
 }
 
 Batch::~Batch() {
@@ -114,8 +218,8 @@ Batch::~Batch() {
   in_flight_->fetch_sub(1, std::memory_order_acq_rel);
 }
 
-bool Batch::CollectRequest(uint32_t index, BatchSource* source, std::string* error) {
-  TRITONBACKEND_Request* request = items_[index].request;
+bool Batch::CollectRequest(const Item& item, BatchSource* source, std::string* error) {
+  TRITONBACKEND_Request* request = item.request;
   RequestSource out;
   const auto failed = [error](TRITONSERVER_Error* result) { return Failed(result, error); };
   const char* text = nullptr;
@@ -170,61 +274,32 @@ bool Batch::CollectRequest(uint32_t index, BatchSource* source, std::string* err
     source->outputs.emplace_back(text);
   }
   // Nearly always every request wants the same outputs: they are then written once.
-  if (index != 0 && SameOutputs(*source, source->requests[0], out.first_output, count)) {
+  if (!source->requests.empty() && SameOutputs(*source, source->requests[0], out.first_output, count)) {
     source->outputs.resize(out.first_output);
     out.first_output = source->requests[0].first_output;
   }
   source->requests.push_back(out);
-  return true;
+  return ReadInputs(request, ranks, error);
 }
 
-bool Batch::CollectTensors(BatchSource* source, std::string* error) {
-  // Kept from batch to batch, for their memory.
-  thread_local std::vector<InputView> views;
-  thread_local std::vector<size_t> begin;  // of each request in `views`
-  thread_local std::vector<const InputView*> column;
-  thread_local std::vector<uint8_t> joined;  // by view
-  views.clear();
-  begin.clear();
-  for (uint32_t r = 0; r < size(); ++r) {
-    begin.push_back(views.size());
-    uint32_t count = 0;
-    if (Failed(TRITONBACKEND_RequestInputCount(items_[r].request, &count), error)) return false;
-    for (uint32_t i = 0; i < count; ++i) {
-      InputView& view = views.emplace_back();
-      const char* name = nullptr;
-      TRITONSERVER_DataType dtype;
-      if (Failed(TRITONBACKEND_RequestInputByIndex(items_[r].request, i, &view.input), error) ||
-          Failed(
-              TRITONBACKEND_InputProperties(
-                  view.input, &name, &dtype, &view.dims, &view.dims_count, &view.byte_size, &view.buffer_count),
-              error)) {
-        return false;
-      }
-      view.name = name;
-      view.dtype = static_cast<uint32_t>(dtype);
-    }
-    if (batching_ && count != 0 && views[begin[r]].dims_count != 0) {
-      items_[r].rows = static_cast<uint32_t>(views[begin[r]].dims[0]);
-    }
-    source->requests[r].rows = items_[r].rows;
-  }
-  begin.push_back(views.size());
-
+void Batch::CollectTensors(BatchSource* source) {
+  const auto& views = inputs.views;
+  const auto& begin = inputs.begin;
+  auto& column = inputs.column;
   const bool may_join = batching_ || size() == 1;
-  const size_t inputs = begin[1];
+  const size_t first_inputs = begin[1];
   // Requests list their inputs in any order: each column is looked up by name, at its own place first.
   const auto find = [&](uint32_t r, size_t place) -> const InputView* {
     const InputView& wanted = views[place];
-    if (begin[r + 1] - begin[r] != inputs) return nullptr;
+    if (begin[r + 1] - begin[r] != first_inputs) return nullptr;
     if (SameColumn(views[begin[r] + place], wanted)) return &views[begin[r] + place];
     for (size_t i = begin[r]; i < begin[r + 1]; ++i) {
       if (SameColumn(views[i], wanted)) return &views[i];
     }
     return nullptr;
   };
-  joined.assign(views.size(), 0);
-  for (size_t place = 0; may_join && place < inputs; ++place) {
+  inputs.joined.assign(views.size(), 0);
+  for (size_t place = 0; may_join && place < first_inputs; ++place) {
     column.clear();
     for (uint32_t r = 0; r < size(); ++r) {
       const InputView* view = r == 0 ? &views[place] : find(r, place);
@@ -232,26 +307,180 @@ bool Batch::CollectTensors(BatchSource* source, std::string* error) {
       column.push_back(view);
     }
     if (column.size() != size()) continue;
-    if (!AddTensor(column, kWholeBatch, batching_, source, error)) return false;
-    for (const InputView* view : column) joined[view - views.data()] = 1;
+    AddTensor(kWholeBatch, batching_, source);
+    for (const InputView* view : column) inputs.joined[view - views.data()] = 1;
   }
   // What is not the same in all requests (optional or ragged inputs) goes into the record request by request.
   for (uint32_t r = 0; r < size(); ++r) {
     for (size_t i = begin[r]; i < begin[r + 1]; ++i) {
-      if (joined[i] != 0) continue;
+      if (inputs.joined[i] != 0) continue;
       column.assign(1, &views[i]);
-      if (!AddTensor(column, r, false, source, error)) return false;
+      AddTensor(r, false, source);
     }
   }
-  return true;
 }
 
-bool Batch::Collect(BatchSource* source, std::string* error) {
+// Whether a callable that keeps a state has to see a request, whoever waits for its answer.
+bool Batch::MarksSequence(const Item& item) {
+  uint32_t flags = 0;
+  return Succeeded(TRITONBACKEND_RequestFlags(item.request, &flags)) &&
+         (flags & (kRequestSequenceStart | kRequestSequenceEnd)) != 0;
+}
+
+void Batch::Collect(BatchSource* source) {
   source->Clear();
-  for (uint32_t i = 0; i < size(); ++i) {
-    if (!CollectRequest(i, source, error)) return false;
+  inputs.views.clear();
+  inputs.begin.assign(1, 0);
+  inputs.pieces.clear();
+  bool all = true;
+  for (Item& item : items_) {
+    const size_t requests = source->requests.size();
+    const size_t parameters = source->parameters.size();
+    const size_t outputs = source->outputs.size();
+    const size_t pieces = inputs.pieces.size();
+    std::string error;
+    TRITONSERVER_Error_Code code = TRITONSERVER_ERROR_INVALID_ARG;
+    if (decoupled_ && item.factory == nullptr) {
+      error = "the server has made no factory for the responses of the request";
+      code = TRITONSERVER_ERROR_UNAVAILABLE;
+    } else if (IsCancelled(item) && !MarksSequence(item)) {
+      error = "the caller has left before the request was served";
+      code = TRITONSERVER_ERROR_CANCELLED;
+    }
+    if (error.empty() && CollectRequest(item, source, &error)) {
+      const size_t first = inputs.begin.back();
+      if (batching_ && inputs.views.size() != first && inputs.views[first].dims_count != 0) {
+        item.rows = static_cast<uint32_t>(inputs.views[first].dims[0]);
+      }
+      source->requests.back().rows = item.rows;
+      if (!AnswerFromCache(&item, *source)) {
+        inputs.begin.push_back(inputs.views.size());
+        continue;
+      }
+    } else {
+      RefuseOne(item, code, error);
+    }
+    all = false;
+    source->requests.resize(requests);
+    source->parameters.resize(parameters);
+    source->outputs.resize(outputs);
+    inputs.views.resize(inputs.begin.back());
+    inputs.pieces.resize(pieces);
   }
-  return CollectTensors(source, error);
+  if (!all) DropRefused();
+  if (!finished()) CollectTensors(source);
+}
+
+bool Batch::CheckStrings(const BatchSource& source, const BatchLayout& layout, const uint8_t* record) {
+  bool all = true;
+  pytriton::CheckStrings(source, layout, record, [&](uint32_t request, const std::string& reason) {
+    all = false;
+    if (items_[request].open) RefuseOne(items_[request], TRITONSERVER_ERROR_INVALID_ARG, reason);
+  });
+  if (!all) DropRefused();
+  return all;
+}
+
+std::unique_ptr<Batch> Batch::SplitOff(uint64_t id) {
+  if (items_.size() < 2) return nullptr;
+  std::unique_ptr<Batch> part(new Batch(id, *this));
+  const auto middle = items_.begin() + static_cast<std::ptrdiff_t>(items_.size() / 2);
+  part->items_.assign(std::make_move_iterator(items_.begin()), std::make_move_iterator(middle));
+  items_.erase(items_.begin(), middle);
+  part->open_ = part->size();
+  open_ -= part->size();
+  return part;
+}
+
+std::unique_ptr<Question> Batch::QuestionOf(const BatchSource& source) const {
+  const RequestSource& request = source.requests.back();
+  // What belongs to a sequence depends on what came before.
+  if (request.flags != 0 || request.correlation_id != 0 || !request.correlation_string.empty()) return nullptr;
+  const size_t first = inputs.begin.back();
+  const size_t count = inputs.views.size() - first;
+  // Callers may list inputs and parameters in any order.
+  std::vector<size_t> order(count);
+  std::iota(order.begin(), order.end(), first);
+  std::sort(order.begin(), order.end(), [](size_t a, size_t b) { return inputs.views[a].name < inputs.views[b].name; });
+  std::vector<ParameterSource> parameters(
+      source.parameters.begin() + request.first_parameter,
+      source.parameters.begin() + request.first_parameter + request.parameter_count);
+  std::stable_sort(parameters.begin(), parameters.end(), [](const auto& a, const auto& b) { return a.key < b.key; });
+  auto question = std::make_unique<Question>();
+  question->AddNumber(cache->owner());
+  // Callables may see both.
+  question->AddNumber(request.priority);
+  question->AddNumber(request.timeout_us);
+  question->AddNumber(parameters.size());
+  for (const auto& parameter : parameters) {
+    question->AddText(parameter.key);
+    question->AddNumber(parameter.type);
+    question->AddNumber(parameter.value);
+    question->AddText(parameter.text);
+  }
+  question->AddNumber(request.output_count);
+  for (uint32_t i = 0; i < request.output_count; ++i) question->AddText(source.outputs[request.first_output + i]);
+  question->AddNumber(count);
+  uint64_t bytes = 0;
+  for (const size_t i : order) {
+    const InputView& view = inputs.views[i];
+    question->AddText(view.name);
+    question->AddNumber(view.dtype);
+    question->AddNumber(view.dims_count);
+    for (uint32_t d = 0; d < view.dims_count; ++d) question->AddNumber(static_cast<uint64_t>(view.dims[d]));
+    question->AddNumber(view.byte_size);
+    bytes += view.byte_size;
+  }
+  if (!cache->Fits(question->bytes.size() + bytes)) return nullptr;
+  question->bytes.reserve(question->bytes.size() + bytes);
+  question->payloads.resize(count);
+  for (const size_t i : order) {
+    const InputView& view = inputs.views[i];
+    question->payloads[i - first] = question->bytes.size();
+    for (uint32_t p = 0; p < view.buffer_count; ++p) {
+      const Piece& piece = inputs.pieces[view.first_piece + p];
+      if (piece.size != 0) question->bytes.append(static_cast<const char*>(piece.data), piece.size);
+    }
+  }
+  return question;
+}
+
+bool Batch::AnswerFromCache(Item* item, const BatchSource& source) {
+  if (cache == nullptr) return false;
+  if (!item->asked) {
+    item->asked = true;
+    const uint64_t began_ns = NowNs();
+    item->question = QuestionOf(source);
+    const auto answer = item->question == nullptr ? nullptr : cache->Find(item->question.get());
+    if (answer != nullptr) SendCached(item, *answer);
+    if (item->question != nullptr && cache->counter() != nullptr) {
+      const uint64_t spent_ns = NowNs() - began_ns;
+      item->cached ? cache->counter()->Hit(spent_ns) : cache->counter()->Miss(spent_ns);
+    }
+    if (item->cached) return true;
+  }
+  if (item->question == nullptr) return false;
+  // What the worker gets is what was compared, whatever a caller does to shared memory of its own meanwhile.
+  size_t place = inputs.begin.back();
+  for (const uint64_t payload : item->question->payloads) {
+    InputView& view = inputs.views[place++];
+    view.first_piece = static_cast<uint32_t>(inputs.pieces.size());
+    view.buffer_count = 1;
+    inputs.pieces.push_back({item->question->bytes.data() + payload, view.byte_size});
+  }
+  return false;
+}
+
+void Batch::RefuseOne(Item& item, TRITONSERVER_Error_Code code, const std::string& reason) {
+  SendError(item, code, reason);
+  item.open = false;
+}
+
+void Batch::DropRefused() {
+  Finish(NowNs());
+  items_.erase(
+      std::remove_if(items_.begin(), items_.end(), [](const Item& item) { return item.request == nullptr; }),
+      items_.end());
 }
 
 uint64_t Batch::MarkSent() { return active_ns_ = sent_ns_ = NowNs(); }
@@ -266,8 +495,8 @@ void Batch::StartAgain(uint64_t id) {
 
 TRITONBACKEND_Response* Batch::NewResponse(Item& item, std::string* error) {
   TRITONBACKEND_Response* response = nullptr;
-  TRITONSERVER_Error* failed = decoupled_ ? TRITONBACKEND_ResponseNewFromFactory(&response, item.factory)
-                                          : TRITONBACKEND_ResponseNew(&response, item.request);
+  TRITONSERVER_Error* failed = item.factory != nullptr ? TRITONBACKEND_ResponseNewFromFactory(&response, item.factory)
+                                                       : TRITONBACKEND_ResponseNew(&response, item.request);
   return Failed(failed, error) ? nullptr : response;
 }
 
@@ -284,6 +513,9 @@ void Batch::SendError(Item& item, TRITONSERVER_Error_Code code, const std::strin
   TRITONBACKEND_Response* response = NewResponse(item, &reason);
   if (response == nullptr) {
     PYTRITON_LOG(ERROR, "no response for an error could be made: " + reason + "; the error: " + text);
+    // Of a stream at least the end can be told.
+    item.ended = last && item.factory != nullptr &&
+                 Succeeded(TRITONBACKEND_ResponseFactorySendFlags(item.factory, TRITONSERVER_RESPONSE_COMPLETE_FINAL));
     return;
   }
   item.ended = last;
@@ -316,6 +548,7 @@ struct Slice {
   int64_t rows;  // -1: the tensor belongs to the response alone
   const uint8_t* data;
   uint64_t length;
+  uint64_t elements;
   uint32_t next;  // of the same response
 };
 
@@ -324,7 +557,7 @@ struct Slices {
   struct Chain {
     uint32_t first = kNone;
     uint32_t last = kNone;
-    // Does not hold the strings that its shape announces.
+    // Does not hold the strings of all its responses.
     const RecordTensor* broken = nullptr;
   };
   std::vector<Slice> all;
@@ -353,23 +586,22 @@ void Cut(const ResponseRecord& record, Slices* slices) {
   const auto& entries = record.entries();
   slices->all.clear();
   slices->chains.assign(entries.size(), Slices::Chain{});
+  const auto with_outputs = std::count_if(entries.begin(), entries.end(), HasOutputs);
   for (const auto& tensor : record.tensors()) {
     const bool strings = tensor.dtype == TRITONSERVER_TYPE_BYTES;
     const bool whole = tensor.owner == kWholeBatch;
     const uint64_t per_row = CountElements(tensor, whole ? 1 : 0);
-    bool split = true;
-    if (strings) {
-      slices->counts.clear();
-      if (!whole) slices->counts.push_back(per_row);
-      for (size_t i = 0; whole && i < entries.size(); ++i) {
-        slices->counts.push_back(HasOutputs(entries[i]) ? entries[i].rows * per_row : 0);
-      }
-      split = SplitStrings(tensor.payload, tensor.payload_length, slices->counts, &slices->ends);
-    }
     if (!whole) {
-      if (!split) slices->chains[tensor.owner].broken = &tensor;
-      slices->Add(tensor.owner, {&tensor, -1, tensor.payload, tensor.payload_length, kNone});
+      slices->Add(tensor.owner, {&tensor, -1, tensor.payload, tensor.payload_length, per_row, kNone});
       continue;
+    }
+    // Where they end is the worker's to say, and to change until they are copied: what is found here lies in the
+    // tensor, and no more is relied on.
+    bool split = true;
+    if (strings && with_outputs > 1) {
+      slices->counts.clear();
+      for (const auto& entry : entries) slices->counts.push_back(HasOutputs(entry) ? entry.rows * per_row : 0);
+      split = SplitStrings(tensor.payload, tensor.payload_length, slices->counts, &slices->ends);
     }
     const uint64_t row_bytes = per_row * FixedElementSize(tensor.dtype);
     uint64_t begin = 0;
@@ -379,8 +611,11 @@ void Cut(const ResponseRecord& record, Slices* slices) {
         slices->chains[i].broken = &tensor;
         continue;
       }
-      const uint64_t end = strings ? slices->ends[i] : begin + entries[i].rows * row_bytes;
-      slices->Add(i, {&tensor, entries[i].rows, tensor.payload + begin, end - begin, kNone});
+      const uint64_t end = !strings            ? begin + entries[i].rows * row_bytes
+                           : with_outputs == 1 ? tensor.payload_length
+                                               : slices->ends[i];
+      slices->Add(
+          i, {&tensor, entries[i].rows, tensor.payload + begin, end - begin, entries[i].rows * per_row, kNone});
       begin = end;
     }
   }
@@ -408,10 +643,91 @@ bool WriteOutput(TRITONBACKEND_Response* response, const Slice& slice, std::vect
     return false;
   }
   if (slice.length != 0) std::memcpy(buffer, slice.data, slice.length);
-  return true;
+  if (tensor.dtype != TRITONSERVER_TYPE_BYTES) return true;
+  // The copy, which the worker cannot change any more.
+  const std::string wrong = WrongStrings(static_cast<const uint8_t*>(buffer), slice.length, slice.elements);
+  if (wrong.empty()) return true;
+  *error = std::string("output '") + tensor.name + "' of the worker: " + wrong;
+  return false;
+}
+
+bool WriteParameter(TRITONBACKEND_Response* response, const RecordParameter& parameter, std::string* error) {
+  switch (parameter.type) {
+    case TRITONSERVER_PARAMETER_STRING:
+      return !Failed(TRITONBACKEND_ResponseSetStringParameter(response, parameter.key, parameter.text), error);
+    case TRITONSERVER_PARAMETER_INT: {
+      const auto value = static_cast<int64_t>(parameter.value);
+      return !Failed(TRITONBACKEND_ResponseSetIntParameter(response, parameter.key, value), error);
+    }
+    case TRITONSERVER_PARAMETER_BOOL:
+      return !Failed(TRITONBACKEND_ResponseSetBoolParameter(response, parameter.key, parameter.value != 0), error);
+    default: {
+      double value;
+      std::memcpy(&value, &parameter.value, sizeof(value));
+      return !Failed(TRITONBACKEND_ResponseSetDoubleParameter(response, parameter.key, value), error);
+    }
+  }
+}
+
+// Keeps what was answered to a question. An answer without outputs is none. Where the system has no memory for it, nothing
+// is lost but the next hit.
+void Keep(
+    ModelCache* cache, Question question, const Slices& slices, uint32_t first,
+    const std::vector<RecordParameter>& parameters) {
+  const uint64_t began_ns = NowNs();
+  uint64_t bytes = question.bytes.size();
+  for (uint32_t at = first; at != kNone; at = slices.all[at].next) bytes += slices.all[at].length;
+  if (first == kNone || !cache->Fits(bytes)) return;
+  try {
+    CachedResponse response;
+    for (uint32_t at = first; at != kNone; at = slices.all[at].next) {
+      const Slice& slice = slices.all[at];
+      CachedOutput& output = response.outputs.emplace_back();
+      output.name = slice.tensor->name;
+      output.dtype = slice.tensor->dtype;
+      output.dims.assign(slice.tensor->dims, slice.tensor->dims + slice.tensor->dims_count);
+      if (slice.rows >= 0) output.dims[0] = slice.rows;
+      output.data.assign(reinterpret_cast<const char*>(slice.data), slice.length);
+    }
+    for (const auto& parameter : parameters) {
+      const bool is_text = parameter.type == TRITONSERVER_PARAMETER_STRING;
+      response.parameters.push_back({parameter.key, parameter.type, is_text ? parameter.text : "", parameter.value});
+    }
+    cache->Keep(std::move(question), std::move(response));
+    if (cache->counter() != nullptr) cache->counter()->Kept(NowNs() - began_ns);
+  } catch (const std::bad_alloc&) {
+    PYTRITON_LOG(WARN, "no memory to keep an answer of " + std::to_string(bytes) + " bytes");
+  }
 }
 
 }  // namespace
+
+void Batch::SendCached(Item* item, const CachedResponse& cached) {
+  std::string error;
+  TRITONBACKEND_Response* response = NewResponse(*item, &error);
+  if (response == nullptr) return;  // the callable is asked, and says what is wrong where that goes on
+  std::vector<int64_t> dims;
+  for (const auto& output : cached.outputs) {
+    RecordTensor tensor{};
+    tensor.name = output.name.c_str();
+    tensor.dtype = output.dtype;
+    tensor.dims = output.dims.data();
+    tensor.dims_count = static_cast<uint32_t>(output.dims.size());
+    const auto* data = reinterpret_cast<const uint8_t*>(output.data.data());
+    const Slice slice{&tensor, -1, data, output.data.size(), CountElements(tensor, 0), kNone};
+    if (!WriteOutput(response, slice, &dims, &error)) break;
+  }
+  for (const auto& parameter : cached.parameters) {
+    if (!error.empty()) break;
+    WriteParameter(
+        response, {parameter.key.c_str(), parameter.type, parameter.text.c_str(), parameter.value}, &error);
+  }
+  item->cached = true;
+  item->open = false;
+  item->ended = true;
+  item->success = error.empty();
+  Send(response, true, error.empty() ? nullptr : MakeError(TRITONSERVER_ERROR_INTERNAL, error));
+}
 
 void Batch::Respond(const ResponseRecord& record) {
   const uint64_t compute_end_ns = active_ns_ = NowNs();
@@ -458,7 +774,8 @@ void Batch::Respond(const ResponseRecord& record) {
     } else {
       TRITONBACKEND_Response* response = NewResponse(item, &error);
       if (response == nullptr) {
-        PYTRITON_LOG(ERROR, "no response could be made: " + error);
+        SendError(item, TRITONSERVER_ERROR_UNAVAILABLE, "no response could be made: " + error);
+        item.open = false;
       } else {
         for (uint32_t at = chain.first; at != kNone; at = slices.all[at].next) {
           if (!WriteOutput(response, slices.all[at], &dims, &error)) break;
@@ -466,29 +783,17 @@ void Batch::Respond(const ResponseRecord& record) {
         record.Parameters(entry, &parameters);
         for (const auto& parameter : parameters) {
           if (!error.empty()) break;
-          double number;
-          std::memcpy(&number, &parameter.value, sizeof(number));
-          TRITONSERVER_Error* result = nullptr;
-          switch (parameter.type) {
-            case TRITONSERVER_PARAMETER_STRING:
-              result = TRITONBACKEND_ResponseSetStringParameter(response, parameter.key, parameter.text);
-              break;
-            case TRITONSERVER_PARAMETER_INT:
-              result = TRITONBACKEND_ResponseSetIntParameter(
-                  response, parameter.key, static_cast<int64_t>(parameter.value));
-              break;
-            case TRITONSERVER_PARAMETER_BOOL:
-              result = TRITONBACKEND_ResponseSetBoolParameter(response, parameter.key, parameter.value != 0);
-              break;
-            default:
-              result = TRITONBACKEND_ResponseSetDoubleParameter(response, parameter.key, number);
-          }
-          error = TakeMessage(result);
+          WriteParameter(response, parameter, &error);
         }
         TRITONSERVER_Error* failure =
             error.empty() ? nullptr : MakeError(TRITONSERVER_ERROR_INTERNAL, error);
         const bool last = final || failure != nullptr;
         item.success = failure == nullptr;
+        // One that was given up may have been cut short.
+        if (item.success && item.question != nullptr && !item.cancelled && !IsCancelled(entry.request)) {
+          Keep(cache, std::move(*item.question), slices, chain.first, parameters);
+          item.question.reset();
+        }
         Send(response, last, failure);
         item.ended = last;
         if (last) item.open = false;
@@ -540,8 +845,9 @@ void Batch::Finish(uint64_t compute_end_ns) {
   uint64_t rows = 0;
   bool any_success = false;
   for (auto& item : items_) {
-    rows += item.rows;
-    any_success = any_success || item.success;
+    // What the cache has answered was not executed.
+    if (!item.cached) rows += item.rows;
+    any_success = any_success || (item.success && !item.cached);
     if (item.open || item.request == nullptr) continue;
     PYTRITON_LOG_IF_ERROR(
         TRITONBACKEND_ModelInstanceReportStatistics(
@@ -569,20 +875,19 @@ void Batch::PollCancelled(const std::function<void(uint32_t)>& cancelled) {
   for (uint32_t i = 0; i < size(); ++i) {
     Item& item = items_[i];
     if (!item.open || item.cancelled) continue;
-    if (IsCancelled(i)) {
+    if (IsCancelled(item)) {
       item.cancelled = true;
       cancelled(i);
     }
   }
 }
 
-bool Batch::IsCancelled(uint32_t request) const {
-  const Item& item = items_[request];
+bool Batch::IsCancelled(const Item& item) const {
   bool is_cancelled = false;
   return item.open &&
          Succeeded(
-             decoupled_ ? TRITONBACKEND_ResponseFactoryIsCancelled(item.factory, &is_cancelled)
-                        : TRITONBACKEND_RequestIsCancelled(item.request, &is_cancelled)) &&
+             item.factory != nullptr ? TRITONBACKEND_ResponseFactoryIsCancelled(item.factory, &is_cancelled)
+                                     : TRITONBACKEND_RequestIsCancelled(item.request, &is_cancelled)) &&
          is_cancelled;
 }
 

@@ -4,13 +4,16 @@
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "arena.h"
+#include "input_ranks.h"
 #include "late_ends.h"
 #include "record.h"
+#include "response_cache.h"
 #include "triton_api.h"
 
 namespace pytriton {
@@ -44,8 +47,16 @@ class Batch {
   // Whether no request of it has had a response yet.
   bool untouched() const { return !touched_; }
 
-  // Fills `source` with views on the memory of the requests. False with the reason.
-  bool Collect(BatchSource* source, std::string* error);
+  // Fills `source` with views on the memory of the requests. What cannot be read is answered, each request with what is
+  // wrong with it alone, and so is what the cache has an answer to; they leave the batch, which is finished where nothing
+  // is left. Not for a batch that was sent and may be answered.
+  void Collect(BatchSource* source);
+  // Looks at the strings in the record that was written of `source`, and answers those requests whose strings are not
+  // what they announce. Where there are any, they leave the batch, the record is void, and this returns false.
+  bool CheckStrings(const BatchSource& source, const BatchLayout& layout, const uint8_t* record);
+  // Takes the first half of its requests into a batch of their own, of one that no worker can have as a whole. Null where
+  // it is a single request. Not for a batch that was sent.
+  std::unique_ptr<Batch> SplitOff(uint64_t id);
   // It is the worker's from now on. Returns the time that it noted.
   uint64_t MarkSent();
 
@@ -56,7 +67,7 @@ class Batch {
   // Calls `cancelled(request)` once for each open request that its caller has given up.
   void PollCancelled(const std::function<void(uint32_t)>& cancelled);
   // Whether the caller of an open request has given it up.
-  bool IsCancelled(uint32_t request) const;
+  bool IsCancelled(uint32_t request) const { return IsCancelled(items_[request]); }
   bool IsOpen(uint32_t request) const { return items_[request].open; }
   // Null where there is no such request, or it was given back to Triton.
   TRITONBACKEND_Request* request(uint32_t index) const { return index < size() ? items_[index].request : nullptr; }
@@ -65,6 +76,8 @@ class Batch {
   // Makes it one that was never sent, with a number of its own.
   void StartAgain(uint64_t id);
 
+  const InputRanks* ranks = nullptr;  // of the model's inputs, where they are known
+  ModelCache* cache = nullptr;  // of the model's answers, where it has one
   Block input;  // the input block of this batch, until the worker gives it back
   bool input_in_use = false;
   bool expired = false;  // took longer than it may; its requests have their errors
@@ -80,20 +93,36 @@ class Batch {
  private:
   struct Item {
     TRITONBACKEND_Request* request;
-    TRITONBACKEND_ResponseFactory* factory;
+    TRITONBACKEND_ResponseFactory* factory;  // of a decoupled model, null where the server has made none
     uint32_t rows;
     bool open;
     bool success;
     bool cancelled;
     bool ended;  // its last response, or what stands for it, is with Triton
     bool rescheduled;  // goes back to Triton's scheduler, without a last response
+    bool asked;  // the cache was asked for an answer
+    bool cached;  // and had it
+    std::unique_ptr<Question> question;  // to which the answer may be kept; its inputs are read there
   };
 
-  bool CollectRequest(uint32_t index, BatchSource* source, std::string* error);
-  bool CollectTensors(BatchSource* source, std::string* error);
+  // Without requests, and else as another one.
+  Batch(uint64_t id, const Batch& like);
+  bool CollectRequest(const Item& item, BatchSource* source, std::string* error);
+  void CollectTensors(BatchSource* source);
+  // The request that was collected last, whose inputs are the last views. Answers it where the cache can, and has its
+  // inputs read from its question from then on where it may be able to later.
+  bool AnswerFromCache(Item* item, const BatchSource& source);
+  // Of the same. Null where answers to it are not to be kept.
+  std::unique_ptr<Question> QuestionOf(const BatchSource& source) const;
+  void SendCached(Item* item, const CachedResponse& cached);
+  // Answers an open request of a batch that no worker has; `DropRefused` lets all of them go.
+  void RefuseOne(Item& item, TRITONSERVER_Error_Code code, const std::string& reason);
+  void DropRefused();
   TRITONBACKEND_Response* NewResponse(Item& item, std::string* error);
   // Whether the caller of a stream has gone, so that nothing is to be sent to it.
   bool IsGone(const Item& item) const;
+  bool IsCancelled(const Item& item) const;
+  static bool MarksSequence(const Item& item);
   void SendError(Item& item, TRITONSERVER_Error_Code code, const std::string& text, bool last = true);
   // Sends a response, the last one of its request only when `Finish` is through with that. Takes both over.
   void Send(TRITONBACKEND_Response* response, bool last, TRITONSERVER_Error* error);

@@ -39,14 +39,19 @@ constexpr size_t kMaxCallers = 1024;
 constexpr size_t kMaxFailText = kMaxPacket - sizeof(Message);
 constexpr uint64_t kFirstSegment = 1u << 20;
 
-// An error of a call: Triton's code and its text.
+// An error of a call: Triton's code and its text, which may be empty; or none.
 struct Failure {
   TRITONSERVER_Error_Code code = TRITONSERVER_ERROR_INTERNAL;
   std::string text;
+  bool failed = false;
 
-  explicit operator bool() const { return !text.empty(); }
+  Failure() = default;
+  Failure(TRITONSERVER_Error_Code error_code, std::string error_text)
+      : code(error_code), text(error_text.empty() ? "unknown error" : std::move(error_text)), failed(true) {}
+  explicit operator bool() const { return failed; }
 };
 
+// Takes the error over.
 Failure Take(TRITONSERVER_Error* error) {
   if (error == nullptr) return {};
   const TRITONSERVER_Error_Code code = TRITONSERVER_ErrorCode(error);
@@ -110,9 +115,12 @@ TRITONSERVER_Error* FreeOutput(
   return nullptr;
 }
 
-void DeleteResponse(TRITONSERVER_InferenceResponse* response) {
-  if (response != nullptr) PYTRITON_LOG_IF_ERROR(TRITONSERVER_InferenceResponseDelete(response), "deleting a response");
-}
+struct DeleteResponse {
+  void operator()(TRITONSERVER_InferenceResponse* response) const {
+    PYTRITON_LOG_IF_ERROR(TRITONSERVER_InferenceResponseDelete(response), "deleting a response");
+  }
+};
+using Response = std::unique_ptr<TRITONSERVER_InferenceResponse, DeleteResponse>;
 
 }  // namespace
 
@@ -135,7 +143,9 @@ struct Call {
 
   // Of the reader until Triton has the request, and then of nobody: what the inputs lie in.
   std::shared_ptr<Segment> memory;
-  std::vector<std::string> strings;  // payloads of strings, which a target is to find as they were checked
+  // Payloads of strings, which a target is to find as they were checked. One that is added leaves the others where they
+  // are: Triton has their addresses, of short ones, too, which lie in the string itself.
+  std::deque<std::string> strings;
 
   // Guarded by the caller's mutex.
   bool holds_block;    // the worker has not been told that its record is free again
@@ -146,6 +156,10 @@ struct Call {
     if (request_ != nullptr) InnerRequests::Remove(request_);
     request_ = request;
     if (request_ != nullptr) InnerRequests::Add(request_);
+  }
+  bool HasRequest() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return request_ != nullptr;
   }
   void Cancel() {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -190,8 +204,8 @@ class Caller : public std::enable_shared_from_this<Caller> {
   }
   bool ended() const { return ended_.load(std::memory_order_acquire); }
 
-  // Of Triton's threads: a response of a call, which is taken over, null where there is none; and the end of its request.
-  void Respond(const std::shared_ptr<Call>& call, TRITONSERVER_InferenceResponse* response, bool final);
+  // Of Triton's threads: a response of a call, null where there is none; and the end of its request.
+  void Respond(const std::shared_ptr<Call>& call, Response response, bool final);
   void Released(const std::shared_ptr<Call>& call);
   // Ends a call that waits for a question with the number of that.
   void Ask(const std::shared_ptr<Call>& call, uint64_t question) {
@@ -203,7 +217,7 @@ class Caller : public std::enable_shared_from_this<Caller> {
   // A response that waits for room in the arena.
   struct Answer {
     std::shared_ptr<Call> call;
-    TRITONSERVER_InferenceResponse* response;
+    Response response;
     bool final;
     uint64_t since_ns;
   };
@@ -300,7 +314,8 @@ void RequestReleased(TRITONSERVER_InferenceRequest* request, const uint32_t, voi
 void ResponseComplete(TRITONSERVER_InferenceResponse* response, const uint32_t flags, void* userp) {
   auto* ref = static_cast<CallRef*>(userp);
   const bool final = (flags & TRITONSERVER_RESPONSE_COMPLETE_FINAL) != 0;
-  Guarded("the response of a call", [&] { (*ref)->caller->Respond(*ref, response, final); });
+  Response owned(response);
+  Guarded("the response of a call", [&] { (*ref)->caller->Respond(*ref, std::move(owned), final); });
   if (final) delete ref;
 }
 
@@ -337,21 +352,19 @@ Failure Caller::FillRequest(Call* call, const CallRecord& in, TRITONSERVER_Infer
             TRITONSERVER_InferenceRequestSetDoubleParameter(request, parameter.key, AsDouble(parameter.value)));
     }
   }
-  std::vector<uint64_t> ends;
   for (const auto& tensor : in.tensors()) {
     PYTRITON_FAIL_IF(TRITONSERVER_InferenceRequestAddInput(
         request, tensor.name, static_cast<TRITONSERVER_DataType>(tensor.dtype), tensor.dims, tensor.dims_count));
     const void* data = tensor.payload;
     if (tensor.dtype == TRITONSERVER_TYPE_BYTES) {
       // Whoever gets them goes by the lengths in them, which the worker could still change.
-      call->strings.emplace_back(reinterpret_cast<const char*>(tensor.payload), tensor.payload_length);
-      const std::string& copy = call->strings.back();
+      const std::string& copy =
+          call->strings.emplace_back(reinterpret_cast<const char*>(tensor.payload), tensor.payload_length);
       data = copy.data();
-      uint64_t count = 1;
-      for (uint32_t d = 0; d < tensor.dims_count; ++d) count *= static_cast<uint64_t>(tensor.dims[d]);
-      if (!SplitStrings(reinterpret_cast<const uint8_t*>(copy.data()), copy.size(), {count}, &ends)) {
-        return {TRITONSERVER_ERROR_INVALID_ARG,
-                std::string("input '") + tensor.name + "' does not hold the strings that its shape announces"};
+      std::string error;
+      if (!FitsShape(tensor.dtype, tensor.dims, tensor.dims_count, reinterpret_cast<const uint8_t*>(copy.data()),
+                     copy.size(), &error)) {
+        return {TRITONSERVER_ERROR_INVALID_ARG, std::string("input '") + tensor.name + "' is " + error};
       }
     }
     PYTRITON_FAIL_IF(TRITONSERVER_InferenceRequestAppendInputData(
@@ -410,8 +423,9 @@ Failure Caller::Infer(
       TRITONSERVER_InferenceTrace* trace = SpawnTrace(body);
       failure = Take(TRITONSERVER_ServerInferAsync(context_->server, request, trace));
       if (!failure) return failure;
+      // The trace is left alone: of a request that was found wrong it is still ours, and of one that was refused later, as
+      // by a full queue, it is released and deleted already. Nothing tells the two apart, and the first costs memory only.
       call->SetRequest(nullptr);
-      if (trace != nullptr) PYTRITON_LOG_IF_ERROR(TRITONSERVER_InferenceTraceDelete(trace), "deleting a trace");
       return failure;
     };
     const Failure failure = send();
@@ -430,18 +444,15 @@ Failure Caller::Infer(
   return failure;
 }
 
-void Caller::Respond(const std::shared_ptr<Call>& call, TRITONSERVER_InferenceResponse* response, bool final) {
+void Caller::Respond(const std::shared_ptr<Call>& call, Response response, bool final) {
   std::lock_guard<std::mutex> lock(mutex_);
   // Whoever wants one response has it with the first.
-  const Answer answer{call, response, final || !call->stream, NowNs()};
+  Answer answer{call, std::move(response), final || !call->stream, NowNs()};
   // Answers of one call keep their order; a small one need not wait for a large one of another.
   const bool waits = std::any_of(
       waiting_.begin(), waiting_.end(), [&call](const Answer& before) { return before.call == call; });
-  if (closed_ || call->done || (!waits && TryAnswer(answer))) {
-    DeleteResponse(response);
-    return;
-  }
-  waiting_.push_back(answer);
+  if (closed_ || call->done || (!waits && TryAnswer(answer))) return;
+  waiting_.push_back(std::move(answer));
   Wake();
 }
 
@@ -474,7 +485,8 @@ uint16_t Caller::Flags(const std::shared_ptr<Call>& call, bool final) {
 
 void Caller::Finish(const std::shared_ptr<Call>& call, const Failure& failure, uint64_t value) {
   if (closed_) return;
-  call->memory.reset();
+  // Of a stream that has ended, Triton may still have the request, and with it the inputs.
+  if (!call->HasRequest()) call->memory.reset();
   if (failure) {
     // One that is long needs room in the arena; without any, it is cut off rather than that it waits.
     if (!Fail(call, failure, true)) Fail(call, {failure.code, failure.text.substr(0, kMaxFailText)}, true);
@@ -545,10 +557,9 @@ bool Caller::SendRecord(const std::shared_ptr<Call>& call, const ResponseSource&
   BatchLayout layout;
   Failure failure;
   Block block;
-  failure.code = TRITONSERVER_ERROR_INVALID_ARG;
-  if (!LayoutResponse(source, &layout, &failure.text) || !Allocate(layout.record_length, &block, &failure)) {
-    return failure ? Fail(call, failure, final) : false;
-  }
+  std::string error;
+  if (!LayoutResponse(source, &layout, &error)) return Fail(call, {TRITONSERVER_ERROR_INVALID_ARG, error}, final);
+  if (!Allocate(layout.record_length, &block, &failure)) return failure ? Fail(call, failure, final) : false;
   WriteResponse(source, layout, call->number, block.data);
   Message message{};
   message.type = static_cast<uint16_t>(MessageType::kResponse);
@@ -589,6 +600,10 @@ Failure ReadResponse(TRITONSERVER_InferenceResponse* response, ResponseSource* s
     void* userp = nullptr;
     PYTRITON_FAIL_IF(TRITONSERVER_InferenceResponseOutput(
         response, i, &name, &dtype, &dims, &dims_count, &base, &size, &memory, &device, &userp));
+    std::string error;
+    if (!FitsShape(static_cast<uint32_t>(dtype), dims, dims_count, static_cast<const uint8_t*>(base), size, &error)) {
+      return {TRITONSERVER_ERROR_INTERNAL, std::string("output '") + name + "' of the response is " + error};
+    }
     TensorSource tensor{};
     tensor.name = name;
     tensor.dtype = static_cast<uint32_t>(dtype);
@@ -617,20 +632,16 @@ bool Caller::TryAnswer(const Answer& answer) {
     }
     return Fail(call, {TRITONSERVER_ERROR_INTERNAL, "Unexpected empty response."}, answer.final);
   }
-  if (TRITONSERVER_Error* error = TRITONSERVER_InferenceResponseError(answer.response); error != nullptr) {
-    // It belongs to the response.
-    const char* text = TRITONSERVER_ErrorMessage(error);
-    return Fail(call, {TRITONSERVER_ErrorCode(error), *text == 0 ? "unknown error" : text}, answer.final);
-  }
+  Failure failure = Take(TRITONSERVER_InferenceResponseError(answer.response.get()));
   ResponseSource source;
-  const Failure failure = ReadResponse(answer.response, &source);
+  if (!failure) failure = ReadResponse(answer.response.get(), &source);
   return failure ? Fail(call, failure, answer.final) : SendRecord(call, source, answer.final);
 }
 
 void Caller::AnswerWaiting() {
   std::deque<Answer> left;
   std::set<const Call*> blocked;
-  for (const Answer& answer : waiting_) {
+  for (Answer& answer : waiting_) {
     bool answered = blocked.count(answer.call.get()) == 0 && TryAnswer(answer);
     if (!answered && NowNs() - answer.since_ns >= kArenaTimeoutNs) {
       Fail(answer.call,
@@ -643,12 +654,9 @@ void Caller::AnswerWaiting() {
            answer.final);
       answered = true;
     }
-    if (answered) {
-      DeleteResponse(answer.response);
-    } else {
-      blocked.insert(answer.call.get());
-      left.push_back(answer);
-    }
+    if (answered) continue;
+    blocked.insert(answer.call.get());
+    left.push_back(std::move(answer));
   }
   waiting_.swap(left);
 }
@@ -856,7 +864,8 @@ bool Caller::HandleCall(const Packet& packet, std::string* error) {
   } else if (operation == Operation::kLoadModel || operation == Operation::kUnloadModel) {
     std::lock_guard<std::mutex> lock(mutex_);
     if (controls_ < kMaxControls) {
-      // Loading takes as long as the model likes; and the model that is unloaded may be the one that calls.
+      // Loading takes as long as the model likes; and the model that is unloaded may be the one that calls, so nobody can
+      // wait for the thread. It keeps what it uses, but for the server, which waits for it, and this library, which stays.
       std::thread([self = shared_from_this(), call, record, body, name, operation] {
         Failure result{TRITONSERVER_ERROR_UNAVAILABLE, "no memory is left for it"};
         Guarded("loading or unloading a model", [&] { result = self->Control(operation, body, name, *record); });
@@ -1045,7 +1054,6 @@ void Caller::CloseLocked(const std::string& reason, bool broken) {
   }
   for (auto& [number, call] : calls_) call->Cancel();
   calls_.clear();
-  for (const Answer& answer : waiting_) DeleteResponse(answer.response);
   waiting_.clear();
   for (const Outgoing& outgoing : outbox_) {
     if (outgoing.fd >= 0) close(outgoing.fd);

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "errno_text.h"
+#include "failure_texts.h"
 #include "triton_util.h"
 
 namespace pytriton {
@@ -39,6 +40,9 @@ constexpr uint64_t kCancelPollNs = 20 * 1000 * 1000;
 constexpr uint32_t kMostReturns = 3;
 // How long a worker with several batches may say nothing at all after one of them has expired.
 constexpr uint64_t kSilenceNs = 1000 * 1000 * 1000;
+
+// So few messages a socket has room for, on any system. One that a worker reads is of no weight.
+constexpr uint32_t kMostUnread = 32;
 
 }  // namespace
 
@@ -186,24 +190,37 @@ bool Connection::HelloLocked(MessageType type, const uint8_t* body, uint32_t bod
     return true;
   }
   says_executed_ = (capabilities_ & kCapExecuted) != 0;
+  stands_in_ = (capabilities_ & kCapStandsIn) != 0;
   if (settings_.decoupled && (capabilities_ & kCapDecoupled) == 0) {
     *error = "the model is decoupled and the worker, protocol " + theirs + ", cannot answer so";
     return false;
   }
   max_in_flight_ = std::min(std::max(greeting.max_in_flight, 1u), kMaxInFlight);
   has_ahead_ = (capabilities_ & kCapAhead) != 0 && max_in_flight_ == 1 && !says_executed_ && !settings_.decoupled;
-  // From here on nothing is a reason to refuse it for good: where the system has no memory or descriptor for its arena
-  // now, the connection ends, and the worker tries again.
+  // The first segment comes with the greeting, so that the first request does not wait for it. A worker for which there
+  // is none is not welcomed: it would count as attached.
+  Segment* segment = inputs_.AddSegment(1, error);
+  if (segment == nullptr) {
+    const int code = errno;
+    *error = "its arena could not be made: " + *error;
+    owner_->WorkerLost(label_ + ": " + *error);
+    // What the system denies it denies the next time, too.
+    if (code == EFBIG || code == EPERM || code == EACCES || code == ENOSYS) return false;
+    // Where it has no memory or descriptor now, the connection ends, and the worker tries again.
+    CloseLocked(*error, false);
+    error->clear();
+    return true;
+  }
   if (!SendGreetingLocked(MessageType::kWelcome, model_.name)) {
     CloseLocked("the answer to its greeting could not be sent", false);
     return true;
   }
-  // The first segment comes with the greeting, so that the first request does not wait for it.
-  if (!AddSegmentLocked(1, error)) {
-    CloseLocked("its arena could not be made: " + *error, false);
+  if (!SendSegmentLocked(segment, error)) {
+    CloseLocked("it could not be sent its arena: " + *error, false);
     error->clear();
     return true;
   }
+  owner_->WorkersChanged();
   state_.store(ConnectionState::kAttached, std::memory_order_release);
   PYTRITON_LOG(INFO, "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + label_ +
                          " attached, protocol " + theirs);
@@ -450,6 +467,13 @@ bool Connection::WriteLocked(
   }
 }
 
+bool Connection::has_room() const {
+  if (load() <= kMostUnread) return true;
+  pollfd room{fd_, POLLOUT, 0};
+  // The system says so as long as a quarter of the room is used at most, so a batch and its segment still fit.
+  return poll(&room, 1, 0) != 0;
+}
+
 bool Connection::TryWriteLocked(Message* message, bool* sent, std::string* error) {
   const Sent result = SendLocked(message, nullptr, 0, -1, error);
   *sent = result == Sent::kSent;
@@ -470,7 +494,10 @@ bool Connection::AcknowledgeLocked(std::string* error) {
 
 bool Connection::AddSegmentLocked(uint64_t length, std::string* error) {
   Segment* segment = inputs_.AddSegment(length, error);
-  if (segment == nullptr) return false;
+  return segment != nullptr && SendSegmentLocked(segment, error);
+}
+
+bool Connection::SendSegmentLocked(Segment* segment, std::string* error) {
   Message message{};
   message.type = static_cast<uint16_t>(MessageType::kSegment);
   message.segment = segment->id();
@@ -478,6 +505,40 @@ bool Connection::AddSegmentLocked(uint64_t length, std::string* error) {
   const bool sent = WriteLocked(&message, nullptr, 0, segment->fd(), error);
   segment->CloseFd();
   return sent;
+}
+
+Connection::SendResult Connection::AllocateLocked(uint64_t length, Block* block, std::string* error) {
+  Arena::Result allocated = inputs_.Allocate(length, block);
+  if (allocated == Arena::Result::kFull && length <= inputs_.budget()) {
+    // Segments that were made for smaller batches make way for a larger one.
+    for (const uint32_t id : inputs_.DropUnused()) {
+      Message close{};
+      close.type = static_cast<uint16_t>(MessageType::kSegmentClose);
+      close.segment = id;
+      if (!WriteLocked(&close, nullptr, 0, -1, error)) {
+        CloseLocked(*error, false);
+        return SendResult::kClosed;
+      }
+    }
+    allocated = inputs_.Allocate(length, block);
+  }
+  if (allocated == Arena::Result::kNeedSegment) {
+    if (!AddSegmentLocked(length, error)) {
+      *error = "memory for the inputs of the batch could not be had: " + *error;
+      return SendResult::kFailed;
+    }
+    allocated = inputs_.Allocate(length, block);
+  }
+  if (allocated != Arena::Result::kOk) {
+    if (length <= inputs_.budget() && !in_flight_.empty()) return SendResult::kBusy;
+    *error = "the inputs of the batch take " + std::to_string(length) +
+             " bytes; the arena of this worker may have " + std::to_string(inputs_.budget()) + " bytes, of which " +
+             std::to_string(inputs_.in_use()) +
+             " are in use (by inputs that the callable keeps). Raise arena_budget_bytes of the model, or send "
+             "smaller batches";
+    return SendResult::kRefused;
+  }
+  return SendResult::kSent;
 }
 
 Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSource* scratch, std::string* error) {
@@ -488,42 +549,25 @@ Connection::SendResult Connection::Send(std::unique_ptr<Batch>* batch, BatchSour
     return result;
   };
   if (state() == ConnectionState::kClosed) return give_back(SendResult::kClosed);
+  if (!has_room()) return give_back(SendResult::kUnread);
   BatchLayout layout;
-  if (!(*batch)->Collect(scratch, error) || !LayoutBatch(*scratch, &layout, error)) {
-    return give_back(SendResult::kRefused);
-  }
   Block block;
-  Arena::Result allocated = inputs_.Allocate(layout.record_length, &block);
-  if (allocated == Arena::Result::kFull && layout.record_length <= inputs_.budget()) {
-    // Segments that were made for smaller batches make way for a larger one.
-    for (const uint32_t id : inputs_.DropUnused()) {
-      Message close{};
-      close.type = static_cast<uint16_t>(MessageType::kSegmentClose);
-      close.segment = id;
-      if (!WriteLocked(&close, nullptr, 0, -1, error)) {
-        CloseLocked(*error, false);
-        return give_back(SendResult::kClosed);
-      }
+  const auto give_up = [&](SendResult result) {
+    if (block.data != nullptr) inputs_.Release(block.segment, block.offset);
+    return give_back(result);
+  };
+  do {
+    (*batch)->Collect(scratch);
+    if ((*batch)->finished()) return give_up(SendResult::kAnswered);
+    if (!LayoutBatch(*scratch, &layout, error)) return give_up(SendResult::kRefused);
+    if (block.data == nullptr) {
+      const SendResult allocated = AllocateLocked(layout.record_length, &block, error);
+      if (allocated != SendResult::kSent) return give_back(allocated);
     }
-    allocated = inputs_.Allocate(layout.record_length, &block);
-  }
-  if (allocated == Arena::Result::kNeedSegment) {
-    if (!AddSegmentLocked(layout.record_length, error)) {
-      *error = "memory for the inputs of the batch could not be had: " + *error;
-      return give_back(SendResult::kFailed);
-    }
-    allocated = inputs_.Allocate(layout.record_length, &block);
-  }
-  if (allocated != Arena::Result::kOk) {
-    if (layout.record_length <= inputs_.budget() && !in_flight_.empty()) return give_back(SendResult::kBusy);
-    *error = "the inputs of the batch take " + std::to_string(layout.record_length) +
-             " bytes; the arena of this worker may have " + std::to_string(inputs_.budget()) + " bytes, of which " +
-             std::to_string(inputs_.in_use()) +
-             " are in use (by inputs that the callable keeps). Raise arena_budget_bytes of the model, or send "
-             "smaller batches";
-    return give_back(SendResult::kRefused);
-  }
-  WriteBatch(*scratch, layout, (*batch)->id(), (*batch)->started_ns(), block.data);
+    // Without the requests that were refused it is never longer.
+    block.length = layout.record_length;
+    WriteBatch(*scratch, layout, (*batch)->id(), (*batch)->started_ns(), block.data);
+  } while (!(*batch)->CheckStrings(*scratch, layout, block.data));
   (*batch)->input = block;
   (*batch)->input_in_use = true;
   Message message{};
@@ -594,7 +638,7 @@ bool Connection::ExpireLocked(uint64_t now_ns, std::string* error) {
     batch->Fail(
         TRITONSERVER_ERROR_UNAVAILABLE,
         "model '" + model_.name + "' version " + std::to_string(model_.version) + ": " + label_ +
-            " took longer for this request than the model's execution timeout, " + limit +
+            " " + std::string(kTimeLimitText) + ", " + limit +
             ". It may still be at it; look into its log for what it does, or allow more time");
     const std::string what = "execution timeout: batch " + std::to_string(batch->id()) + " took longer than " + limit;
     if (max_in_flight_ == 1) {
@@ -623,7 +667,7 @@ void Connection::Tick(uint64_t now_ns) {
   if (state() == ConnectionState::kClosed || state() == ConnectionState::kGreeting) return;
   std::string error;
   if (PollCancelledLocked(now_ns, &error) && settings_.execution_timeout_ms != 0) ExpireLocked(now_ns, &error);
-  if (error.empty()) {
+  if (error.empty() && has_room()) {
     for (const uint32_t id : inputs_.Trim(now_ns, settings_.arena_idle_ms * 1000000u)) {
       Message message{};
       message.type = static_cast<uint16_t>(MessageType::kSegmentClose);
@@ -675,6 +719,7 @@ void Connection::CloseLocked(const std::string& reason, bool expected) {
   const bool attached = state() != ConnectionState::kGreeting;
   state_.store(ConnectionState::kClosed, std::memory_order_release);
   shutdown(fd_, SHUT_RDWR);
+  if (attached) owner_->WorkersChanged();
   const std::string where = "model '" + model_.name + "' version " + std::to_string(model_.version) + ": ";
   if (expected) {
     if (attached) PYTRITON_LOG(INFO, where + label_ + " detached: " + reason);
@@ -693,7 +738,7 @@ void Connection::CloseLocked(const std::string& reason, bool expected) {
       owner_->TakeBack(std::move(batch));
       continue;
     }
-    const std::string loss = label_ + " was lost while it worked on this request: " + reason;
+    const std::string loss = label_ + " " + std::string(kWorkerLostText) + ": " + reason;
     if (!expected && settings_.repeatable && batch->untouched() && !batch->expired && batch->loss.empty()) {
       batch->loss = loss;
       owner_->TakeBack(std::move(batch));

@@ -60,6 +60,8 @@ class ConnectionOwner {
   virtual ~ConnectionOwner() = default;
   // A worker went that was not asked to; `what` names it and says why.
   virtual void WorkerLost(const std::string& what) = 0;
+  // One that may answer otherwise than the others takes batches from now on, or no more.
+  virtual void WorkersChanged() {}
   // A batch that another worker may have: the lost one has not begun with it, or not to answer it.
   virtual void TakeBack(std::unique_ptr<Batch> batch) = 0;
   virtual Activity GetActivity() const = 0;
@@ -86,6 +88,8 @@ class Connection {
   bool idle() const {
     return state() == ConnectionState::kAttached && load() < max_in_flight_ && !silent_ && !executing();
   }
+  // Whether it takes batches only to say why nobody serves them.
+  bool stands_in() const { return stands_in_; }
   // Whether the worker is at a batch that it may have answered already, and takes no other one meanwhile.
   bool executing() const { return executing_.load(std::memory_order_acquire) != 0; }
   // Makes place for one more batch. False where it has as many as it takes.
@@ -109,12 +113,17 @@ class Connection {
   // Closes the connection, since the worker's process has ended. What that has sent comes first.
   void ProcessEnded();
 
-  enum class SendResult { kSent, kRefused, kFailed, kBusy, kClosed };
-  // Hands a batch to the worker, which has been claimed before. kSent: the connection owns it now. kRefused: it can
-  // never fit; `error` says why. kFailed: the system has no memory or descriptor for it; `error` likewise. kBusy: no
-  // room until the worker gives some back. kClosed: the worker is gone.
+  enum class SendResult { kSent, kAnswered, kRefused, kFailed, kBusy, kUnread, kClosed };
+  // Hands a batch to the worker, which has been claimed before. kSent: the connection owns it now. kAnswered: none
+  // of its requests could be read, each has its error. kRefused: it can never fit; `error` says why. kFailed: the system has no memory or descriptor for it; `error` likewise. kBusy: no
+  // room until the worker gives some back. kUnread: no room until it reads what it was sent, as one that is busy with
+  // something else will. kClosed: the worker is gone.
   // In every case but kSent the claim is given back and `batch` stays with the caller.
   SendResult Send(std::unique_ptr<Batch>* batch, BatchSource* scratch, std::string* error);
+
+  // Whether its socket takes one more message, so that nobody waits for it. Asked of the system only where there may be
+  // many that the worker has not read.
+  bool has_room() const;
 
   // What is due without a message: cancellations of requests in flight, batches whose time is over, memory that nobody
   // used for a while.
@@ -152,6 +161,9 @@ class Connection {
   bool ExecutedLocked(const Message& message, std::string* error);
   void ReleaseInputLocked(Batch* batch);
   bool AddSegmentLocked(uint64_t length, std::string* error);
+  bool SendSegmentLocked(Segment* segment, std::string* error);
+  // Finds room for a record, kSent where there is some; adds or closes segments for it.
+  SendResult AllocateLocked(uint64_t length, Block* block, std::string* error);
   bool SendGreetingLocked(MessageType type, const std::string& text);
   bool WriteLocked(Message* message, const void* body, size_t body_length, int fd, std::string* error);
   // Sends what may be left out, where the socket has room: a busy worker reads nothing, and is not to be waited for.
@@ -173,7 +185,8 @@ class Connection {
   // that does not say so.
   static constexpr uint64_t kClaimed = UINT64_MAX;
   std::atomic<uint64_t> executing_{0};
-  bool says_executed_ = false;  // set before it is attached, as the next
+  bool says_executed_ = false;  // set before it is attached, as the next two
+  bool stands_in_ = false;
   bool has_ahead_ = false;      // it takes a batch ahead
   std::atomic<uint64_t> nearly_done_ns_{kNever};
 

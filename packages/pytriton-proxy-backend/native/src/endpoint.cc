@@ -85,6 +85,13 @@ bool AnyAttached(const std::vector<std::shared_ptr<Connection>>& connections) {
   });
 }
 
+// Whether one is attached that does what it is for.
+bool AnyServing(const std::vector<std::shared_ptr<Connection>>& connections) {
+  return std::any_of(connections.begin(), connections.end(), [](const auto& connection) {
+    return connection->state() == ConnectionState::kAttached && !connection->stands_in();
+  });
+}
+
 // The worker that may get a batch ahead, if there is one: of several, the one that is idle first shall have the next.
 Connection* OnlyWorker(const std::vector<std::shared_ptr<Connection>>& connections) {
   return connections.size() == 1 ? connections[0].get() : nullptr;
@@ -250,7 +257,7 @@ void Endpoint::UseRequest(
 
 bool Endpoint::IsReady() {
   std::lock_guard<std::mutex> lock(mutex_);
-  return AnyAttached(*connections_) || NowNs() - last_end_ns_ < kReadyGraceNs;
+  return AnyServing(*connections_) || NowNs() - last_end_ns_ < kReadyGraceNs;
 }
 
 std::shared_ptr<const Endpoint::Connections> Endpoint::connections() {
@@ -641,14 +648,22 @@ bool Endpoint::Redeliver() {
     std::string error;
     switch (worker->Send(&orphan.batch, &scratch, &error)) {
       case Connection::SendResult::kSent:
+      case Connection::SendResult::kAnswered:
         break;
       case Connection::SendResult::kRefused:
-        Refuse(orphan.batch.get(), TRITONSERVER_ERROR_INVALID_ARG, error);
+        if (auto half = orphan.batch->SplitOff(NextBatchId())) {
+          const uint64_t since_ns = orphan.since_ns;
+          PutBack(std::move(orphan));
+          PutBack({std::move(half), since_ns});
+        } else {
+          Refuse(orphan.batch.get(), TRITONSERVER_ERROR_INVALID_ARG, error);
+        }
         break;
       case Connection::SendResult::kFailed:
         Refuse(orphan.batch.get(), TRITONSERVER_ERROR_UNAVAILABLE, error);
         break;
       case Connection::SendResult::kBusy:
+      case Connection::SendResult::kUnread:
         PutBack(std::move(orphan));
         return false;
       case Connection::SendResult::kClosed:
@@ -669,6 +684,12 @@ void Endpoint::LookForAnswer(Connection* worker) {
 
 void Endpoint::Execute(std::unique_ptr<Batch> batch) {
   thread_local BatchSource scratch;
+  if (cache_) {
+    // What it can answer takes no worker, and waits for none.
+    batch->cache = cache_.get();
+    batch->Collect(&scratch);
+    if (batch->finished()) return;
+  }
   executed_.fetch_add(1, std::memory_order_relaxed);
   const bool lone = batch->size() == 1 && batch->started_ns() > returned_ns_ + kPauseNs;
   lone_ = lone ? lone_ + 1 : 0;
@@ -712,7 +733,14 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
         sent_ns = NowNs();
         if (lone_ > kInRow && answered_soon_) LookForAnswer(worker.get());
         break;
+      case Connection::SendResult::kAnswered:
+        break;
       case Connection::SendResult::kRefused:
+        // As a whole. Its requests may fit, and one that does not is no concern of the others.
+        if (auto half = batch->SplitOff(NextBatchId())) {
+          PutBack({std::move(half), came_ns});
+          continue;
+        }
         Refuse(batch.get(), TRITONSERVER_ERROR_INVALID_ARG, error);
         break;
       case Connection::SendResult::kFailed:
@@ -725,6 +753,11 @@ void Endpoint::Execute(std::unique_ptr<Batch> batch) {
         });
         continue;
       }
+      case Connection::SendResult::kUnread:
+        WaitFor(NowNs() + 100 * kMillisecond, [&](const Connections&) {
+          return worker->has_room() || worker->state() == ConnectionState::kClosed;
+        });
+        continue;
       case Connection::SendResult::kClosed:
         continue;
     }

@@ -14,6 +14,7 @@
 
 #include "connection.h"
 #include "late_ends.h"
+#include "response_cache.h"
 #include "settings.h"
 
 namespace pytriton {
@@ -31,6 +32,10 @@ class Endpoint : private ConnectionOwner {
 
   // Lets workers call into the server. Before `Listen`.
   void OfferCalls(std::unique_ptr<CallService> calls) { calls_ = std::move(calls); }
+  // Lets answers be given again. Before `Listen`.
+  void UseCache(std::unique_ptr<ModelCache> cache) { cache_ = std::move(cache); }
+  // Null where there is none.
+  ModelCache* cache() const { return cache_.get(); }
   // Binds the socket and starts to accept workers. False with the reason.
   bool Listen(std::string* error);
   const Settings& settings() const { return settings_; }
@@ -62,6 +67,9 @@ class Endpoint : private ConnectionOwner {
   };
 
   void WorkerLost(const std::string& what) override;
+  void WorkersChanged() override {
+    if (cache_) cache_->Renew();
+  }
   void TakeBack(std::unique_ptr<Batch> batch) override;
   Activity GetActivity() const override { return {in_flight_.load(), next_batch_.load() - 1}; }
   CallService* calls() const override { return calls_.get(); }
@@ -107,6 +115,7 @@ class Endpoint : private ConnectionOwner {
   const ModelIdentity model_;
   const Settings settings_;
   std::unique_ptr<CallService> calls_;
+  std::unique_ptr<ModelCache> cache_;
   std::atomic<uint64_t> next_batch_{1};
   std::atomic<uint64_t> in_flight_{0};
   int listen_fd_ = -1;

@@ -7,11 +7,12 @@
 
 namespace pytriton {
 
-// The call and why it failed; where no file descriptor is left, also the limit to raise.
+// The call and why it failed, with the limit to raise where one is reached.
 inline std::string Errno(const char* call) {
   const int code = errno;
   const std::string text = std::string(call) + ": " + std::strerror(code);
-  return code == EMFILE ? text + " (see ulimit -n)" : text;
+  if (code == EMFILE) return text + " (see ulimit -n)";
+  return code == EFBIG ? text + " (see ulimit -f, which holds for shared memory, too)" : text;
 }
 
 }  // namespace pytriton

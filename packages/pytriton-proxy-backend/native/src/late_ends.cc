@@ -9,8 +9,9 @@ namespace pytriton {
 
 namespace {
 
-std::mutex inner_mutex;
-std::unordered_set<const void*> inner_requests;
+// Never destroyed: a request may end while the process does.
+std::mutex& inner_mutex = *new std::mutex;
+std::unordered_set<const void*>& inner_requests = *new std::unordered_set<const void*>;
 
 }  // namespace
 

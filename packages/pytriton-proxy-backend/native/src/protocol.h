@@ -20,10 +20,11 @@ enum Capability : uint64_t {
   kCapContinues = 1u << 5,  // a response that is an error may be CONTINUES
   kCapAhead = 1u << 6,  // the worker may have its next batch before it has answered the one that it is at
   kCapReferences = 1u << 7,  // a tensor of a response may be one of the inputs
+  kCapStandsIn = 1u << 8,  // the worker only says why there is none: the model is not ready
 };
 constexpr uint64_t kCapabilities =
     kCapDecoupled | kCapCancel | kCapCalls | kCapReschedule | kCapExecuted | kCapContinues | kCapAhead |
-    kCapReferences;
+    kCapReferences | kCapStandsIn;
 
 enum class MessageType : uint16_t {
   kHello = 1,         // worker -> proxy: greeting

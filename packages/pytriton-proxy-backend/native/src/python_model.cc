@@ -9,7 +9,9 @@
 #include <cstdlib>
 #include <utility>
 
+#include "cache_metrics.h"
 #include "calls.h"
+#include "core_cache.h"
 #include "errno_text.h"
 #include "triton_util.h"
 
@@ -65,6 +67,11 @@ TRITONSERVER_Error* PythonModel::Load(
   if (auto* error = TextOf(command_line_settings, &command_line)) return error;
   if (auto* error = TRITONBACKEND_ModelAutoCompleteConfig(model, &completes)) return error;
   if (auto* error = ConfigurationOf(model, &configuration)) return error;
+  if (auto* error = RefuseCoreCache(
+          identity.name, configuration,
+          "a parameter PYTRITON_RESPONSE_CACHE_BYTES, with a number of bytes, lets the server keep answers")) {
+    return error;
+  }
   const std::string file = HostsFile(place);
   if (access(file.c_str(), F_OK) != 0) {
     return MakeError(
@@ -107,6 +114,7 @@ TRITONSERVER_Error* PythonModel::Announce(int stop_fd, uint64_t patience_ms, std
   settings_.endpoint = told.endpoint;
   settings_.batching = told.batching;
   settings_.decoupled = told.decoupled;
+  settings_.cache_bytes = told.cache_bytes;
   control_ = std::move(control);
   *completed = answer[0];
   return nullptr;
@@ -178,6 +186,10 @@ TRITONSERVER_Error* PythonModel::Start(TRITONBACKEND_ModelInstance* instance, st
       this, std::vector<std::string>{name, TRITONSERVER_InstanceGroupKindString(kind), std::to_string(device)},
       settings);
   if (auto* error = OfferCalls(model, identity_, &made->endpoint_)) return error;
+  if (settings.cache_bytes != 0) {
+    made->endpoint_.UseCache(
+        std::make_unique<ModelCache>(settings.cache_bytes, NewCacheMetrics(identity_.name, identity_.version)));
+  }
   if (!made->endpoint_.Listen(&reason)) {
     return MakeError(TRITONSERVER_ERROR_UNAVAILABLE, "model '" + identity_.name + "': " + reason);
   }

@@ -1,6 +1,7 @@
 #include "record.h"
 
 #include <cstring>
+#include <iterator>
 
 namespace pytriton {
 
@@ -44,6 +45,7 @@ void BatchSource::Clear() {
   pieces.clear();
   parameters.clear();
   outputs.clear();
+  strings.clear();
 }
 
 namespace {
@@ -184,6 +186,23 @@ void WriteBatch(
     to.outputs_count = from.output_count;
   }
   WriteTensors(source, layout, dims_offset, &cursor, tensors, out);
+}
+
+void CheckStrings(
+    const BatchSource& source, const BatchLayout& layout, const uint8_t* record,
+    const std::function<void(uint32_t, const std::string&)>& refuse) {
+  uint64_t payload = layout.metadata_length;
+  uint32_t place = 0;  // of the tensor whose payload begins there
+  for (const auto& strings : source.strings) {
+    const auto& tensor = source.tensors[strings.tensor];
+    for (; place < strings.tensor; ++place) {
+      if (!source.tensors[place].in_place) payload = AlignUp(payload + source.tensors[place].length, kAlignment);
+    }
+    const uint8_t* begin = tensor.in_place ? static_cast<const uint8_t*>(source.pieces[tensor.first_piece].data)
+                                           : record + payload;
+    const std::string wrong = WrongStrings(begin + strings.begin, strings.length, strings.count);
+    if (!wrong.empty()) refuse(strings.request, "input '" + std::string(tensor.name) + "': " + wrong);
+  }
 }
 
 bool LayoutResponse(const ResponseSource& source, BatchLayout* layout, std::string* error) {
@@ -443,6 +462,24 @@ std::vector<const char*> CallRecord::Outputs() const {
   return outputs;
 }
 
+std::string WrongStrings(const uint8_t* payload, uint64_t length, uint64_t count) {
+  uint64_t at = 0;
+  for (uint64_t i = 0; i < count; ++i) {
+    uint32_t size;
+    const auto what = [i, count] { return "string " + std::to_string(i) + " of " + std::to_string(count) + ": expected "; };
+    if (length - at < sizeof(size)) return what() + "4 bytes for its length, got " + std::to_string(length - at);
+    std::memcpy(&size, payload + at, sizeof(size));
+    at += sizeof(size);
+    if (length - at < size) {
+      return what() + std::to_string(size) + " bytes, as its length says, got " + std::to_string(length - at);
+    }
+    at += size;
+  }
+  if (at == length) return "";
+  return "expected nothing behind its " + std::to_string(count) + " strings, got " + std::to_string(length - at) +
+         " bytes";
+}
+
 bool SplitStrings(
     const uint8_t* payload, uint64_t length, const std::vector<uint64_t>& counts, std::vector<uint64_t>* ends) {
   ends->clear();
@@ -459,6 +496,32 @@ bool SplitStrings(
     ends->push_back(at);
   }
   return at == length;
+}
+
+bool FitsShape(
+    uint32_t dtype, const int64_t* dims, uint64_t dims_count, const uint8_t* data, uint64_t length,
+    std::string* error) {
+  const bool strings = dtype == 13;
+  const uint64_t element = strings ? sizeof(uint32_t) : FixedElementSize(dtype);
+  uint64_t elements = 1;
+  bool counts = element != 0;
+  std::string shape;
+  for (uint64_t d = 0; d < dims_count; ++d) {
+    counts = counts && dims[d] >= 0 && !__builtin_mul_overflow(elements, static_cast<uint64_t>(dims[d]), &elements);
+  }
+  uint64_t bytes = 0;
+  counts = counts && !__builtin_mul_overflow(elements, element, &bytes);
+  std::vector<uint64_t> ends;
+  if (counts && !strings && bytes == length) return true;
+  if (counts && strings && (data == nullptr ? bytes <= length : SplitStrings(data, length, {elements}, &ends))) return true;
+  static constexpr const char* kNames[] = {"no type", "BOOL",  "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16",
+                                           "INT32",   "INT64", "FP16",  "FP32",   "FP64",   "BYTES",  "BF16"};
+  for (uint64_t d = 0; d < dims_count; ++d) shape += (d == 0 ? "" : ", ") + std::to_string(dims[d]);
+  const std::string expected = strings ? std::to_string(elements) + " strings" : std::to_string(bytes) + " bytes";
+  *error = "of " + (dtype < std::size(kNames) ? kNames[dtype] : "type " + std::to_string(dtype)) + " and shape [" + shape +
+           "]: expected " + (counts ? expected : "a type and a shape that there are") + ", received " +
+           std::to_string(length) + " bytes" + (counts && strings ? " that do not hold them" : "");
+  return false;
 }
 
 }  // namespace pytriton

@@ -3,6 +3,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -60,9 +61,19 @@ struct RecordSource {
   std::vector<ParameterSource> parameters;
 };
 
+// The strings of one request in a tensor, which may have those of others before and behind them.
+struct StringsSource {
+  uint32_t tensor;  // in RecordSource::tensors
+  uint32_t request;
+  uint64_t begin;  // in the payload
+  uint64_t length;
+  uint64_t count;  // how many the request's shape announces
+};
+
 struct BatchSource : RecordSource {
   std::vector<RequestSource> requests;
   std::vector<std::string_view> outputs;
+  std::vector<StringsSource> strings;
 
   void Clear();
 };
@@ -86,6 +97,13 @@ bool LayoutBatch(const BatchSource& source, BatchLayout* layout, std::string* er
 // Writes `layout.written_length` bytes to `out`, which is aligned to kAlignment. The time of sending stays 0.
 void WriteBatch(
     const BatchSource& source, const BatchLayout& layout, uint64_t batch, uint64_t received_ns, uint8_t* out);
+
+// Calls `refuse(request, reason)` for each strings of a request that are not exactly those that its shape announces, so
+// that no length reaches into what another request has sent. It looks into the record that was written, not into what
+// it was written of: callers may change shared memory of theirs at any time.
+void CheckStrings(
+    const BatchSource& source, const BatchLayout& layout, const uint8_t* record,
+    const std::function<void(uint32_t, const std::string&)>& refuse);
 
 // The same for a response record. Zero bytes inside of texts end them there, as they do for whoever reads them.
 bool LayoutResponse(const ResponseSource& source, BatchLayout* layout, std::string* error);
@@ -177,9 +195,18 @@ class CallRecord : public PeerRecord {
   RequestEntry entry_{};
 };
 
+// What is wrong with a BYTES payload that has to hold exactly `count` elements (length, then data); "" where nothing is.
+// `decode_strings` in wire/strings.py says the same.
+std::string WrongStrings(const uint8_t* payload, uint64_t length, uint64_t count);
+
 // Splits the elements of a BYTES payload (length, then data) after every `counts[i]` elements. `ends[i]` gets the
 // offset behind part i. False where the payload does not hold exactly the elements.
 bool SplitStrings(
     const uint8_t* payload, uint64_t length, const std::vector<uint64_t>& counts, std::vector<uint64_t>* ends);
+
+// Whether a tensor has the bytes that its shape and type take, and of BYTES the strings; else `error` has what was expected.
+// Strings at a null address are not looked at.
+bool FitsShape(
+    uint32_t dtype, const int64_t* dims, uint64_t dims_count, const uint8_t* data, uint64_t length, std::string* error);
 
 }  // namespace pytriton

@@ -28,6 +28,8 @@ struct Settings {
   bool decoupled = false;
   // how many requests wait for a worker outside of Triton's queue, which may have a limit and takes what is beyond; 0: any number
   uint64_t max_waiting = 0u;
+  // what answers that are given again to the same requests may take in memory, in bytes, together with those of other models of the same library; 0: none is
+  uint64_t cache_bytes = 0u;
   // digest of the model's tensors, `ModelSpec.tensors_digest`; workers that say another one are refused
   std::string tensors_digest;
 };
@@ -61,6 +63,7 @@ constexpr NumberSetting kNumberSettings[] = {
     {"arena_idle_ms", &Settings::arena_idle_ms, 0u, 9000000000000u, "a whole number up to 9000000000000"},
     {"execution_timeout_ms", &Settings::execution_timeout_ms, 0u, 9000000000000u, "a whole number up to 9000000000000"},
     {"max_waiting", &Settings::max_waiting, 0u, 18446744073709551615u, "a whole number"},
+    {"cache_bytes", &Settings::cache_bytes, 0u, 18446744073709551615u, "a whole number"},
 };
 
 constexpr SwitchSetting kSwitchSettings[] = {

@@ -1,5 +1,76 @@
 // The part of Triton's C API that this library calls, declared here so that building it needs no header of Triton's.
 // The ABI is plain C and only grows; tests hold every name below against the symbols of the bundled server.
+//
+// Who owns what its functions give, for all of them that are called here, in native/inprocess, and through ctypes in
+// pytriton.inprocess. A test holds the table against the declarations; doubles of Triton in native/tests, which give away
+// the same, count what is made and deleted.
+//
+// A function that returns a TRITONSERVER_Error* makes it, and whoever calls deletes it with ErrorDelete. One that we return
+// to Triton, from an entry point of a backend or from an allocator, is Triton's. In the table "ours" means: to be
+// deleted, in the end, with the function that is named; "of the ..." means: valid as long as that, and never deleted by us.
+//
+// | function of TRITON...                      | what it gives           | whose that is |
+// |---|---|---|
+// | SERVER_ErrorNew                             | an error                | ours: SERVER_ErrorDelete; Triton's once it is returned to it |
+// | SERVER_ErrorMessage                         | text                    | of the error |
+// | SERVER_InstanceGroupKindString              | text                    | of the library |
+// | SERVER_MessageNewFromSerializedJson         | message                 | ours: SERVER_MessageDelete, also after BACKEND_ModelSetConfig |
+// | SERVER_MessageSerializeToJson               | text                    | of the message |
+// | SERVER_ParameterNew                         | parameter               | ours: SERVER_ParameterDelete, also after the call that takes it |
+// | SERVER_ParameterBytesNew                    | parameter               | ours: SERVER_ParameterDelete; the bytes are not copied |
+// | SERVER_ServerOptionsNew                     | options                 | ours: SERVER_ServerOptionsDelete, also after SERVER_ServerNew |
+// | SERVER_ServerNew                            | server                  | ours: SERVER_ServerDelete |
+// | SERVER_ServerMetadata                       | message                 | ours: SERVER_MessageDelete |
+// | SERVER_ServerModelConfig                    | message                 | ours: SERVER_MessageDelete |
+// | SERVER_ServerModelIndex                     | message                 | ours: SERVER_MessageDelete |
+// | SERVER_ServerModelMetadata                  | message                 | ours: SERVER_MessageDelete |
+// | SERVER_ServerModelStatistics                | message                 | ours: SERVER_MessageDelete |
+// | SERVER_ServerMetrics                        | metrics                 | ours: SERVER_MetricsDelete |
+// | SERVER_MetricsFormatted                     | text                    | of the metrics |
+// | SERVER_ServerModelBatchProperties           | a pointer for nothing   | null in every server so far |
+// | SERVER_ServerModelTransactionProperties     | a pointer for nothing   | null in every server so far |
+// | SERVER_MetricFamilyNew                      | family                  | ours: SERVER_MetricFamilyDelete, after its metrics; those of the response cache are for the life of the process |
+// | SERVER_MetricNew                            | metric                  | ours: SERVER_MetricDelete |
+// | SERVER_MetricNewWithArgs                    | metric                  | ours: SERVER_MetricDelete |
+// | SERVER_MetricArgsNew                        | arguments               | ours: SERVER_MetricArgsDelete, also after SERVER_MetricNewWithArgs |
+// | SERVER_ResponseAllocatorNew                 | allocator               | ours, for the life of the process: responses need it that come later than anything that could delete it |
+// | SERVER_InferenceRequestNew                  | request                 | ours: SERVER_InferenceRequestDelete; Triton's from a successful SERVER_ServerInferAsync to its release callback, and what was appended to it stays where it is as long |
+// | SERVER_InferenceTraceNew                    | trace                   | ours: SERVER_InferenceTraceDelete, in its release callback once SERVER_ServerInferAsync has taken it |
+// | SERVER_InferenceTraceTensorNew              | trace                   | as that of SERVER_InferenceTraceNew |
+// | SERVER_InferenceTraceSpawnChildTrace        | trace                   | taken by SERVER_ServerInferAsync, which has whoever made the parent delete it, also where the request is refused; not taken where the request is found wrong, which cannot be told from that: it is left |
+// | SERVER_InferenceTraceContext                | text                    | of the trace |
+// | SERVER_InferenceTraceModelName              | text                    | of the trace |
+// | SERVER_InferenceTraceRequestId              | text                    | of the trace |
+// | SERVER_InferenceResponseError               | an error                | ours: SERVER_ErrorDelete; a new one each time |
+// | SERVER_InferenceResponseModel               | text                    | of the response, which is ours in its callback: SERVER_InferenceResponseDelete |
+// | SERVER_InferenceResponseParameter           | name, value             | of the response |
+// | SERVER_InferenceResponseOutput              | name, shape, memory     | of the response, which gives the memory back to the allocator |
+// | SERVER_InferenceResponseOutputClassificationLabel | text              | of the model |
+// | BACKEND_BackendName                         | text                    | of the backend |
+// | BACKEND_BackendConfig                       | message                 | of the backend |
+// | BACKEND_BackendArtifacts                    | text                    | of the backend |
+// | BACKEND_ModelName                           | text                    | of the model |
+// | BACKEND_ModelRepository                     | text                    | of the model |
+// | BACKEND_ModelBackend                        | backend                 | of the model |
+// | BACKEND_ModelServer                         | server                  | of whoever has made it |
+// | BACKEND_ModelConfig                         | message                 | ours: SERVER_MessageDelete |
+// | BACKEND_ModelState                          | what was set            | ours: `delete`, when the model is finalized |
+// | BACKEND_ModelInstanceModel                  | model                   | of the instance |
+// | BACKEND_ModelInstanceName                   | text                    | of the instance |
+// | BACKEND_ModelInstanceState                  | what was set            | ours: `delete`, when the instance is finalized |
+// | BACKEND_RequestId                           | text                    | of the request, which is ours in an execution: BACKEND_RequestRelease, unless that fails |
+// | BACKEND_RequestCorrelationIdString          | text                    | of the request |
+// | BACKEND_RequestParameter                    | name, value             | of the request |
+// | BACKEND_RequestInputByIndex                 | input                   | of the request |
+// | BACKEND_RequestOutputName                   | text                    | of the request |
+// | BACKEND_RequestTrace                        | trace                   | of the request |
+// | BACKEND_InputProperties                     | name, shape             | of the request |
+// | BACKEND_InputBuffer                         | memory                  | of the request |
+// | BACKEND_ResponseFactoryNew                  | factory                 | ours: BACKEND_ResponseFactoryDelete |
+// | BACKEND_ResponseNew                         | response                | ours: BACKEND_ResponseSend, which takes it over whatever it returns; the error that is sent stays ours |
+// | BACKEND_ResponseNewFromFactory              | response                | as that of BACKEND_ResponseNew |
+// | BACKEND_ResponseOutput                      | output                  | of the response |
+// | BACKEND_OutputBuffer                        | memory                  | of the response |
 #pragma once
 
 #include <cstddef>

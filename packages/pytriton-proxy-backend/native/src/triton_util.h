@@ -6,6 +6,7 @@
 #include <ctime>
 #include <string>
 
+#include "printable.h"
 #include "record.h"
 #include "triton_api.h"
 
@@ -38,7 +39,8 @@ inline TRITONSERVER_Error* MakeError(TRITONSERVER_Error_Code code, const std::st
 }
 
 inline void Log(TRITONSERVER_LogLevel level, const char* file, int line, const std::string& text) {
-  if (TRITONSERVER_LogIsEnabled(level)) TakeMessage(TRITONSERVER_LogMessage(level, file, line, text.c_str()));
+  if (!TRITONSERVER_LogIsEnabled(level)) return;
+  TakeMessage(TRITONSERVER_LogMessage(level, file, line, Printable(text).c_str()));
 }
 
 #define PYTRITON_LOG(level, text) ::pytriton::Log(TRITONSERVER_LOG_##level, __FILE__, __LINE__, (text))

@@ -20,7 +20,7 @@
 using namespace pytriton::guard;
 
 // By which the guard knows the server.
-extern "C" __attribute__((visibility("default"))) void TRITONSERVER_ServerNew() {}
+extern "C" __attribute__((visibility("default"))) void TRITONSERVER_ApiVersion() {}
 // What is known of a connection is kept for the next with the same number, in a table that no leak detector looks into.
 extern "C" const char* __asan_default_options() { return "detect_leaks=0"; }
 

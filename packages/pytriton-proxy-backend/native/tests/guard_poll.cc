@@ -59,7 +59,7 @@ epoll_event Event(int fd, uint32_t events) {
 
 // A front end with one thread, this one, and the kernel's answers to the same.
 struct FrontEnd {
-  FrontEnd() : poll(epoll_create1(0), {Control, Wait, Find}) { CHECK(poll.epoll() >= 0); }
+  FrontEnd() : poll(epoll_create1(0), {Control, Wait, Find, [](int, uint32_t) { return 0u; }}) { CHECK(poll.epoll() >= 0); }
   ~FrontEnd() { close(poll.epoll()); }
 
   int Ask(int operation, int fd, uint32_t events) {

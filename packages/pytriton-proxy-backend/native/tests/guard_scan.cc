@@ -1,6 +1,9 @@
 // The guard's scanners without a server. `guard_scan NAME` runs one test.
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
+#include <fstream>
+#include <iterator>
 #include <random>
 #include <string>
 #include <string_view>
@@ -10,6 +13,7 @@
 #include "../guard/json_scan.h"
 #include "../guard/limits.h"
 #include "../guard/shape_check.h"
+#include "../src/printable.h"
 #include "check.h"
 
 using namespace pytriton::guard;
@@ -78,6 +82,7 @@ void HeadsOfRequests() {
   CheckTaken(WithBody(kPost, "{}"));
   CheckTaken(kPost + "Accept-Encoding: gzip;q=0.5, deflate; q=1.000, *;q=0\r\n\r\n");
 
+  CheckRefused("HEAD /v2 HTTP/1.1\r\n\r\n", kNotAllowed, "");
   CheckRefused("GET /v2\r\n\r\n", 400, "expected METHOD PATH HTTP/1.1, got 'GET /v2'");
   CheckRefused("GET  /v2 HTTP/1.1\r\n\r\n", 400, "expected METHOD PATH");
   CheckRefused("GET /v2 HTTP/2.0\r\n\r\n", 400, "expected METHOD PATH");
@@ -270,10 +275,42 @@ void Settings() {
   CHECK(MemoryOfThisMachine() > 1 << 20);
 }
 
+void Names() {
+  CHECK(NameText("a\nW1126 pytriton guard] forged\x1b[2J") == "a\\nW1126 pytriton guard] forged\\x1b[2J");
+  // What is no UTF-8, and a name that is cut within a character.
+  CHECK(NameText("\x9b" "31m\xc3(\xff\xe2\x80") == "\\x9b31m\\xc3(\\xff\\xe2\\x80");
+  CHECK(NameText((std::string(79, 'x') + "\xc3\xa4").c_str()) == std::string(79, 'x') + "\\xc3...");
+  CHECK(NameText(std::string(81, 'x').c_str()) == std::string(80, 'x') + "...");
+  CHECK(NameText("\xc3\xa4") == "\xc3\xa4" && NameText(nullptr).empty());
+}
+
+void Traces() {
+  const std::string context = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-";
+  const auto seen = [](const std::string& header, bool makes_spans) {
+    std::string bytes = WithBody(kPost + header + "\r\n", "{}");
+    HttpScan scan;
+    scan.set_makes_spans(makes_spans);
+    size_t at = 0;
+    while (at < bytes.size()) at += scan.Feed(&bytes[at], bytes.size() - at, Limits(), kPieces);
+    CHECK(scan.complete() && scan.refusal().status == 0);
+    return Has(bytes, "\r\n" + header + "\r\n");
+  };
+  for (const std::string& header : {"traceparent: " + context + "00", "TraceParent:" + context + "02 ",
+                                   "traceparent: " + context + "fe", "traceparent: " + context + "00-more"}) {
+    CHECK(!seen(header, true) && seen(header, false));
+  }
+  for (const std::string& header :
+       {"traceparent: " + context + "01", "traceparent: " + context + "03", "traceparent: " + context + "0",
+        "traceparent: " + context + "0x", "traceparent: " + context + "000", std::string("traceparent: 00-00-00-00"),
+        std::string("traceparent:"), "tracestate: " + context + "00", "traceparents: " + context + "00"}) {
+    CHECK(seen(header, true));
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  CHECK(argc == 2);
+  CHECK(argc >= 2);
   const std::string name = argv[1];
   if (name == "heads") {
     HeadsOfRequests();
@@ -286,6 +323,14 @@ int main(int argc, char** argv) {
     WithinThePath();
   } else if (name == "forms") {
     Forms();
+  } else if (name == "names") {
+    Names();
+  } else if (name == "traces") {
+    Traces();
+  } else if (name == "printable" && argc == 3) {
+    std::ifstream file(argv[2], std::ios::binary);
+    const std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    std::fputs(pytriton::Printable(text).c_str(), stdout);
   } else if (name == "shapes") {
     Shapes();
   } else if (name == "settings") {

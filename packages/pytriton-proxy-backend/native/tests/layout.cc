@@ -28,6 +28,7 @@ int main() {
   CONSTANT(kCapContinues);
   CONSTANT(kCapAhead);
   CONSTANT(kCapReferences);
+  CONSTANT(kCapStandsIn);
   Print("HELLO", static_cast<int>(MessageType::kHello));
   Print("WELCOME", static_cast<int>(MessageType::kWelcome));
   Print("REFUSE", static_cast<int>(MessageType::kRefuse));

@@ -31,7 +31,7 @@ namespace pytriton {
 
 Batch::~Batch() { events.push_back("done " + std::to_string(id_)); }
 
-bool Batch::Collect(BatchSource* source, std::string*) {
+void Batch::Collect(BatchSource* source) {
   static const float kInput[] = {1, 2};
   source->Clear();
   source->requests.resize(1);
@@ -41,8 +41,9 @@ bool Batch::Collect(BatchSource* source, std::string*) {
   source->dims = {1, 2};
   source->pieces = {{reinterpret_cast<const char*>(kInput), sizeof(kInput)}};
   source->tensors = {{"x", 11, kWholeBatch, 0, 2, 0, 1, sizeof(kInput)}};
-  return true;
 }
+
+bool Batch::CheckStrings(const BatchSource&, const BatchLayout&, const uint8_t*) { return true; }
 
 void Batch::Respond(const ResponseRecord& record) {
   events.push_back("answered " + std::to_string(id_));

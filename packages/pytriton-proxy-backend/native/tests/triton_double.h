@@ -36,4 +36,6 @@ uint64_t Batch::MarkSent() { return active_ns_ = sent_ns_ = NowNs(); }
 
 void Batch::CancelOpen(const std::function<void(uint32_t)>&) {}
 
+std::unique_ptr<Batch> Batch::SplitOff(uint64_t) { return nullptr; }
+
 }  // namespace pytriton

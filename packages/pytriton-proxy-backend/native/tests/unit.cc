@@ -148,6 +148,11 @@ void Strings() {
   CHECK(!SplitStrings(raw, sizeof(raw), {UINT64_MAX}, &ends));
   CHECK(!SplitStrings(raw, sizeof(raw) - 1, {3}, &ends));
   CHECK(!SplitStrings(raw, 3, {1}, &ends));
+  CHECK(WrongStrings(raw, sizeof(raw), 3).empty() && WrongStrings(nullptr, 0, 0).empty());
+  CHECK(WrongStrings(raw, sizeof(raw), 2) == "expected nothing behind its 2 strings, got 5 bytes");
+  CHECK(WrongStrings(raw, sizeof(raw), UINT64_MAX) == "string 3 of 18446744073709551615: expected 4 bytes for its length, got 0");
+  CHECK(WrongStrings(raw, sizeof(raw) - 1, 3) == "string 2 of 3: expected 1 bytes, as its length says, got 0");
+  CHECK(WrongStrings(raw, 9, 3) == "string 1 of 3: expected 4 bytes for its length, got 3");
   CHECK(SplitStrings(nullptr, 0, {}, &ends) && SplitStrings(nullptr, 0, {0}, &ends));
   const uint8_t huge[] = {0xff, 0xff, 0xff, 0xff};
   CHECK(!SplitStrings(huge, sizeof(huge), {1}, &ends));

@@ -7,20 +7,25 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from pytriton.proxy_backend.system.escapes import escaped
+
 # Longer where somebody looks for more: PYTRITON_FUZZ_S=600 pytest -k fuzz
 FUZZ_S = float(os.environ.get("PYTRITON_FUZZ_S", "12"))
+FUZZ_SEED = int(os.environ.get("PYTRITON_FUZZ_SEED", "1"))
 GOLDEN = Path(__file__).parents[1] / "golden"
 CONNECTION_SOURCES = ["connection.cc", "arena.cc", "packet.cc", "record.cc"]
-ENDPOINT_SOURCES = [*CONNECTION_SOURCES, "endpoint.cc", "late_ends.cc"]
+ENDPOINT_SOURCES = [*CONNECTION_SOURCES, "endpoint.cc", "late_ends.cc", "response_cache.cc"]
 CALLS_SOURCES = [*ENDPOINT_SOURCES, "calls.cc", "readiness.cc"]
+BATCH_SOURCES = ["batch.cc", "arena.cc", "input_ranks.cc", "late_ends.cc", "record.cc", "response_cache.cc"]
 LIBRARY_SOURCES = ["arena.cc", "control.cc", "record.cc", "settings.cc"]
 GUARD_SOURCES = [f"../guard/{name}.cc" for name in ("http_scan", "json_scan", "limits", "shape_check")]
 NATIVE = Path(__file__).parents[2] / "native"
-ALL_GUARD_SOURCES = sorted(f"../guard/{path.name}" for path in (NATIVE / "guard").glob("*.cc"))
+ALL_GUARD_SOURCES = sorted(
+    f"../{folder}/{path.name}" for folder in ("guard", "grpc") for path in (NATIVE / folder).glob("*.cc")
+)
 
 # Compilers are slow on a busy machine.
 pytestmark = [
@@ -33,6 +38,17 @@ pytestmark = [
 @pytest.mark.parametrize("name", ["arena", "segments", "strings", "settings", "control", "sparse"])
 def test_unit(name: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     run_program(compile_native("unit.cc", LIBRARY_SOURCES, "memory"), name)
+
+
+def test_each_request_is_read_alone(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    run_program(compile_native("isolation.cc", BATCH_SOURCES, "memory"), FUZZ_SEED, 20_000)
+
+
+@pytest.mark.parametrize("sanitizer", ["memory", "threads"])
+def test_answers_that_are_kept(
+    sanitizer: str, compile_native: Callable[..., Path], run_program: Callable[..., str]
+) -> None:
+    run_program(compile_native("response_cache.cc", ["response_cache.cc"], sanitizer), FUZZ_SEED, 20_000)
 
 
 def test_golden_vectors(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
@@ -55,11 +71,28 @@ def test_an_endpoint_with_workers_that_come_and_go(
     run_program(program, executes, workers, 1000, timeout_s=600)
 
 
+@pytest.mark.parametrize("sanitizer", ["memory", "threads"])
 def test_calls_of_workers_that_come_and_go(
+    sanitizer: str, compile_native: Callable[..., Path], run_program: Callable[..., str]
+) -> None:
+    program = compile_native("calls.cc", CALLS_SOURCES, sanitizer)
+    run_program(program, "load", 4, 200, timeout_s=600)
+
+
+def test_calls_with_every_type_of_input(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    run_program(compile_native("calls.cc", CALLS_SOURCES, "memory"), "types", 50, FUZZ_SEED, timeout_s=600)
+
+
+def test_batches_where_any_function_of_triton_fails(
     compile_native: Callable[..., Path], run_program: Callable[..., str]
 ) -> None:
-    program = compile_native("calls.cc", CALLS_SOURCES, "threads")
-    run_program(program, "load", 4, 200, timeout_s=600)
+    run_program(compile_native("batch.cc", ["batch.cc", "record.cc", "late_ends.cc", "response_cache.cc"], "memory"))
+
+
+def test_requests_in_process_where_any_function_of_triton_fails(
+    compile_native: Callable[..., Path], run_program: Callable[..., str]
+) -> None:
+    run_program(compile_native("requests.cc", ["../inprocess/requests.cc", "record.cc"], "memory"))
 
 
 def test_models_that_say_whether_they_are_ready(
@@ -72,17 +105,27 @@ def test_models_that_say_whether_they_are_ready(
 @pytest.mark.timeout(FUZZ_S + 1800)
 def test_fuzz_calls(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     program = compile_native("calls.cc", CALLS_SOURCES, "memory")
-    seed: Any = os.environ.get("PYTRITON_FUZZ_SEED", "1")
-    run_program(program, "fuzz", FUZZ_S / 2, seed, GOLDEN, timeout_s=FUZZ_S + 600)
+    run_program(program, "fuzz", FUZZ_S / 2, FUZZ_SEED, GOLDEN, timeout_s=FUZZ_S + 600)
 
 
 def _sides(path: Path) -> list[str]:
     return path.read_text().splitlines()[1].split()
 
 
-@pytest.mark.parametrize("name", ["heads", "chunks", "depth", "splits", "forms", "shapes", "settings"])
+@pytest.mark.parametrize(
+    "name", ["heads", "chunks", "depth", "splits", "forms", "names", "traces", "shapes", "settings"]
+)
 def test_guard_scanners(name: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     run_program(compile_native("guard_scan.cc", GUARD_SOURCES, "memory"), name)
+
+
+def test_texts_of_others_are_escaped_as_in_python(
+    tmp_path: Path, compile_native: Callable[..., Path], run_program: Callable[..., str]
+) -> None:
+    text, path = "".join(map(chr, range(0x110000))), tmp_path / "text"
+    path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    made = run_program(compile_native("guard_scan.cc", GUARD_SOURCES, "memory"), "printable", path)
+    assert made == escaped(text)
 
 
 def test_guard_threads(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
@@ -90,9 +133,32 @@ def test_guard_threads(compile_native: Callable[..., Path], run_program: Callabl
     run_program(compile_native("guard_threads.cc", sources, "memory"))
 
 
+def test_guard_ends_an_orphan_that_heeds_no_signal(
+    compile_native: Callable[..., Path], run_program: Callable[..., str]
+) -> None:
+    sources = [f"../guard/{name}.cc" for name in ("startup", "limits")]
+    run_program(compile_native("guard_orphan.cc", sources, "memory"), timeout_s=600)
+
+
+@pytest.mark.parametrize("sanitizer", ["memory", "threads"])
+def test_guard_outcomes(sanitizer: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    run_program(compile_native("guard_outcomes.cc", ["../guard/outcomes.cc"], sanitizer))
+
+
+def test_guard_responses(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
+    run_program(compile_native("guard_response.cc", ["../guard/http_response.cc"], "memory"))
+
+
 @pytest.mark.parametrize("sanitizer", ["memory", "threads"])
 def test_guard_poll(sanitizer: str, compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     run_program(compile_native("guard_poll.cc", ["../guard/http_poll.cc"], sanitizer))
+
+
+@pytest.mark.parametrize("sanitizer", ["memory", "threads"])
+def test_clock_of_the_front_end_for_grpc(
+    sanitizer: str, compile_native: Callable[..., Path], run_program: Callable[..., str]
+) -> None:
+    run_program(compile_native("grpc_loop.cc", ["../grpc/loop.cc"], sanitizer))
 
 
 @pytest.mark.parametrize("name", ["frames", "garbage", "writers", "readers"])
@@ -102,8 +168,21 @@ def test_guard_of_a_replaced_server(
     run_program(compile_native("guard_goodbye.cc", ALL_GUARD_SOURCES, "memory"), name)
 
 
+def test_guard_looks_nothing_up_when_it_is_called(
+    compile_native: Callable[..., Path], run_program: Callable[..., str]
+) -> None:
+    # Without sanitizers, which look up functions of their own.
+    run_program(compile_native("guard_hooks.cc", ALL_GUARD_SOURCES))
+
+
+@pytest.mark.parametrize("kind", ["fork", "vfork", "clone"])
+def test_guard_leaves_children_alone(
+    kind: str, compile_native: Callable[..., Path], run_program: Callable[..., str]
+) -> None:
+    run_program(compile_native("guard_children.cc", ALL_GUARD_SOURCES, "memory"), kind)
+
+
 @pytest.mark.timeout(FUZZ_S + 1800)
 def test_fuzz_records_and_settings(compile_native: Callable[..., Path], run_program: Callable[..., str]) -> None:
     program = compile_native("fuzz.cc", ["record.cc", "settings.cc"], "memory")
-    seed: Any = os.environ.get("PYTRITON_FUZZ_SEED", "1")
-    run_program(program, FUZZ_S / 2, seed, GOLDEN, timeout_s=FUZZ_S + 600)
+    run_program(program, FUZZ_S / 2, FUZZ_SEED, GOLDEN, timeout_s=FUZZ_S + 600)

@@ -1,6 +1,5 @@
 """The extension module from `native/accelerator`; see `wire.accelerator` for where it is and where not."""
 
-from array import array
 from collections import deque
 from collections.abc import Callable
 from mmap import mmap
@@ -92,7 +91,7 @@ class Lane:
         fd: int,
         buffer: bytearray,
         place: tuple[int, int],
-        counters: array[int],
+        counters: object,
         callable: Callable[..., Any],
         takes_columns: bool,
         look_ns: int,

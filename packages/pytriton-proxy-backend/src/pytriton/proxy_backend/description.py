@@ -139,7 +139,7 @@ def dtype_name(tensor: TensorSpec) -> str:
     Raises:
         DescriptionError: If Triton has no such type.
     """
-    name = "BYTES" if tensor.dtype.kind in "SU" else _NAMES.get(tensor.dtype.name)
+    name = "BYTES" if tensor.dtype.kind in "SUT" else _NAMES.get(tensor.dtype.name)
     if name is None:
         raise DescriptionError(
             f"tensor '{tensor.name}': Triton has no data type for numpy's {tensor.dtype}; it has "

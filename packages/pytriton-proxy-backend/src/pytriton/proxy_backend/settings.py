@@ -31,7 +31,7 @@ class ProxySettings(ServingSettings):
     """What the native proxy must know and Triton's API does not tell it: the side file in a model's version folder."""
 
     # Written only where they are set.
-    _SPARSE: ClassVar[tuple[str, ...]] = ("max_waiting", "tensors_digest")
+    _SPARSE: ClassVar[tuple[str, ...]] = ("max_waiting", "cache_bytes", "tensors_digest")
 
     endpoint: Annotated[Path, Setting("path of the unix socket that the proxy will listen on, at most 107 bytes")]
     batching: Annotated[bool, Setting("whether tensors have a batch axis in front")] = True
@@ -41,6 +41,14 @@ class ProxySettings(ServingSettings):
         Setting(
             "how many requests wait for a worker outside of Triton's queue, which may have a limit and takes what is "
             "beyond; 0: any number"
+        ),
+    ] = 0
+    cache_bytes: Annotated[
+        int,
+        Setting(
+            "what answers that are given again to the same requests may take in memory, in bytes, together with those "
+            "of other models of the same library; 0: none is",
+            option="--response-cache",
         ),
     ] = 0
     tensors_digest: Annotated[

@@ -30,7 +30,7 @@ from typing import IO
 
 from . import worker_main
 from .process.template import DESCRIPTORS, MAX_MESSAGE, Reply, Template
-from .system.parents import end_with_parent, give_back_memory
+from .system.parents import end_with_parent, give_back_memory, unblock_signals
 from .wire.accelerator import accelerator
 
 logger = logging.getLogger(__name__)
@@ -261,6 +261,7 @@ class _Template:
         """Be a process as any other that was started anew."""
         os.setsid()
         end_with_parent(life, template)
+        unblock_signals()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for stream in (sys.stdout, sys.stderr):

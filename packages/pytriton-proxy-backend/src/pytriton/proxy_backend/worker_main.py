@@ -24,10 +24,14 @@ from pathlib import Path
 from typing import Any
 
 from .errors import ProxyBackendError, TargetError
-from .process.messages import FORMAT, LineReader, WorkerJob, encode_message, encode_statistics
-from .runtime.texts import shortened
+from .process.messages import FORMAT, LineReader, WorkerJob
+from .process.metrics import MetricsReport
+from .process.sender import MessageSender
+from .runtime.records import RecordHandler
+from .runtime.statistics import COUNTERS_BYTES, Counters
+from .runtime.texts import shortened, told_trace
 from .system.forks import call_in_child, close_in_child
-from .system.parents import POLLRDHUP, end_with_parent
+from .system.parents import POLLRDHUP, end_with_parent, unblock_signals
 from .worker.worker import Worker
 
 NAME = "pytriton.proxy_backend.worker_main"
@@ -40,32 +44,37 @@ _ALIVE_S = 1.0
 _CUT_S = 0.5
 # How long a worker may take for what it is at after SIGTERM.
 _TERM_TIMEOUT_S = 30.0
-_SEND_TIMEOUT_S = 30.0
 
 
 def main(arguments: list[str]) -> int:
     """Run the worker to its end; returns the exit code."""
     channel = socket.socket(fileno=int(arguments[0]))
     close_in_child(channel)
-    channel.settimeout(_SEND_TIMEOUT_S)
     end_with_parent(channel)
-    with open(int(arguments[1]), encoding="utf-8") as file:
+    unblock_signals()
+    job = int(arguments[1])
+    # A parent of another version, which is told so, has no counters in front of the text.
+    counters = Counters(job if os.lseek(job, 0, os.SEEK_CUR) == COUNTERS_BYTES else None)
+    with open(job, encoding="utf-8") as file:
         text = file.read()
-    return _Child(channel).run(text)
+    return _Child(channel, counters).run(text)
 
 
 class _Child:
     """This process."""
 
-    def __init__(self, channel: socket.socket) -> None:
+    def __init__(self, channel: socket.socket, counters: Counters) -> None:
+        self.counters = counters
+        """Where it is counted what the worker does; the parent has them, too."""
         self._channel = channel
-        self._send_lock = threading.Lock()
+        self._sender = MessageSender(channel)
         self._wake = threading.Event()
         # How long what is in flight may take, once it is to stop.
         self._stop_timeout_s: float | None = None
         self._worker: Worker | None = None
         self._cut_since: float | None = None
         self._has_failed = False
+        self._metrics = MetricsReport(self.send)
         self._serve: Mapping[str, Any] = {}
         self._told_serve = threading.Event()
 
@@ -106,8 +115,9 @@ class _Child:
         close_tracer: Callable[[], None] | None = None
         try:
             job = WorkerJob.from_text(job_text)
-            logging.basicConfig(level=job.log_level, format="%(levelname)s %(name)s: %(message)s")
-            pass_on_records()
+            handler = RecordHandler(self.send)
+            logging.basicConfig(level=job.log_level, handlers=[handler])
+            pass_on_records(handler)
             sys.path += [path for path in job.sys_path if path not in sys.path]
             model = parse_description(job.model)
             infer_func, signature = _make_callable(job)
@@ -122,9 +132,10 @@ class _Child:
                 on_unrecoverable=lambda error: self._fail("unrecoverable", error),
                 context=make_context(infer_func, model, tracer),
                 warmup=Warmup(job.warmups, model),
+                counters=self.counters,
             )
             # The function that a factory made is called as all that it makes.
-            worker._name = job.name
+            worker.name = job.name
             stage = "warm-up"
             self.take_signals()
             worker.start()
@@ -152,7 +163,6 @@ class _Child:
         """Tell how the worker is until it ends or is to stop; says whether it ended as it should."""
         self._worker = worker
         ready = attached = False
-        reported: Any = None
         told = time.monotonic()
         while worker.is_alive and self._stop_timeout_s is None:
             self._await_change(worker, ready, attached)
@@ -162,14 +172,10 @@ class _Child:
             if ready and attached != worker.is_attached:
                 attached = not attached
                 self.send("attached", value=attached)
-            statistics = encode_statistics(worker.statistics)
-            if statistics != reported:
-                reported = statistics
-                told = time.monotonic()
-                self.send("statistics", value=statistics)
-            elif time.monotonic() - told >= _ALIVE_S:
+            if time.monotonic() - told >= _ALIVE_S:
                 told = time.monotonic()
                 self.send("alive")
+            self._metrics.tell()
             self._note_cut(worker)
         return self._end(worker)
 
@@ -187,7 +193,7 @@ class _Child:
     def _end(self, worker: Worker) -> bool:
         timeout_s = self._stop_timeout_s
         has_ended = worker.stop(0.0 if timeout_s is None else timeout_s)
-        self.send("statistics", value=encode_statistics(worker.statistics))
+        self._metrics.tell(at_once=True)
         if worker.error is not None:
             self._fail("worker" if _is_warm(worker) else "warm-up", worker.error)
             return False
@@ -199,7 +205,7 @@ class _Child:
 
     def _note_cut(self, worker: Worker) -> None:
         """Tell when the proxy backend has closed the connection and the callable does not come back to see it."""
-        connection = worker._connection
+        connection = worker.connection
         if connection is None or not _is_closed(connection.fileno()):
             self._cut_since = None
             return
@@ -213,23 +219,33 @@ class _Child:
     # ---- the parent -------------------------------------------------------------------------------------------------
 
     def _listen(self) -> None:
-        reader = LineReader()
+        """Do what the parent says, to the end of it: nobody else answers for this process."""
+        try:
+            reader = LineReader()
+            poller = select.poll()
+            poller.register(self._channel, select.POLLIN)
+            while data := self._read(poller):
+                for message in reader.feed(data):
+                    if message["kind"] == "stop":
+                        self._stop(float(message["timeout_s"]))
+                    elif message["kind"] == "serve":
+                        self._serve = {key: value for key, value in message.items() if key != "kind"}
+                        self._told_serve.set()
+        except Exception:
+            # What is not told any more when to stop must not stay: the parent starts another one.
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+
+    def _read(self, poller: select.poll) -> bytes:
         while True:
+            poller.poll()
             try:
-                data = self._channel.recv(65536)
-            except TimeoutError:
+                return self._channel.recv(65536)
+            except BlockingIOError:
                 continue
             except OSError:
-                data = b""
-            if not data:
-                # Nobody is there to answer for this process.
-                os._exit(1)
-            for message in reader.feed(data):
-                if message["kind"] == "stop":
-                    self._stop(float(message["timeout_s"]))
-                elif message["kind"] == "serve":
-                    self._serve = {key: value for key, value in message.items() if key != "kind"}
-                    self._told_serve.set()
+                return b""
 
     def _stop(self, timeout_s: float) -> None:
         # Who is told twice has the shorter time.
@@ -248,14 +264,13 @@ class _Child:
         self._told_serve.wait()
         return self._serve
 
-    def send(self, kind: str, **fields: object) -> None:
-        """Send the parent a message."""
-        with self._send_lock:
-            try:
-                self._channel.sendall(encode_message(kind, **fields))
-            except OSError:
-                # Gone, or stopped for very long; the thread that listens sees the end.
-                return
+    def send(self, kind: str, **fields: object) -> bool:
+        """Send the parent a message; return whether it is on its way."""
+        try:
+            return self._sender.send(kind, **fields)
+        except OSError:
+            # Gone; the thread that listens sees the end.
+            return False
 
     def _fail(self, stage: str, error: BaseException, trace: str | None = None) -> None:
         if self._has_failed:
@@ -263,7 +278,7 @@ class _Child:
             return
         self._has_failed = True
         text = str(error) if isinstance(error, ProxyBackendError) else f"{type(error).__name__}: {error}"
-        trace = "".join(traceback.format_exception(error)) if trace is None else trace
+        trace = told_trace(error) if trace is None else trace
         self.send("failed", stage=stage, error=type(error).__name__, text=shortened(text), traceback=trace[-20000:])
 
 

@@ -1,6 +1,7 @@
 """What a worker process is told and says, and how both sides find what they name."""
 
 import json
+import os
 import subprocess
 import sys
 from functools import partial
@@ -15,12 +16,10 @@ from pytriton.proxy_backend.process.messages import (
     PythonModelJob,
     PythonModelServing,
     WorkerJob,
-    decode_statistics,
     encode_message,
-    encode_statistics,
     find_not_json,
 )
-from pytriton.proxy_backend.runtime.statistics import Counters, add_statistics
+from pytriton.proxy_backend.runtime.statistics import COUNTERS_BYTES, Counters, add_statistics, read_statistics
 from pytriton.proxy_backend.worker.loading import load_target, target_of
 
 
@@ -82,7 +81,7 @@ def test_a_job_is_what_it_was() -> None:
     job = WorkerJob(target="m:f", model="{}", endpoint="/e", name="n", args=[1, "a"], kwargs={"b": [None]})
     assert WorkerJob.from_text(job.to_text()).kwargs == {"b": [None]}
     text = json.dumps({**json.loads(job.to_text()), "format": 99})
-    with pytest.raises(ProtocolError, match="expected a job of format 1, got 99"):
+    with pytest.raises(ProtocolError, match="expected a job of format 3, got 99"):
         WorkerJob.from_text(text)
 
 
@@ -114,18 +113,31 @@ def test_lines_come_in_pieces() -> None:
             LineReader().feed(bad)
 
 
-def test_statistics_are_what_they_were() -> None:
-    counters = Counters()
-    counters.add_call((3, 5, 40), 10, 20, 3_000_000)
-    counters.failed["callable"] += 2
-    statistics = counters.snapshot()
-    decoded = decode_statistics(json.loads(json.dumps(encode_statistics(statistics))))
-    assert decoded == statistics
-    both = add_statistics(decoded, statistics)
+def test_a_process_counts_where_its_parent_looks() -> None:
+    file = os.memfd_create("test", os.MFD_CLOEXEC)
+    try:
+        os.ftruncate(file, COUNTERS_BYTES)
+        assert read_statistics(file) == Counters().snapshot()
+        counters = Counters(file)
+        counters.add_call((3, 5, 40), 10, 20, 3_000_000)
+        counters.add_failed("callable", 2)
+        counters.add_cancelled()
+        counters.add_first_response(5_000_000)
+        found = read_statistics(file)
+        assert found == counters.snapshot()
+        assert (found.requests, found.cancelled_requests, found.failed_requests["callable"]) == (3, 1, 2)
+        # What a forked child counts is its own.
+        counters.leave()
+        counters.add_call((3, 5, 40), 10, 20, 3_000_000)
+        assert read_statistics(file) == found
+        assert counters.snapshot().requests == 6
+        os.ftruncate(file, 12)
+        assert read_statistics(file).cancelled_requests == 0
+    finally:
+        os.close(file)
+    both = add_statistics(found, found)
     assert (both.requests, both.batches, both.rows.sum) == (6, 2, 10)
-    assert both.failed_requests["callable"] == 4
-    with pytest.raises(ProtocolError, match="cannot be read"):
-        decode_statistics({"requests": 1})
+    assert (both.failed_requests["callable"], both.first_response_seconds.count) == (4, 2)
 
 
 def test_what_is_no_json_is_found() -> None:

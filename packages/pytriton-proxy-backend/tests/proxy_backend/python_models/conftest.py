@@ -72,7 +72,7 @@ def serve(make_model: MakeModel, proxy: Any) -> Iterator[Callable[..., Any]]:
         model = make_model(source, **files)
         model.initialize({"model_config": json.dumps(config), "model_instance_name": "model_0_0"})
         spec = model_spec("model", 1, config)
-        service = ModelService(model.execute, model.file, "model_0_0", spec, Counters())
+        service = ModelService(model.execute, model.file, "model_0_0", spec, Counters(), ["y", "z"])
         worker = ModelWorker(service, str(proxy.endpoint), "host")
         thread = threading.Thread(target=worker.run, args=(lambda: None,))
         made.append((worker, thread, service))

@@ -181,6 +181,75 @@ return [InferenceResponse([Tensor('y', x), Tensor('other', x)])]""")
         assert list(response.outputs) == ["y"]
 
 
+def test_outputs_that_are_not_declared_are_told_of_once(
+    serve: Serve, golden: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer = serve(model("return [InferenceResponse([Tensor('Y', np.zeros(1)), Tensor('Z', np.zeros(1))])]"))
+    for number in range(1, 4):
+        [response] = ask(peer, record(golden, number, [1.0]), number)
+        assert response.outputs == {}
+    [text] = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert "outputs that its configuration has not (Y, Z), which are dropped: expected y, z. This is said once." in text
+
+
+def test_numbers_in_another_byte_order_are_sent_right(serve: Serve, golden: ModuleType) -> None:
+    peer = serve(
+        model("""found = []
+for dtype in ('>f4', '>f8', '>i2', '>u8', '>f2'):
+    tensor = Tensor('y', np.arange(3).astype(dtype))
+    assert tensor.as_numpy().dtype.isnative and tensor.as_numpy().tolist() == [0, 1, 2]
+return [InferenceResponse([Tensor('y', np.array([[1, 2]], '>f4'))])]""")
+    )
+    for number in range(1, 4):
+        [response] = ask(peer, record(golden, number, [1.0]), number)
+        assert response.outputs["y"].tolist() == [[1.0, 2.0]]
+
+
+def test_a_text_that_cannot_be_encoded_is_the_matter_of_its_request_alone(serve: Serve, golden: ModuleType) -> None:
+    peer = serve(
+        model("""responses = []
+for text in ('right', 'cut \\ud83d'):
+    try:
+        tensor = Tensor('y', np.array([[text]], np.object_))
+    except UnicodeEncodeError as error:
+        responses.append(InferenceResponse(error=TritonError(f'no text: {error.reason}', TritonError.INVALID_ARG)))
+    else:
+        responses.append(InferenceResponse([tensor]))
+return responses""")
+    )
+    for number in range(1, 4):
+        right, cut = ask(peer, record(golden, number, [1.0], [2.0]), number)
+        assert right.outputs["y"].tolist() == [[b"right"]]
+        assert cut.error == "no text: surrogates not allowed"
+
+
+def test_the_error_of_such_a_text_names_the_line_of_the_model(serve: Serve, golden: ModuleType) -> None:
+    peer = serve(model("x = 5\nreturn [InferenceResponse([Tensor('y', np.array(['\\udc80'], np.object_))])] * 2"))
+    error = error_of(peer, golden)
+    assert "UnicodeEncodeError: 'utf-8' codec can't encode character '\\udc80' in position 0" in error
+    assert error.count("model.py(") == 1
+    assert error.endswith(": execute\n")
+    assert "worker" not in error
+
+
+def test_a_capsule_holds_its_tensor(serve: Serve, golden: ModuleType) -> None:
+    peer = serve(
+        model(
+            """y = Tensor('y', np.float32([[1]]))
+for make in (Tensor.to_dlpack, np.from_dlpack):
+    before = sys.getrefcount(y)
+    held = make(y)
+    assert sys.getrefcount(y) == before + 1
+    del held
+    assert sys.getrefcount(y) == before
+return [InferenceResponse([y])]""",
+            "import sys",
+        )
+    )
+    [response] = ask(peer, record(golden, 1, [1.0]), 1)
+    assert response.outputs["y"].tolist() == [[1.0]]
+
+
 # ---- what is wrong ---------------------------------------------------------------------------------------------------
 
 
@@ -217,6 +286,44 @@ def test_what_execute_may_not_return(serve: Serve, golden: ModuleType, body: str
     assert (sent.request, sent.flags) == (1, FINAL)
     [failed] = peer.responses(peer.answer())
     assert (failed.request, failed.error) == (0, whole)
+
+
+def test_failures_are_told_of_with_their_requests(
+    serve: Serve, golden: ModuleType, caplog: pytest.LogCaptureFixture
+) -> None:
+    peer = serve(model("raise ValueError(float(requests[0].inputs()[0].as_numpy()[0, 0]))"))
+    for number in range(1, 16):
+        ask(peer, record(golden, number, [number], [2.0], id=f"id-{number}"), number)
+    told = [entry.getMessage() for entry in caplog.records if entry.levelname == "ERROR"]
+    assert len(told) == 10
+    begin = "model model_0_0: execute failed, requests id-1, id-1: ValueError: 1.0"
+    assert told[0].startswith(begin + "\n")
+    assert peer.worker.statistics.failed_requests["callable"] == 30
+
+
+def test_errors_that_a_model_returns_are_counted(serve: Serve, golden: ModuleType) -> None:
+    body = "return [InferenceResponse(error=TritonError('no')), InferenceResponse([Tensor('y', np.zeros(1, 'f'))])]"
+    peer = serve(model(body))
+    ask(peer, record(golden, 1, [1.0], [2.0]), 1)
+    assert peer.worker.statistics.failed_requests["returned"] == 1
+
+
+def test_a_stream_counts_its_first_response_and_one_error(serve: Serve, golden: ModuleType) -> None:
+    body = (
+        "for request in requests:\n"
+        "    sender = request.get_response_sender()\n"
+        "    if request.inputs()[0].as_numpy()[0, 0] == 1:\n"
+        "        sender.send(InferenceResponse([Tensor('y', np.zeros(1, 'f'))]))\n"
+        "    sender.send(InferenceResponse(error=TritonError('no')))\n"
+        "    sender.send(InferenceResponse(error=TritonError('no')))\n"
+        "    sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)"
+    )
+    peer = serve(model(body), config={"model_transaction_policy": {"decoupled": True}}, capabilities=3 | 32)
+    peer.batch(1, record(golden, 1, [1.0], [2.0]))
+    found = peer.worker.statistics
+    eventually(lambda: peer.worker.statistics.failed_requests["returned"] == 2)
+    assert peer.worker.statistics.first_response_seconds.count == 1
+    assert found.requests <= 2
 
 
 def test_an_error_has_its_place(serve: Serve, golden: ModuleType) -> None:

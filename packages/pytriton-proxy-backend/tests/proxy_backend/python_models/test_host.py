@@ -13,7 +13,7 @@ import pytest
 
 from pytriton.proxy_backend.process import child
 from pytriton.proxy_backend.process.child import ChildProcess, Launch
-from pytriton.proxy_backend.process.messages import PythonModelServing
+from pytriton.proxy_backend.process.messages import FORMAT, PythonModelServing
 from support.processes import stop
 from support.waiting import PATIENCE_S, eventually
 
@@ -55,7 +55,7 @@ class Job:
         self.fields = fields
 
     def to_text(self) -> str:
-        return json.dumps({"format": 1, "python_model": self.fields})
+        return json.dumps({"format": FORMAT, "python_model": self.fields})
 
 
 class Host:

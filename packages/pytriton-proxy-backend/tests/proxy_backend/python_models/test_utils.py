@@ -33,7 +33,7 @@ def test_tensors_are_in_c_order(utils: ModuleType) -> None:
     assert tensor.as_numpy().tolist() == array.tolist()
 
 
-@pytest.mark.parametrize("dtype", ["U3", ">f4", "c8", "g", "M8[s]"])
+@pytest.mark.parametrize("dtype", ["U3", ">c8", "c8", "g", "M8[s]"])
 def test_types_that_triton_has_not(utils: ModuleType, dtype: str) -> None:
     with pytest.raises(utils.TritonModelException, match=r"NumPy dtype is not supported."):
         utils.Tensor("x", np.zeros(1, dtype))
@@ -75,7 +75,7 @@ def test_dlpack_of_numpy(utils: ModuleType) -> None:
 
 def test_bf16_by_dlpack(utils: ModuleType) -> None:
     bits = np.array([1, 2, 3], np.uint16).view(BF16_BITS)
-    tensor = utils.Tensor.from_dlpack("x", dlpack.to_capsule(bits))
+    tensor = utils.Tensor.from_dlpack("x", dlpack.to_capsule(bits, bits))
     assert (tensor.triton_dtype(), tensor.shape()) == (14, [3])
     with pytest.raises(utils.TritonModelException, match=r"Tensor dtype is BF16 and cannot be converted to NumPy. Use"):
         tensor.as_numpy()

@@ -231,6 +231,100 @@ def test_another_shape_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> No
     assert "expected shape (batch, 2), got shape (1, 3)." in text
 
 
+def cast_checker(dtype: str, *, strict: bool = False) -> OutputChecker:
+    output = TensorSpec(name="y", dtype=np.dtype(dtype), shape=(-1,))
+    other = TensorSpec(name="z", dtype=np.dtype(np.uint8), shape=(-1,))
+    return OutputChecker(
+        ModelSpec(
+            name="m",
+            version=1,
+            inputs=(),
+            outputs=(output, other),
+            batching=False,
+            max_batch_size=0,
+            strict=strict,
+            decoupled=False,
+        )
+    )
+
+
+of_numpy_2 = pytest.mark.skipif(
+    np.__version__.startswith("1."), reason="numpy 1 makes a number of a text before it makes a bool of that"
+)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "before", "after"),
+    [
+        (np.array([1, 257]), "uint8", "257", "1"),
+        (np.array([-1]), "uint64", "-1", str(2**64 - 1)),
+        (np.array([2**63], np.uint64), "int64", str(2**63), str(-(2**63))),
+        (np.array([2**32 + 5]), "int32", str(2**32 + 5), "5"),
+        (np.array([0, 2]), "bool", "2", "True"),
+        (np.array([2.5]), "int32", "2.5", "2"),
+        (np.array([0.0, 1e300]), "int64", "1e+300", ""),
+        (np.array([np.nan]), "int64", "nan", ""),
+        (np.array([1, 1e300]), "float32", "1e+300", "inf"),
+        (np.array([70_000]), "float16", "70000", "inf"),
+        (np.array([1e300], object), "float32", "1e+300", "inf"),
+        (np.array([2.5], object), "int32", "2.5", "2"),
+        pytest.param(np.array(["True", "False"]), "bool", "'False'", "True", marks=of_numpy_2),
+        pytest.param(np.array([b"0"]), "bool", "b'0'", "True", marks=of_numpy_2),
+        (np.array(["False"], object), "bool", "'False'", "True"),
+        (np.array(["1e300"]), "float32", "'1e300'", "inf"),
+    ],
+)
+def test_a_cast_that_changes_a_value_is_warned_of_once_for_each_output(
+    value: np.ndarray[Any, Any], dtype: str, before: str, after: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = cast_checker(dtype)
+    for _ in range(3):
+        assert made.one({"y": value, "z": np.array([1], np.uint8)}, 0, None)[0]["y"].dtype == np.dtype(dtype)
+    [text] = warnings(caplog)
+    assert text.startswith(
+        "model 'm': output 'y' has values that its dtype has not, which are sent as others: expected "
+    )
+    assert f"values of {dtype}, got {before} of dtype {value.dtype}, which becomes {after}" in text
+    assert "with strict=True it is an error" in text
+    made.one({"y": value, "z": np.array([300])}, 0, None)
+    [text] = warnings(caplog)
+    assert "output 'z'" in text
+    with pytest.raises(OutputError, match="the dtype is not the declared one"):
+        cast_checker(dtype, strict=True).one({"y": value, "z": np.array([1], np.uint8)}, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "may_be_strict"),
+    [
+        (np.array([2**31 - 1], np.int32), "int64", True),
+        (np.array([True]), "int32", True),
+        (np.array([1e30, np.inf], np.float32), "float64", True),
+        (np.array([255], np.uint8), "float16", True),
+        (np.array([-128, 127]), "int8", False),
+        (np.array([2**63], np.uint64), "float32", False),
+        (np.array([3.0, -4.0]), "int32", False),
+        (np.array([0.1, np.inf, -np.inf, np.nan, 1e-300]), "float32", False),
+        (np.array([0, 1, 1.0]), "bool", False),
+        pytest.param(np.array(["True", "1", ""]), "bool", False, marks=of_numpy_2),
+        (np.array(["-3", "4"]), "int8", False),
+        (np.array(["0.1", "inf"], object), "float32", False),
+        (np.array([7, 8.0], object), "int64", False),
+        (np.zeros(0), "int8", False),
+    ],
+)
+def test_a_cast_that_changes_no_value_is_passed_over(
+    value: np.ndarray[Any, Any], dtype: str, may_be_strict: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    result = {"y": value, "z": np.array([1], np.uint8)}
+    assert cast_checker(dtype).one(result, 0, None)[0]["y"].dtype == np.dtype(dtype)
+    if may_be_strict:
+        assert cast_checker(dtype, strict=True).one(result, 0, None)[0]["y"].dtype == np.dtype(dtype)
+    else:
+        with pytest.raises(OutputError, match="or one that it has all values of, got dtype"):
+            cast_checker(dtype, strict=True).one(result, 0, None)
+    assert not warnings(caplog)
+
+
 def test_each_kind_is_told_of_and_the_workers_of_a_model_tell_once(caplog: pytest.LogCaptureFixture) -> None:
     first = checker()
     second = OutputChecker(first._model)

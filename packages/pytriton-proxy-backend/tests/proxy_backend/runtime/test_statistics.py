@@ -2,6 +2,8 @@
 
 import threading
 
+import pytest
+
 from pytriton.proxy_backend import WorkerStatistics
 from pytriton.proxy_backend.runtime.statistics import Counters
 
@@ -34,6 +36,16 @@ def test_every_duration_is_in_its_bucket() -> None:
     for seconds, place in ((1e-3, 3), (1.0, 4)):
         upper = next(index for index, bound in enumerate(found.bounds) if bound >= seconds)
         assert sum(found.counts[: upper + 1]) == place + 1
+
+
+@pytest.mark.parametrize("nanoseconds", [1_100_000, 5_000_000, 70_000_000, 300_000_000, 4_000_000_000, 16_000_000_000])
+def test_a_duration_is_told_within_a_quarter(nanoseconds: int) -> None:
+    counters = Counters()
+    counters.add_call((1, 1, 0), 0, 0, nanoseconds)
+    found = counters.snapshot().callable_seconds
+    place = found.counts.index(1)
+    low, high = found.bounds[place - 1], found.bounds[place]
+    assert low <= nanoseconds * 1e-9 <= high <= 1.2501 * low
 
 
 def test_stamps_of_another_clock_count_for_nothing() -> None:

@@ -1,5 +1,6 @@
 """Calls into a server whose proxy backend the test moves step by step, or that does what it must not."""
 
+import contextlib
 import os
 import random
 import struct
@@ -196,6 +197,26 @@ def test_a_peer_that_breaks_the_protocol(wrong: str, attach: Callable[..., Any],
     assert "the call was lost" in str(error)
     with pytest.raises(ConnectionLostError, match="no calls into the server any more"):
         calls.infer("m", X)
+
+
+def test_what_nobody_foresaw_ends_all_calls_with_an_error(
+    attach: Callable[..., Any], golden: ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls, peer = attach()
+
+    def fail(*arguments: Any) -> None:
+        raise ZeroDivisionError("injected")
+
+    pending = calls.infer("model", X)
+    monkeypatch.setattr(calls, "_take", fail)
+    # The first of its packets ends the connection, which may be before the last is sent.
+    with contextlib.suppress(BrokenPipeError):
+        respond(peer, golden, next_call(peer, golden).batch, b"")
+    error = answer_of(pending).error
+    assert "the connection for calls failed: ZeroDivisionError: injected" in str(error)
+    with pytest.raises(ConnectionLostError, match="injected"):
+        calls.infer("model", X)
+    assert "The answers to calls cannot be read: their connection is closed" in caplog.text
 
 
 def test_a_record_that_cannot_be_read_fails_its_call_alone(attach: Callable[..., Any], golden: ModuleType) -> None:

@@ -17,7 +17,7 @@ from pytriton.proxy_backend.transport.arena import PeerArena
 from pytriton.proxy_backend.wire import layout, messages
 from pytriton.proxy_backend.wire.batch import BatchReader, RequestData, RequestWriter, lay_out_batch
 from pytriton.proxy_backend.wire.greetings import GreetingError, Hello, Welcome, parse_answer, parse_hello
-from pytriton.proxy_backend.wire.layout import Capability
+from pytriton.proxy_backend.wire.layout import CAPABILITIES, Capability
 from pytriton.proxy_backend.wire.record import Record
 from pytriton.proxy_backend.wire.response import AnswerReader, ResponseData, ResponseWriter, read_responses
 
@@ -65,7 +65,11 @@ def test_hello(golden: ModuleType) -> None:
     )
     assert parse_hello(read("hello"), decoupled=True) == hello
     assert without_sender(hello.pack()) == without_sender(read("hello"))
-    assert parse_hello(read("hello_minor_9"), decoupled=True) == Hello(name="classify", pid=4242, version=(1, 9))
+    # Of what it can do, the Python proxy knows these.
+    known = CAPABILITIES | Capability.STANDS_IN
+    assert parse_hello(read("hello_minor_9"), decoupled=True) == Hello(
+        name="classify", pid=4242, version=(1, 9), capabilities=known
+    )
     with pytest.raises(GreetingError, match=r"protocol 2\.5, this proxy 1\.0"):
         parse_hello(read("hello_major_2_short"), decoupled=False)
 

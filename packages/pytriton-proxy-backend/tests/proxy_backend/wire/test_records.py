@@ -148,6 +148,56 @@ def test_without_a_batch_axis(golden: ModuleType) -> None:
     assert whole[0]["x"].shape == (3,)
 
 
+@pytest.mark.parametrize(
+    ("batching", "count", "owners", "is_uniform", "is_whole"),
+    [
+        (True, 2, [None], True, True),
+        (True, 1, [None], True, True),
+        (True, 2, [], True, True),
+        (True, 2, [None, 1], False, False),
+        (True, 1, [0], False, False),
+        (False, 1, [None], False, True),
+        (False, 1, [0], False, False),
+        (False, 2, [0, 1], False, False),
+        (False, 2, [], False, False),
+    ],
+)
+def test_which_batches_are_in_one_piece(
+    golden: ModuleType, batching: bool, count: int, owners: list[int | None], is_uniform: bool, is_whole: bool
+) -> None:
+    """Those alone whose inputs lie together, and have an axis along which requests lie; or whose request is alone."""
+    tensors = []
+    for number, owner in enumerate(owners):
+        rows = count if owner is None else 1
+        more = {} if owner is None else {"owner": owner}
+        tensors.append(golden.Tensor(f"x{number}", 2, [rows, 1], bytes(range(rows)), **more))
+    batch = parse(golden.batch_record(7, [golden.Request()] * count, tensors), batching=batching)
+    assert batch.is_uniform is is_uniform
+    assert batch.whole_batch() == ((batch.columns, [1] * count) if is_whole else None)
+    for index in range(count):
+        expected = {
+            f"x{number}": [[index if owner is None else 0]]
+            for number, owner in enumerate(owners)
+            if owner in (None, index)
+        }
+        assert {name: array.tolist() for name, array in batch.load_inputs(index).items()} == expected
+    # The inputs of one request are those of the batch, and not views of them.
+    if count == 1 and owners == [None]:
+        assert batch.load_inputs(0)["x0"] is batch.columns["x0"]
+
+
+def test_a_trace_is_found_in_every_place(golden: ModuleType) -> None:
+    trace = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+    for request, has_trace in (
+        (golden.Request(trace_context=trace), True),
+        (golden.Request(parameters={"Traceparent": trace}), True),
+        (golden.Request(parameters={"tracestate": trace}), False),
+        (golden.Request(id=trace), False),
+    ):
+        batch = parse(golden.batch_record(7, [golden.Request(), request]))
+        assert batch.metadata.has_trace() is has_trace
+
+
 def test_tensors_without_elements(golden: ModuleType) -> None:
     tensors = [
         golden.Tensor("x", golden.FP32, [2, 0, 3], b""),
@@ -195,7 +245,9 @@ def test_batches_that_look_alike_share_what_was_read(golden: ModuleType) -> None
         raw = golden.batch_record(
             number, [golden.Request(rows=2, id="a")], [golden.Tensor("x", golden.FP32, [2, 2], payload)]
         )
-        [request] = requests_of(parse(raw, number, reader=reader))
+        batch = parse(raw, number, reader=reader)
+        assert batch.metadata is parse(raw, number, reader=reader).metadata
+        [request] = requests_of(batch)
         assert request["x"].tolist() == [[number] * 2] * 2
         assert request.request_id == "a"
     assert len(reader._known) == 1

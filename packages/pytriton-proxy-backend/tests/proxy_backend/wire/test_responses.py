@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from pytriton.proxy_backend import ProtocolError
-from pytriton.proxy_backend.wire.batch import Batch, BatchReader, RequestData, lay_out_batch
+from pytriton.proxy_backend.wire import layout
+from pytriton.proxy_backend.wire.batch import Batch, BatchReader, RequestData, RequestWriter, lay_out_batch
 from pytriton.proxy_backend.wire.record import Record
 from pytriton.proxy_backend.wire.response import ResponseData, ResponseWriter, lay_out_columns, read_responses
 
@@ -165,3 +166,49 @@ def test_the_golden_batch_is_read_as_it_is_written(golden: ModuleType) -> None:
         ]  # fmt: skip
 
     assert everything(ours) == everything(golden.golden_batch())
+
+
+def floats(*shape: int) -> np.ndarray[Any, Any]:
+    return np.zeros(shape, np.float32)
+
+
+@pytest.mark.parametrize(
+    ("batching", "inputs", "owners"),
+    [
+        (True, [{"x": floats(1, 2)}, {"x": floats(3, 2)}], [layout.WHOLE_BATCH]),
+        (True, [{"x": floats(1, 2)}], [layout.WHOLE_BATCH]),
+        (True, [{"x": floats(1, 2)}, {"x": np.zeros((1, 2), np.int32)}], [0, 1]),
+        (True, [{"x": floats(1, 2)}, {"x": floats(1, 3)}], [0, 1]),
+        (True, [{}, {"x": floats(1, 2)}], [1]),
+        (True, [{"x": floats(2, 1), "n": floats(1, 1)}], [layout.WHOLE_BATCH, 0]),
+        (False, [{"x": floats(3, 2)}], [layout.WHOLE_BATCH]),
+        (False, [{"x": floats(3, 2)}, {"x": floats(3, 2)}], [0, 1]),
+    ],
+)
+def test_inputs_are_joined_where_they_are_one_array(
+    batching: bool, inputs: list[dict[str, np.ndarray[Any, Any]]], owners: list[int]
+) -> None:
+    """All requests have it, alike but for their rows, and rows are what the batch is cut by; or a request is alone."""
+    raw = bytes(written(lay_out_batch([RequestData(each) for each in inputs], batching=batching)))
+    batch = BatchReader(batching).read(np.frombuffer(raw, np.uint8), raw, 0, 7)
+    assert [tensor.owner for tensor in batch.metadata.tensors] == owners
+    for index, expected in enumerate(inputs):
+        found = batch.load_inputs(index)
+        assert {name: (array.dtype, array.shape) for name, array in found.items()} == {
+            name: (array.dtype, array.shape) for name, array in expected.items()
+        }
+
+
+def test_layouts_of_requests_are_kept_but_not_many_and_not_large_ones() -> None:
+    writer = RequestWriter()
+
+    def lay_out(size: int, request_id: str = "") -> object:
+        return writer.lay_out(RequestData({"x": floats(size)}, request_id=request_id)).layout
+
+    first = lay_out(1)
+    assert lay_out(1) is first
+    large = "x" * (1 << 20)
+    assert lay_out(1, large) is not lay_out(1, large)
+    for size in range(2, 2048):
+        lay_out(size)
+    assert lay_out(1) is not first

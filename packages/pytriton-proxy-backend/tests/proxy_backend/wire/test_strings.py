@@ -56,15 +56,15 @@ def test_decode() -> None:
 @pytest.mark.parametrize(
     ("payload", "shape", "reason"),
     [
-        (b"", (1,), "1 strings expected for the shape (1,), 0 bytes cannot hold them"),
-        (b"\1\0\0\0a", (2,), "5 bytes cannot hold them"),
-        (b"\1\0\0\0abcdef", (2,), "string 1 of 2 reaches"),
-        (b"\4\0\0\0abcdef", (2,), "the payload ends after 1"),
-        (b"\5\0\0\0a", (1,), "string 0 of 1 reaches 4 bytes past the payload's end"),
-        (b"\xff\xff\xff\xff", (1,), "past the payload's end"),
-        (b"\0\0\0\0a", (1,), "1 bytes are left after the 1 strings"),
-        (b"a", (0,), "1 bytes are left after the 0 strings"),
-        (b"", (1 << 62, 1 << 62), "cannot hold them"),
+        (b"", (1,), "string 0 of 1: expected 4 bytes for its length, got 0"),
+        (b"\1\0\0\0a", (2,), "string 1 of 2: expected 4 bytes for its length, got 0"),
+        (b"\1\0\0\0abcdef", (2,), "string 1 of 2: expected 1701077858 bytes, as its length says, got 1"),
+        (b"\4\0\0\0abcdef", (2,), "string 1 of 2: expected 4 bytes for its length, got 2"),
+        (b"\5\0\0\0a", (1,), "string 0 of 1: expected 5 bytes, as its length says, got 1"),
+        (b"\xff\xff\xff\xff", (1,), "expected 4294967295 bytes, as its length says, got 0"),
+        (b"\0\0\0\0a", (1,), "expected nothing behind its 1 strings, got 1 bytes"),
+        (b"a", (0,), "expected nothing behind its 0 strings, got 1 bytes"),
+        (b"", (1 << 62, 1 << 62), f"string 0 of {1 << 124}: expected 4 bytes"),
     ],
 )
 def test_decode_refuses_what_does_not_fit_the_shape(payload: bytes, shape: tuple[int, ...], reason: str) -> None:

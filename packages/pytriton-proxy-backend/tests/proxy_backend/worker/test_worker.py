@@ -1340,6 +1340,32 @@ def test_the_time_of_a_generator_is_that_inside_of_it(serve: Serve, golden: Modu
     assert found.output_bytes == 16
 
 
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_the_first_response_to_each_request_of_a_stream(asynchronous: bool, serve: Serve, golden: ModuleType) -> None:
+    async def work_async(requests: list[Request]) -> Any:
+        for results in work(requests):
+            yield results
+
+    def work(requests: list[Request]) -> Iterator[Any]:
+        value = {"y": requests[0]["x"]}
+        time.sleep(0.002)
+        yield [value, None, None, None]
+        time.sleep(0.02)
+        # The third gets an error in place of a response, the fourth none.
+        yield [value, value, ValueError("no"), None]
+
+    worker, peer = serve(work_async if asynchronous else work, model=spec(decoupled=True), welcome={"model_flags": 3})
+    peer.batch(1, record(golden, 1, *[[1.0]] * 4))
+    for _ in range(3):
+        peer.answer()
+    found = worker.statistics.first_response_seconds
+    assert found.count == 2
+    assert 0.024 <= found.sum < PATIENCE_S
+    bounds = [bound for bound, count in zip(found.bounds, found.counts, strict=False) if count]
+    assert bounds[0] >= 0.002
+    assert bounds[-1] >= 0.022
+
+
 @pytest.mark.parametrize("send", [False, True])
 def test_tracebacks_reach_the_caller_only_where_the_model_says_so(send: bool, serve: Serve, golden: ModuleType) -> None:
     def secret_place(requests: list[Request]) -> Any:

@@ -23,7 +23,13 @@ from .tensors import load_signature, model_of, parse_tensor
 
 _DEFAULT_BATCH = 4
 _SERVING = {field.name for field in setting_fields(ServingSettings)}
-_OPTIONS = {field.name: field for field in setting_fields(PythonProxySettings) if field.about.option}
+_NATIVE = {field.name for field in setting_fields(ProxySettings)}
+# Those that both have, and each of them alone.
+_OPTIONS = {
+    field.name: field
+    for field in (*setting_fields(ProxySettings), *setting_fields(PythonProxySettings))
+    if field.about.option
+}
 # What Triton's configuration has room for.
 _MOST = (1 << 63) - 1
 _MOST_ROWS = (1 << 31) - 1
@@ -84,7 +90,8 @@ def register(commands: Any) -> None:
     )
     parser.add_argument("--strict", action="store_const", const=True, help="outputs must be exactly as declared")
     for name, field in _OPTIONS.items():
-        _add_setting(parser, field, only_python=name not in _SERVING)
+        only = "" if name in _SERVING else "native proxy: " if name in _NATIVE else "Python proxy: "
+        _add_setting(parser, field, only)
     parser.add_argument("--replace", action="store_true", help="replace a version that differs and is unedited")
     parser.set_defaults(run=run)
 
@@ -139,13 +146,17 @@ def _model(arguments: argparse.Namespace) -> ModelSpec:
 
 def _native(arguments: argparse.Namespace, model: ModelSpec, batching: Batching) -> tuple[str, dict[str, bytes]]:
     given = _given(arguments)
-    if "://" in arguments.endpoint or not given.keys() <= _SERVING:
+    if "://" in arguments.endpoint or not given.keys() <= _NATIVE:
         raise DropInError(
             f"the native proxy listens on a socket in a folder of this machine, got --endpoint {arguments.endpoint}: "
             f"addresses, keys and --link-timeout are for --flavour python",
             path=model.name,
         )
     endpoint = endpoint_path(Path(arguments.endpoint).absolute(), model.name, model.version)
+    if model.decoupled and given.get("cache_bytes"):
+        raise DropInError(
+            "the answers of a decoupled model cannot be kept: leave --response-cache out", path=model.name
+        )
     settings = ProxySettings(
         endpoint=endpoint,
         batching=model.batching,
@@ -162,6 +173,10 @@ def _python(arguments: argparse.Namespace, model: ModelSpec, batching: Batching)
         raise DropInError(
             f"{', '.join(refused)}: Triton's Python backend gives no BF16 tensors to Python; use the native flavour",
             path=model.name,
+        )
+    if arguments.cache_bytes:
+        raise DropInError(
+            "the Python proxy keeps no answers: leave --response-cache out, or use the native flavour", path=model.name
         )
     has_keys = arguments.secret_key_file is not None
     if has_keys != (arguments.workers_keys_dir is not None):
@@ -183,11 +198,10 @@ def _given(arguments: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _add_setting(parser: argparse.ArgumentParser, field: SettingField, *, only_python: bool) -> None:
+def _add_setting(parser: argparse.ArgumentParser, field: SettingField, prefix: str) -> None:
     """Add the option of a setting; one that is not given is `None`."""
     about = field.about
     default = about.unset if field.optional else f"{field.default:g}" if field.type is float else str(field.default)
-    prefix = "Python proxy: " if only_python else ""
     if field.type is bool:
         parser.add_argument(
             about.option, dest=field.name, action="store_const", const=True, help=f"{prefix}{about.meaning}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import math
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,10 +62,14 @@ def add_hosts_endpoint(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--endpoint",
         type=Path,
-        default=default_home() / "hosts",
         metavar="DIR",
-        help="folder of the socket where tritonserver asks for processes, which both see (%(default)s)",
+        help="folder of the socket where tritonserver asks for processes, which both see (hosts in PYTRITON_HOME)",
     )
+
+
+def hosts_endpoint(arguments: argparse.Namespace) -> Path:
+    """Return the folder that `--endpoint` names, absolute."""
+    return Path(os.path.abspath(arguments.endpoint or default_home() / "hosts"))
 
 
 def seconds(text: str) -> float:

@@ -15,7 +15,7 @@ from ..dropin.conversion import SUFFIX, Conversion, convert_model
 from ..settings import ProxySettings
 from ..system.native import library_path
 from ..wire.settings import setting_fields
-from .app import add_hosts_endpoint, own_version, seconds
+from .app import add_hosts_endpoint, hosts_endpoint, own_version, seconds
 
 _ATTACH = next(field for field in setting_fields(ProxySettings) if field.name == "attach_timeout_s")
 
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     # Not resolved: what the user calls it is the name of the model.
     source = Path(os.path.abspath(arguments.model))
     target = Path(os.path.abspath(arguments.to or source.with_name(f"{source.name}{SUFFIX}")))
-    folder = Path(os.path.abspath(arguments.endpoint))
+    folder = hosts_endpoint(arguments)
     check_folder(folder)
     conversion = Conversion(
         source=source,

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import argparse
 import logging
-import os
-from pathlib import Path
 from typing import Any
 
-from .app import add_hosts_endpoint
+from .app import add_hosts_endpoint, hosts_endpoint
 from .logs import add_service_options, start_log
 
 
@@ -40,7 +38,7 @@ def _serve(arguments: argparse.Namespace) -> int:
     from ..system.stop_signals import StopSignals
 
     start_log(arguments.log_level, arguments.log_format)
-    folder = Path(os.path.abspath(arguments.endpoint))
+    folder = hosts_endpoint(arguments)
     check_folder(folder)
     supervisor = HostSupervisor(folder, "Choose another folder (--endpoint) that this user may write to.")
     stop = StopSignals()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import copy
 import datetime
 import json
 import logging
-import sys
+import re
 
+from ..runtime.access import ACCESS_LOGGER
+from ..runtime.records import OF_EVERY_RECORD, WORKER_FIELD, current_span
+from ..system.escapes import escaped_lines, is_terminal
+from ..system.log_gate import set_gate
 from .app import seconds
 
-__all__ = ["LEVELS", "TEXT_FORMAT", "JsonFormatter", "add_service_options", "start_log"]
+__all__ = ["LEVELS", "TEXT_FORMAT", "JsonFormatter", "TextFormatter", "add_service_options", "start_log"]
 
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
 """Values of `--log-level`."""
@@ -22,8 +27,8 @@ TEXT_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 # Whoever sits in front of it knows the day.
 _TERMINAL_TIME = "%H:%M:%S"
+_ESCAPE = re.compile(r"\\(?:ud[89ab]..\\ud[c-f]..|(?P<lone>ud[89a-f]..)|.)")
 _TRACEBACK = "\nTraceback (most recent call last):\n"
-_OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
 class JsonFormatter(logging.Formatter):
@@ -47,30 +52,45 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
+        elif record.exc_text:
+            fields["exception"] = record.exc_text
         elif mark:
             fields["exception"] = (mark + traceback).strip()
         if record.stack_info:
             fields["stack"] = record.stack_info
-        extra = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
-        extra = {**_current_span(), **extra}
+        extra = {name: value for name, value in vars(record).items() if name not in OF_EVERY_RECORD}
+        extra = {**current_span(), **extra}
         try:
-            return json.dumps({**extra, **fields}, default=repr, allow_nan=False)
+            text = json.dumps({**extra, **fields}, default=repr, allow_nan=False)
         except (TypeError, ValueError):
             # JSON has no NaN, no keys that are tuples and no lists in themselves.
-            return json.dumps({**{name: repr(value) for name, value in extra.items()}, **fields})
+            text = json.dumps({**{name: repr(value) for name, value in extra.items()}, **fields})
+        return _ESCAPE.sub(_without_lone, text) if "\\ud" in text else text
 
 
-def _current_span() -> dict[str, str]:
-    """Return the ids of the span that this thread is in; none where nobody has imported OpenTelemetry."""
-    trace = sys.modules.get("opentelemetry.trace")
-    try:
-        found = None if trace is None else trace.get_current_span().get_span_context()
-    except AttributeError:
-        # Another thread is just importing it.
-        return {}
-    if found is None or not found.is_valid:
-        return {}
-    return {"trace_id": f"{found.trace_id:032x}", "span_id": f"{found.span_id:016x}"}
+def _without_lone(found: re.Match[str]) -> str:
+    """Return an escape of JSON; for half of a surrogate pair, which many readers refuse, the mark of no text."""
+    return "\\ufffd" if found["lone"] else found[0]
+
+
+class TextFormatter(logging.Formatter):
+    """A log record as text: an event whose later lines are indented, and no character that a terminal would obey.
+
+    A record of a worker process has the worker behind the name of its logger.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines."""
+        return escaped_lines(super().format(record))
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is that of logging
+        """Return the text without tracebacks."""
+        worker = getattr(record, WORKER_FIELD, None)
+        if worker is None or record.name.endswith(str(worker)):
+            return super().formatMessage(record)
+        told = copy.copy(record)
+        told.name = f"{record.name} [{worker}]"
+        return super().formatMessage(told)
 
 
 def add_service_options(parser: argparse.ArgumentParser) -> None:
@@ -100,11 +120,11 @@ def start_log(level: str, log_format: str = "text") -> None:
         if value not in known:
             raise ValueError(f"{option} must be {', '.join(known[:-1])} or {known[-1]}, got {value!r}")
     handler = logging.StreamHandler()
-    is_terminal = handler.stream is not None and handler.stream.isatty()
-    text = logging.Formatter(TEXT_FORMAT, _TERMINAL_TIME if is_terminal else None)
+    text = TextFormatter(TEXT_FORMAT, _TERMINAL_TIME if is_terminal(handler.stream) else None)
     handler.setFormatter(JsonFormatter() if log_format == "json" else text)
+    set_gate(handler, for_all=True)
     logging.basicConfig(level=level, handlers=[handler])
     # Nothing but JSON is to be read there.
     logging.captureWarnings(log_format == "json")
     # However little the log says otherwise: somebody has asked for it.
-    logging.getLogger("pytriton.access").setLevel(logging.INFO)
+    logging.getLogger(ACCESS_LOGGER).setLevel(logging.INFO)

@@ -13,6 +13,7 @@ import stat
 import subprocess
 import sys
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -320,12 +321,15 @@ def _check_running(manifest: Manifest, version: int, url: str) -> Iterator[Findi
             Level.PROBLEM, f"expected the address of an HTTP service, such as http://localhost:8000, got {url!r}"
         )
         return
+    # A proxy of the environment is for other hosts.
+    is_local = urllib.parse.urlsplit(base).hostname in ("localhost", "127.0.0.1", "::1")
+    opener = urllib.request.build_opener(*([urllib.request.ProxyHandler({})] if is_local else []))
     try:
-        with urllib.request.urlopen(f"{base}/v2", timeout=_HTTP_TIMEOUT_S) as answer:
+        with opener.open(f"{base}/v2", timeout=_HTTP_TIMEOUT_S) as answer:
             server = json.load(answer)
         yield Finding(Level.OK, f"{base} is {server.get('name')} {server.get('version')}")
         config_url = f"{base}/v2/models/{manifest.name}/versions/{version}/config"
-        with urllib.request.urlopen(config_url, timeout=_HTTP_TIMEOUT_S) as answer:
+        with opener.open(config_url, timeout=_HTTP_TIMEOUT_S) as answer:
             config = json.load(answer)
     except urllib.error.HTTPError as error:
         reason = error.read(1000).decode(errors="replace").strip()

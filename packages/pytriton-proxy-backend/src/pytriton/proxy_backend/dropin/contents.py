@@ -170,7 +170,10 @@ def check_model(model: ModelSpec, batching: Batching) -> None:
                 )
             if tensor.optional and kind == "output":
                 problems.append(f"output '{tensor.name}': an output cannot be optional")
-    if any(not 0 < size <= model.max_batch_size for size in batching.preferred_sizes):
+    if not model.batching or not model.max_batch_size:
+        if batching.preferred_sizes or batching.max_queue_delay_us:
+            problems.append("preferred batch sizes and a queue delay are for batches: expected a --max-batch-size")
+    elif any(not 0 < size <= model.max_batch_size for size in batching.preferred_sizes):
         problems.append(
             f"expected preferred batch sizes from 1 to {model.max_batch_size}, got {list(batching.preferred_sizes)}"
         )

@@ -77,8 +77,7 @@ class Environments:
             target.mkdir(parents=True)
             try:
                 with tarfile.open(archive) as tar:
-                    for member in tar:
-                        _extract(tar, member, target)
+                    _unpack(tar, target)
             except BaseException:
                 shutil.rmtree(target, ignore_errors=True)
                 raise
@@ -109,25 +108,72 @@ class Environments:
         return folder
 
 
-def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo, target: Path) -> None:
-    """Unpack one member, where it lies inside of the folder, and not behind a link."""
-    _check_inside(member.name, target)
-    if member.islnk():
-        _check_inside(member.linkname, target)
-    elif not (member.isfile() or member.isdir() or member.issym()):
-        raise tarfile.ExtractError(f"{member.name!r} is neither a file, nor a folder, nor a link")
-    member.uid, member.gid, member.uname, member.gname = os.getuid(), os.getgid(), "", ""
-    member.mode = member.mode & 0o755 | 0o600
-    # Checked above, as Pythons before 3.12 cannot.
+def _unpack(tar: tarfile.TarFile, target: Path) -> None:
+    """Unpack an archive into a folder, and nothing anywhere else, whatever is in it.
+
+    The rules are those of the standard library's filter for data, which not every Python has, and whose older forms can
+    be led astray: so what counts here is where a member would lie when it is written.
+    """
+    # Checked here. The ones of the library come in addition.
     tar.extraction_filter = staticmethod(lambda each, _: each)
-    tar.extract(member, target)
+    interpreters = []
+    for member in tar:
+        _check_place(member.name, target)
+        if member.issym() and _is_interpreter(member.name):
+            interpreters.append(member)
+            continue
+        if member.issym():
+            _check_link(member, target)
+        elif member.islnk():
+            _check_hard_link(member, target)
+        elif not (member.isfile() or member.isdir()):
+            raise tarfile.ExtractError(f"{member.name!r} is neither a file, nor a folder, nor a link")
+        _clear(target / member.name)
+        safe = tarfile.data_filter(member, str(target)) if hasattr(tarfile, "data_filter") else member
+        safe.uid, safe.gid, safe.uname, safe.gname = os.getuid(), os.getgid(), "", ""
+        safe.mode = member.mode & 0o755 | (0o700 if member.isdir() else 0o600)
+        tar.extract(safe, target)
+    # Those of a virtual environment lead to the Python that it was made of. Nothing is written after them.
+    for member in interpreters:
+        _check_place(member.name, target)
+        _clear(target / member.name)
+        (target / member.name).parent.mkdir(exist_ok=True)
+        (target / member.name).symlink_to(member.linkname)
 
 
-def _check_inside(name: str, target: Path) -> None:
+def _is_interpreter(name: str) -> bool:
+    path = PurePosixPath(name)
+    return path.parent == PurePosixPath("bin") and path.name.startswith("python")
+
+
+def _check_place(name: str, target: Path) -> None:
     path = PurePosixPath(name)
     parent = target / path.parent
     if path.is_absolute() or ".." in path.parts or parent.resolve() != target.resolve() / path.parent:
         raise tarfile.ExtractError(f"{name!r} would lie outside of the folder that it is unpacked into")
+
+
+def _check_link(member: tarfile.TarInfo, target: Path) -> None:
+    place = target / PurePosixPath(member.name).parent / member.linkname
+    if os.path.isabs(member.linkname) or not place.resolve().is_relative_to(target.resolve()):
+        raise tarfile.ExtractError(
+            f"{member.name!r} is a link out of the folder that it is unpacked into, to {member.linkname!r}; only those "
+            "of interpreters, bin/python*, may be. Pack what it leads to in its place"
+        )
+
+
+def _check_hard_link(member: tarfile.TarInfo, target: Path) -> None:
+    _check_place(member.linkname, target)
+    place = target / member.linkname
+    # Of one that is not there, the library would unpack the member of that name once more, whatever it is.
+    if place.is_symlink() or not place.is_file():
+        raise tarfile.ExtractError(f"{member.name!r} is a hard link to {member.linkname!r}, which is no file before it")
+
+
+def _clear(place: Path) -> None:
+    """Make room for a member: what is written there must not go where a link leads."""
+    if place.is_symlink() or place.is_file():
+        place.unlink()
 
 
 def _activated(root: Path) -> dict[str, str]:

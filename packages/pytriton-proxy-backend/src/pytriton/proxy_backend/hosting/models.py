@@ -16,11 +16,15 @@ from ..settings import ProxySettings
 from .environments import EnvironmentRefused, Environments
 from .templates import OWN_LAUNCH
 
-__all__ = ["STUB", "ModelRefused", "PythonModel", "settings_text"]
+__all__ = ["CACHE_PARAMETER", "STUB", "ModelRefused", "PythonModel", "is_decoupled", "settings_text"]
 
 STUB = "triton_python_backend_stub"
 """Name of the program in which Triton's Python backend runs an instance."""
 
+CACHE_PARAMETER = "PYTRITON_RESPONSE_CACHE_BYTES"
+"""Parameter of a configuration: what answers that are given again may take in the server's memory, in bytes."""
+
+_MOST_BYTES = (1 << 63) - 1
 _DEFAULT_FILE = "model.py"
 _PYTHON = "python"
 _MODEL_DIRECTORY = "$$TRITON_MODEL_DIRECTORY"
@@ -131,6 +135,11 @@ class PythonModel:
         )
 
 
+def is_decoupled(fields: Mapping[str, Any]) -> bool:
+    """Return whether a configuration lets a request have any number of responses."""
+    return bool((fields.get("model_transaction_policy") or {}).get("decoupled"))
+
+
 def settings_text(config: str, endpoint: Path) -> str:
     """Return what the library inside tritonserver must know and cannot read from its own file, in the form of that.
 
@@ -139,11 +148,23 @@ def settings_text(config: str, endpoint: Path) -> str:
         endpoint: What the endpoints of its instances begin with.
     """
     fields = json.loads(config)
+    decoupled = is_decoupled(fields)
     return ProxySettings(
         endpoint=endpoint,
         batching=int(fields.get("max_batch_size") or 0) > 0,
-        decoupled=bool((fields.get("model_transaction_policy") or {}).get("decoupled")),
-    ).to_text(only=("endpoint", "batching", "decoupled"))
+        decoupled=decoupled,
+        cache_bytes=_cache_bytes(fields, decoupled=decoupled),
+    ).to_text(only=("endpoint", "batching", "decoupled", "cache_bytes"))
+
+
+def _cache_bytes(fields: Mapping[str, Any], *, decoupled: bool) -> int:
+    parameter = (fields.get("parameters") or {}).get(CACHE_PARAMETER) or {}
+    text = parameter.get("string_value") or "0"
+    if not text.isdecimal() or int(text) > _MOST_BYTES:
+        raise ModelRefused(f"parameter {CACHE_PARAMETER}: expected a number of bytes, got {text!r}")
+    if decoupled and int(text):
+        raise ModelRefused(f"parameter {CACHE_PARAMETER}: the answers of a decoupled model cannot be kept")
+    return int(text)
 
 
 def _launch(parameters: Mapping[str, str], folder: str, environments: Environments) -> Launch:

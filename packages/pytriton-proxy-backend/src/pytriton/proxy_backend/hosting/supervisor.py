@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import functools
 import itertools
+import json
 import logging
 import math
 import os
@@ -24,16 +25,18 @@ from ..errors import AttachError, HostingError
 from ..model import MAX_ENDPOINT_BYTES
 from ..process.child import Launch
 from ..process.host_process import HostProcess
+from ..process.log import WORKER_LOGGER
 from ..process.messages import PythonModelJob
 from ..system.forks import call_in_child, close_in_child, replace_descriptors
 from ..system.peers import peer_credentials
 from ..system.shortage import explain
+from ..system.threads import keep_on
 from .control import ControlError, Frame, FrameKind, has_ended, receive_frame, send_frame
 from .environments import Environments
-from .models import ModelRefused, PythonModel, settings_text
+from .models import ModelRefused, PythonModel, is_decoupled, settings_text
 from .templates import Templates
 
-__all__ = ["FINALIZE_TIMEOUT_S", "SOCKET_NAME", "HostSupervisor", "check_folder"]
+__all__ = ["FINALIZE_TIMEOUT_S", "SOCKET_NAME", "HostSupervisor", "ServingHost", "check_folder"]
 
 FINALIZE_TIMEOUT_S = 30.0
 """How long a host may take to end, with `finalize`, when its instance is unloaded, in seconds."""
@@ -50,6 +53,8 @@ _ENVIRONMENTS = "environments-"
 _MAX_NAME = 18
 _BACKLOG = 128
 _POLL_S = 0.2
+# Before the next connection is accepted, where one could not be.
+_PAUSE_S = 0.5
 _JOIN_S = 20.0
 # For what a model may do after its last answer.
 _ABANDONED_S = 1.0
@@ -75,6 +80,25 @@ class _Loaded:
     numbers: itertools.count[int] = field(default_factory=itertools.count)
 
 
+@dataclass(frozen=True)
+class ServingHost:
+    """A host that has served its instance, for those who count.
+
+    Attributes:
+        model_name: The model.
+        model_version: Its version.
+        decoupled: Whether a request of it may get any number of responses.
+        number: Which of the model's hosts it is, from 0 on.
+        host: Its processes, one after the other.
+    """
+
+    model_name: str
+    model_version: int
+    decoupled: bool
+    number: int
+    host: HostProcess
+
+
 class HostSupervisor:
     """Starts a host for each instance of a Python model, when the library inside tritonserver asks for one.
 
@@ -98,6 +122,7 @@ class HostSupervisor:
         self._connections: dict[threading.Thread, socket.socket] = {}
         self._models: dict[str, _Loaded] = {}
         self._hosts: dict[HostProcess, Launch] = {}
+        self._serving: dict[HostProcess, ServingHost] = {}
         self._is_stopping = False
         self._is_cut = False
         self._deadline: float | None = None
@@ -114,6 +139,25 @@ class HostSupervisor:
         Raises:
             HostingError: It cannot be made, or another one listens there.
         """
+        self._listener = self._listen()
+        self._thread = threading.Thread(target=self._accept, name="pytriton-hosts", daemon=True)
+        self._thread.start()
+
+    def restore(self) -> None:
+        """Make the folder anew that somebody has removed, and listen there. The hosts go on.
+
+        Raises:
+            HostingError: It cannot be made.
+        """
+        self._let_go_folder()
+        old, self._listener = self._listener, self._listen()
+        if old is not None:
+            # For the thread that waits there.
+            with contextlib.suppress(OSError):
+                old.shutdown(socket.SHUT_RD)
+            old.close()
+
+    def _listen(self) -> socket.socket:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -133,9 +177,12 @@ class HostSupervisor:
                 path=str(self.socket_path),
             ) from error
         close_in_child(listener)
-        self._listener = listener
-        self._thread = threading.Thread(target=self._accept, name="pytriton-hosts", daemon=True)
-        self._thread.start()
+        return listener
+
+    def serving(self) -> list[ServingHost]:
+        """Return the hosts of the instances that are loaded. From any thread."""
+        with self._lock:
+            return list(self._serving.values())
 
     def stop_loading(self) -> None:
         """End the hosts that are still loading, and start none from now on."""
@@ -226,22 +273,30 @@ class HostSupervisor:
             return list(self._connections)
 
     def _accept(self) -> None:
-        listener = self._listener
-        while listener is not None:
+        while (listener := self._listener) is not None and self._deadline is None:
+            # As when no descriptors, or no threads, are left: that may pass.
+            if not keep_on(functools.partial(self._accept_one, listener), "A Python model cannot be served"):
+                time.sleep(_PAUSE_S)
+
+    def _accept_one(self, listener: socket.socket) -> None:
+        try:
+            channel, _ = listener.accept()
+        except OSError:
+            if self._deadline is None and listener is self._listener:
+                raise
+            return
+        close_in_child(channel)
+        thread = threading.Thread(target=self._serve, args=(channel,), name="pytriton-host-control", daemon=True)
+        with self._lock:
             try:
-                channel, _ = listener.accept()
-            except OSError as error:
                 if self._deadline is None:
-                    logger.error("No host can be asked for any more: %s", error)
-                return
-            close_in_child(channel)
-            thread = threading.Thread(target=self._serve, args=(channel,), name="pytriton-host-control", daemon=True)
-            with self._lock:
-                if self._deadline is not None:
-                    channel.close()
+                    thread.start()
+                    self._connections[thread] = channel
                     return
-                self._connections[thread] = channel
-                thread.start()
+            except BaseException:
+                channel.close()
+                raise
+        channel.close()
 
     def _serve(self, channel: socket.socket) -> None:
         """Do what one connection asks for, to its end."""
@@ -309,6 +364,10 @@ class HostSupervisor:
             else:
                 host.serve(serving)
             self._wait(channel, host, host.wait_serving)
+            with self._lock:
+                self._serving[host] = ServingHost(
+                    loaded.model.name, loaded.model.version, is_decoupled(json.loads(loaded.config)), number, host
+                )
             send_frame(channel, FrameKind.OK)
             _wait_end(channel)
         finally:
@@ -333,6 +392,7 @@ class HostSupervisor:
     def _stop(self, host: HostProcess) -> None:
         host.stop(self._patience_s(), in_flight_s=self._in_flight_s())
         with self._lock:
+            self._serving.pop(host, None)
             launch = self._hosts.pop(host, None)
         if launch is not None:
             self._templates.remove_user(launch)
@@ -396,7 +456,8 @@ def _checked(frame: Frame) -> tuple[str, ...]:
 
 def _remove_dead_sockets(folder: Path) -> None:
     """Remove the sockets of instances of servers that were killed."""
-    for path in folder.iterdir():
+    # A folder that somebody has removed has none.
+    for path in folder.glob("*"):
         if _INSTANCE.fullmatch(path.name):
             _remove_if_dead(path)
 
@@ -420,4 +481,4 @@ def _wait_end(channel: socket.socket) -> None:
 
 
 def _log_level(model: PythonModel, number: int) -> int:
-    return logging.getLogger(f"pytriton.worker.{model.name}.{number}").getEffectiveLevel()
+    return logging.getLogger(f"{WORKER_LOGGER}{model.name}.{number}").getEffectiveLevel()

@@ -2,37 +2,31 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import json
 import logging
 import os
-import re
 import select
 import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import IO, Any, Protocol
 
-from ..runtime.access import log_access
+from ..runtime.statistics import COUNTERS_BYTES, WorkerStatistics, read_statistics
 from ..system.forks import call_in_child, close_in_child, replace_descriptors
+from ..system.memory_files import make_memory_file
 from ..system.processes import OutputLines, open_pidfd
+from .log import ProcessLog
 from .messages import Job, LineReader, PythonModelServing, encode_message
 
 logger = logging.getLogger(__name__)
 
-TAIL_LINES = 50
-"""How many of the last lines are kept."""
-
 _READ_BYTES = 65536
-# More lines in a second are left out: a worker in a loop of warnings shall not fill the log.
-_MAX_LINES_PER_S = 1000
-_LEVEL = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
-_ACCESS = re.compile(r"pytriton\.access: (\{.*\})$")
+# At a time: a process that says more and more shall not keep its parent from looking at the clock. It is more than a
+# socket holds of one that has ended.
+_MAX_READS = 32
 # A host that waits for this reads it at once; one that stands still never does.
 _SERVE_TIMEOUT_S = 30.0
 _MAIN = "pytriton.proxy_backend.worker_main"
@@ -87,6 +81,42 @@ class Launch:
         return {name: value for name, value in variables.items() if value is not None}
 
 
+# For any Python from 2.7 on: what is expected and what there is; nothing where all is there that a worker begins with.
+_PROBE = """
+from __future__ import print_function
+import sys
+if sys.version_info < (3, 10):
+    sys.exit(print("Python 3.10 or later|Python %d.%d" % tuple(sys.version_info[:2])))
+for package, module in (("numpy", "numpy"), ("pytriton-proxy-backend", "pytriton.proxy_backend")):
+    try:
+        __import__(module)
+    except ImportError as error:
+        sys.exit(print("%s in its environment|%s" % (package, error)))
+"""
+_PROBE_TIMEOUT_S = 60.0
+
+
+def missing_in(launch: Launch) -> str:
+    """Return what an interpreter that cannot run a worker lacks, as a clause; empty if it is not to be seen."""
+    python = launch.command()[0]
+    try:
+        told = subprocess.run(
+            [python, "-c", _PROBE],
+            env=launch.variables(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=_PROBE_TIMEOUT_S,
+            check=True,
+        ).stdout.decode(errors="replace")
+    except subprocess.CalledProcessError as error:
+        told = f"a Python interpreter|a program that ends with exit code {error.returncode}"
+    except (OSError, subprocess.SubprocessError) as error:
+        told = f"a Python interpreter|{error}"
+    expected, _, received = told.strip().partition("|")
+    return f"{python}: expected {expected}, received {received}" if expected else ""
+
+
 StartProcess = Callable[[Launch, int, int, str], StartedProcess]
 """Starts a worker process, given how, the descriptors of its channel and its job, and what it is for `ps`."""
 
@@ -135,7 +165,7 @@ class ChildProcess:
         launch: How to start it.
         job: What it is to do.
         label: What it is, for those who list processes.
-        logger: Gets the lines that it writes.
+        logger: Gets the lines that it writes, and the records of its log.
         start: Starts it.
 
     Raises:
@@ -145,28 +175,28 @@ class ChildProcess:
     def __init__(
         self, launch: Launch, job: Job, label: str, logger: logging.Logger, start: StartProcess = start_process
     ) -> None:
-        self._output = _Output(logger)
+        self._log = ProcessLog(logger)
+        self._output = OutputLines(self._log.take_line)
         self._reader = LineReader()
         self._channel, theirs = socket.socketpair()
         close_in_child(self._channel)
-        job_fd = -1
+        self._job_fd = -1
         try:
-            job_fd = os.memfd_create("pytriton-job", os.MFD_CLOEXEC)
-            with open(job_fd, "w", encoding="utf-8", closefd=False) as file:
-                file.write(job.to_text())
-            os.lseek(job_fd, 0, os.SEEK_SET)
-            self._process = start(launch, theirs.fileno(), job_fd, label)
+            self._job_fd = make_memory_file("pytriton-job")
+            os.pwrite(self._job_fd, bytes(COUNTERS_BYTES) + job.to_text().encode(), 0)
+            os.lseek(self._job_fd, COUNTERS_BYTES, os.SEEK_SET)
+            self._process = start(launch, theirs.fileno(), self._job_fd, label)
         except BaseException:
             self._channel.close()
+            self._close_job()
             raise
         finally:
             theirs.close()
-            if job_fd >= 0:
-                os.close(job_fd)
         self._channel.setblocking(False)
         self._stdout = self._process.stdout
         assert self._stdout is not None  # it was asked for a pipe
         os.set_blocking(self._stdout.fileno(), False)
+        self._log.pid = self._process.pid
         self._pidfd = open_pidfd(self._process.pid)
         call_in_child(self, ChildProcess._let_go)
         self._poller = select.poll()
@@ -182,17 +212,22 @@ class ChildProcess:
         return self._process.pid
 
     @property
+    def statistics(self) -> WorkerStatistics:
+        """What it has counted so far, or had when it ended; up to `close`, and for the thread that calls that."""
+        return read_statistics(self._job_fd)
+
+    @property
     def has_ended(self) -> bool:
         """Whether it is gone, with everything that it wrote."""
         return self.exit_code is not None
 
     @property
     def log_tail(self) -> tuple[str, ...]:
-        """The last lines that it wrote, oldest first."""
-        return tuple(self._output.tail)
+        """The last lines that it wrote or logged, oldest first."""
+        return tuple(self._log.tail)
 
     def poll(self, timeout_s: float) -> list[dict[str, Any]]:
-        """Wait for something to happen, logs what it wrote, and give its messages.
+        """Wait for something to happen, log what it wrote and logged, and give its other messages.
 
         Raises:
             ProtocolError: What it sent is no message.
@@ -205,6 +240,7 @@ class ChildProcess:
         if self._pidfd in ready or (self._pidfd is None and self._process.has_ended()):
             messages += self._receive()
             self._reap()
+        self._log.tell_left_out(at_end=self.has_ended)
         return messages
 
     def stop(self, timeout_s: float) -> None:
@@ -236,33 +272,48 @@ class ChildProcess:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def close(self) -> None:
-        """Let go of everything, killing the process where it still runs."""
+    def end(self) -> None:
+        """Kill it where it still runs; `close` is to follow."""
         if self.exit_code is None:
             self.kill()
             self._reap()
+
+    def close(self) -> None:
+        """Let go of everything, killing the process where it still runs."""
+        self.end()
         self._channel.close()
+        self._close_job()
+
+    def _close_job(self) -> None:
+        job_fd, self._job_fd = self._job_fd, -1
+        if job_fd >= 0:
+            os.close(job_fd)
 
     def _let_go(self) -> None:
         """In a forked child: the process is one of the parent's."""
         stdout = self._stdout
         output = None if stdout is None or stdout.closed else stdout.fileno()
-        replace_descriptors([output, self._pidfd])
+        replace_descriptors([output, self._pidfd, self._job_fd])
 
     def _receive(self) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
-        while True:
+        for _ in range(_MAX_READS):
             try:
                 data = self._channel.recv(_READ_BYTES)
             except BlockingIOError:
-                return messages
+                break
             except OSError:
                 data = b""
             if not data:
                 with contextlib.suppress(KeyError):
                     self._poller.unregister(self._channel.fileno())
-                return messages
-            messages += self._reader.feed(data)
+                break
+            for message in self._reader.feed(data):
+                if message["kind"] == "record":
+                    self._log.take_record(message)
+                else:
+                    messages.append(message)
+        return messages
 
     def _reap(self) -> None:
         assert self._stdout is not None
@@ -275,43 +326,6 @@ class ChildProcess:
         if pidfd is not None:
             os.close(pidfd)
         self.exit_code = self._process.returncode
-
-
-class _Output(OutputLines):
-    """What a process writes, as lines of the log."""
-
-    def __init__(self, logger: logging.Logger) -> None:
-        super().__init__(self._log)
-        self.tail: collections.deque[str] = collections.deque(maxlen=TAIL_LINES)
-        self._logger = logger
-        self._level = logging.INFO
-        self._is_in_trace = False
-        self._second = 0
-        self._lines = 0
-
-    def _log(self, text: str) -> None:
-        self.tail.append(text)
-        found = _LEVEL.match(text)
-        was_in_trace, self._is_in_trace = self._is_in_trace, text.startswith((" ", "\t", "Traceback "))
-        if found:
-            self._level = int(getattr(logging, found[1]))
-            # The log has levels of its own.
-            text = text[found.end() :]
-            access = _ACCESS.match(text)
-            if access:
-                log_access(json.loads(access[1]))
-                return
-        elif not self._is_in_trace and not was_in_trace:
-            # The lines of a traceback, and the one after them, belong to the record before.
-            self._level = logging.INFO
-        second = int(time.monotonic())
-        if second != self._second:
-            if self._lines > _MAX_LINES_PER_S:
-                self._logger.warning("%d lines of one second were left out", self._lines - _MAX_LINES_PER_S)
-            self._second, self._lines = second, 0
-        self._lines += 1
-        if self._lines <= _MAX_LINES_PER_S:
-            self._logger.log(self._level, "%s", text)
 
 
 def _wait_writable(channel: socket.socket, timeout_s: float) -> bool:

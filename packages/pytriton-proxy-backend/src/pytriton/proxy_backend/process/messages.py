@@ -1,7 +1,11 @@
 """What passes between a program and its worker processes: one job, then lines of JSON in both directions.
 
 The job is a file in memory, whose descriptor the new process inherits with one end of a socket. On the socket the child
-says how far it is, and its parent says when to stop; the end of the socket is the end of the other one.
+says how far it is, and its parent says when to stop; the end of the socket is the end of the other one. What the child
+writes to its output is text for people, and no part of this.
+
+The file has a part for the counters of the child in front of the text, at which it is read: so its parent has what was
+counted up to the last moment, however the child has ended.
 
 =========== ================================================================================================
 from child  with
@@ -10,8 +14,9 @@ hello       format, pid, python: the first message
 configured  config, changed: of a Python model, what its `auto_complete_config` has made of the configuration
 ready       the factory, or `initialize` of a Python model, has returned, and the warm-up is over
 attached    value: whether it is attached to the proxy backend
-statistics  value: what the worker has counted, see `encode_statistics`
+metrics     value, first, last: a part of what its code has registered with prometheus_client, see `process.metrics`
 alive       nothing: sent every second
+record      a record of the log, see `runtime.records`; lost: how many before it were left out
 cut         nothing: the proxy backend has closed the connection, and the callable is still busy
 failed      stage ("load", "warm-up", "worker", "unrecoverable"), error, text, traceback: the last but for done
 done        nothing: it has detached, and the interpreter ends
@@ -26,13 +31,11 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from ..errors import ProtocolError
-from ..runtime.statistics import Histogram, WorkerStatistics
 
-FORMAT = 1
+FORMAT = 3
 MAX_LINE_BYTES = 1 << 20
 
 
@@ -181,51 +184,6 @@ class LineReader:
                 raise ProtocolError(f"expected a line of JSON with a kind, got {line[:80]!r}")
             messages.append(message)
         return messages
-
-
-def encode_statistics(statistics: WorkerStatistics) -> dict[str, Any]:
-    """Make JSON of what a worker has counted."""
-    return {
-        "requests": statistics.requests,
-        "batches": statistics.batches,
-        "failed_requests": dict(statistics.failed_requests),
-        "cancelled_requests": statistics.cancelled_requests,
-        "rows": asdict(statistics.rows),
-        "callable_seconds": asdict(statistics.callable_seconds),
-        "queued_seconds": statistics.queued_seconds,
-        "input_bytes": statistics.input_bytes,
-        "output_bytes": statistics.output_bytes,
-    }
-
-
-def decode_statistics(fields: Mapping[str, Any]) -> WorkerStatistics:
-    """Read what `encode_statistics` made.
-
-    Raises:
-        ProtocolError: A field is missing or of another kind.
-    """
-    try:
-        return WorkerStatistics(
-            requests=int(fields["requests"]),
-            batches=int(fields["batches"]),
-            failed_requests=MappingProxyType({str(kind): int(n) for kind, n in fields["failed_requests"].items()}),
-            cancelled_requests=int(fields["cancelled_requests"]),
-            rows=_histogram(fields["rows"]),
-            callable_seconds=_histogram(fields["callable_seconds"]),
-            queued_seconds=float(fields["queued_seconds"]),
-            input_bytes=int(fields["input_bytes"]),
-            output_bytes=int(fields["output_bytes"]),
-        )
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise ProtocolError(f"statistics of a worker cannot be read: {type(error).__name__}: {error}") from error
-
-
-def _histogram(fields: Mapping[str, Any]) -> Histogram:
-    return Histogram(
-        bounds=tuple(float(bound) for bound in fields["bounds"]),
-        counts=tuple(int(count) for count in fields["counts"]),
-        sum=float(fields["sum"]),
-    )
 
 
 def find_not_json(value: object, where: str) -> str | None:

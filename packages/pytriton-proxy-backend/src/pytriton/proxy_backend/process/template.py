@@ -25,7 +25,9 @@ from collections.abc import Callable
 from typing import IO
 
 from ..system.forks import close_in_child
+from ..system.memory_files import make_memory_file
 from ..system.processes import describe_exit, quote_lines
+from ..system.threads import call_safely
 from .child import Launch
 
 __all__ = ["DESCRIPTORS", "MAX_MESSAGE", "ForkedProcess", "Reply", "Template", "TemplateLostError"]
@@ -204,9 +206,15 @@ class Template:
                 self._theirs.close()
                 self._has_begun.set()
                 self._watch(process, messages)
-        except OSError as error:
+        except Exception as error:
+            if self._has_begun.is_set():
+                # It ends with its forks, as one that is killed, and whoever needs one starts another.
+                call_safely(logger.exception, "The template of the hosts of Python models cannot be looked after")
+                if self._process is not None:
+                    self._process.kill()
+                return
             self._theirs.close()
-            self._error = error
+            self._error = error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
             self._has_begun.set()
 
     def _watch(self, process: subprocess.Popen[bytes] | _Forked, messages: IO[bytes]) -> None:
@@ -246,7 +254,7 @@ class _Forked:
 
 
 def _open_messages() -> IO[bytes]:
-    return open(os.memfd_create("pytriton-template", os.MFD_CLOEXEC), "r+b")
+    return open(make_memory_file("pytriton-template"), "r+b")
 
 
 class ForkedProcess:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import collections
 import logging
 import math
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -14,10 +13,15 @@ from typing import Any
 
 from ..errors import AttachError, ProtocolError, WorkerProcessError
 from ..runtime.statistics import Counters, WorkerStatistics, add_statistics
+from ..system.control_groups import MemoryKills
 from ..system.processes import describe_exit, quote_lines
+from ..system.shortage import explain
+from ..system.threads import call_safely
 from ..worker.loading import is_loading
-from .child import ChildProcess, Launch, StartProcess, start_process
-from .messages import FORMAT, Job, decode_statistics
+from .child import ChildProcess, Launch, StartProcess, missing_in, start_process
+from .log import WORKER_LOGGER
+from .messages import FORMAT, Job
+from .metrics import GATHERED, ReceivedMetrics
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +94,7 @@ class WorkerProcess:
         self._limits = limits or RestartLimits()
         self._on_unrecoverable = on_unrecoverable
         self._on_given_up = on_given_up
-        self._output_logger = logging.getLogger(f"pytriton.worker.{model_name}.{number}")
+        self._output_logger = logging.getLogger(f"{WORKER_LOGGER}{model_name}.{number}")
         self._thread: threading.Thread | None = None
         # Guards all that follows, and tells of every change of it.
         self._changed = threading.Condition()
@@ -103,14 +107,16 @@ class WorkerProcess:
         self._stop_deadline: float | None = None
         self._in_flight_s = math.inf
         self._past: WorkerStatistics = Counters().snapshot()
-        self._current: WorkerStatistics | None = None
         # Only of the thread.
         self._was_ready = False
         self._crashes: collections.deque[float] = collections.deque()
         self._ends = 0
         self._failure: dict[str, Any] | None = None
+        # Of the process that runs, or ran last.
+        self._memory_kills = MemoryKills()
         self._heard = 0.0
         self._has_greeted = False
+        self._metrics = ReceivedMetrics()
 
     # ---- as a Worker ------------------------------------------------------------------------------------------------
 
@@ -201,9 +207,9 @@ class WorkerProcess:
 
     @property
     def statistics(self) -> WorkerStatistics:
-        """What its processes have counted in all, up to a quarter of a second ago."""
+        """What its processes have counted in all, up to now."""
         with self._changed:
-            return self._past if self._current is None else add_statistics(self._past, self._current)
+            return self._past if self._child is None else add_statistics(self._past, self._child.statistics)
 
     @property
     def pid(self) -> int | None:
@@ -235,23 +241,35 @@ class WorkerProcess:
 
     def _supervise(self) -> None:
         error: WorkerProcessError | None = None
-        try:
-            while error is None and self._stop_deadline is None:
+        while error is None and self._stop_deadline is None:
+            try:
                 error = self._run_once()
-        except Exception as failure:
-            error = self._refusal(f"cannot be looked after: {type(failure).__name__}: {failure}")
+            except Exception as failure:
+                # Not even that it ended could be said.
+                call_safely(logger.exception, "%s cannot be looked after", self._label)
+                error = self._after_failure(failure)
         with self._changed:
             self._error = error
             self._ended = True
             self._changed.notify_all()
-        if error is None:
-            return
+        if error is not None:
+            call_safely(self._tell_given_up, error)
+
+    def _after_failure(self, failure: Exception) -> WorkerProcessError | None:
+        """Wait until the next process may start; returns why there shall be none."""
+        if not self._was_ready or self._limits.max_crashes is not None:
+            return self._refusal(f"cannot be looked after: {type(failure).__name__}: {failure}")
+        with self._changed:
+            self._changed.wait_for(lambda: self._stop_deadline is not None, _LAST_DELAY_S)
+        return None
+
+    def _tell_given_up(self, error: WorkerProcessError) -> None:
         if self._failure is not None and self._failure.get("stage") == "unrecoverable":
             if self._on_unrecoverable is not None:
                 self._on_unrecoverable(str(self._failure.get("text", "")))
             return
         trace = "" if self._failure is None else str(self._failure.get("traceback", "")).rstrip()
-        logger.error("%s%s", error, trace and f"\n{trace}")
+        call_safely(logger.error, "%s%s", error, trace and f"\n{trace}")
         if self._on_given_up is not None:
             self._on_given_up(error)
 
@@ -259,25 +277,36 @@ class WorkerProcess:
         """Run one process to its end; returns why there shall be no other one."""
         self._failure = None
         self._has_greeted = False
+        self._metrics = ReceivedMetrics()
+        child: ChildProcess | None = None
+        reason: str | None = None
         try:
+            self._memory_kills = MemoryKills()
             child = ChildProcess(self._launch, self._job, self._label, self._output_logger, self._start_process)
-        except OSError as error:
-            return self._after_end(None, f"cannot be started: {error}")
-        try:
             with self._changed:
                 self._child = child
                 if self._stop_deadline is not None:
                     child.stop(min(max(0.0, self._stop_deadline - time.monotonic()), self._in_flight_s))
             reason = self._look_after(child)
+        except Exception as error:
+            if child is None and isinstance(error, OSError):
+                reason = f"cannot be started: {explain(error)}".rstrip(".")
+            else:
+                # Its process is killed below: what nobody looks after must not stay, and another one takes its place.
+                reason = f"could not be looked after: {type(error).__name__}: {error}"
+                if not isinstance(error, ProtocolError):
+                    logger.exception("%s could not be looked after: its process is killed", self._label)
         finally:
-            child.close()
+            if child is not None:
+                child.end()
+            GATHERED.end(self)
             with self._changed:
                 self._child = None
                 self._attached = False
                 self._detached_since = time.monotonic()
-                if self._current is not None:
-                    self._past = add_statistics(self._past, self._current)
-                    self._current = None
+                if child is not None:
+                    self._past = add_statistics(self._past, child.statistics)
+                    child.close()
                 self._changed.notify_all()
         if self._stop_deadline is not None:
             return None
@@ -356,10 +385,10 @@ class WorkerProcess:
             logger.debug("%s: pid %s, Python %s", self._label, message.get("pid"), message.get("python"))
         elif kind == "failed":
             self._failure = message
-        elif kind == "statistics":
-            statistics = decode_statistics(message.get("value") or {})
-            with self._changed:
-                self._current = statistics
+        elif kind == "metrics":
+            if (families := self._metrics.take(message)) is not None:
+                labels = {"pytriton_worker": f"{self._model_name}.{self._number}", "pid": str(self.pid)}
+                GATHERED.update(self, labels, families)
         elif kind in ("ready", "attached"):
             with self._changed:
                 if kind == "ready":
@@ -373,9 +402,8 @@ class WorkerProcess:
     def _after_end(self, child: ChildProcess | None, reason: str | None) -> WorkerProcessError | None:
         """Wait until the next process may start; returns why there shall be none."""
         self._ends += 1
-        ended = reason or ("could not be started" if child is None else describe_exit(child.exit_code))
-        if child is not None and child.exit_code == -signal.SIGKILL:
-            ended += ", by somebody, or by the system because memory was short"
+        exit_code = None if child is None else child.exit_code
+        ended = reason or ("could not be started" if child is None else describe_exit(exit_code, self._memory_kills))
         failure = self._failure
         if failure is not None:
             what = {"load": self._LOAD_FAILED, "warm-up": "its warm-up failed"}.get(failure.get("stage", ""), "")
@@ -384,7 +412,8 @@ class WorkerProcess:
                 return self._refusal(ended, child)
         if not self._was_ready:
             if child is not None and (child.exit_code or 0) > 0 and not self._has_greeted:
-                ended += f": expected a Python interpreter with pytriton-proxy-backend at {self._launch.command()[0]}"
+                missing = missing_in(self._launch)
+                ended += f": {missing}" if missing else ""
             return self._refusal(f"did not come up: {ended}", child, quoted=failure is None)
         now = time.monotonic()
         self._crashes.append(now)

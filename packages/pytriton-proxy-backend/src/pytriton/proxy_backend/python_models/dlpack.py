@@ -73,8 +73,8 @@ def _callbacks() -> tuple[Any, Any]:
     return made
 
 
-def to_capsule(array: Array) -> Any:
-    """Return a capsule over a C-contiguous array of numbers."""
+def to_capsule(array: Array, owner: object) -> Any:
+    """Return a capsule over a C-contiguous array of numbers; it holds a reference to an owner, too."""
     deleter, destructor = _callbacks()
     is_bf16 = array.dtype == BF16_BITS
     shape = (ctypes.c_int64 * max(array.ndim, 1))(*array.shape)
@@ -89,7 +89,7 @@ def to_capsule(array: Array) -> Any:
     tensor.shape = ctypes.cast(shape, ctypes.POINTER(ctypes.c_int64))
     managed.deleter = ctypes.cast(deleter, ctypes.c_void_p)
     address = ctypes.addressof(managed)
-    _alive[address] = (managed, array, shape)
+    _alive[address] = (managed, array, shape, owner)
     make = _api("PyCapsule_New", ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
     return make(address, ctypes.cast(_NAME, ctypes.c_char_p), ctypes.cast(destructor, ctypes.c_void_p))
 
@@ -126,7 +126,10 @@ def array_of(tensor: Any) -> Array:
         capsule, ctypes.cast(_USED_NAME, ctypes.c_char_p)
     )
     size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
-    memory = (ctypes.c_char * size).from_address((described.data or 0) + described.byte_offset) if size else bytearray()
+    # Arrays of ctypes are buffers, which the stubs of some releases of numpy do not know.
+    memory: Any = bytearray()
+    if size:
+        memory = (ctypes.c_char * size).from_address((described.data or 0) + described.byte_offset)
     if managed.deleter:
         deleter = _DELETER(managed.deleter)
         if size:
@@ -134,7 +137,7 @@ def array_of(tensor: Any) -> Array:
             weakref.finalize(memory, deleter, address).atexit = False
         else:
             deleter(address)
-    made: Array = np.ndarray(shape, dtype, memory)  # type: ignore[arg-type] # arrays of ctypes are buffers, too
+    made: Array = np.ndarray(shape, dtype, memory)
     return made
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
+from ..runtime.texts import is_utf8
 from ..wire.errors import ProxyBackendError
 from ..wire.layout import ErrorCode
 
@@ -46,9 +47,11 @@ def text_of(value: Any, what: str) -> str:
     """Return a text that a model gives, which may be bytes, as an element of a string tensor is.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: It is something else, or has the half of a surrogate pair, which cannot be sent.
     """
     if isinstance(value, str):
+        if not is_utf8(value):
+            raise TypeError(f"{what}: expected a text that UTF-8 has a form for, got {value!r}")
         return value
     if isinstance(value, (bytes, bytearray)):
         return bytes(value).decode("utf-8", "surrogateescape")

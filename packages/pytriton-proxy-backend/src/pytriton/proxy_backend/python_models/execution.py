@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Iterable, Sequence
+from functools import partial
 from time import monotonic_ns
 from typing import TYPE_CHECKING, Any
 
 from ..model import ModelSpec
 from ..runtime.execution import Call
+from ..runtime.failures import kind_of
 from ..runtime.service import Service
 from ..runtime.statistics import Counters
+from ..system.escapes import escaped_lines
 from ..system.forks import close_in_child
 from ..wire.batch import Batch
 from ..wire.layout import ErrorCode
@@ -22,7 +25,7 @@ from .errors import ModelFailure, TritonModelException, calls_model, told
 from .requests import RELEASE_ALL, RELEASE_RESCHEDULE, InferenceRequest, make_request
 from .responses import InferenceResponse, response_data
 from .senders import ModelState, OpenBatch, Sink
-from .tensors import wire_array
+from .tensors import sent_array
 
 if TYPE_CHECKING:
     import asyncio
@@ -41,15 +44,24 @@ class Outcome:
         requests: Its requests, as the model got them.
         returned: What `execute` returned.
         failure: The text of what it has done wrong.
+        kind: Of which kind that is, for the log.
     """
 
-    __slots__ = ("batch", "failure", "requests", "returned")
+    __slots__ = ("batch", "failure", "kind", "requests", "returned")
 
-    def __init__(self, batch: OpenBatch, requests: list[InferenceRequest], returned: Any, failure: str | None) -> None:
+    def __init__(
+        self,
+        batch: OpenBatch,
+        requests: list[InferenceRequest],
+        returned: Any,
+        failure: str | None = None,
+        kind: Hashable = None,
+    ) -> None:
         self.batch = batch
         self.requests = requests
         self.returned = returned
         self.failure = failure
+        self.kind = kind
 
 
 class OutputTaker:
@@ -61,7 +73,7 @@ class OutputTaker:
 
     def fits_results(self, results: Sequence[dict[str, Array]], names: tuple[str, ...]) -> bool:
         """Return whether all of them are numbers, which are sent as they are."""
-        return all(result[name].dtype.kind not in "OS" for name in names for result in results)
+        return all(result[name].dtype.kind not in "OST" for name in names for result in results)
 
     def fits_columns(self, outputs: dict[str, Array], names: tuple[str, ...]) -> bool:
         """Return false: a model answers each request by itself."""
@@ -78,16 +90,19 @@ class CoroutineLoop:
     def __init__(self) -> None:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._running: set[Future[Any]] = set()
+        self._is_stopped = False
 
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """Run it to its end."""
         return self._begin(coroutine).result()
 
-    def run_in_background(self, coroutine: Coroutine[Any, Any, Any]) -> None:
-        """Begin it; what it raises is logged."""
+    def run_in_background(
+        self, coroutine: Coroutine[Any, Any, Any], on_error: Callable[[BaseException], object]
+    ) -> None:
+        """Begin it; `on_error` is called with what it raises."""
         future = self._begin(coroutine)
         self._running.add(future)
-        future.add_done_callback(self._note_end)
+        future.add_done_callback(partial(self._note_end, on_error))
 
     def _begin(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         # Not at the top: most models have no coroutines.
@@ -98,16 +113,25 @@ class CoroutineLoop:
             loop = self._loop = asyncio.new_event_loop()
             # As in Triton's stub: what asks for the loop in `execute` gets this one.
             asyncio.set_event_loop(loop)
-            threading.Thread(target=loop.run_forever, name="pytriton-coroutines", daemon=True).start()
+            threading.Thread(target=self._keep_running, args=(loop,), name="pytriton-coroutines", daemon=True).start()
         return asyncio.run_coroutine_threadsafe(coroutine, loop)
 
-    def _note_end(self, future: Future[Any]) -> None:
+    def _keep_running(self, loop: asyncio.AbstractEventLoop) -> None:
+        while not self._is_stopped:
+            try:
+                loop.run_forever()
+            except (KeyboardInterrupt, SystemExit):
+                # asyncio ends the loop for what a coroutine has raised; who waits for that gets it if the loop goes on.
+                continue
+
+    def _note_end(self, on_error: Callable[[BaseException], object], future: Future[Any]) -> None:
         self._running.discard(future)
         if not future.cancelled() and (error := future.exception()) is not None:
-            logger.error("execute failed after it had given control back: %s", told(error))
+            on_error(error)
 
     def stop(self) -> None:
         """Let nothing more run on it."""
+        self._is_stopped = True
         if self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
 
@@ -146,7 +170,15 @@ class ModelService(Service):
 
     sink: Sink
 
-    def __init__(self, execute: Execute | None, file: str, name: str, model: ModelSpec, counters: Counters) -> None:
+    def __init__(
+        self,
+        execute: Execute | None,
+        file: str,
+        name: str,
+        model: ModelSpec,
+        counters: Counters,
+        outputs: Iterable[str],
+    ) -> None:
         """Begin.
 
         Args:
@@ -155,11 +187,12 @@ class ModelService(Service):
             name: The name of its instance.
             model: The model as its worker sees it.
             counters: Where it is counted what happens.
+            outputs: The names of the outputs that the configuration has.
         """
         super().__init__(self._call_lane, model, (), counters)
         self.checker = OutputTaker()  # type: ignore[assignment]
         self.columns_func = self._call_lane
-        self.state = ModelState(name, model.decoupled, self.writer, self.counters)
+        self.state = ModelState(name, model.decoupled, self.writer, self.counters, self.failures, outputs)
         self.bell = Bell()
         self.has_late = False
         self.loop = CoroutineLoop()
@@ -206,7 +239,8 @@ class ModelService(Service):
                 return outcome
             outputs = {}
             for tensor in response._tensors:
-                outputs[tensor._name] = tensor._array
+                outputs[tensor._name] = sent_array(tensor)
+            self.state.note_outputs(outputs)
             plain.append(outputs)
         return plain
 
@@ -219,14 +253,23 @@ class ModelService(Service):
             returned = self._execute(requests)
             if returned.__class__ is not list and isinstance(returned, Coroutine):
                 if self.state.decoupled:
-                    self.loop.run_in_background(returned)
+                    self.loop.run_in_background(returned, partial(self._tell_late, batch))
                     returned = None
                 else:
                     returned = self.loop.run(returned)
         except BaseException as error:
             # Also what ends a program: in `execute` it ends a batch.
-            return Outcome(batch, requests, None, told(error))
-        return Outcome(batch, requests, returned, None)
+            return Outcome(batch, requests, None, told(error), kind_of(error))
+        return Outcome(batch, requests, returned)
+
+    def tell(self, batch: OpenBatch, kind: Hashable, text: str, failure: str) -> None:
+        """Write to the log what failed of a batch, unless there were many of its kind a moment ago."""
+        if (note := self.failures.admit(kind)) is not None:
+            told = f"model {self.state.name}: {text}, {batch.named_open()}{note}: {failure}"
+            logger.error("%s", escaped_lines(told))
+
+    def _tell_late(self, batch: OpenBatch, error: BaseException) -> None:
+        self.tell(batch, kind_of(error), "execute failed after it had given control back", told(error))
 
 
 class Execution:
@@ -288,7 +331,7 @@ class Execution:
         while results:
             index = len(results) - 1
             wanted = opened.wanted(index)
-            outputs = {name: wire_array(array) for name, array in results.pop().items() if name in wanted}
+            outputs = {name: array for name, array in results.pop().items() if name in wanted}
             responses.append(ResponseData(index, outputs))
             del outputs
         responses.reverse()
@@ -297,15 +340,15 @@ class Execution:
     def _answer(self, outcome: Outcome) -> None:
         service = self._service
         batch, requests, returned = outcome.batch, outcome.requests, outcome.returned
-        failure = outcome.failure
+        failure, kind = outcome.failure, outcome.kind
         responses: list[ResponseData] = []
         if failure is None:
             try:
                 responses = self._check(batch, requests, returned)
             except ModelFailure as error:
-                failure = str(error)
+                failure, kind = str(error), kind_of(error)
             except Exception as error:
-                failure = told(error)
+                failure, kind = told(error), kind_of(error)
         if failure is not None:
             for request in requests:
                 request.get_response_sender().close()
@@ -327,7 +370,7 @@ class Execution:
         try:
             if failure is not None:
                 text = f"Failed to process the request(s) for model '{service.state.name}', message: {failure}"
-                logger.error("%s", text)
+                service.tell(batch, kind, "execute failed", failure)
                 batch.fail(text)
             else:
                 batch.answer_all(responses)
@@ -346,6 +389,7 @@ class Execution:
         text = f"model '{service.state.name}': this server cannot reschedule requests"
         return ResponseData(index, error=text, code=ErrorCode.UNSUPPORTED)
 
+    @calls_model
     def _check(self, batch: OpenBatch, requests: list[InferenceRequest], returned: Any) -> list[ResponseData]:
         """Return the responses that `execute` has returned.
 
@@ -382,6 +426,7 @@ class Execution:
                     f"'{type(response)}'."
                 )
             request.get_response_sender().note_returned()
+            state.note_outputs([tensor._name for tensor in response._tensors])
             responses.append(response_data(index, response, batch.wanted(index), final=True))
         return responses
 

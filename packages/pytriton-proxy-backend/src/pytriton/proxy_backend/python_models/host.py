@@ -16,9 +16,12 @@ from typing import Any, Protocol
 
 from ..model import ModelSpec
 from ..process.messages import PythonModelJob, PythonModelServing
+from ..runtime.records import RecordHandler
 from ..runtime.statistics import Counters
-from ..runtime.texts import shortened
+from ..runtime.texts import error_text, shortened
+from ..system.escapes import escaped_lines
 from ..system.parents import give_back_memory
+from ..system.threads import call_safely
 from ..wire.dtypes import carry_bf16_bits
 from ..wire.errors import ProxyBackendError
 from ..worker.worker import Worker
@@ -35,9 +38,15 @@ _CLASS = "TritonPythonModel"
 
 
 class Parent(Protocol):
-    """The process that has started this one, see `process.messages`."""
+    """The process that has started this one, see `process.messages`.
 
-    def send(self, kind: str, **fields: object) -> None:
+    Attributes:
+        counters: Where it reads what the worker does.
+    """
+
+    counters: Counters
+
+    def send(self, kind: str, **fields: object) -> object:
         """Send it a message."""
 
     def take_signals(self) -> None:
@@ -147,7 +156,7 @@ class PythonModel:
             self._model.finalize()
         except BaseException as error:
             # What ends a program changes nothing here: it ends now.
-            logger.error("finalize failed: %s", told(error))
+            logger.error("finalize failed: %s", escaped_lines(told(error)))
 
 
 @calls_model
@@ -194,8 +203,12 @@ def answer_readiness(model: PythonModel, loop: CoroutineLoop) -> None:
     with contextlib.suppress(ProxyBackendError, TritonModelException):
         while True:
             number = SERVER.calls().next_readiness_question(number, is_ready, failure)
-            is_ready, failure = model.is_ready(loop)
-            failure = shortened(failure)
+            try:
+                is_ready, failure = model.is_ready(loop)
+                failure = shortened(failure)
+            except Exception as error:
+                # The server waits for an answer, and asks again.
+                is_ready, failure = False, f"the model cannot be asked: {type(error).__name__}: {error}"
 
 
 def model_spec(name: str, version: int, config: Mapping[str, Any]) -> ModelSpec:
@@ -212,14 +225,15 @@ def model_spec(name: str, version: int, config: Mapping[str, Any]) -> ModelSpec:
     )
 
 
-def _log_ours(level: int) -> None:
-    """Write the records of this package; the root of all loggers is the model's, which may set it up as it likes."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+def _log_ours(level: int, send: Callable[..., object]) -> None:
+    """Log the records of this package; the root of all loggers is the model's, which may set it up as it likes."""
     ours = logging.getLogger("pytriton")
-    ours.addHandler(handler)
+    ours.addHandler(RecordHandler(send))
     ours.setLevel(level)
     ours.propagate = False
+    # What a model logs that sets nothing up; it would go to standard error, from warnings on.
+    last = logging.lastResort = RecordHandler(send)
+    last.setLevel(max(level, logging.WARNING))
 
 
 def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
@@ -236,7 +250,7 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
         PythonModelError: The model cannot be loaded.
     """
     job = PythonModelJob.from_fields(fields)
-    _log_ours(job.log_level)
+    _log_ours(job.log_level, parent.send)
     # As in Triton's stub: what a model makes of its command line shall not be what this process was told.
     sys.argv = [""]
     model = PythonModel(job.model_file, job.model_version, job.model_dir)
@@ -248,12 +262,14 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
     SERVER.set_endpoint(Path(serve.endpoint), name, serve.name)
     model.initialize(serve.args)
     SERVER.phase = Phase.SERVING
+    config = json.loads(serve.args["model_config"])
     service = ModelService(
         model.execute,
         job.model_file,
         name,
-        model_spec(job.model_name, job.model_version, json.loads(serve.args["model_config"])),
-        Counters(),
+        model_spec(job.model_name, job.model_version, config),
+        parent.counters,
+        [output["name"] for output in config.get("output", ())],
     )
     if model.tells_readiness:
         threading.Thread(
@@ -261,7 +277,18 @@ def run_host(fields: Mapping[str, Any], parent: Parent) -> int:
         ).start()
     worker = ModelWorker(service, serve.endpoint, serve.name)
     ended_well: list[bool] = []
-    looking = threading.Thread(target=lambda: ended_well.append(parent.look_after(worker)), name="pytriton-parent-told")
+
+    def look() -> None:
+        try:
+            ended_well.append(parent.look_after(worker))
+        except BaseException as error:
+            # Nobody would tell the worker when to stop: it ends, and the parent starts another one.
+            call_safely(
+                parent.send, "failed", stage="worker", error=type(error).__name__, text=error_text(error), traceback=""
+            )
+            worker.stop(0.0)
+
+    looking = threading.Thread(target=look, name="pytriton-parent-told")
     parent.take_signals()
     give_back_memory()
     worker.run(looking.start)

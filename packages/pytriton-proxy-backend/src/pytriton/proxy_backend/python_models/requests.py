@@ -14,11 +14,14 @@ from .errors import TritonModelException, text_of
 from .responses import checked_parameters, given_text, received_text
 from .senders import InferenceResponseSender, OpenBatch
 from .server import SERVER
-from .tensors import Tensor, make_tensor, wire_array
+from .tensors import Tensor, make_tensor, sent_array
 
 if TYPE_CHECKING:
     from ..transport.calls import Call, CallResult
 
+_UINT32_MAX = (1 << 32) - 1
+_INT64_MAX = (1 << 63) - 1
+_UINT64_MAX = (1 << 64) - 1
 RELEASE_ALL = 1
 """`TRITONSERVER_REQUEST_RELEASE_ALL`."""
 RELEASE_RESCHEDULE = 2
@@ -93,6 +96,7 @@ class InferenceRequest:
     Raises:
         TritonModelException: An input is `None`, an output has no name, or a parameter or the correlation id is of
             another type.
+        TypeError: Something else is of another type, or a number is out of range.
     """
 
     __slots__ = (
@@ -139,6 +143,10 @@ class InferenceRequest:
             raise TritonModelException(f"Requested output name {whose}")
         if not isinstance(correlation_id, (int, str)):
             raise TritonModelException("Correlation ID must be integer or string")
+        if isinstance(correlation_id, str):
+            text_of(correlation_id, "correlation_id")
+        else:
+            correlation_id = _whole(correlation_id, "correlation_id", 0, _UINT64_MAX)
         self._batch: OpenBatch | None = None
         self._load: Callable[[], Batch] | None = None
         self._index = 0
@@ -149,9 +157,9 @@ class InferenceRequest:
         self._correlation_id = correlation_id
         self._outputs = outputs
         self._model_name = model_name
-        self._model_version = operator.index(model_version)
-        self._flags: int | None = operator.index(flags)
-        self._timeout = operator.index(timeout)
+        self._model_version = _whole(model_version, "model_version", -_INT64_MAX - 1, _INT64_MAX)
+        self._flags: int | None = _whole(flags, "flags", 0, _UINT32_MAX)
+        self._timeout = _whole(timeout, "timeout", 0, _UINT64_MAX)
         self._preferred_memory = preferred_memory
         self._trace = InferenceTrace() if trace is None else trace
         self._parameters = checked_parameters(parameters)
@@ -177,7 +185,7 @@ class InferenceRequest:
 
     def set_flags(self, flags: int) -> None:
         """Set the flags of a sequence."""
-        self._flags = flags
+        self._flags = _whole(flags, "set_flags", 0, _UINT32_MAX)
 
     def timeout(self) -> int:
         """Return how long it may wait in the queue, in microseconds; 0 is as long as it takes."""
@@ -250,7 +258,7 @@ class InferenceRequest:
             raise TritonModelException(
                 "a request that came cannot be sent to a model: make one of its inputs with InferenceRequest(...)"
             )
-        inputs = {tensor._name: wire_array(tensor._array) for tensor in self._inputs}
+        inputs = {tensor._name: sent_array(tensor) for tensor in self._inputs}
         if len(inputs) != len(self._inputs):
             raise TritonModelException("the request has two inputs of the same name")
         return SERVER.calls().infer(
@@ -281,7 +289,14 @@ class InferenceRequest:
 
     def set_release_flags(self, flags: int) -> None:
         """Say whether Triton is to give the request to `execute` again, where that returns `None` for it."""
-        self._release_flags = flags
+        self._release_flags = _whole(flags, "set_release_flags", 0, _UINT32_MAX)
+
+
+def _whole(value: Any, what: str, least: int, most: int) -> int:
+    number = operator.index(value)
+    if not least <= number <= most:
+        raise TypeError(f"{what}: expected a whole number from {least} to {most}, got {number}")
+    return number
 
 
 def make_request(batch: OpenBatch, load: Callable[[], Batch], index: int, inputs: dict[str, Array]) -> InferenceRequest:

@@ -8,8 +8,8 @@ from typing import Any
 
 from ..wire.record import ParameterValue
 from ..wire.response import ResponseData
-from .errors import TritonError, TritonModelException
-from .tensors import Tensor, wire_array
+from .errors import TritonError, TritonModelException, text_of
+from .tensors import Tensor, sent_array
 
 
 class ReceivedParameters(dict[str, ParameterValue]):
@@ -84,6 +84,9 @@ class InferenceResponse:
             raise TypeError(f"error: expected a TritonError, got a {type(error).__name__}")
         if parameters is not None:
             self._parameters = checked_parameters(parameters)
+            for text in (*self._parameters, *self._parameters.values()):
+                if isinstance(text, str):
+                    text_of(text, "parameters")
 
     def output_tensors(self) -> list[Tensor]:
         """Return its outputs."""
@@ -127,7 +130,7 @@ def response_data(
         return ResponseData(request, error=error.message(), code=error.code(), final=final, continues=not final)
     return ResponseData(
         request,
-        {tensor._name: wire_array(tensor._array) for tensor in response._tensors if tensor._name in wanted},
+        {tensor._name: sent_array(tensor) for tensor in response._tensors if tensor._name in wanted},
         response._parameters or {},
         final=final,
     )

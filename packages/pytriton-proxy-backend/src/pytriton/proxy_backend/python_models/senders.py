@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from time import monotonic_ns
 from typing import Any, Protocol
 
 from ..errors import ArenaFullError, ConnectionLostError
-from ..runtime.statistics import Counters
+from ..runtime.failures import FailureLog, named
+from ..runtime.statistics import Counters, FirstResponses
 from ..runtime.texts import shortened
 from ..wire.batch import Batch
 from ..wire.errors import ProtocolError
@@ -56,18 +58,44 @@ class ModelState:
         name: What errors call the model: the name of its instance.
         decoupled: Whether a request may get any number of responses.
         writer: Lays the responses out.
+        declared: The outputs that its configuration has.
         counters: Where it is counted what happens.
+        failures: Which failures are written to the log.
         lock: Held by whoever sends, or changes the state of a batch.
     """
 
-    __slots__ = ("counters", "decoupled", "lock", "name", "writer")
+    __slots__ = ("_has_told", "counters", "declared", "decoupled", "failures", "lock", "name", "writer")
 
-    def __init__(self, name: str, decoupled: bool, writer: ResponseWriter, counters: Counters) -> None:
+    def __init__(
+        self,
+        name: str,
+        decoupled: bool,
+        writer: ResponseWriter,
+        counters: Counters,
+        failures: FailureLog,
+        declared: Iterable[str],
+    ) -> None:
         self.name = name
+        self.declared = frozenset(declared)
+        self._has_told = False
         self.decoupled = decoupled
         self.writer = writer
         self.counters = counters
+        self.failures = failures
         self.lock = threading.Lock()
+
+    def note_outputs(self, names: Iterable[str]) -> None:
+        """Warn of outputs that the configuration has not, once: nobody gets them, as with Triton's Python backend."""
+        if self._has_told or self.declared.issuperset(names):
+            return
+        self._has_told = True
+        logger.warning(
+            "model %s: the model returned outputs that its configuration has not (%s), which are dropped: expected %s. "
+            "This is said once.",
+            self.name,
+            shortened(", ".join(sorted(set(names) - self.declared))),
+            ", ".join(sorted(self.declared)) or "none",
+        )
 
 
 class OpenBatch:
@@ -81,7 +109,21 @@ class OpenBatch:
         state: What it has in common with others.
     """
 
-    __slots__ = ("_batch", "_count", "_early", "_executing", "_is_at", "_load", "_number", "_open", "_sink", "state")
+    __slots__ = (
+        "_batch",
+        "_began_ns",
+        "_count",
+        "_early",
+        "_executing",
+        "_failed",
+        "_firsts",
+        "_is_at",
+        "_load",
+        "_number",
+        "_open",
+        "_sink",
+        "state",
+    )
 
     def __init__(self, state: ModelState, load: Callable[[], Batch]) -> None:
         """Begin.
@@ -91,6 +133,9 @@ class OpenBatch:
             load: Gives the batch.
         """
         self.state = state
+        self._began_ns = monotonic_ns()
+        self._firsts: FirstResponses | None = None
+        self._failed: frozenset[int] = frozenset()
         self._load: Callable[[], Batch] | None = load
         self._batch: Batch | None = None
         self._early: list[ResponseData] | None = None
@@ -139,6 +184,8 @@ class OpenBatch:
             self._number = batch.number
             self._count = len(batch.rows)
             self._open = [True] * self._count
+            if self.state.decoupled:
+                self._firsts = FirstResponses(self.state.counters, self._count)
             self._sink = sink
             early, self._early = self._early, None
             if early:
@@ -171,12 +218,23 @@ class OpenBatch:
         """The requests that have not had their last response."""
         return [index for index, is_open in enumerate(self._open or ()) if is_open]
 
+    def named_open(self) -> str:
+        """Return the ids of the requests that are open, for a log."""
+        # Another thread may be answering the last of them.
+        with self.state.lock:
+            batch, left = self._loaded(), self.open_requests
+            if batch is None or not left:
+                return "after the last response"
+            return named((batch.load_fields(index)[0] for index in left), len(left))
+
     def answer(self, index: int, response: InferenceResponse | None, *, final: bool) -> None:
         """Send a response to a request.
 
         Raises:
             TritonModelException: It cannot be sent.
         """
+        if response is not None:
+            self.state.note_outputs([tensor._name for tensor in response._tensors])
         data = response_data(index, response, () if response is None else self.wanted(index), final=final)
         with self.state.lock:
             if self._open is None:
@@ -201,11 +259,15 @@ class OpenBatch:
         """Answer every request that is open with an error."""
         with self.state.lock:
             left = self.open_requests
-            self.state.counters.add_failed(kind, len(left))
-            self._send([ResponseData(index, error=shortened(text), code=code) for index in left])
+            self._send([ResponseData(index, error=shortened(text), code=code) for index in left], kind)
 
-    def _send(self, responses: list[ResponseData]) -> None:
-        """Send responses to open requests, and let go of them; the lock is held."""
+    def _send(self, responses: list[ResponseData], kind: str = "returned") -> None:
+        """Send responses to open requests, and let go of them; the lock is held.
+
+        Args:
+            responses: The responses.
+            kind: As what those are counted that are errors.
+        """
         assert self._open is not None
         assert self._sink is not None
         if not responses:
@@ -217,6 +279,12 @@ class OpenBatch:
             self._open[index] = False
         done = not any(self._open)
         counters = self.state.counters
+        # A stream may have several errors.
+        if failed := {data.request for data in responses if data.error is not None} - self._failed:
+            self._failed |= failed
+            counters.add_failed(kind, len(failed))
+        if self._firsts is not None:
+            self._firsts.note(responses, self._began_ns)
         # Nothing here may refer to the inputs when they are sent for the last time.
         if done:
             self.close()
@@ -253,10 +321,10 @@ class OpenBatch:
             "one in the list that execute returns, or a response that is sent with "
             "TRITONSERVER_RESPONSE_COMPLETE_FINAL; the request and its response sender are gone without it"
         )
-        logger.error("%s", text)
+        if (note := self.state.failures.admit("no last response")) is not None:
+            logger.error("%s, %s%s", text, named([self.batch.load_fields(index)[0]], 1), note)
         with self.state.lock, contextlib.suppress(TritonModelException):
-            self.state.counters.add_failed("callable")
-            self._send([ResponseData(index, error=shortened(text))])
+            self._send([ResponseData(index, error=shortened(text))], "callable")
 
 
 def _end_with_errors(responses: list[ResponseData]) -> None:

@@ -31,10 +31,9 @@ class ModelWorker(Worker):
             endpoint: The socket of the model's instance.
             name: What the worker calls itself.
         """
-        super().__init__(service.infer_func, service.model, endpoint)
-        self._name = name
+        super().__init__(service.infer_func, service.model, endpoint, counters=service.counters)
+        self.name = name
         self._service = service
-        self._counters = service.counters
 
     _capabilities = (
         CAPABILITIES | Capability.RESCHEDULE | Capability.EXECUTED | Capability.CONTINUES | Capability.REFERENCES

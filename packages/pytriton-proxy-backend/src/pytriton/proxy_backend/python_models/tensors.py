@@ -23,21 +23,25 @@ class Tensor:
 
     Raises:
         TritonModelException: The name is empty, or Triton has no such data type.
+        UnicodeEncodeError: A text is none that UTF-8 has a form for.
     """
 
-    __slots__ = ("_array", "_name")
+    __slots__ = ("_array", "_name", "_sent")
 
     def __init__(self, name: str, array: Array) -> None:
+        sent = array
         if (
             array.__class__ is not _ARRAY
             or name.__class__ is not str
             or not name
-            or array.dtype not in _SUPPORTED
+            or not name.isascii()
+            or array.dtype not in _NUMBERS
             or not array.flags.c_contiguous
         ):
-            name, array = _checked(name, array)
+            name, array, sent = _checked(name, array)
         self._name = name
         self._array = array
+        self._sent: Array | None = sent
 
     def name(self) -> str:
         """Return its name."""
@@ -78,7 +82,7 @@ class Tensor:
         """
         if self.triton_dtype() == BYTES_CODE:
             raise TritonModelException("DLPack does not have support for string tensors.")
-        return dlpack.to_capsule(self._array)
+        return dlpack.to_capsule(self._array, self)
 
     @staticmethod
     def from_dlpack(name: str, tensor: Any) -> Tensor:
@@ -104,18 +108,24 @@ class Tensor:
 
 
 _ARRAY = np.ndarray
-_SUPPORTED = frozenset(map(dtype_of, range(1, BYTES_CODE + 1)))
+_NUMBERS = frozenset(map(dtype_of, range(1, BYTES_CODE)))
 
 
-def _checked(name: str, array: Array) -> tuple[str, Array]:
+def _checked(name: str, array: Array) -> tuple[str, Array, Array]:
+    """Return name and data of a tensor, and the data as they are sent."""
     name = text_of(name, "Tensor(name, array)")
     if not isinstance(array, np.ndarray):
         raise TypeError(f"Tensor(name, array): expected a numpy.ndarray, got a {type(array).__name__}")
     if not name:
         raise TritonModelException("Tensor name cannot be an empty string.")
-    if array.dtype not in _SUPPORTED and array.dtype.kind != "S":
+    if not array.dtype.isnative and array.dtype.kind in "iuf":
+        array = array.astype(array.dtype.newbyteorder("="))
+    if array.dtype not in _NUMBERS and array.dtype.kind not in "OST":
         raise TritonModelException("NumPy dtype is not supported.")
-    return name, array if array.flags.c_contiguous else np.ascontiguousarray(array)
+    if not array.flags.c_contiguous:
+        array = np.ascontiguousarray(array)
+    # Here, where the model can answer the one request whose text it is.
+    return name, array, wire_array(array)
 
 
 def make_tensor(name: str, array: Array) -> Tensor:
@@ -123,10 +133,18 @@ def make_tensor(name: str, array: Array) -> Tensor:
     made = _new_tensor(Tensor)
     made._name = name
     made._array = array
+    made._sent = None
     return made
 
 
 _new_tensor = Tensor.__new__
+
+
+def sent_array(tensor: Tensor) -> Array:
+    """Return the data of a tensor as they are sent."""
+    sent: Array | None = tensor._sent
+    # Of an input, in which the model may have changed elements.
+    return wire_array(tensor._array) if sent is None else sent
 
 
 def wire_array(array: Array) -> Array:
@@ -145,21 +163,22 @@ def wire_array(array: Array) -> Array:
 def _as_bytes(element: object) -> bytes:
     if isinstance(element, bytes):
         return element
-    return str(element).encode("utf-8", "surrogateescape")
+    return str(element).encode()
 
 
 def serialize_byte_tensor(input_tensor: Array) -> bytes | tuple[()] | None:
     """Return the wire form of a tensor of strings: for each element its length in 32 bits, then its bytes.
 
     Args:
-        input_tensor: An array of objects, of which all but bytes are sent as their text, or of numpy's `S`.
+        input_tensor: An array of objects, of which all but bytes are sent as their text, or of numpy's `S` or
+            `StringDType`.
 
     Returns:
         The bytes; an empty tuple where there is no element, and `None` where the array is of another kind.
     """
     if input_tensor.size == 0:
         return ()
-    if input_tensor.dtype.kind not in "OS":
+    if input_tensor.dtype.kind not in "OST":
         return None
     parts = []
     for element in input_tensor.ravel(order="C").tolist():

@@ -18,12 +18,13 @@ from collections.abc import Callable, Sequence
 from ..errors import ProtocolError
 from ..protocol.proxy import EndpointSettings
 from ..protocol.segments import State
+from ..system.threads import call_safely, keep_on
 from ..transport.zmq_memory import MemoryListener
 from ..transport.zmq_sockets import Message, UnreachableError, WouldBlockError, ZmqSocket
 from ..wire import messages
 from ..wire.batch import RequestData
 from ..wire.greetings import pack_refuse
-from ..wire.layout import ErrorCode
+from ..wire.layout import Capability, ErrorCode
 from ..wire.response import read_responses
 from .workers import AttachedWorker, BatchInFlight, Caller, logger
 
@@ -65,6 +66,7 @@ class ProxyEndpoint:
         self._next_number = 1
         self._place = 0
         self._stopping = False
+        self._end_reason = "the model is unloaded"
         self._next_poll = 0.0
         self._next_trim = 0.0
         self._socket: ZmqSocket
@@ -92,7 +94,7 @@ class ProxyEndpoint:
     def is_ready(self) -> bool:
         """Tell whether a worker takes batches, or did so a moment ago."""
         with self._changed:
-            return self._has_worker() or time.monotonic() - self._last_end < _READY_GRACE_S
+            return self._has_worker(standing_in=False) or time.monotonic() - self._last_end < _READY_GRACE_S
 
     def execute(self, requests: Sequence[RequestData], callers: Sequence[Caller]) -> None:
         """Hand a batch to a worker; returns as soon as another one is idle, or none has anything to do.
@@ -141,7 +143,7 @@ class ProxyEndpoint:
                     if not drains:
                         self._drain_until = time.monotonic() + _DRAIN_S
                     return None
-        batch.fail(ErrorCode.UNAVAILABLE, f"{self._where}: the model is unloaded")
+        batch.fail(ErrorCode.UNAVAILABLE, f"{self._where}: {self._end_reason}")
         return None
 
     def _idle_worker(self) -> AttachedWorker | None:
@@ -153,11 +155,18 @@ class ProxyEndpoint:
                 return workers[place]
         return None
 
-    def _has_worker(self) -> bool:
-        return any(worker.protocol.state is State.ATTACHED for worker in self._workers.values())
+    def _has_worker(self, *, standing_in: bool = True) -> bool:
+        return any(
+            worker.protocol.state is State.ATTACHED
+            and (standing_in or not worker.protocol.hello.capabilities & Capability.STANDS_IN)
+            for worker in self._workers.values()
+        )
 
     def _write(self, worker: AttachedWorker, batch: BatchInFlight) -> bool:
-        """Write a batch for a worker; where that cannot be, it fails and the worker is free again."""
+        """Write a batch for a worker; where that cannot be, the worker is free again.
+
+        Its halves may fit then: so one request that cannot be written fails without the others.
+        """
         with self._changed:
             number = self._next_number
             self._next_number += 1
@@ -169,8 +178,12 @@ class ProxyEndpoint:
             text = str(error)
         except Exception as error:  # of what Triton gives, or the system does not
             code, text = ErrorCode.INTERNAL, f"the batch cannot be written: {type(error).__name__}: {error}"
+        halves = batch.halves() if code is ErrorCode.INVALID_ARG else []
+        with self._changed:
+            self._waiting.extendleft(reversed(halves))
         self._free(worker)
-        batch.fail(code, f"{self._where}: {text}")
+        if not halves:
+            batch.fail(code, f"{self._where}: {text}")
         return False
 
     def _free(self, worker: AttachedWorker) -> None:
@@ -217,15 +230,16 @@ class ProxyEndpoint:
                 self._socket.wait(_CANCEL_TICK_S if is_busy else _TICK_S)
                 self._turn()
         except BaseException as error:
-            logger.exception("%s: the thread of the endpoint failed: %s", self._where, error)
+            self._end_reason = f"its endpoint failed, load it again: {type(error).__name__}: {error}"
+            call_safely(logger.exception, "%s: the thread of the endpoint failed", self._where)
         finally:
             with self._changed:
                 self._stopping = True
                 self._changed.notify_all()
             for worker in list(self._workers.values()):
-                self._dismiss(worker, "the model is unloaded", expected=True)
+                self._dismiss(worker, self._end_reason, expected=True)
             for batch in [*(batch for _, batch in self._outgoing), *self._waiting]:
-                batch.fail(ErrorCode.UNAVAILABLE, f"{self._where}: the model is unloaded")
+                batch.fail(ErrorCode.UNAVAILABLE, f"{self._where}: {self._end_reason}")
             if self._memory is not None:
                 self._memory.close()
             self._socket.close()
@@ -265,7 +279,8 @@ class ProxyEndpoint:
         if worker is None:
             # What a worker says that was let go is too late.
             if self._dismissed.get(message.peer) != message.link:
-                self._greet(message)
+                # It asks again where it gets no answer.
+                keep_on(lambda: self._greet(message), f"{self._where}: a worker cannot be greeted")
             return
         try:
             self._take(worker, message)
@@ -273,6 +288,10 @@ class ProxyEndpoint:
             self._tell(worker, pack_refuse(str(error)))
             self._drop(worker, str(error))
             self._dismissed[worker.peer] = worker.link
+        except Exception as error:
+            # The system may have no memory or descriptors left. Whatever it is, the other workers go on.
+            call_safely(logger.exception, "%s: what %s has sent cannot be taken", self._where, worker.label)
+            self._dismiss(worker, f"what it has sent cannot be taken: {type(error).__name__}: {error}")
         else:
             if worker.protocol.state is State.DETACHING and not worker.load:
                 self._dismiss(worker, "it detached", expected=True)

@@ -32,6 +32,10 @@ from .workers import logger
 _MESSAGE_OVERHEAD = 1 << 20
 
 
+class MalformedRequestError(ProxyBackendError):
+    """One request is not what its model takes."""
+
+
 class UnsupportedModelError(ProxyBackendError):
     """The stub of this server cannot serve this model; the text says why, and the way out."""
 
@@ -45,6 +49,7 @@ class TritonPythonModel:
 
         if not logging.getLogger().handlers:
             logging.basicConfig(stream=sys.stderr, level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+        _refuse_core_cache(args)
         folder = Path(args["model_repository"]) / args["model_version"]
         self._backend = backend
         self._model = read_description(folder / DESCRIPTION_NAME)
@@ -83,13 +88,18 @@ class TritonPythonModel:
             TritonCaller(self._backend, self._codec, request, sender, self._has_parameters)
             for request, sender in zip(requests, senders, strict=True)
         ]
-        try:
-            data = [self._read(request) for request in requests]
-        except Exception as error:
-            for caller in callers:
+        data: list[RequestData] = []
+        readable: list[TritonCaller] = []
+        for request, caller in zip(requests, callers, strict=True):
+            try:
+                data.append(self._read(request))
+                readable.append(caller)
+            except MalformedRequestError as error:
+                caller.fail(ErrorCode.INVALID_ARG, str(error))
+            except Exception as error:
                 caller.fail(ErrorCode.INTERNAL, f"model '{self._model.name}': the request cannot be read: {error}")
-        else:
-            self._endpoint.execute(data, callers)
+        if data:
+            self._endpoint.execute(data, readable)
         if senders and senders[0] is None:
             return [caller.wait() for caller in callers]
         return None
@@ -128,6 +138,7 @@ class TensorCodec:
     def __init__(self, backend: Any, model: ModelSpec) -> None:
         self._backend = backend
         self._dtypes = {tensor.name: tensor.dtype for tensor in (*model.inputs, *model.outputs)}
+        self._ranks = {tensor.name: len(tensor.shape) + model.batching for tensor in model.inputs}
         if any(dtype.name == "bfloat16" for dtype in self._dtypes.values()):
             raise UnsupportedModelError(
                 f"model '{model.name}' has BF16 tensors, which Triton's Python backend does not give to Python: serve "
@@ -156,14 +167,24 @@ class TensorCodec:
             return False
 
     def read(self, tensor: Any) -> np.ndarray[Any, Any]:
-        """Return an input as an array; valid as long as its request."""
-        dtype = self._dtypes[tensor.name()]
-        if self._plain:
-            array: np.ndarray[Any, Any] = tensor.as_numpy()
+        """Return an input as an array; valid as long as its request.
+
+        Raises:
+            MalformedRequestError: If it has not the dimensions of the model's.
+        """
+        name = tensor.name()
+        array: np.ndarray[Any, Any] | None = tensor.as_numpy() if self._plain else None
+        shape = tuple(tensor.shape()) if array is None else array.shape
+        if len(shape) != self._ranks[name]:
+            # Triton takes a batch of no rows for no batch.
+            raise MalformedRequestError(
+                f"input '{name}': expected {self._ranks[name]} dimensions, got {len(shape)}; where there is a batch "
+                f"axis, it has 1 row or more"
+            )
+        if array is not None:
             return array
-        shape = tuple(tensor.shape())
         if 0 in shape:
-            return np.empty(shape, dtype)
+            return np.empty(shape, self._dtypes[name])
         return np.from_dlpack(tensor)
 
     def write(self, name: str, array: np.ndarray[Any, Any]) -> Any:
@@ -252,6 +273,15 @@ class TritonCaller:
         """Return whether nobody waits for it any more."""
         ask = getattr(self._sender if self._sender is not None else self._request, "is_cancelled", None)
         return bool(ask()) if ask is not None else False
+
+
+def _refuse_core_cache(args: Mapping[str, str]) -> None:
+    if (json.loads(args["model_config"]).get("response_cache") or {}).get("enable"):
+        raise UnsupportedModelError(
+            f"model '{args['model_name']}': its configuration has response_cache {{ enable: true }}. Triton's cache "
+            "answers failed requests with empty successes, and requests of other shapes, parameters or outputs with "
+            "what others have asked for: remove that. The native flavour has a cache of its own (add --response-cache)"
+        )
 
 
 def _warn_about_sharing(name: str, version: int, written_for: ModelSpec, address: str) -> None:

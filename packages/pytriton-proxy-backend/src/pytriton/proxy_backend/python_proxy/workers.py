@@ -54,6 +54,17 @@ class BatchInFlight(SentBatch):
         self.waiting_since = time.monotonic()
         self._received_ns = time.monotonic_ns()
 
+    def halves(self) -> list[BatchInFlight]:
+        """Return two batches of its requests; none where it has one alone. Not for a batch that was sent."""
+        middle = len(self.callers) // 2
+        if not middle:
+            return []
+        parts = (slice(middle), slice(middle, None))
+        made = [BatchInFlight(self.requests[part], self.callers[part]) for part in parts]
+        for batch in made:
+            batch.waiting_since = self.waiting_since
+        return made
+
     def write(self, number: int, memory: SharedMemory | None, settings: EndpointSettings) -> None:
         """Write the record, into shared memory where there is room for it.
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import sys
 from collections.abc import Iterable, Mapping
 from time import monotonic_ns
 from typing import Any
@@ -14,7 +13,7 @@ from ..model import ModelSpec
 from ..wire.batch import Batch
 from .trace_context import read_ids
 
-__all__ = ["ACCESS_VARIABLE", "Access", "is_wanted", "log_access", "pass_on_records"]
+__all__ = ["ACCESS_LOGGER", "ACCESS_VARIABLE", "Access", "is_wanted", "log_access", "pass_on_records"]
 
 ACCESS_VARIABLE = "PYTRITON_ACCESS_LOG"
 """Environment variable that asks for it: 1, here and in the worker processes."""
@@ -22,7 +21,10 @@ ACCESS_VARIABLE = "PYTRITON_ACCESS_LOG"
 _LEVEL = logging.INFO
 _SUCCEEDED = "ok"
 
-logger = logging.getLogger("pytriton.access")
+ACCESS_LOGGER = "pytriton.access"
+"""Name of the logger that has the records."""
+
+logger = logging.getLogger(ACCESS_LOGGER)
 
 
 def is_wanted() -> bool:
@@ -35,10 +37,8 @@ def log_access(fields: Mapping[str, Any]) -> None:
     logger.log(_LEVEL, "%s", json.dumps(fields), extra=dict(fields))
 
 
-def pass_on_records() -> None:
-    """Write the records as lines that the parent of a worker process knows, whatever its level of the log."""
-    handler = logging.StreamHandler(sys.stdout)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+def pass_on_records(handler: logging.Handler) -> None:
+    """Give the records to a handler alone, whatever the level of the log."""
     logger.addHandler(handler)
     logger.propagate = False
     logger.setLevel(_LEVEL)

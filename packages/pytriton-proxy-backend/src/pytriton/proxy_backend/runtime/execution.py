@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import sys
-import traceback
 from collections.abc import AsyncGenerator, Awaitable, Callable, Generator
 from functools import partial
 from time import monotonic_ns
@@ -19,8 +18,10 @@ from ..wire.layout import ErrorCode
 from ..wire.record import Record
 from ..wire.response import ResponseData, lay_out_columns
 from .access import Access
+from .failures import kind_of, named
 from .service import Service
-from .texts import error_text, shortened
+from .statistics import FirstResponses
+from .texts import error_text, shortened, told_error, told_trace
 
 logger = logging.getLogger(__name__)
 
@@ -64,6 +65,7 @@ class Execution:
         "_began_ns",
         "_called",
         "_count",
+        "_firsts",
         "_given_up",
         "_number",
         "_open",
@@ -88,6 +90,7 @@ class Execution:
         self._request_spans: list[Any] | None = None
         self._result: Any = None
         self._open: list[bool] | None = None  # by request; made when the first of them may end before the others
+        self._firsts = FirstResponses(service.counters, self._count) if service.model.decoupled else None
         self._given_up = False  # by the caller of a stream at least
         self._spent_ns = 0  # inside the callable, up to the last step of a generator
         self._access = Access(service.model, batch) if service.is_logged else None
@@ -189,7 +192,7 @@ class Execution:
                     self._began_ns = monotonic_ns()
                 self._end()
                 return
-            self._result = self._only(next(results, _NOTHING), next(results, _NOTHING))
+            self._result = _only(self._service, next(results, _NOTHING), next(results, _NOTHING))
         finally:
             self._close(results)
         self._respond()
@@ -207,7 +210,7 @@ class Execution:
                     self._began_ns = monotonic_ns()
                 self._end()
                 return
-            self._result = self._only(await anext(results, _NOTHING), await anext(results, _NOTHING))
+            self._result = _only(self._service, await anext(results, _NOTHING), await anext(results, _NOTHING))
         finally:
             await self._close_async(results)
         self._respond()
@@ -227,7 +230,7 @@ class Execution:
 
     def _log_close(self, error: Exception) -> None:
         # Its callers have their answers, or get the error that it is closed for.
-        logger.warning("model %s: closing the generator failed\n%s", self._service.model.name, _trace(error))
+        logger.warning("model %s: closing the generator failed\n%s", self._service.model.name, told_trace(error))
         error.__traceback__ = None
 
     def _count_call(self) -> None:
@@ -240,19 +243,6 @@ class Execution:
             spent_ns += monotonic_ns() - self._began_ns
         self._began_ns = _COUNTED
         self._service.counters.add_call(batch.metadata.size, batch.sent_ns, self.first_ns, spent_ns)
-
-    def _only(self, first: Any, second: Any) -> Any:
-        if first is _NOTHING or second is not _NOTHING:
-            received = "none" if first is _NOTHING else "more than one"
-            raise OutputError(
-                f"model '{self._service.model.name}': a generator that serves a model which is not decoupled must "
-                f"yield exactly one result, it yielded {received}. Bind the model with ModelConfig(decoupled=True) to "
-                f"send any number of responses",
-                model_name=self._service.model.name,
-                expected="1 result",
-                received=received,
-            )
-        return first
 
     # ---- responses --------------------------------------------------------------------------------------------------
 
@@ -306,6 +296,8 @@ class Execution:
         result = results = response = None  # type: ignore[assignment] # nothing may refer to the inputs
         if responses:
             ended = [given.request for given in responses if given.final]
+            if self._firsts is not None:
+                self._firsts.note(responses, self.first_ns)
             self._send(self._lay_out(responses), done=len(ended) == sum(still_open))
             # Not before: what cannot be sent is answered with an error.
             for index in ended:
@@ -356,13 +348,11 @@ class Execution:
         """Return the response to a request whose result is an error, or cannot be sent."""
         if isinstance(error, OutputError):
             kind = "output"
-            logger.warning("%s", error_text(error))
+            self._tell(error, index=index)
         else:
             kind = "returned"
-            name = self._service.model.name
-            # One that was raised before it was returned has a place in the code.
-            told = error_text(error) if error.__traceback__ is None else f"\n{_trace(error)}"
-            logger.warning("model %s: the callable returned an error for request %d: %s", name, index, told)
+            # A callable may return errors for what its callers do wrong.
+            self._tell(error, "the callable returned an error", index=index, level=logging.WARNING)
         self._service.counters.add_failed(kind)
         if self._access is not None:
             self._access.fail(index, kind)
@@ -414,16 +404,16 @@ class Execution:
         kind = "callable"
         if isinstance(error, self._service.unrecoverable):
             self.failure = error
-            logger.error("model %s: the callable cannot go on: %s", self._service.model.name, error_text(error))
+            logger.error("model %s: the callable cannot go on: %s", self._service.model.name, told_error(error))
         elif isinstance(error, _OURS):
             kind = "memory" if isinstance(error, ArenaFullError) else "output"
-            logger.warning("%s", error_text(error))
+            self._tell(error)
         elif _is_cancellation(error):
             kind = "cancelled"
             code = ErrorCode.CANCELLED
         else:
             # As text: a handler that keeps its records would keep the frames, and with them the inputs.
-            logger.warning("model %s: the inference callable failed\n%s", self._service.model.name, _trace(error))
+            self._tell(error, "the inference callable failed")
         self._service.counters.add_failed(kind, self._count if self._open is None else sum(self._open))
         text = self._text(error)
         # The frames of the traceback refer to the inputs, which go back with this answer.
@@ -440,10 +430,25 @@ class Execution:
         if isinstance(error, self._service.unrecoverable):
             self.failure = error
         if not _is_cancellation(error):
-            name = self._service.model.name
-            logger.warning("model %s: the callable failed after its last response\n%s", name, _trace(error))
+            self._tell(error, "the callable failed after its last response")
         error.__traceback__ = None
         self._drop()
+
+    def _tell(
+        self, error: BaseException, text: str = "", *, index: int | None = None, level: int = logging.ERROR
+    ) -> None:
+        """Write to the log what failed, of one request or of all that are open."""
+        note = self._service.failures.admit(kind_of(error))
+        if note is None:
+            return
+        is_ours = isinstance(error, _OURS)
+        told = told_error(error) if is_ours else f"model {self._service.model.name}: {text}"
+        batch = self._batch
+        if batch is not None:
+            is_open = self._open or [True] * self._count
+            failed = [each for each in range(self._count) if is_open[each]] if index is None else [index]
+            told = f"{told}, {named((batch.load_fields(each)[0] for each in failed), len(failed))}"
+        logger.log(level, "%s%s%s", told, note, "" if is_ours else f"\n{told_trace(error)}")
 
     def _text(self, error: BaseException) -> str:
         model = self._service.model
@@ -452,20 +457,31 @@ class Execution:
         if _is_cancellation(error):
             return self._cancelled_text()
         text = f"model '{model.name}': the inference callable raised {type(error).__name__}: {error_text(error)}"
-        return shortened(f"{text}\n{_trace(error)}" if model.send_tracebacks else text)
+        return shortened(f"{text}\n{told_trace(error)}" if model.send_tracebacks else text)
 
     def _cancelled_text(self) -> str:
         return f"model '{self._service.model.name}': the request was cancelled"
+
+
+def _only(service: Service, first: Any, second: Any) -> Any:
+    """Return the one result of a generator, given the first two that it has yielded, or `_NOTHING`."""
+    if first is _NOTHING or second is not _NOTHING:
+        received = "none" if first is _NOTHING else "more than one"
+        raise OutputError(
+            f"model '{service.model.name}': a generator that serves a model which is not decoupled must yield exactly "
+            f"one result, it yielded {received}. Bind the model with ModelConfig(decoupled=True) to send any number of "
+            f"responses",
+            model_name=service.model.name,
+            expected="1 result",
+            received=received,
+        )
+    return first
 
 
 def _is_cancellation(error: BaseException) -> bool:
     # Where nobody has imported asyncio there are none.
     asyncio = sys.modules.get("asyncio")
     return asyncio is not None and isinstance(error, asyncio.CancelledError)
-
-
-def _trace(error: BaseException) -> str:
-    return "".join(traceback.format_exception(error))
 
 
 # Errors that are ours, not the callable's: their text says it all.

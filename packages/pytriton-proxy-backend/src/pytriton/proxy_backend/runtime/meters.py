@@ -42,6 +42,9 @@ class Meters:
         self._duration = _histogram(
             meter, "pytriton.callable.duration", "s", "Time in the callable, for each batch", _SECONDS
         )
+        self._first = _histogram(
+            meter, "pytriton.first_response.duration", "s", "Time to the first response of a stream", _SECONDS
+        )
         self._queued = _histogram(
             meter, "pytriton.queue.duration", "s", "Time that a batch waited for the worker", _SECONDS
         )
@@ -53,6 +56,10 @@ class Meters:
         self._duration.record(callable_ns * 1e-9, self._attributes)
         if queued_ns is not None:
             self._queued.record(queued_ns * 1e-9, self._attributes)
+
+    def add_first_response(self, waited_ns: int) -> None:
+        """Record the first response of a request to a decoupled model."""
+        self._first.record(waited_ns * 1e-9, self._attributes)
 
     def add_failed(self, kind: str, requests: int) -> None:
         """Record requests that get an error, of a kind as in `statistics.ERROR_KINDS`."""

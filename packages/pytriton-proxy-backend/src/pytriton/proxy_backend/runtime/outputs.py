@@ -14,7 +14,8 @@ from pytriton.proxy.types import ParameterValue, Request, Response
 from ..errors import OutputError
 from ..model import ModelSpec, TensorSpec
 from ..wire.accelerator import accelerator
-from .texts import shortened, shown
+from .casts import cast, changed_value, is_safe
+from .texts import is_utf8, shortened, shown
 
 Array = np.ndarray[Any, Any]
 Outputs = dict[str, Array]
@@ -29,17 +30,6 @@ def _fits(declared: tuple[int, ...], shape: tuple[int, ...]) -> bool:
     return len(shape) == len(declared) and all(wanted in (-1, got) for wanted, got in zip(declared, shape, strict=True))
 
 
-def _is_text(value: str) -> bool:
-    """Return whether UTF-8 has a form for it: not for the half of a surrogate pair."""
-    if value.isascii():
-        return True
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _listed(names: Iterable[object]) -> str:
     return shortened(", ".join(map(str, names))) or "none"
 
@@ -48,9 +38,10 @@ class OutputChecker:
     """Checks what the callable of one model returns.
 
     Without `strict`, an array is cast to its declared dtype where that is possible, outputs that are not declared are
-    dropped, those that are missing are left out and shapes are taken as they come; each of the three is warned of
-    once. With `strict`, names, dtypes and shapes must be those of the model. An answer without any of the outputs that
-    are wanted is an error in any case, unless it is one of a stream, which may leave out what comes later.
+    dropped, those that are missing are left out and shapes are taken as they come; each of the last three is warned of
+    once, and so is a cast that changes a value, once for each output. With `strict`, names, dtypes and shapes must be
+    those of the model, but for casts that change no value. An answer without any of the outputs that are wanted is an
+    error in any case, unless it is one of a stream, which may leave out what comes later.
     """
 
     def __init__(self, model: ModelSpec) -> None:
@@ -119,7 +110,7 @@ class OutputChecker:
             return None
         return tuple((-1, *spec.shape) if self._model.batching else tuple(spec.shape) for spec in specs)
 
-    def one(
+    def one(  # noqa: C901
         self, result: object, index: int, requested: Sequence[str] | None
     ) -> tuple[Outputs, Mapping[str, ParameterValue]]:
         """Check the outputs of one request.
@@ -131,7 +122,7 @@ class OutputChecker:
             requested: The outputs that are wanted; all where it is `None`.
 
         Returns:
-            The wanted outputs in their declared dtypes (strings in any of numpy's three forms), and the response
+            The wanted outputs in their declared dtypes (strings in any of numpy's forms), and the response
             parameters.
 
         Raises:
@@ -176,7 +167,7 @@ class OutputChecker:
                 continue
             if type(value) is not np.ndarray or value.dtype is not spec.dtype:
                 value = self._convert(value, spec, index)
-            if value.dtype.kind in "OU":
+            if value.dtype.kind in "OUT":
                 self._check_strings(value, name, index)
             if batching and value.ndim == 0:
                 raise self._error(
@@ -255,6 +246,18 @@ class OutputChecker:
                 *self._shapes(value, spec),
             )
 
+    def _tell_changed(self, array: Array, result: Array, name: str) -> None:
+        """Warn of a cast that changes values."""
+        kind = f"cast of {name}"
+        if kind not in self._told and (changed := changed_value(array, result)) is not None:
+            before, after = changed
+            self._tell(
+                kind,
+                f"output '{name}' has values that its dtype has not, which are sent as others",
+                f"values of {result.dtype}",
+                f"{shown(before)} of dtype {array.dtype}, which becomes {after!r}",
+            )
+
     def _tell(self, kind: str, what: str, expected: str, received: str) -> None:
         """Warn of something that goes on all the same, once for each kind."""
         if self._model.strict or kind in self._told:
@@ -280,13 +283,17 @@ class OutputChecker:
         array = np.asarray(value)
         kind = array.dtype.kind
         if spec.dtype.kind == "O":
-            if kind in "OSU":
+            if kind in "OSUT":
                 return array
         elif array.dtype == spec.dtype or array.dtype.newbyteorder("=") == spec.dtype:
             return array.astype(spec.dtype, copy=False)
-        elif not self._model.strict and (kind in "biufOSU" or array.dtype.name == "bfloat16"):
+        elif (kind in "biufOSUT" or array.dtype.name == "bfloat16") and (
+            not self._model.strict or is_safe(array.dtype, spec.dtype)
+        ):
             try:
-                return array.astype(spec.dtype)
+                result = cast(array, spec.dtype)
+                self._tell_changed(array, result, spec.name)
+                return result
             except (ArithmeticError, TypeError, ValueError) as error:
                 self._check_not_ragged(array, spec, index)
                 raise self._error(
@@ -300,7 +307,9 @@ class OutputChecker:
             f"the dtype {'is not' if self._model.strict else 'cannot be cast to'} the declared one",
             spec.name,
             index,
-            "strings (dtype object of bytes, S or U)" if spec.dtype.kind == "O" else f"dtype {spec.dtype}",
+            "strings (dtype object of bytes, S, U or StringDType)"
+            if spec.dtype.kind == "O"
+            else f"dtype {spec.dtype}{', or one that it has all values of' if self._model.strict else ''}",
             f"dtype {array.dtype}",
         )
 
@@ -330,7 +339,7 @@ class OutputChecker:
                     "bytes or str",
                     f"{type(element).__name__}: {shown(element)}",
                 )
-            if isinstance(element, str) and not _is_text(element):
+            if isinstance(element, str) and not is_utf8(element):
                 raise self._error(f"element {place} has no form in UTF-8", name, index, "text", shown(element))
 
     def _has_shape(self, value: Array, spec: TensorSpec) -> bool:
@@ -354,7 +363,7 @@ class OutputChecker:
                     expected="str, bool, int or float",
                     received=type(value).__name__,
                 )
-            if not _is_text(name) or (isinstance(value, str) and not _is_text(value)):
+            if not is_utf8(name) or (isinstance(value, str) and not is_utf8(value)):
                 raise self._error(
                     f"response parameter {name!r} has no form in UTF-8",
                     index=index,

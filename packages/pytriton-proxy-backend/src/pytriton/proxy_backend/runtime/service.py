@@ -11,6 +11,7 @@ from ..wire.batch import Batch
 from ..wire.layout import ErrorCode
 from ..wire.record import Record
 from ..wire.response import ResponseWriter
+from .failures import FailureLog
 from .outputs import OutputChecker
 from .statistics import Counters
 
@@ -81,6 +82,7 @@ class Service:
         sink: Where they go; there is none while the worker warms up.
         unrecoverable: Errors of the callable after which it must not be called again.
         counters: Where it is counted what happens.
+        failures: Which failures are written to the log.
         is_logged: Whether there is a record of every request.
     """
 
@@ -101,6 +103,7 @@ class Service:
         self.writer = ResponseWriter(join_below, batching=model.batching)
         self.unrecoverable = unrecoverable
         self.counters = Counters() if counters is None else counters
+        self.failures = FailureLog()
         self.is_logged = False
         self.columns_func: Callable[..., Any] | None = None
         # Asked of the type: a wrapper of somebody else's above `@batch` hands on all attributes, and has to be called.

@@ -130,7 +130,7 @@ def make_execution(service: Service, batch: Batch, own_tracer: Any) -> Execution
     return make_traced_execution(service, batch, tracer)
 
 
-async def serve_async(service: Service, source: BatchSource, on_failure: OnFailure) -> None:
+async def serve_async(service: Service, source: BatchSource, on_failure: OnFailure) -> None:  # noqa: C901
     """Serve an asynchronous callable until the connection closes, with as many batches at once as come."""
     import asyncio
 

@@ -1,22 +1,35 @@
-"""What a worker counts: plain numbers that its thread adds to, and a snapshot of them for everybody else."""
+"""What a worker counts: plain numbers that its thread adds to, and a snapshot of them for everybody else.
+
+Those of a process lie in memory that its parent has as well: what was counted stays counted, however the process ends.
+"""
 
 from __future__ import annotations
 
+import mmap
+import os
 import threading
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from time import monotonic_ns
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 if TYPE_CHECKING:
+    from ..wire.response import ResponseData
     from .meters import Meters
 
 # An integer of 64 bits has a `bit_length` of at most 64: no index needs a check.
 _BUCKETS = 65
 _LARGEST_ROWS_EXPONENT = 16
-# From 2^10 ns, a microsecond, to 2^37 ns, more than two minutes.
+# Each power of two of a time is counted in so many parts of the same width.
+_PARTS = 4
+# From 2^10 ns, a microsecond, to 2^37 ns, more than two minutes. Between 1 ms and 17 s the parts are told one by one,
+# so that a quantile is wrong by a quarter at most. Elsewhere all parts of a power are one bucket.
 _SECONDS_EXPONENTS = range(10, 38)
+_FINE_EXPONENTS = range(21, 35)
 
 ERROR_KINDS = ("callable", "returned", "output", "memory", "input", "cancelled")
 
@@ -26,7 +39,8 @@ class Histogram:
     """How often values of some size came.
 
     Attributes:
-        bounds: The upper bounds of the buckets, each included in its bucket, growing; powers of two.
+        bounds: The upper bounds of the buckets, each included in its bucket, growing: powers of two, and between some
+            of them quarters of the way to the next.
         counts: The number of values in each bucket, not cumulative; one more than bounds, the last for all above.
         sum: All values added up.
     """
@@ -52,12 +66,15 @@ class WorkerStatistics:
         batches: Batches of them, one call each.
         failed_requests: Requests that were answered with an error, by its kind: `callable` (it raised), `returned` (an
             error in the place of a result), `output` (a result that cannot be sent), `memory` (no room in shared
-            memory), `input` (a batch that cannot be read), `cancelled` (the caller gave up, and the callable was
-            cancelled for it). Every kind is there, with 0 where none came.
-        cancelled_requests: Requests of which the worker was told that their callers gave up.
+            memory), `input` (a batch that cannot be read, counted as one), `cancelled` (the caller gave up, and the
+            callable was cancelled for it). Every kind is there, with 0 where none came.
+        cancelled_requests: Requests of which the worker was told that nobody waits for them any more: their callers
+            gave up, or they took longer than the execution timeout.
         rows: The sizes of the batches, in rows.
         callable_seconds: The time in the callable, for each batch: until it returned or its coroutine ended; for a
             generator the time inside of it, without that of sending.
+        first_response_seconds: Of a decoupled model, the time from the call of the callable to the first response of a
+            request, for each request that has got one.
         queued_seconds: How long batches lay in the worker's socket until the callable was called, in all.
         input_bytes: Bytes of the inputs.
         output_bytes: Bytes of the outputs that were sent.
@@ -69,6 +86,7 @@ class WorkerStatistics:
     cancelled_requests: int
     rows: Histogram
     callable_seconds: Histogram
+    first_response_seconds: Histogram
     queued_seconds: float
     input_bytes: int
     output_bytes: int
@@ -85,6 +103,7 @@ def add_statistics(one: WorkerStatistics, other: WorkerStatistics) -> WorkerStat
         cancelled_requests=one.cancelled_requests + other.cancelled_requests,
         rows=_joined(one.rows, other.rows),
         callable_seconds=_joined(one.callable_seconds, other.callable_seconds),
+        first_response_seconds=_joined(one.first_response_seconds, other.first_response_seconds),
         queued_seconds=one.queued_seconds + other.queued_seconds,
         input_bytes=one.input_bytes + other.input_bytes,
         output_bytes=one.output_bytes + other.output_bytes,
@@ -96,31 +115,43 @@ def _joined(one: Histogram, other: Histogram) -> Histogram:
     return Histogram(bounds=one.bounds, counts=counts, sum=one.sum + other.sum)
 
 
-# Where the running numbers are in `Counters.numbers`, as the accelerator has them, too.
+# Where the running numbers are in `Counters.numbers`. Up to `_ACCELERATED` the accelerator has them, too.
 _REQUESTS, _ROWS, _INPUT_BYTES, _OUTPUT_BYTES, _CALLABLE_NS, _QUEUED_NS, _ROW_COUNTS = range(7)
 _CALLABLE_COUNTS = _ROW_COUNTS + _BUCKETS
+_ACCELERATED = _FIRST_NS = _CALLABLE_COUNTS + _BUCKETS * _PARTS
+_FIRST_COUNTS = _FIRST_NS + 1
+_CANCELLED = _FIRST_COUNTS + _BUCKETS * _PARTS
+_FAILED = _CANCELLED + 1
+_COUNT = _FAILED + len(ERROR_KINDS)
+
+COUNTERS_BYTES = 8 * _COUNT
+"""The memory that counters take."""
 
 
 class Counters:
     """The running numbers.
 
+    Args:
+        file: A file of `COUNTERS_BYTES` zeros at least, which others can read them in; memory of its own without one.
+
     Attributes:
         meters: Who is told of everything as well; `None` where nobody asks.
-        numbers: Most of them, in one place, where the accelerator adds to them as well.
-        cancelled: Requests of which somebody said that their callers gave up.
-        failed: Requests that were answered with an error, by its kind.
+        accelerated: Address and number of those numbers that the accelerator adds to as well; it must not outlive this.
     """
 
-    __slots__ = ("_lock", "_parts", "cancelled", "failed", "meters", "numbers")
+    __slots__ = ("_left", "_lock", "_numbers", "_parts", "accelerated", "meters")
 
-    def __init__(self) -> None:
+    def __init__(self, file: int | None = None) -> None:
         self.meters: Meters | None = None
-        self.numbers = _zeros()
+        # A view keeps what it is of.
+        memory = bytearray(COUNTERS_BYTES) if file is None else mmap.mmap(file, COUNTERS_BYTES)
+        self._numbers = memoryview(memory).cast("Q")
+        self._left: memoryview | None = None
+        address: int = np.frombuffer(self._numbers, np.uint64).__array_interface__["data"][0]
+        self.accelerated = address, _ACCELERATED
         self._parts: list[array[int]] = []
         # The instances of a model in process are threads that count in one place.
         self._lock = threading.Lock()
-        self.cancelled = 0
-        self.failed = dict.fromkeys(ERROR_KINDS, 0)
 
     def add_call(self, size: tuple[int, int, int], sent_ns: int, called_ns: int, callable_ns: int) -> None:
         """Count one call of the callable.
@@ -132,7 +163,7 @@ class Counters:
             callable_ns: How long it took.
         """
         requests, rows, input_bytes = size
-        numbers = self.numbers
+        numbers = self._numbers
         with self._lock:
             numbers[_REQUESTS] += requests
             numbers[_ROWS] += rows
@@ -143,30 +174,40 @@ class Counters:
                 numbers[_QUEUED_NS] += called_ns - sent_ns
             # The bucket of 2^n is that of everything above 2^(n-1).
             numbers[_ROW_COUNTS + ((rows - 1).bit_length() if rows else 0)] += 1
-            numbers[_CALLABLE_COUNTS + callable_ns.bit_length()] += 1
+            numbers[_CALLABLE_COUNTS + _place_of(callable_ns)] += 1
         if self.meters is not None:
             self.meters.add_call(requests, rows, called_ns - sent_ns if 0 < sent_ns < called_ns else None, callable_ns)
 
+    def add_first_response(self, waited_ns: int) -> None:
+        """Count the first response of a request to a decoupled model, so long after the callable was called."""
+        with self._lock:
+            self._numbers[_FIRST_NS] += waited_ns
+            self._numbers[_FIRST_COUNTS + _place_of(waited_ns)] += 1
+        if self.meters is not None:
+            self.meters.add_first_response(waited_ns)
+
     def add_failed(self, kind: str, requests: int = 1) -> None:
         """Count requests that get an error."""
-        self.failed[kind] += requests
+        with self._lock:
+            self._numbers[_FAILED + ERROR_KINDS.index(kind)] += requests
         if self.meters is not None:
             self.meters.add_failed(kind, requests)
 
     def add_cancelled(self) -> None:
         """Count a request whose caller gave up."""
-        self.cancelled += 1
+        with self._lock:
+            self._numbers[_CANCELLED] += 1
         if self.meters is not None:
             self.meters.add_cancelled()
 
     def add_output(self, size: int) -> None:
         """Count bytes of outputs; less than 0 takes back what was counted."""
         with self._lock:
-            self.numbers[_OUTPUT_BYTES] += size
+            self._numbers[_OUTPUT_BYTES] += size
 
     def add_part(self) -> array[int]:
         """Return numbers in which one accelerator alone counts, which takes no lock."""
-        part = _zeros()
+        part = array("Q", bytes(8 * _ACCELERATED))
         with self._lock:
             self._parts.append(part)
         return part
@@ -176,37 +217,102 @@ class Counters:
         with self._lock:
             self._parts = [other for other in self._parts if other is not part]
             for place, number in enumerate(part):
-                self.numbers[place] += number
+                self._numbers[place] += number
+
+    def leave(self) -> None:
+        """In a forked child: count where the parent of this process does not look."""
+        self._lock = threading.Lock()
+        # The accelerator has its address.
+        self._left = self._numbers
+        self._numbers = memoryview(bytearray(self._numbers)).cast("Q")
 
     def snapshot(self) -> WorkerStatistics:
         """Return the numbers as they are now."""
         with self._lock:
-            numbers = [sum(counts) for counts in zip(self.numbers, *self._parts, strict=True)]
-        rows = numbers[_ROW_COUNTS:_CALLABLE_COUNTS]
-        return WorkerStatistics(
-            requests=numbers[_REQUESTS],
-            batches=sum(rows),
-            failed_requests=MappingProxyType(dict(self.failed)),
-            cancelled_requests=self.cancelled,
-            rows=_histogram(rows, range(_LARGEST_ROWS_EXPONENT + 1), 1, numbers[_ROWS]),
-            callable_seconds=_histogram(
-                numbers[_CALLABLE_COUNTS:], _SECONDS_EXPONENTS, 1e-9, numbers[_CALLABLE_NS] * 1e-9
-            ),
-            queued_seconds=numbers[_QUEUED_NS] * 1e-9,
-            input_bytes=numbers[_INPUT_BYTES],
-            output_bytes=numbers[_OUTPUT_BYTES],
-        )
+            numbers = self._numbers.tolist()
+            for part in self._parts:
+                for place, number in enumerate(part):
+                    numbers[place] += number
+        return _statistics(numbers)
 
 
-def _zeros() -> array[int]:
-    return array("Q", bytes(8 * (_CALLABLE_COUNTS + _BUCKETS)))
+class FirstResponses:
+    """The requests of a batch for a decoupled model that have no response yet, and how long they wait.
+
+    Args:
+        counters: Where their first responses are counted.
+        count: How many requests there are.
+    """
+
+    __slots__ = ("_counters", "_waiting")
+
+    def __init__(self, counters: Counters, count: int) -> None:
+        self._counters = counters
+        self._waiting = set(range(count))
+
+    def note(self, responses: Sequence[ResponseData], began_ns: int) -> None:
+        """Count those of these responses that are the first ones; an error, or an empty end, is none.
+
+        Args:
+            responses: The responses.
+            began_ns: When the callable was called.
+        """
+        if not self._waiting:
+            return
+        waited_ns = monotonic_ns() - began_ns
+        for response in responses:
+            if response.has_outputs and response.request in self._waiting:
+                self._waiting.remove(response.request)
+                self._counters.add_first_response(waited_ns)
 
 
-def _histogram(counts: Sequence[int], exponents: range, unit: float, total: float) -> Histogram:
-    kept = [counts[exponent] for exponent in exponents]
-    kept[0] += sum(counts[: exponents.start])
-    return Histogram(
-        bounds=tuple(2**exponent * unit for exponent in exponents),
-        counts=(*kept, sum(counts[exponents.stop :])),
-        sum=total,
+def read_statistics(file: int) -> WorkerStatistics:
+    """Return what the counters have counted so far that are in a file, which somebody may still count in."""
+    # Whoever counts in it could also make it shorter.
+    return _statistics(array("Q", os.pread(file, COUNTERS_BYTES, 0).ljust(COUNTERS_BYTES, b"\0")))
+
+
+def _statistics(numbers: Sequence[int]) -> WorkerStatistics:
+    rows = numbers[_ROW_COUNTS:_CALLABLE_COUNTS]
+    return WorkerStatistics(
+        requests=numbers[_REQUESTS],
+        batches=sum(rows),
+        failed_requests=MappingProxyType(dict(zip(ERROR_KINDS, numbers[_FAILED:], strict=True))),
+        cancelled_requests=numbers[_CANCELLED],
+        rows=_histogram(rows, _ROWS_ENDS, _ROWS_BOUNDS, numbers[_ROWS]),
+        callable_seconds=_histogram_of_seconds(numbers, _CALLABLE_NS, _CALLABLE_COUNTS),
+        first_response_seconds=_histogram_of_seconds(numbers, _FIRST_NS, _FIRST_COUNTS),
+        queued_seconds=numbers[_QUEUED_NS] * 1e-9,
+        input_bytes=numbers[_INPUT_BYTES],
+        output_bytes=numbers[_OUTPUT_BYTES],
     )
+
+
+def _place_of(number: int) -> int:
+    """Return where a time is counted: by its highest bit, and the two bits behind that."""
+    length = number.bit_length()
+    return length * _PARTS + ((number >> (length - 3)) % _PARTS if length > 2 else 0)
+
+
+def _second_ends() -> Iterator[tuple[int, float]]:
+    """Yield where each bucket of times ends, in the counts, and its upper bound."""
+    for exponent in _SECONDS_EXPONENTS:
+        for part in range(1, _PARTS + 1):
+            if part == _PARTS or exponent in _FINE_EXPONENTS:
+                yield exponent * _PARTS + part, (_PARTS + part) * 2 ** (exponent - 1) / _PARTS * 1e-9
+
+
+_ROWS_BOUNDS = tuple(float(2**exponent) for exponent in range(_LARGEST_ROWS_EXPONENT + 1))
+_ROWS_ENDS = tuple(range(1, len(_ROWS_BOUNDS) + 1))
+_SECONDS_ENDS, _SECONDS_BOUNDS = zip(*_second_ends(), strict=True)
+
+
+def _histogram_of_seconds(numbers: Sequence[int], total: int, first: int) -> Histogram:
+    counts = numbers[first : first + _BUCKETS * _PARTS]
+    return _histogram(counts, _SECONDS_ENDS, _SECONDS_BOUNDS, numbers[total] * 1e-9)
+
+
+def _histogram(counts: Sequence[int], ends: Sequence[int], bounds: tuple[float, ...], total: float) -> Histogram:
+    begins = (0, *ends)
+    kept = (sum(counts[begin:end]) for begin, end in zip(begins, (*ends, len(counts)), strict=True))
+    return Histogram(bounds=bounds, counts=tuple(kept), sum=total)

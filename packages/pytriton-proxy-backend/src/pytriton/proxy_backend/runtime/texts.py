@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import traceback
+
+from ..system.escapes import escaped, escaped_lines
 from ..wire import layout
 
 _MAX_SHOWN = 200
@@ -20,6 +23,27 @@ def error_text(error: BaseException) -> str:
         return f"<its text cannot be told: __str__ raised {type(failure).__name__}>"
 
 
+def told_error(error: BaseException) -> str:
+    """Return the text of an error for a log; what it has from a caller looks like no line and no colour there."""
+    return escaped_lines(error_text(error))
+
+
+def told_trace(error: BaseException) -> str:
+    """Return the traceback of an error for a log; likewise."""
+    text = "".join(traceback.format_exception(error))
+    seen: set[int] = set()
+    chain: list[BaseException | None] = [error]
+    while chain:
+        one = chain.pop()
+        if one is not None and id(one) not in seen:
+            seen.add(id(one))
+            said = error_text(one)
+            if "\n" in said:
+                text = text.replace(said, escaped_lines(said))
+            chain += [one.__cause__, one.__context__]
+    return "\n".join(map(escaped, text.split("\n")))
+
+
 def shown(value: object) -> str:
     """Return the `repr` of a value, the begin of it where it is long."""
     try:
@@ -27,6 +51,17 @@ def shown(value: object) -> str:
     except Exception as failure:
         return f"<__repr__ raised {type(failure).__name__}>"
     return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "..."
+
+
+def is_utf8(text: str) -> bool:
+    """Return whether UTF-8 has a form for a text: not for the half of a surrogate pair."""
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def shortened(text: str) -> str:

@@ -2,19 +2,57 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from pathlib import Path
 
-__all__ = ["default_home"]
+__all__ = ["HomeError", "check_utf8", "default_home"]
+
+
+class HomeError(ValueError):
+    """There is no folder for files that nobody has named a place for; says what to set."""
 
 
 def default_home() -> Path:
     """Return the folder for them.
 
     It is `PYTRITON_HOME`, else `XDG_CACHE_HOME/pytriton`, else `~/.cache/pytriton`.
+
+    Raises:
+        HomeError: It is named by none of them, or by bytes that are no text.
     """
     home = os.environ.get("PYTRITON_HOME")
     if not home:
         cache = os.environ.get("XDG_CACHE_HOME")
         home = os.path.join(cache, "pytriton") if cache else "~/.cache/pytriton"
-    return Path(os.path.expandvars(home)).expanduser().absolute()
+    try:
+        path = Path(os.path.expandvars(home)).expanduser().absolute()
+    except RuntimeError as error:
+        # As in a container whose user was never made: it has a number and nothing else.
+        raise HomeError(
+            f"There is no folder for the files of pytriton: HOME is not set, and user {os.geteuid()} has no entry in "
+            "/etc/passwd. Set PYTRITON_HOME to a folder that this user may write to."
+        ) from error
+    check_utf8(path, "PYTRITON_HOME")
+    return path
+
+
+def check_utf8(path: Path, name: str) -> None:
+    """Refuse a path that is no UTF-8: it is written into settings of tritonserver, which are text.
+
+    Args:
+        path: The path.
+        name: What it was set by.
+
+    Raises:
+        HomeError: It is no UTF-8.
+    """
+    encoded = os.fsencode(path)
+    with contextlib.suppress(UnicodeEncodeError):
+        if str(path).encode("utf-8") == encoded:
+            return
+    raise HomeError(
+        f"The path {encoded!r} is no UTF-8, or not for this process, whose locale is {sys.getfilesystemencoding()}; so "
+        f"tritonserver could not be told of it. Set {name} to another one, or LC_ALL=C.UTF-8."
+    )

@@ -8,7 +8,7 @@ import select
 import signal
 import socket
 
-__all__ = ["POLLRDHUP", "end_with_parent", "give_back_memory"]
+__all__ = ["POLLRDHUP", "end_with_parent", "give_back_memory", "unblock_signals"]
 
 POLLRDHUP = 0x2000
 """Of `poll`: the other side sends nothing more."""
@@ -30,6 +30,11 @@ def end_with_parent(channel: socket.socket, parent: int | None = None) -> None:
     if poller.poll(0) or (parent is not None and os.getppid() != parent):
         # Gone before the signal was asked for: nobody will send it.
         os._exit(1)
+
+
+def unblock_signals() -> None:
+    """Hear all signals: a parent that waits for its own with `sigwait` blocks them, which is inherited."""
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
 def give_back_memory() -> None:

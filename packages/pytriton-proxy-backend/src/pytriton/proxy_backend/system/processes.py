@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
 
-__all__ = ["OutputLines", "describe_exit", "open_pidfd", "quote_lines"]
+from .control_groups import MemoryKills
+from .escapes import escaped
+
+__all__ = ["OutputLines", "describe_exit", "open_pidfd", "quote_lines", "resident_bytes"]
 
 _READ_BYTES = 65536
 _LINE_BYTES = 16384
@@ -20,7 +24,7 @@ class OutputLines:
     """Splits what a child process writes into its pipe, which does not block, into lines.
 
     Args:
-        on_line: Called with each line that is not empty, up to a length that a log can take.
+        on_line: Called with each line that is not empty, escaped, up to a length that a log can take.
     """
 
     def __init__(self, on_line: Callable[[str], None]) -> None:
@@ -56,16 +60,17 @@ class OutputLines:
             rest = b""
         self._rest = rest
         for line in lines:
-            text = line[:_LINE_BYTES].decode("utf-8", errors="replace").rstrip()
+            text = escaped(line[:_LINE_BYTES].decode("utf-8", errors="replace").rstrip())
             if text:
                 self._on_line(text)
 
 
-def describe_exit(exit_code: int | None) -> str:
+def describe_exit(exit_code: int | None, memory_kills: MemoryKills | None = None) -> str:
     """Say in words how a process ended, such as `was killed by signal 9 (SIGKILL)`.
 
     Args:
         exit_code: As in `subprocess.Popen.returncode`: negative for a signal. None is unknown.
+        memory_kills: What has looked since the start of the process, where SIGKILL did not come from this program.
     """
     if exit_code is None:
         return "ended with an unknown exit code"
@@ -75,6 +80,8 @@ def describe_exit(exit_code: int | None) -> str:
         name = signal.Signals(-exit_code).name
     except ValueError:
         name = "unknown"
+    if exit_code == -signal.SIGKILL and memory_kills is not None:
+        name += f", {memory_kills.explain()}"
     return f"was killed by signal {-exit_code} ({name})"
 
 
@@ -89,6 +96,15 @@ def quote_lines(lines: Sequence[str], what: str = "lines") -> str:
         return " It wrote nothing to its output."
     last = lines[-_QUOTED_LINES:]
     return f" Its last {len(last)} {what}:\n" + "\n".join(f"  {line}" for line in last)
+
+
+def resident_bytes(pid: int) -> int | None:
+    """Return the memory that a process has resident, that included which it shares; `None` where that is not told."""
+    try:
+        with open(f"/proc/{pid}/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * mmap.PAGESIZE
+    except (OSError, IndexError, ValueError):
+        return None
 
 
 def open_pidfd(pid: int) -> int | None:

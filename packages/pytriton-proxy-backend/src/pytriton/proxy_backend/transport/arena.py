@@ -27,6 +27,8 @@ import numpy as np
 
 from ..errors import ArenaFullError, ProtocolError
 from ..protocol.segments import Place
+from ..system.memory_files import make_memory_file
+from ..system.shortage import explain
 from ..wire.layout import align
 from ..wire.record import Record
 
@@ -148,7 +150,8 @@ class OwnArena:
             fd, memory = _make_segment(size)
         except OSError as error:
             raise ArenaFullError(
-                f"{length} bytes of outputs have no place: the system gives no shared memory of {size} bytes ({error})",
+                f"{length} bytes of outputs have no place: the system gives no shared memory of {size} bytes: "
+                f"{explain(error)}",
                 needed=length,
                 budget=self.budget,
                 in_use=self.in_use,
@@ -302,7 +305,7 @@ def address_of_payloads(record: Record) -> int | None:
 
 
 def _make_segment(size: int) -> tuple[int, mmap.mmap]:
-    fd = os.memfd_create("pytriton-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    fd = make_memory_file("pytriton-arena", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
         fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)

@@ -23,6 +23,7 @@ import numpy as np
 from ..errors import AttachError, CallFailedError, ConnectionLostError, ProtocolError, ProxyBackendError
 from ..protocol.calls import CallsProtocol
 from ..system.forks import call_in_child, replace_descriptors
+from ..system.threads import call_safely
 from ..wire import messages
 from ..wire.batch import RequestData, RequestWriter
 from ..wire.greetings import Hello
@@ -493,6 +494,10 @@ class Calls:
             ending = error
         except OSError as error:
             ending = _lost(error)
+        except Exception as error:
+            # Whoever waits for an answer must not wait for ever.
+            call_safely(logger.exception, "The answers to calls cannot be read: their connection is closed")
+            ending = ConnectionLostError(f"the connection for calls failed: {type(error).__name__}: {error}")
         self._end(ending)
 
     def _tick(self) -> None:
@@ -517,7 +522,9 @@ class Calls:
             if kind not in (messages.RESPONSE, messages.FAIL, messages.RESULT):
                 return
             call = self._pending.pop(number) if flags & BATCH_DONE else self._pending[number]
-        call.deliver(self._read(header, size))
+        result = self._read(header, size)
+        # What is told may be the model's.
+        call_safely(call.deliver, result)
 
     def _read(self, header: Header, size: int) -> CallResult:
         kind, flags, _, number, _, segment, code, offset, length = header

@@ -403,11 +403,10 @@ def lay_out_batch(requests: Sequence[RequestData], *, batching: bool, received_n
     for request in requests:
         correlation = request.correlation_id
         number, text = (0, correlation) if isinstance(correlation, str) else (correlation, "")
-        rows = next((array.shape[0] for array in request.inputs.values() if array.ndim), 1) if batching else 1
         entries += layout.REQUEST.pack(
-            rows, request.flags, request.priority, request.timeout_us, number, *metadata.text(request.request_id),
-            *metadata.text(text), *metadata.text(request.trace_context), *metadata.parameters(request.parameters),
-            *places[tuple(request.outputs)], 0,
+            _rows(request, batching), request.flags, request.priority, request.timeout_us, number,
+            *metadata.text(request.request_id), *metadata.text(text), *metadata.text(request.trace_context),
+            *metadata.parameters(request.parameters), *places[tuple(request.outputs)], 0,
         )  # fmt: skip
     return make_record(metadata.finish(entries, received_ns, sent_ns), tensors)
 
@@ -443,15 +442,23 @@ class RequestWriter:
         return Record(known, arrays)
 
 
+def _rows(request: RequestData, batching: bool) -> int:
+    return next((array.shape[0] for array in request.inputs.values() if array.ndim), 1) if batching else 1
+
+
 def _join_inputs(requests: Sequence[RequestData], batching: bool) -> list[Tensor]:
     tensors: list[Tensor] = []
+    rows = [_rows(request, batching) for request in requests]
     for name in dict.fromkeys(itertools.chain.from_iterable(request.inputs for request in requests)):
         arrays = {owner: request.inputs[name] for owner, request in enumerate(requests) if name in request.inputs}
         first = next(iter(arrays.values()))
         if (
             len(arrays) == len(requests)
-            and (first.ndim if batching else len(requests) == 1)
-            and all(array.dtype == first.dtype and array.shape[1:] == first.shape[1:] for array in arrays.values())
+            and (batching or len(requests) == 1)
+            and all(
+                array.dtype == first.dtype and (not batching or array.shape == (rows[owner], *first.shape[1:]))
+                for owner, array in arrays.items()
+            )
         ):
             tensors.append(make_tensor(name, layout.WHOLE_BATCH, list(arrays.values())))
         else:

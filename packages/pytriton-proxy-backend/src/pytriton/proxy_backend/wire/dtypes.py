@@ -61,7 +61,7 @@ def dtype_of(code: int) -> np.dtype[Any]:
 
 
 def code_of(dtype: np.dtype[Any]) -> int:
-    """Return the Triton data type number of a numpy dtype; strings of any kind (`O`, `S`, `U`) are BYTES.
+    """Return the Triton data type number of a numpy dtype; strings of any kind (`O`, `S`, `U`, `T`) are BYTES.
 
     Raises:
         TypeError: If Triton has no such type, or its byte order is not the machine's.
@@ -69,7 +69,7 @@ def code_of(dtype: np.dtype[Any]) -> int:
     code = _CODE_OF_NUMPY.get(dtype)
     if code is not None:
         return code
-    if dtype.kind in "SU":
+    if dtype.kind in "SUT":
         return BYTES_CODE
     if dtype.name == "bfloat16" or dtype == BF16_BITS:
         return BF16_CODE

@@ -162,7 +162,7 @@ def parse_hello(packet: Buffer, *, decoupled: bool) -> Hello:
         model_version=model_version,
         tensors_digest=digest,
         max_in_flight=min(max(max_in_flight, 1), _MAX_IN_FLIGHT),
-        capabilities=capabilities & CAPABILITIES,
+        capabilities=capabilities & (CAPABILITIES | Capability.STANDS_IN),
         memory_token=memory_token,
         pid=pid,
         version=version,

@@ -32,6 +32,7 @@ class Capability(enum.IntFlag):
     CONTINUES = 1 << 5
     AHEAD = 1 << 6
     REFERENCES = 1 << 7
+    STANDS_IN = 1 << 8
 
 
 # What every worker here has, and the Python proxy; whoever has more says so.

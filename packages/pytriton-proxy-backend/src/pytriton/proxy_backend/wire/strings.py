@@ -29,10 +29,9 @@ def decode_strings(payload: bytes, shape: tuple[int, ...]) -> np.ndarray[Any, An
     count = 1
     for dim in shape:
         count *= dim
-    if count * 4 > len(payload):
-        raise ValueError(f"{count} strings expected for the shape {shape}, {len(payload)} bytes cannot hold them")
     native = accelerator()
-    if native is not None:
+    # Before memory is taken for that many.
+    if native is not None and count * 4 <= len(payload):
         array = np.empty(count, dtype=object)
         if native.fill_strings(array, payload):
             return array.reshape(shape)
@@ -42,16 +41,18 @@ def decode_strings(payload: bytes, shape: tuple[int, ...]) -> np.ndarray[Any, An
     unpack = _LENGTH.unpack_from
     at = 0
     end = len(payload)
-    for _ in range(count):
+    # `WrongStrings` in native/src/record.cc says the same.
+    for index in range(count):
         if at + 4 > end:
-            raise ValueError(f"{count} strings expected for the shape {shape}, the payload ends after {len(elements)}")
-        stop = at + 4 + unpack(payload, at)[0]
-        if stop > end:
-            raise ValueError(f"string {len(elements)} of {count} reaches {stop - end} bytes past the payload's end")
-        append(payload[at + 4 : stop])
-        at = stop
+            raise ValueError(f"string {index} of {count}: expected 4 bytes for its length, got {end - at}")
+        size = unpack(payload, at)[0]
+        at += 4
+        if at + size > end:
+            raise ValueError(f"string {index} of {count}: expected {size} bytes, as its length says, got {end - at}")
+        append(payload[at : at + size])
+        at += size
     if at != end:
-        raise ValueError(f"{end - at} bytes are left after the {count} strings of the shape {shape}")
+        raise ValueError(f"expected nothing behind its {count} strings, got {end - at} bytes")
     array = np.empty(count, dtype=object)
     # Element by element: numpy would look into a list of bytes for a string dtype first.
     array[:] = elements
@@ -59,7 +60,7 @@ def decode_strings(payload: bytes, shape: tuple[int, ...]) -> np.ndarray[Any, An
 
 
 def encode_strings(array: np.ndarray[Any, Any]) -> bytes:
-    """Encode a string array of kind `O` (elements `bytes` or `str`), `S` or `U`; text becomes UTF-8.
+    """Encode a string array of kind `O` (elements `bytes` or `str`), `S`, `U` or `T`; text becomes UTF-8.
 
     Trailing NUL bytes of `S` elements are lost, as numpy itself does not keep them.
 
@@ -81,7 +82,9 @@ def encode_strings(array: np.ndarray[Any, Any]) -> bytes:
         if isinstance(element, str):  # also numpy.str_
             element = element.encode("utf-8")
         elif not isinstance(element, (bytes, bytearray)):
-            raise TypeError(f"element {index} of an object array must be bytes or str, got {type(element).__name__}")
+            raise TypeError(
+                f"element {index} of an array of strings must be bytes or str, got {type(element).__name__}"
+            )
         if len(element) > _MAX_ELEMENT:
             raise ValueError(f"element {index} has {len(element)} bytes; a string element must stay below 4 GiB")
         append(pack(len(element)))

@@ -86,12 +86,12 @@ class AcceleratedSource:
         self.describe = plain.describe
         self.lay_out = plain.lay_out
         columns_func = service.columns_func
-        numbers = service.counters.numbers
+        counters = service.counters
         self._lane = lane_type(
             connection.fileno(),
             connection.buffer,
-            numbers.buffer_info(),
-            numbers,
+            counters.accelerated,
+            counters,
             service.infer_func if columns_func is None else columns_func,
             columns_func is not None,
             _busy_poll_us() * 1000,

@@ -101,7 +101,7 @@ def _served_config(model: ModelSpec) -> Any:
             described.TensorSpec(
                 name=tensor.name,
                 shape=tensor.shape,
-                dtype=bytes if tensor.dtype.kind in "OSU" else tensor.dtype.type,
+                dtype=bytes if tensor.dtype.kind in "OSUT" else tensor.dtype.type,
                 optional=tensor.optional,
             )
             for tensor in tensors

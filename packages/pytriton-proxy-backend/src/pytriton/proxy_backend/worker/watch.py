@@ -6,12 +6,16 @@ thread does not see that before the callable returns, which may be never: so som
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 import traceback
 from collections.abc import Callable
 
+from ..system.threads import call_safely
 from ..transport.connection import Connection
+
+logger = logging.getLogger(__name__)
 
 # How long the thread has to see for itself that its connection is closed.
 _GRACE_S = 1.0
@@ -44,9 +48,14 @@ class ConnectionWatch:
             self._thread.join()
 
     def _run(self) -> None:
-        self._wait_for_hangup()
-        if not self._ended.wait(_GRACE_S):
-            self._on_stuck()
+        try:
+            self._wait_for_hangup()
+            if not self._ended.wait(_GRACE_S):
+                self._on_stuck()
+        except Exception:
+            # The worker attaches anew, with another watch.
+            call_safely(logger.exception, "A connection of a worker cannot be watched: it is closed")
+            self._connection.shutdown()
 
 
 def stack_of(thread: threading.Thread | None) -> str:

@@ -10,7 +10,6 @@ import logging
 import os
 import threading
 import time
-import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,10 +22,11 @@ from ..runtime.meters import find_meters
 from ..runtime.service import InferenceCallable, Service, is_async
 from ..runtime.serving import ASYNC_MAX_IN_FLIGHT, STREAMS_MAX_IN_FLIGHT, LazyLoop, serve, serve_async
 from ..runtime.statistics import Counters, WorkerStatistics
-from ..runtime.texts import error_text
+from ..runtime.texts import error_text, told_error, told_trace
 from ..runtime.warmup import WarmupBatches, warm_up, warm_up_async
 from ..system.forks import call_in_child
 from ..system.shortage import explain
+from ..system.threads import call_safely
 from ..transport.connection import Connection, GreetingTimeoutError
 from ..wire.accelerator import accelerator
 from ..wire.layout import CAPABILITIES, Capability
@@ -64,6 +64,8 @@ class Worker:
         warmup: WarmupBatches = (),
         curve_keys: CurveKeys | None = None,
         insecure: bool = False,
+        stands_in: bool = False,
+        counters: Counters | None = None,
     ) -> None:
         """Prepare a worker; nothing happens before `start`.
 
@@ -79,6 +81,8 @@ class Worker:
                 like any others and thrown away. What fails here ends the worker with that error.
             curve_keys: Keys for a Python proxy that asks for them, as one at a `tcp://` address does.
             insecure: Whether to attach to a `tcp://` address without keys, to whoever listens there.
+            stands_in: Whether the callable only says why nobody serves the model, which is not ready for all that.
+            counters: Where it is counted what happens; in some of its own by default.
 
         Raises:
             KeysMissingError: `endpoint` is a `tcp://` address, and there are neither keys nor `insecure`.
@@ -94,7 +98,8 @@ class Worker:
         self._infer_func = infer_func
         self._unrecoverable = unrecoverable
         self._on_unrecoverable = on_unrecoverable
-        self._name = getattr(infer_func, "__qualname__", None) or type(infer_func).__name__
+        self._stands_in = stands_in
+        self.name = getattr(infer_func, "__qualname__", None) or type(infer_func).__name__
         # A copy: a context cannot be entered by two threads, and its owner may give it to several workers.
         self._context = contextvars.copy_context() if context is None else context.copy()
         self._thread: threading.Thread | None = None
@@ -102,9 +107,9 @@ class Worker:
         self._warmup = warmup
         self._warm = threading.Event()
         self._attached = threading.Event()
-        self._counters = Counters()
+        self._counters = Counters() if counters is None else counters
         self._changed = threading.Condition()
-        self._connection: Connection | None = None
+        self.connection: Connection | None = None
         self._ended = False
         self._trying_since = 0.0
         self._trouble = ""  # why the last attempt to attach failed, where that is worth telling
@@ -203,7 +208,7 @@ class Worker:
         thread = self._thread
         if thread is None or not thread.is_alive():
             return True
-        connection = self._connection
+        connection = self.connection
         if connection is not None:
             try:
                 connection.detach()
@@ -256,8 +261,8 @@ class Worker:
     # ---- the thread -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        service = self._make_service()
         try:
+            service = self._make_service()
             loop = LazyLoop()
             try:
                 if is_async(self._infer_func):
@@ -343,11 +348,9 @@ class Worker:
         if error is None:
             return
         if not self._warm.is_set():
-            logger.error(
-                "model %s: the warm-up failed\n%s", self.model.name, "".join(traceback.format_exception(error))
-            )
+            call_safely(logger.error, "model %s: the warm-up failed\n%s", self.model.name, told_trace(error))
         elif not isinstance(error, self._unrecoverable):
-            logger.error("model %s: the worker ended: %s", self.model.name, error_text(error))
+            call_safely(logger.error, "model %s: the worker ended: %s", self.model.name, told_error(error))
 
     def _connections(self, max_in_flight: int, capabilities: int) -> Iterator[Connection | float]:
         """Attach until the worker is stopped.
@@ -381,7 +384,7 @@ class Worker:
             self._check(connection)
             logger.info("Serving model %s (version %d) at %s", self.model.name, self.model.version, self.endpoint)
             with self._changed:
-                self._connection = connection
+                self.connection = connection
                 self._attached.set()
                 self._changed.notify_all()
             if self._stopping.is_set():
@@ -404,14 +407,14 @@ class Worker:
             from ..transport.zmq_connection import ZmqConnection
 
             return ZmqConnection(
-                self.endpoint, self._name, max_in_flight=max_in_flight, model=self.model, keys=self._curve_keys
+                self.endpoint, self.name, max_in_flight=max_in_flight, model=self.model, keys=self._curve_keys
             )
         return Connection(
             Path(self.endpoint),
-            self._name,
+            self.name,
             max_in_flight=max_in_flight,
             model=self.model,
-            capabilities=capabilities,
+            capabilities=capabilities | (Capability.STANDS_IN if self._stands_in else 0),
         )
 
     def _check(self, connection: Connection) -> None:
@@ -458,7 +461,7 @@ class Worker:
             use_allocator(None)
             self._trying_since = time.monotonic()
             self._attached.clear()
-            self._connection = None
+            self.connection = None
             if watch is not None:
                 watch.end()
             connection.close()
@@ -479,7 +482,7 @@ class Worker:
             return
         self._attached.clear()
         self._stuck = (
-            f"the inference callable '{self._name}' of model '{self.model.name}' took longer than the execution "
+            f"the inference callable '{self.name}' of model '{self.model.name}' took longer than the execution "
             f"timeout of {limit_s:g} s and has not returned; its worker gets no more batches until it does"
         )
         logger.error("%s. What it does right now:\n%s", self._stuck, stack_of(self._thread))
@@ -491,6 +494,7 @@ class Worker:
         self._stopping = threading.Event()
         self._stopping.set()
         self._attached = threading.Event()
+        self._counters.leave()
 
     def _give_up(self, failure: BaseException) -> None:
         if self._on_unrecoverable is not None:

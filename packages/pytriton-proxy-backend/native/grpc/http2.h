@@ -1,0 +1,114 @@
+// One connection of HTTP/2, of either side: bytes between a socket and nghttp2, and bodies that are sent without a copy.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "inference.h"
+#include "loop.h"
+#include "nghttp2.h"
+#include "tls.h"
+
+namespace pytriton::grpc {
+
+using Fields = std::vector<std::pair<std::string, std::string>>;
+
+// Bytes to be sent, which may be shared with others that send the rest of them.
+struct Piece {
+  std::shared_ptr<char[]> owner;
+  const char* data = nullptr;
+  size_t size = 0;
+};
+
+// What is to be sent in one stream. For who has the lock of its connection.
+struct Body {
+  void Add(Chunk chunk);
+  void Add(std::string_view text);
+
+  std::deque<Piece> pieces;
+  size_t size = 0;
+  bool is_ended = false;
+  Fields trailers;  // sent behind the pieces where there are any
+};
+
+class Http2Connection : public Pollable, public std::enable_shared_from_this<Http2Connection> {
+ public:
+  // Takes the descriptor. Call `Begin` next.
+  Http2Connection(Loop* loop, int fd, const TlsContext* tls);
+  ~Http2Connection() override;
+
+  // Makes the session and waits for what comes; false where the system refuses. Whoever holds a lock in `Flush` and in
+  // the functions of streams below holds this one.
+  bool Begin(bool is_server, const std::vector<nghttp2::SettingsEntry>& settings, int32_t window);
+  std::unique_lock<std::mutex> Lock() { return std::unique_lock<std::mutex>(mutex_); }
+
+  // Sends what waits, as far as the socket takes it. Another thread that is just sending does it instead.
+  void Flush(std::unique_lock<std::mutex>* lock);
+  void Flush();
+
+  // The end of the connection; from any thread. `OnClosed` follows in that of the loop.
+  void Close();
+  bool is_closed() const { return is_closed_; }
+  Loop* loop() { return loop_; }
+
+  void OnEvents(uint32_t events) override;
+
+ protected:
+  // When the other side was last heard of; for who has the lock.
+  Clock::time_point heard() const { return heard_; }
+
+  // What the other side does. Called with the lock; what has to happen without it waits for `AfterRead`.
+  virtual void OnHeadersBegin(int32_t stream) = 0;
+  // False: too much of it, the stream is reset.
+  virtual bool OnField(int32_t stream, std::string_view name, std::string_view value) = 0;
+  virtual void OnHeadersEnd(int32_t stream, bool is_end) = 0;
+  virtual void OnData(int32_t stream, const char* data, size_t size) = 0;
+  virtual void OnEndOfStream(int32_t stream) = 0;
+  virtual void OnStreamClosed(int32_t stream) = 0;
+  virtual Body* FindBody(int32_t stream) = 0;
+  virtual void OnGoAway() {}
+  // Without the lock, in the thread of the loop.
+  virtual void AfterRead() = 0;
+  virtual void OnClosed() = 0;
+
+  // The provider of a body for nghttp2, which asks for it by the number of the stream.
+  static nghttp2::DataProvider Provider();
+  static std::vector<nghttp2::NameValue> NameValues(const Fields& fields);
+
+  const nghttp2::Api* const api_;
+  nghttp2::Session* session_ = nullptr;
+  std::mutex mutex_;
+  std::atomic<bool> is_closed_{false};
+
+ private:
+  friend struct Callbacks;
+
+  struct Segment {
+    std::string text;  // of its own, where `piece.data` is null
+    Piece piece;
+  };
+
+  void Read();
+  void Fill();
+  void AppendText(const char* data, size_t size);
+  bool WriteOnce(std::unique_lock<std::mutex>* lock, bool* would_block);
+  void FinishClose();
+
+  Loop* const loop_;
+  Socket socket_;
+  uint64_t number_ = 0;  // at the loop
+  std::deque<Segment> outbox_;
+  size_t outbox_size_ = 0;
+  size_t sent_of_front_ = 0;
+  Clock::time_point heard_ = Clock::now();
+  bool is_writing_ = false;
+  bool waits_for_socket_ = false;
+};
+
+}  // namespace pytriton::grpc

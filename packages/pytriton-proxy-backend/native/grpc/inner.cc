@@ -1,0 +1,211 @@
+#include "inner.h"
+
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
+
+namespace pytriton::grpc {
+
+namespace {
+
+// Streams that were opened on one connection of HTTP/2 have numbers of 31 bits, every other of them: a new connection
+// takes over before they end.
+constexpr int32_t kMostStream = 0x3fffffff;
+constexpr int32_t kWindow = 0x7fffffff;
+constexpr int kConnectTimeoutMs = 10'000;
+
+std::string NameOf(int fd, bool is_peer) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof(address);
+  const auto ask = is_peer ? getpeername : getsockname;
+  if (ask(fd, reinterpret_cast<sockaddr*>(&address), &size) != 0) return "";
+  // Of an address of IPv6 the scope and flow may differ between the two ends.
+  uint16_t port = 0;
+  in6_addr host{};
+  if (address.ss_family == AF_INET) {
+    const auto* four = reinterpret_cast<const sockaddr_in*>(&address);
+    port = four->sin_port;
+    host.s6_addr[10] = host.s6_addr[11] = 0xff;
+    std::memcpy(&host.s6_addr[12], &four->sin_addr, 4);
+  } else if (address.ss_family == AF_INET6) {
+    const auto* six = reinterpret_cast<const sockaddr_in6*>(&address);
+    port = six->sin6_port;
+    host = six->sin6_addr;
+  } else {
+    return "";
+  }
+  return std::string(reinterpret_cast<const char*>(&host), sizeof(host)) +
+         std::string(reinterpret_cast<const char*>(&port), sizeof(port));
+}
+
+Fields Failed(const std::string& text) {
+  return {{"grpc-status", std::to_string(static_cast<int>(Code::kUnavailable))}, {"grpc-message", text}};
+}
+
+}  // namespace
+
+class InnerConnection : public Http2Connection {
+ public:
+  InnerConnection(Inner* inner, Loop* loop, int fd, std::string name)
+      : Http2Connection(loop, fd, nullptr), inner_(inner), name_(std::move(name)) {}
+
+  bool Begin() {
+    return Http2Connection::Begin(
+        false, {{nghttp2::kSettingsInitialWindowSize, kWindow}, {nghttp2::kSettingsMaxFrameSize, 1 << 20}}, kWindow);
+  }
+
+  bool takes_calls() const { return takes_calls_ && !is_closed(); }
+
+  // False where this connection takes no more.
+  bool Call(ForwardedCall* call, const std::shared_ptr<Answer>& answer) {
+    auto lock = Lock();
+    if (!takes_calls()) return false;
+    Fields fields = {{":method", "POST"},
+                     {":scheme", "http"},
+                     {":path", call->path},
+                     {":authority", "localhost"},
+                     {"te", "trailers"},
+                     {"content-type", "application/grpc"}};
+    fields.insert(fields.end(), std::make_move_iterator(call->metadata.begin()),
+                  std::make_move_iterator(call->metadata.end()));
+    const auto values = NameValues(fields);
+    const auto provider = Provider();
+    const int32_t stream = api_->submit_request(session_, nullptr, values.data(), values.size(), &provider, nullptr);
+    if (stream < 0) {
+      takes_calls_ = false;
+      return false;
+    }
+    if (stream > kMostStream) takes_calls_ = false;
+    Stream& made = streams_[stream];
+    made.body.Add(call->body);
+    made.body.is_ended = true;
+    made.answer = answer;
+    Flush(&lock);
+    return true;
+  }
+
+ protected:
+  void OnHeadersBegin(int32_t) override { fields_.clear(); }
+  bool OnField(int32_t, std::string_view name, std::string_view value) override {
+    fields_.emplace_back(name, value);
+    return true;
+  }
+  void OnHeadersEnd(int32_t stream, bool is_end) override {
+    const auto found = streams_.find(stream);
+    if (found == streams_.end()) return;
+    if (is_end) {
+      found->second.trailers = std::move(fields_);
+    } else {
+      found->second.answer->OnHeaders(std::move(fields_));
+    }
+    fields_.clear();
+  }
+  void OnData(int32_t stream, const char* data, size_t size) override {
+    const auto found = streams_.find(stream);
+    if (found != streams_.end()) found->second.answer->OnData({data, size});
+  }
+  void OnEndOfStream(int32_t) override {}
+  void OnStreamClosed(int32_t stream) override {
+    const auto found = streams_.find(stream);
+    if (found == streams_.end()) return;
+    Stream closed = std::move(found->second);
+    streams_.erase(found);
+    if (closed.trailers.empty()) closed.trailers = Failed("Triton's front end for gRPC ended the call.");
+    closed.answer->OnEnd(std::move(closed.trailers));
+  }
+  Body* FindBody(int32_t stream) override {
+    const auto found = streams_.find(stream);
+    return found == streams_.end() ? nullptr : &found->second.body;
+  }
+  void OnGoAway() override { takes_calls_ = false; }
+  void AfterRead() override {}
+  void OnClosed() override {
+    std::unordered_map<int32_t, Stream> streams;
+    {
+      const auto lock = Lock();
+      streams.swap(streams_);
+    }
+    for (auto& [number, stream] : streams) {
+      stream.answer->OnEnd(Failed("The connection to Triton's front end for gRPC ended."));
+    }
+    const std::lock_guard<std::mutex> lock(inner_->mutex_);
+    inner_->own_.erase(name_);
+  }
+
+ private:
+  struct Stream {
+    Body body;
+    Fields trailers;
+    std::shared_ptr<Answer> answer;
+  };
+
+  Inner* const inner_;
+  const std::string name_;
+  std::unordered_map<int32_t, Stream> streams_;
+  Fields fields_;
+  std::atomic<bool> takes_calls_{true};
+};
+
+void Inner::SetAddress(const sockaddr* address, socklen_t size) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::memcpy(&address_, address, size);
+  address_size_ = size;
+}
+
+bool Inner::IsOwn(int fd) const {
+  const std::string name = NameOf(fd, true);
+  const std::lock_guard<std::mutex> lock(mutex_);
+  return own_.count(name) > 0;
+}
+
+// With the lock.
+std::shared_ptr<InnerConnection> Inner::Connect(std::string* error) {
+  const int fd = socket(address_.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  if (fd < 0) {
+    *error = std::strerror(errno);
+    return nullptr;
+  }
+  // Bound first, so that its name is known before anybody may accept it.
+  sockaddr_storage any = address_;
+  reinterpret_cast<sockaddr_in*>(&any)->sin_port = 0;  // at the same place in both families
+  timeval limit{kConnectTimeoutMs / 1000, 0};
+  setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &limit, sizeof(limit));
+  std::string name;
+  if (bind(fd, reinterpret_cast<sockaddr*>(&any), address_size_) == 0) name = NameOf(fd, false);
+  if (!name.empty()) own_[name] = fd;
+  if (name.empty() || connect(fd, reinterpret_cast<sockaddr*>(&address_), address_size_) != 0) {
+    *error = std::strerror(errno);
+    own_.erase(name);
+    close(fd);
+    return nullptr;
+  }
+  fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
+  auto connection = std::make_shared<InnerConnection>(this, loop_, fd, name);
+  if (!connection->Begin()) {
+    *error = "no memory for another connection";
+    own_.erase(name);
+    return nullptr;
+  }
+  return connection;
+}
+
+void Inner::Call(ForwardedCall call, std::shared_ptr<Answer> answer) {
+  constexpr int kTries = 3;
+  std::string error = "it takes no calls";
+  for (int i = 0; i < kTries; ++i) {
+    std::shared_ptr<InnerConnection> connection;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (connection_ == nullptr || !connection_->takes_calls()) connection_ = Connect(&error);
+      connection = connection_;
+    }
+    if (connection != nullptr && connection->Call(&call, answer)) return;
+  }
+  answer->OnEnd(Failed("Triton's front end for gRPC cannot be reached: " + error));
+}
+
+}  // namespace pytriton::grpc

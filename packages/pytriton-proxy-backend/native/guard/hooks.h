@@ -1,0 +1,65 @@
+// The functions that this library stands in front of, and where the ones behind it are.
+//
+// They are looked up when the library is loaded; what is called before that looks up its own. Nothing here waits for a
+// lock: who waits for one calls `syscall`, which is such a function.
+#pragma once
+
+#include <cstddef>
+
+namespace pytriton::guard {
+
+#define PYTRITON_HOOKS(HOOK)                                                \
+  HOOK(accept4)                                                             \
+  HOOK(bind)                                                                \
+  HOOK(close)                                                               \
+  HOOK(epoll_ctl)                                                           \
+  HOOK(epoll_wait)                                                          \
+  HOOK(inflate)                                                             \
+  HOOK(ioctl)                                                               \
+  HOOK(listen)                                                              \
+  HOOK(mmap)                                                                \
+  HOOK(munmap)                                                              \
+  HOOK(pthread_create)                                                      \
+  HOOK(readv)                                                               \
+  HOOK(recvmsg)                                                             \
+  HOOK(sendmsg)                                                             \
+  HOOK(setpriority)                                                         \
+  HOOK(shm_open)                                                            \
+  HOOK(shutdown)                                                            \
+  HOOK(signal)                                                              \
+  HOOK(syscall)                                                             \
+  HOOK(writev)                                                              \
+  HOOK(TRITONBACKEND_OutputBuffer)                                          \
+  HOOK(TRITONSERVER_BufferAttributesSetByteSize)                            \
+  HOOK(TRITONSERVER_DataTypeByteSize)                                       \
+  HOOK(TRITONSERVER_InferenceRequestAddInput)                               \
+  HOOK(TRITONSERVER_InferenceRequestAddRequestedOutput)                     \
+  HOOK(TRITONSERVER_InferenceRequestAppendInputData)                        \
+  HOOK(TRITONSERVER_InferenceRequestAppendInputDataWithBufferAttributes)    \
+  HOOK(TRITONSERVER_InferenceRequestDelete)                                 \
+  HOOK(TRITONSERVER_InferenceRequestNew)                                    \
+  HOOK(TRITONSERVER_InferenceRequestSetIntParameter)                        \
+  HOOK(TRITONSERVER_InferenceRequestSetResponseCallback)                    \
+  HOOK(TRITONSERVER_ServerDelete)                                           \
+  HOOK(TRITONSERVER_ServerInferAsync)                                       \
+  HOOK(TRITONSERVER_ServerIsReady)                                          \
+  HOOK(TRITONSERVER_ServerModelIsReady)                                     \
+  HOOK(TRITONSERVER_ServerNew)                                              \
+  HOOK(TRITONSERVER_ServerOptionsSetLogFile)                                \
+  HOOK(TRITONSERVER_ServerOptionsSetStrictReadiness)
+
+enum class Hook : size_t {
+#define PYTRITON_NAME(name) name,
+  PYTRITON_HOOKS(PYTRITON_NAME)
+#undef PYTRITON_NAME
+      kCount
+};
+
+void FindAllNext();
+
+// The function behind a hook; null where the program has none.
+void* FindNext(Hook hook);
+
+#define NEXT(name) reinterpret_cast<decltype(&name)>(FindNext(Hook::name))
+
+}  // namespace pytriton::guard

@@ -1,0 +1,33 @@
+#include "http_callers.h"
+
+namespace pytriton::guard {
+
+void HttpCallers::OnSubmit(TRITONSERVER_InferenceRequest* request, int fd) {
+  Shard& shard = ShardOf(request);
+  const std::lock_guard<std::mutex> lock(shard.mutex);
+  shard.entries[request] = {request, fd};
+}
+
+void HttpCallers::OnSubmitted(TRITONSERVER_InferenceRequest* request, int fd) { Mark(request, fd, &Entry::is_submitted); }
+
+void HttpCallers::OnLeave(const TRITONSERVER_InferenceRequest* request, int fd) { Mark(request, fd, &Entry::has_left); }
+
+void HttpCallers::OnDelete(const TRITONSERVER_InferenceRequest* request) {
+  Shard& shard = ShardOf(request);
+  const std::lock_guard<std::mutex> lock(shard.mutex);
+  shard.entries.erase(request);
+}
+
+void HttpCallers::Mark(const TRITONSERVER_InferenceRequest* request, int fd, bool Entry::*mark) {
+  if (request == nullptr) return;
+  Shard& shard = ShardOf(request);
+  const std::lock_guard<std::mutex> lock(shard.mutex);
+  const auto found = shard.entries.find(request);
+  // It may be answered and gone, and one of another connection have its address.
+  if (found == shard.entries.end() || found->second.fd != fd) return;
+  found->second.*mark = true;
+  // With the lock, for which its deletion waits.
+  if (found->second.is_submitted && found->second.has_left) cancel_(found->second.request);
+}
+
+}  // namespace pytriton::guard

@@ -1,0 +1,112 @@
+#include "http_response.h"
+
+#include <strings.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+
+namespace pytriton::guard {
+
+namespace {
+
+// That are converted at a time: what the system takes at once is not much more.
+constexpr size_t kMostTaken = 64 * 1024;
+constexpr std::string_view kEndOfHead = "\r\n\r\n";
+constexpr std::string_view kEndOfLine = "\r\n";
+
+bool BeginsWith(std::string_view text, std::string_view begin) {
+  return text.size() >= begin.size() && strncasecmp(text.data(), begin.data(), begin.size()) == 0;
+}
+
+}  // namespace
+
+bool HttpResponse::IsToTryAgain() { return errno == EAGAIN || errno == EWOULDBLOCK; }
+
+ssize_t HttpResponse::TryAgain() {
+  errno = EAGAIN;
+  return -1;
+}
+
+std::string HttpResponse::Take(const iovec* parts, int count) {
+  std::string taken;
+  for (int i = 0; i < count && taken.size() < kMostTaken; ++i) {
+    taken.append(static_cast<const char*>(parts[i].iov_base), std::min(parts[i].iov_len, kMostTaken - taken.size()));
+  }
+  return taken;
+}
+
+std::string HttpResponse::Convert(std::string_view text) {
+  std::string out;
+  while (!text.empty()) {
+    size_t used = text.size();
+    if (state_ == State::kHead) {
+      used = ConvertHead(text, &out);
+    } else if (state_ == State::kAsItIs) {
+      out += text;
+    } else {
+      used = JoinChunks(text, &out);
+    }
+    text.remove_prefix(used);
+  }
+  return out;
+}
+
+size_t HttpResponse::ConvertHead(std::string_view text, std::string* out) {
+  const size_t before = line_.size();
+  line_ += text;
+  const size_t end = line_.find(kEndOfHead);
+  if (end == std::string::npos) return text.size();
+  line_.resize(end + kEndOfHead.size());
+  const size_t used = line_.size() - before;
+  // "HTTP/1.1 100 Continue" stands in front of the response.
+  constexpr size_t kStatus = 9;
+  *out += line_.size() > kStatus && line_[kStatus] == '1' ? line_ : CorrectHead();
+  line_.clear();
+  return used;
+}
+
+std::string HttpResponse::CorrectHead() {
+  const std::string_view head = line_;
+  const bool has_chunks = head.find("\r\nTransfer-Encoding: chunked\r\n") != std::string_view::npos;
+  const bool joins = joins_chunks_ && has_chunks;
+  state_ = joins ? State::kChunkSize : State::kAsItIs;
+  std::string corrected;
+  for (size_t at = 0; at < head.size();) {
+    const size_t next = head.find(kEndOfLine, at) + kEndOfLine.size();
+    const std::string_view line = head.substr(at, next - at);
+    if (at == 0 && !status_.empty()) {
+      corrected.append(line.substr(0, line.find(' ') + 1)).append(status_).append(kEndOfLine);
+    } else if (!joins || !(BeginsWith(line, "transfer-encoding:") || BeginsWith(line, "connection:"))) {
+      corrected += line;
+    }
+    at = next;
+  }
+  return corrected;
+}
+
+// One step: a line, or what there is of a chunk.
+size_t HttpResponse::JoinChunks(std::string_view text, std::string* out) {
+  if (state_ == State::kEnd) return text.size();
+  if (state_ == State::kChunk) {
+    const size_t used = static_cast<size_t>(std::min<uint64_t>(text.size(), left_));
+    out->append(text.substr(0, used));
+    left_ -= used;
+    if (left_ == 0) state_ = State::kChunkEnd;
+    return used;
+  }
+  const size_t end = text.find('\n');
+  const size_t used = end == std::string_view::npos ? text.size() : end + 1;
+  line_ += text.substr(0, used);
+  if (end == std::string_view::npos) return used;
+  if (state_ == State::kChunkEnd) {
+    state_ = State::kChunkSize;
+  } else {
+    left_ = std::strtoull(line_.c_str(), nullptr, 16);
+    state_ = left_ == 0 ? State::kEnd : State::kChunk;
+  }
+  line_.clear();
+  return used;
+}
+
+}  // namespace pytriton::guard

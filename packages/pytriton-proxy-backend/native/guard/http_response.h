@@ -1,0 +1,67 @@
+// Corrects a response of the HTTP front end while it is written: its status, and chunks that its caller cannot read.
+//
+// The front end (libevhtp 1.2.18) sends chunks to callers of HTTP/1.0 as well, who take the sizes between them for text.
+// Those get the text alone, which ends where the connection does.
+#pragma once
+
+#include <sys/types.h>
+#include <sys/uio.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <utility>
+
+namespace pytriton::guard {
+
+class HttpResponse {
+ public:
+  // `status` is "400 Bad Request" or the like, in place of the front end's; empty: that stays.
+  HttpResponse(std::string status, bool joins_chunks) : status_(std::move(status)), joins_chunks_(joins_chunks) {}
+
+  // As writev. `send(data, size)` is as the system's `send`. It may take back a byte that it has converted: as long as the
+  // front end has one to write, it comes again, so that nothing converted is left over.
+  template <typename Send>
+  ssize_t Write(const iovec* parts, int count, Send send) {
+    if (!rest_.empty()) {
+      const ssize_t sent = send(rest_.data(), rest_.size());
+      if (sent < 0) return sent;
+      rest_.erase(0, static_cast<size_t>(sent));
+      if (!rest_.empty()) return TryAgain();
+    }
+    const std::string taken = Take(parts, count);
+    rest_ = Convert(std::string_view(taken).substr(owed_));
+    const ssize_t sent = rest_.empty() ? 0 : send(rest_.data(), rest_.size());
+    if (sent < 0 && !IsToTryAgain()) return sent;
+    if (sent > 0) rest_.erase(0, static_cast<size_t>(sent));
+    owed_ = rest_.empty() ? 0 : 1;
+    return taken.size() == owed_ ? TryAgain() : static_cast<ssize_t>(taken.size() - owed_);
+  }
+
+  // Whether the rest of the response needs no correction.
+  bool is_done() const { return state_ == State::kAsItIs && rest_.empty(); }
+  // Whether the last chunk was sent, behind which the connection is to end.
+  bool is_at_end() const { return state_ == State::kEnd && rest_.empty(); }
+
+ private:
+  enum class State { kHead, kAsItIs, kChunkSize, kChunk, kChunkEnd, kEnd };
+
+  static bool IsToTryAgain();
+  static ssize_t TryAgain();
+  static std::string Take(const iovec* parts, int count);
+  std::string Convert(std::string_view text);
+  size_t ConvertHead(std::string_view text, std::string* out);
+  std::string CorrectHead();
+  size_t JoinChunks(std::string_view text, std::string* out);
+
+  const std::string status_;
+  const bool joins_chunks_;
+  State state_ = State::kHead;
+  std::string line_;   // the head, or the line with the size of a chunk, as far as it has come
+  uint64_t left_ = 0;  // of the chunk
+  std::string rest_;   // what is converted and not sent
+  size_t owed_ = 0;    // bytes that are converted, which the front end believes to be not written
+};
+
+}  // namespace pytriton::guard

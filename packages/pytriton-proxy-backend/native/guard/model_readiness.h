@@ -1,0 +1,40 @@
+// Which models have nobody who serves them, by what their backend says. tritonserver asks no backend before 2.64.
+#pragma once
+
+#include <cstdint>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+
+namespace pytriton::guard {
+
+// Whether an instance of a model has a worker. It is not called any more once the instance is removed.
+using IsServed = bool (*)(const void* instance);
+
+class ModelReadiness {
+ public:
+  void Add(const void* instance, const void* model, const char* name, uint64_t version, IsServed is_served);
+  void Remove(const void* instance);
+  // Whether a version has an instance without a worker; -1 is the newest. False of a model of another backend. Where it
+  // is loaded twice, as while another configuration takes over, one that is whole is enough.
+  bool IsForsaken(const char* name, int64_t version);
+  // Whether one of all models is.
+  bool IsAnyForsaken();
+  // Triton's own option: a server that is not strict is ready whatever becomes of its models.
+  void SetStrict(bool strict) { is_strict_ = strict; }
+
+ private:
+  struct Instance {
+    const void* model;
+    std::string name;
+    uint64_t version;
+    IsServed is_served;
+  };
+  bool IsForsakenLocked(const std::string& name, uint64_t version) const;
+
+  std::mutex mutex_;
+  std::unordered_map<const void*, Instance> instances_;
+  bool is_strict_ = true;  // written before the server is there
+};
+
+}  // namespace pytriton::guard

@@ -1,0 +1,34 @@
+#include "core_cache.h"
+
+#include <link.h>
+
+#include <cstring>
+
+#include "triton_util.h"
+
+namespace pytriton {
+
+namespace {
+
+// Whether the process has loaded an implementation of the cache, as it does where it is told to have one.
+bool HasCoreCache() {
+  const auto visit = [](dl_phdr_info* library, size_t, void*) {
+    return library->dlpi_name != nullptr && std::strstr(library->dlpi_name, "/libtritoncache_") != nullptr ? 1 : 0;
+  };
+  return dl_iterate_phdr(visit, nullptr) != 0;
+}
+
+}  // namespace
+
+TRITONSERVER_Error* RefuseCoreCache(
+    const std::string& model, const std::string& configuration, const std::string& remedy) {
+  // As Triton writes it.
+  if (configuration.find("\"response_cache\":{\"enable\":true}") == std::string::npos || !HasCoreCache()) return nullptr;
+  return MakeError(
+      TRITONSERVER_ERROR_INVALID_ARG,
+      "model '" + model + "': its configuration has response_cache { enable: true } and this server a cache. Triton's "
+          "cache answers failed requests with empty successes, and requests of other shapes, parameters or outputs with "
+          "what others have asked for. Remove that from the configuration; " + remedy);
+}
+
+}  // namespace pytriton

@@ -1,0 +1,25 @@
+// Tells the guard of the process, where there is one, which instances have a worker: its server asks no backend.
+#pragma once
+
+#include <dlfcn.h>
+
+#include <cstdint>
+
+namespace pytriton {
+
+using IsServed = bool (*)(const void* instance);
+
+inline void TellGuard(const void* instance, const void* model, const char* name, uint64_t version, IsServed is_served) {
+  using Add = void (*)(const void*, const void*, const char*, uint64_t, IsServed);
+  const auto add = reinterpret_cast<Add>(dlsym(RTLD_DEFAULT, "pytriton_guard_add_instance"));
+  if (add != nullptr) add(instance, model, name, version, is_served);
+}
+
+// The guard asks for the instance no more when this returns.
+inline void ForgetInGuard(const void* instance) {
+  using Remove = void (*)(const void*);
+  const auto remove = reinterpret_cast<Remove>(dlsym(RTLD_DEFAULT, "pytriton_guard_remove_instance"));
+  if (remove != nullptr) remove(instance);
+}
+
+}  // namespace pytriton

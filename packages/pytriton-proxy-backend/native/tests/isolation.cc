@@ -1,0 +1,564 @@
+// Batches against a double of Triton, which checks nothing: `isolation SEED ROUNDS`. Random requests, some of which are not
+// what they say: each of these has its own error, each other one is in the record with its own bytes and no others, and
+// all are released once. Callers change shared memory while it is read, workers change theirs while outputs are copied.
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "../src/batch.h"
+#include "../src/triton_util.h"
+#include "check.h"
+
+using namespace pytriton;
+
+// ---- Triton ----------------------------------------------------------------------------------------------------------
+
+struct TRITONSERVER_Error {
+  TRITONSERVER_Error_Code code;
+  std::string text;
+};
+
+struct TRITONBACKEND_Input {
+  std::string name;
+  uint32_t dtype;
+  std::vector<int64_t> dims;
+  uint64_t byte_size;
+  std::vector<std::string> buffers;
+  bool on_gpu = false;
+};
+
+struct TRITONBACKEND_Request {
+  std::string id;
+  std::vector<TRITONBACKEND_Input> inputs;
+  bool has_odd_parameter = false;
+  // What became of it.
+  int released = 0, answers = 0;
+  std::string error;
+  TRITONSERVER_Error_Code code = TRITONSERVER_ERROR_UNKNOWN;
+  std::vector<std::string> outputs;
+  // What the batch should make of it.
+  bool is_good = true;
+};
+
+struct TRITONBACKEND_Output {
+  std::string payload;
+};
+
+struct TRITONBACKEND_Response {
+  TRITONBACKEND_Request* request;
+  std::vector<std::unique_ptr<TRITONBACKEND_Output>> outputs;
+};
+
+namespace {
+std::function<void()> while_output_is_copied;
+std::atomic<int> errors{0};
+}  // namespace
+
+extern "C" {
+
+TRITONSERVER_Error* TRITONSERVER_ErrorNew(TRITONSERVER_Error_Code code, const char* text) {
+  ++errors;
+  return new TRITONSERVER_Error{code, text};
+}
+void TRITONSERVER_ErrorDelete(TRITONSERVER_Error* error) {
+  --errors;
+  delete error;
+}
+const char* TRITONSERVER_ErrorMessage(TRITONSERVER_Error* error) { return error->text.c_str(); }
+bool TRITONSERVER_LogIsEnabled(TRITONSERVER_LogLevel) { return true; }
+TRITONSERVER_Error* TRITONSERVER_LogMessage(TRITONSERVER_LogLevel, const char*, int, const char* text) {
+  std::fprintf(stderr, "%s\n", text);
+  std::exit(1);
+}
+
+TRITONSERVER_Error* TRITONBACKEND_RequestId(TRITONBACKEND_Request* request, const char** id) {
+  *id = request->id.c_str();
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_RequestCorrelationId(TRITONBACKEND_Request*, uint64_t*) { return nullptr; }
+TRITONSERVER_Error* TRITONBACKEND_RequestCorrelationIdString(TRITONBACKEND_Request*, const char**) { return nullptr; }
+TRITONSERVER_Error* TRITONBACKEND_RequestFlags(TRITONBACKEND_Request*, uint32_t*) { return nullptr; }
+TRITONSERVER_Error* TRITONBACKEND_InferenceRequestTimeoutMicroseconds(TRITONBACKEND_Request*, uint64_t*) {
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_RequestTrace(TRITONBACKEND_Request*, TRITONSERVER_InferenceTrace**) {
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_RequestIsCancelled(TRITONBACKEND_Request*, bool*) { return nullptr; }
+TRITONSERVER_Error* TRITONBACKEND_RequestParameterCount(TRITONBACKEND_Request* request, uint32_t* count) {
+  *count = request->has_odd_parameter ? 2 : 1;
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_RequestParameter(
+    TRITONBACKEND_Request* request, const uint32_t index, const char** key, TRITONSERVER_ParameterType* type,
+    const void** value) {
+  *key = index == 0 ? "id" : "odd";
+  *type = index == 0 ? TRITONSERVER_PARAMETER_STRING : static_cast<TRITONSERVER_ParameterType>(9);
+  *value = request->id.c_str();
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_RequestInputCount(TRITONBACKEND_Request* request, uint32_t* count) {
+  *count = static_cast<uint32_t>(request->inputs.size());
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_RequestInputByIndex(
+    TRITONBACKEND_Request* request, const uint32_t index, TRITONBACKEND_Input** input) {
+  *input = &request->inputs[index];
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_RequestOutputCount(TRITONBACKEND_Request*, uint32_t* count) {
+  *count = 1;
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_RequestOutputName(
+    TRITONBACKEND_Request* request, const uint32_t, const char** name) {
+  // Not the same for all.
+  *name = request->id.size() % 2 == 0 ? "y" : request->id.c_str();
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_RequestRelease(TRITONBACKEND_Request* request, uint32_t) {
+  ++request->released;
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_InputProperties(
+    TRITONBACKEND_Input* input, const char** name, TRITONSERVER_DataType* dtype, const int64_t** shape,
+    uint32_t* dims_count, uint64_t* byte_size, uint32_t* buffer_count) {
+  *name = input->name.c_str();
+  *dtype = static_cast<TRITONSERVER_DataType>(input->dtype);
+  *shape = input->dims.data();
+  *dims_count = static_cast<uint32_t>(input->dims.size());
+  *byte_size = input->byte_size;
+  *buffer_count = static_cast<uint32_t>(input->buffers.size());
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_InputBuffer(
+    TRITONBACKEND_Input* input, const uint32_t index, const void** buffer, uint64_t* size,
+    TRITONSERVER_MemoryType* memory_type, int64_t* memory_id) {
+  *buffer = input->buffers[index].data();
+  *size = input->buffers[index].size();
+  *memory_type = input->on_gpu ? TRITONSERVER_MEMORY_GPU : TRITONSERVER_MEMORY_CPU;
+  *memory_id = 0;
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_ResponseFactoryNew(TRITONBACKEND_ResponseFactory** factory, TRITONBACKEND_Request* request) {
+  *factory = reinterpret_cast<TRITONBACKEND_ResponseFactory*>(request);
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_ResponseFactoryDelete(TRITONBACKEND_ResponseFactory*) { return nullptr; }
+TRITONSERVER_Error* TRITONBACKEND_ResponseFactorySendFlags(TRITONBACKEND_ResponseFactory* factory, const uint32_t) {
+  ++reinterpret_cast<TRITONBACKEND_Request*>(factory)->answers;
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_ResponseFactoryIsCancelled(TRITONBACKEND_ResponseFactory*, bool*) { return nullptr; }
+TRITONSERVER_Error* TRITONBACKEND_ResponseNew(TRITONBACKEND_Response** response, TRITONBACKEND_Request* request) {
+  CHECK(request->released == 0);
+  *response = new TRITONBACKEND_Response{request, {}};
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_ResponseNewFromFactory(
+    TRITONBACKEND_Response** response, TRITONBACKEND_ResponseFactory* factory) {
+  return TRITONBACKEND_ResponseNew(response, reinterpret_cast<TRITONBACKEND_Request*>(factory));
+}
+TRITONSERVER_Error* TRITONBACKEND_ResponseSetStringParameter(TRITONBACKEND_Response*, const char*, const char*) {
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_ResponseSetIntParameter(TRITONBACKEND_Response*, const char*, const int64_t) {
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_ResponseSetBoolParameter(TRITONBACKEND_Response*, const char*, const bool) {
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_ResponseSetDoubleParameter(TRITONBACKEND_Response*, const char*, const double) {
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_ResponseOutput(
+    TRITONBACKEND_Response* response, TRITONBACKEND_Output** output, const char*, const TRITONSERVER_DataType,
+    const int64_t*, const uint32_t) {
+  response->outputs.push_back(std::make_unique<TRITONBACKEND_Output>());
+  *output = response->outputs.back().get();
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_OutputBuffer(
+    TRITONBACKEND_Output* output, void** buffer, const uint64_t size, TRITONSERVER_MemoryType* memory_type, int64_t*) {
+  // Between the look at the strings and their copy.
+  if (while_output_is_copied) while_output_is_copied();
+  output->payload.resize(size);
+  *buffer = &output->payload[0];
+  *memory_type = TRITONSERVER_MEMORY_CPU;
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_ResponseSend(
+    TRITONBACKEND_Response* response, const uint32_t, TRITONSERVER_Error* error) {
+  TRITONBACKEND_Request* request = response->request;
+  ++request->answers;
+  if (error != nullptr) {
+    request->error = error->text;
+    request->code = error->code;
+  } else {
+    for (const auto& output : response->outputs) request->outputs.push_back(output->payload);
+  }
+  delete response;
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReportStatistics(
+    TRITONBACKEND_ModelInstance*, TRITONBACKEND_Request* request, const bool, const uint64_t, const uint64_t,
+    const uint64_t, const uint64_t) {
+  CHECK(request->released == 0);
+  return nullptr;
+}
+TRITONSERVER_Error* TRITONBACKEND_ModelInstanceReportBatchStatistics(
+    TRITONBACKEND_ModelInstance*, const uint64_t, const uint64_t, const uint64_t, const uint64_t, const uint64_t) {
+  return nullptr;
+}
+
+}  // extern "C"
+
+namespace {
+
+using Random = std::mt19937_64;
+using Requests = std::vector<std::unique_ptr<TRITONBACKEND_Request>>;
+
+constexpr uint32_t kBytes = TRITONSERVER_TYPE_BYTES;
+std::atomic<uint64_t> in_flight{0};
+
+uint64_t Draw(Random& random, uint64_t below) { return random() % below; }
+
+std::string StringOf(const std::string& text) {
+  const auto size = static_cast<uint32_t>(text.size());
+  return std::string(reinterpret_cast<const char*>(&size), sizeof(size)) + text;
+}
+
+// ---- requests --------------------------------------------------------------------------------------------------------
+
+// Of each data type, in one buffer or in several.
+TRITONBACKEND_Input MakeInput(Random& random, uint32_t dtype, int64_t rows) {
+  TRITONBACKEND_Input input{"x" + std::to_string(dtype), dtype, {rows, static_cast<int64_t>(Draw(random, 3))}, 0, {}};
+  const auto count = static_cast<uint64_t>(rows * input.dims[1]);
+  std::string payload;
+  for (uint64_t i = 0; i < count; ++i) {
+    const char letter = static_cast<char>('a' + Draw(random, 26));
+    payload += dtype == kBytes ? StringOf(std::string(Draw(random, 9), letter)) : std::string(FixedElementSize(dtype), letter);
+  }
+  input.byte_size = payload.size();
+  const size_t middle = Draw(random, payload.size() + 1);
+  if (Draw(random, 3) == 0) {
+    input.buffers = {payload.substr(0, middle), payload.substr(middle)};
+  } else if (!payload.empty()) {
+    input.buffers = {payload};
+  }
+  return input;
+}
+
+std::string Joined(const TRITONBACKEND_Input& input) {
+  std::string all;
+  for (const auto& buffer : input.buffers) all += buffer;
+  return all;
+}
+
+// Something that Triton of some version may let through. Whether it is wrong then.
+bool Spoil(Random& random, TRITONBACKEND_Request* request) {
+  TRITONBACKEND_Input& input = request->inputs[Draw(random, request->inputs.size())];
+  std::string payload = Joined(input);
+  switch (Draw(random, 9)) {
+    case 0:
+      input.on_gpu = true;
+      return !input.buffers.empty();
+    case 1:
+      input.dtype = static_cast<uint32_t>(Draw(random, 2) == 0 ? 0 : 99);
+      return true;
+    case 2:
+      ++input.byte_size;
+      return true;
+    case 3:
+      request->has_odd_parameter = true;
+      return true;
+    case 4:
+      input.dims.push_back(1);
+      return true;
+    case 5:
+      input.dims[1] = Draw(random, 2) == 0 ? -1 : int64_t{1} << 61;
+      return true;
+    case 6:
+      input.dims[1] += 1;
+      break;
+    case 7:
+      payload += std::string(1 + Draw(random, 8), '\0');
+      break;
+    default:
+      if (payload.empty()) return false;
+      if (input.dtype == kBytes && Draw(random, 2) == 0) {
+        payload[Draw(random, payload.size())] ^= static_cast<char>(1 << Draw(random, 8));
+      } else {
+        payload.resize(payload.size() - 1);
+      }
+  }
+  input.buffers = {payload};
+  input.byte_size = payload.size();
+  const auto count = static_cast<uint64_t>(input.dims[0] * input.dims[1]);
+  if (input.dtype != kBytes) return payload.size() != count * FixedElementSize(input.dtype);
+  return !WrongStrings(reinterpret_cast<const uint8_t*>(payload.data()), payload.size(), count).empty();
+}
+
+Requests MakeRequests(Random& random) {
+  Requests requests;
+  const uint64_t count = 1 + Draw(random, 8);
+  const auto first = static_cast<uint32_t>(1 + Draw(random, 14));
+  for (uint64_t i = 0; i < count; ++i) {
+    auto request = std::make_unique<TRITONBACKEND_Request>();
+    request->id = std::string(Draw(random, 3), '-') + std::to_string(i);
+    const auto rows = static_cast<int64_t>(1 + Draw(random, 3));
+    request->inputs.push_back(MakeInput(random, Draw(random, 4) == 0 ? 1 + static_cast<uint32_t>(Draw(random, 14)) : first, rows));
+    if (Draw(random, 2) == 0 && request->inputs[0].dtype != kBytes) {
+      request->inputs.push_back(MakeInput(random, kBytes, rows));
+      if (Draw(random, 2) == 0) std::swap(request->inputs[0], request->inputs[1]);
+    }
+    if (Draw(random, 3) == 0) request->is_good = !Spoil(random, request.get());
+    requests.push_back(std::move(request));
+  }
+  return requests;
+}
+
+// ---- what a worker would read ----------------------------------------------------------------------------------------
+
+void CheckRecord(const std::vector<uint8_t>& record, const std::vector<TRITONBACKEND_Request*>& expected) {
+  RecordHeader header;
+  std::memcpy(&header, record.data(), sizeof(header));
+  CHECK(header.entry_count == expected.size());
+  const auto* entries = reinterpret_cast<const RequestEntry*>(record.data() + header.entries_offset);
+  const auto* tensors = reinterpret_cast<const TensorEntry*>(record.data() + header.tensors_offset);
+  std::vector<size_t> found(expected.size());
+  for (size_t r = 0; r < expected.size(); ++r) {
+    CHECK(entries[r].rows == static_cast<uint32_t>(expected[r]->inputs[0].dims[0]));
+    const auto* id = reinterpret_cast<const char*>(record.data()) + entries[r].id.offset;
+    CHECK(std::string(id, entries[r].id.length) == expected[r]->id);
+  }
+  for (uint32_t t = 0; t < header.tensor_count; ++t) {
+    const TensorEntry& tensor = tensors[t];
+    const std::string name(reinterpret_cast<const char*>(record.data()) + tensor.name.offset, tensor.name.length);
+    const char* at = reinterpret_cast<const char*>(record.data()) + tensor.payload_offset;
+    const char* end = at + tensor.payload_length;
+    for (size_t r = 0; r < expected.size(); ++r) {
+      if (tensor.owner != kWholeBatch && tensor.owner != r) continue;
+      for (const auto& input : expected[r]->inputs) {
+        if (input.name != name) continue;
+        const std::string payload = Joined(input);
+        CHECK(static_cast<uint64_t>(end - at) >= payload.size());
+        CHECK(payload.empty() || std::memcmp(at, payload.data(), payload.size()) == 0);
+        at += payload.size();
+        ++found[r];
+      }
+    }
+    CHECK(at == end);
+  }
+  for (size_t r = 0; r < expected.size(); ++r) CHECK(found[r] == expected[r]->inputs.size());
+}
+
+// As `Connection::Send`; `change` is called when the requests were read, before they are copied.
+std::vector<uint8_t> Write(Batch* batch, const std::function<void()>& change = [] {}) {
+  BatchSource source;
+  std::vector<uint8_t> record;
+  BatchLayout layout;
+  std::string error;
+  do {
+    batch->Collect(&source);
+    if (batch->finished()) return {};
+    CHECK(LayoutBatch(source, &layout, &error));
+    record.assign(layout.record_length, 0);
+    change();
+    WriteBatch(source, layout, batch->id(), 0, record.data());
+  } while (!batch->CheckStrings(source, layout, record.data()));
+  return record;
+}
+
+std::unique_ptr<Batch> MakeBatch(const Requests& requests, const InputRanks* ranks, bool decoupled) {
+  std::vector<TRITONBACKEND_Request*> all;
+  for (const auto& request : requests) all.push_back(request.get());
+  auto batch = std::make_unique<Batch>(
+      7, nullptr, all.data(), static_cast<uint32_t>(all.size()), true, decoupled, &in_flight, nullptr);
+  batch->ranks = ranks;
+  return batch;
+}
+
+void Round(Random& random, const InputRanks& ranks) {
+  const Requests requests = MakeRequests(random);
+  std::vector<TRITONBACKEND_Request*> good;
+  for (const auto& request : requests) {
+    if (request->is_good) good.push_back(request.get());
+  }
+  {
+    auto batch = MakeBatch(requests, &ranks, Draw(random, 2) == 0);
+    std::vector<std::unique_ptr<Batch>> parts;
+    if (Draw(random, 4) == 0) {
+      if (auto half = batch->SplitOff(8)) parts.push_back(std::move(half));
+    }
+    parts.push_back(std::move(batch));
+    CHECK(in_flight == parts.size());
+    size_t at = 0;
+    for (auto& part : parts) {
+      const std::vector<uint8_t> record = Write(part.get());
+      const size_t size = part->finished() ? 0 : part->size();
+      CHECK(at + size <= good.size());
+      if (size != 0) CheckRecord(record, {good.begin() + at, good.begin() + at + size});
+      at += size;
+    }
+    CHECK(at == good.size());
+    for (const auto& request : requests) {
+      // The others have no answer yet.
+      CHECK(request->answers == (request->is_good ? 0 : 1) && request->released == request->answers);
+      if (request->is_good) continue;
+      CHECK(request->code == TRITONSERVER_ERROR_INVALID_ARG);
+      CHECK(request->error.find("input '") == 0 || request->error.find("parameter 'odd'") == 0);
+    }
+  }
+  for (const auto& request : requests) CHECK(request->answers == 1 && request->released == 1);
+  CHECK(in_flight == 0 && errors == 0);
+}
+
+// ---- memory that others write to -------------------------------------------------------------------------------------
+
+TRITONBACKEND_Input Text(const std::string& payload) {
+  return {"text", kBytes, {1, 1}, payload.size(), {payload}};
+}
+
+// A caller turns a good text into one that reaches for its neighbour's, when it was looked at.
+void TestCallersChangeSharedMemory() {
+  Requests requests;
+  for (const char* text : {"one", "two", "three"}) {
+    requests.push_back(std::make_unique<TRITONBACKEND_Request>());
+    requests.back()->id = text;
+    requests.back()->inputs.push_back(Text(StringOf(text)));
+  }
+  auto batch = MakeBatch(requests, nullptr, false);
+  int changes = 0;
+  const std::vector<uint8_t> record = Write(batch.get(), [&] {
+    // In the second turn, when the first caller was found out, the second one does it.
+    const size_t which = static_cast<size_t>(changes++);
+    if (which < 2) requests[which]->inputs[0].buffers[0][0] = 3 + 4 + 3;
+  });
+  CHECK(changes == 3 && batch->size() == 1);
+  CheckRecord(record, {requests[2].get()});
+  CHECK(requests[0]->error == "input 'text': string 0 of 1: expected 10 bytes, as its length says, got 3");
+  CHECK(requests[1]->error == requests[0]->error && requests[2]->error.empty());
+}
+
+// Beside a 0 any other dimension could be said for nothing, and no array can have them.
+void TestEmptyTensors() {
+  for (const int64_t dim : {int64_t{1}, int64_t{1} << 20, int64_t{1} << 47, int64_t{1} << 62}) {
+    for (const uint32_t dtype : {kBytes, uint32_t{2}, uint32_t{12}}) {
+      Requests requests;
+      for (int i = 0; i < 2; ++i) {
+        requests.push_back(std::make_unique<TRITONBACKEND_Request>());
+        requests.back()->inputs.push_back({"x", dtype, {1, 0, i == 0 ? dim : 1}, 0, {}});
+      }
+      auto batch = MakeBatch(requests, nullptr, false);
+      const std::vector<uint8_t> record = Write(batch.get());
+      const bool possible = dim < (dtype == 2 ? int64_t{1} << 48 : int64_t{1} << 45);
+      CHECK(batch->size() == (possible ? 2 : 1) && requests[0]->error.empty() == possible);
+    }
+  }
+}
+
+// A worker's response to three requests: `texts` in one tensor of strings over the batch.
+std::vector<uint8_t> Respond(const std::string& payload, bool whole) {
+  const uint32_t count = whole ? 3 : 1;
+  std::vector<uint8_t> record(1024);
+  RecordHeader header{};
+  header.magic = kResponseMagic;
+  header.entry_count = count;
+  header.tensor_count = 1;
+  header.batch = 7;
+  header.metadata_length = 512;
+  header.record_length = 512 + payload.size();
+  header.entries_offset = sizeof(header);
+  header.tensors_offset = static_cast<uint32_t>(sizeof(header) + count * sizeof(ResponseEntry));
+  std::memcpy(record.data(), &header, sizeof(header));
+  for (uint32_t i = 0; i < count; ++i) {
+    ResponseEntry entry{};
+    entry.request = i;
+    entry.flags = kResponseFinal;
+    entry.rows = 1;
+    std::memcpy(record.data() + header.entries_offset + i * sizeof(entry), &entry, sizeof(entry));
+  }
+  TensorEntry tensor{};
+  tensor.name = {400, 1};
+  tensor.dtype = kBytes;
+  tensor.dims_count = 2;
+  tensor.owner = whole ? kWholeBatch : 0;
+  tensor.dims_offset = 408;
+  tensor.payload_offset = 512;
+  tensor.payload_length = payload.size();
+  std::memcpy(record.data() + header.tensors_offset, &tensor, sizeof(tensor));
+  record[400] = 'y';
+  const int64_t dims[] = {whole ? 3 : 1, 1};
+  std::memcpy(record.data() + 408, dims, sizeof(dims));
+  std::memcpy(record.data() + 512, payload.data(), payload.size());
+  return record;
+}
+
+// A worker writes another length when the strings were parted, or has written a wrong one from the start.
+void TestWorkersChangeTheirOutputs(bool whole, bool early) {
+  Requests requests;
+  for (uint32_t i = 0; i < (whole ? 3u : 1u); ++i) {
+    requests.push_back(std::make_unique<TRITONBACKEND_Request>());
+    requests.back()->inputs.push_back(Text(StringOf("in")));
+  }
+  auto batch = MakeBatch(requests, nullptr, false);
+  const auto own = [](int i) { return StringOf("own-" + std::to_string(i)); };
+  std::vector<uint8_t> block = Respond(whole ? own(0) + own(1) + own(2) : own(0), whole);
+  const auto reach = [&block, &own, whole] { block[512 + (whole ? own(0).size() : 0)] = 5 + 4 + 5; };
+  ResponseRecord record;
+  std::string error;
+  CHECK(record.Parse(block.data(), block.size(), 7, batch->size(), false, &error));
+  if (early) reach();
+  while_output_is_copied = early ? std::function<void()>() : reach;
+  batch->Respond(record);
+  while_output_is_copied = nullptr;
+  CHECK(batch->finished());
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const bool wrong = !whole || i == 1 || early;
+    CHECK(requests[i]->answers == 1 && requests[i]->error.empty() != wrong);
+    if (wrong) CHECK(requests[i]->code == TRITONSERVER_ERROR_INTERNAL && requests[i]->outputs.empty());
+    if (!wrong) CHECK(requests[i]->outputs == std::vector<std::string>{own(static_cast<int>(i))});
+  }
+}
+
+void TestRanks() {
+  InputRanks ranks;
+  ranks.Read(
+      R"({"name":"m","max_batch_size":8,"x":{"input":[{"name":"no","dims":[1]}]},"input":[{"name":"text",)"
+      R"("data_type":"TYPE_STRING","dims":[-1]},{"name":"words","dims":["-1",2],"reshape":{"shape":[1,2,3]}},)"
+      R"({"dims": [ ],"name":"scalar"}, {"name":"a\"b]","dims":[1,[2],"}"]}],"output":[{"name":"y","dims":[1]}]})");
+  CHECK(ranks.Find("text") == 2 && ranks.Find("words") == 4 && ranks.Find("scalar") == 1);
+  CHECK(ranks.Find("a\\\"b]") == 4 && ranks.Find("no") == 0 && ranks.Find("y") == 0);
+  // Whatever it is, it ends.
+  const std::string text = R"({"input":[{"name":"x","dims":[1,"\"",{"a":[]}]}],"max_batch_size":2})";
+  for (size_t length = 0; length <= text.size(); ++length) ranks.Read(text.substr(0, length));
+  CHECK(ranks.Find("x") == 4);
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+  CHECK(count == 3);
+  TestRanks();
+  TestCallersChangeSharedMemory();
+  TestEmptyTensors();
+  for (const bool whole : {false, true}) {
+    for (const bool early : {false, true}) TestWorkersChangeTheirOutputs(whole, early);
+  }
+  InputRanks ranks;
+  std::string configuration = R"({"max_batch_size":8,"input":[)";
+  for (int dtype = 1; dtype <= 14; ++dtype) {
+    configuration += R"({"name":"x)" + std::to_string(dtype) + R"(","dims":[-1]},)";
+  }
+  configuration.back() = ']';
+  ranks.Read(configuration + "}");
+  Random random(std::stoull(arguments[1]));
+  const uint64_t rounds = std::stoull(arguments[2]);
+  for (uint64_t i = 0; i < rounds; ++i) Round(random, ranks);
+}

@@ -1,0 +1,291 @@
+"""Metrics that code in worker processes registers with `prometheus_client`: told by each process, summed in its parent.
+
+Nothing here imports `prometheus_client`: a worker process has it where its code imports it.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import threading
+import time
+from collections.abc import Hashable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ..errors import ProtocolError
+from .messages import MAX_LINE_BYTES
+
+__all__ = ["GATHERED", "Family", "GatheredMetrics", "MetricsReport", "Sample", "family_of"]
+
+_INTERVAL_S = 1.0
+# The part of its time that a process spends on this at most: collectors may be the user's, and slow.
+_MOST_OF_TIME = 0.02
+_PART_BYTES = MAX_LINE_BYTES // 4
+# Registered by prometheus_client itself; of the parent they are on the page anyway.
+_DEFAULTS = ("PROCESS_COLLECTOR", "PLATFORM_COLLECTOR", "GC_COLLECTOR")
+
+_NOTHING = "[]"
+
+logger = logging.getLogger(__name__)
+
+# The names of metrics of which it was told that processes differ in their types.
+_told_of: set[str] = set()
+
+Labels = tuple[tuple[str, str], ...]
+Sample = tuple[str, Labels, float]
+"""Its name, its labels in the order of their names, and its value."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A metric with all its samples.
+
+    Attributes:
+        name: Its name, without what the names of samples end with.
+        type: Its type, as prometheus_client calls it.
+        documentation: What it is.
+        unit: Its unit, which may be empty.
+        samples: Its samples.
+    """
+
+    name: str
+    type: str
+    documentation: str
+    unit: str
+    samples: tuple[Sample, ...]
+
+
+def family_of(metric: Any) -> Family:
+    """Return a `Metric` of prometheus_client as one of ours."""
+    samples = tuple(
+        (str(sample.name), tuple(sorted(sample.labels.items())), float(sample.value)) for sample in metric.samples
+    )
+    return Family(metric.name, metric.type, metric.documentation, metric.unit, samples)
+
+
+# ---- in the worker process -------------------------------------------------------------------------------------------
+
+
+class Send(Protocol):
+    """Sends the parent a message."""
+
+    def __call__(self, kind: str, **fields: object) -> bool:
+        """Return whether it is on its way."""
+
+
+class MetricsReport:
+    """Tells the parent what the default registry of this process has, when that has changed.
+
+    Args:
+        send: Sends it.
+    """
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._next = 0.0
+        self._told = [_NOTHING]
+        self._has_failed = False
+
+    def tell(self, *, at_once: bool = False) -> None:
+        """Tell it, unless it is too early; `at_once` also then."""
+        began = time.monotonic()
+        client = sys.modules.get("prometheus_client")
+        if client is None or (began < self._next and not at_once):
+            return
+        try:
+            parts = list(_parts(_registered(client))) or [_NOTHING]
+        except Exception as error:
+            # A collector is the user's, and so is what it raises: it may work again.
+            if not self._has_failed:
+                self._has_failed = True
+                logger.warning("The metrics of this process cannot be had: %s: %s", type(error).__name__, error)
+            parts = self._told
+        self._next = time.monotonic() + max(_INTERVAL_S, (time.monotonic() - began) / _MOST_OF_TIME)
+        if parts != self._told and all(
+            self._send("metrics", value=part, first=number == 0, last=number == len(parts) - 1)
+            for number, part in enumerate(parts)
+        ):
+            self._told = parts
+
+
+def _registered(client: Any) -> Iterator[Family]:
+    """Give what the code of this process has registered; nothing while prometheus_client is being imported."""
+    registry = getattr(client, "REGISTRY", None)
+    if registry is None:
+        return
+    defaults = [collector for name in _DEFAULTS if (collector := getattr(client, name, None)) is not None]
+    known = {metric.name for collector in defaults for metric in collector.collect()}
+    for metric in registry.collect():
+        if metric.name not in known:
+            yield family_of(metric)
+
+
+def _parts(families: Iterable[Family]) -> Iterator[str]:
+    """Give the texts of messages, each short enough for one; none where there is nothing."""
+    pieces: list[str] = []
+    size = 0
+    for family in families:
+        for samples in _chunks(family.samples):
+            piece = json.dumps([family.name, family.type, family.documentation, family.unit, samples])
+            if len(piece) > _PART_BYTES:
+                raise ValueError(f"a sample of {family.name!r} has labels of more than {_PART_BYTES} bytes")
+            if pieces and size + len(piece) > _PART_BYTES:
+                yield f"[{','.join(pieces)}]"
+                pieces, size = [], 0
+            pieces.append(piece)
+            size += len(piece)
+    if pieces:
+        yield f"[{','.join(pieces)}]"
+
+
+def _chunks(samples: tuple[Sample, ...]) -> Iterator[list[Sample]]:
+    chunk: list[Sample] = []
+    size = 0
+    for sample in samples:
+        size += len(json.dumps(sample))
+        if chunk and size > _PART_BYTES // 2:
+            yield chunk
+            chunk, size = [], 0
+        chunk.append(sample)
+    yield chunk
+
+
+# ---- in the parent ---------------------------------------------------------------------------------------------------
+
+
+class ReceivedMetrics:
+    """Puts together what one process tells."""
+
+    def __init__(self) -> None:
+        self._families: list[Family] = []
+
+    def take(self, message: Mapping[str, Any]) -> list[Family] | None:
+        """Take a message; return all metrics of the process where it is the last one that has some of them.
+
+        Raises:
+            ProtocolError: It is none.
+        """
+        try:
+            if message["first"]:
+                self._families = []
+            self._families += [
+                Family(
+                    str(name),
+                    str(kind),
+                    str(documentation),
+                    str(unit),
+                    tuple(
+                        (str(sample), tuple((str(key), str(text)) for key, text in labels), float(value))
+                        for sample, labels, value in samples
+                    ),
+                )
+                for name, kind, documentation, unit, samples in json.loads(message["value"])
+            ]
+            return self._families if message["last"] else None
+        except (KeyError, TypeError, ValueError) as error:
+            raise ProtocolError(f"metrics of a worker cannot be read: {type(error).__name__}: {error}") from error
+
+
+class _Sum:
+    def __init__(self) -> None:
+        self._families: dict[str, Family] = {}
+        self._samples: dict[str, dict[tuple[str, Labels], float]] = {}
+
+    def add(self, families: Iterable[Family], labels: Labels | None) -> None:
+        """Add metrics; what is not summed gets further labels, or is left out where these are `None`."""
+        for family in families:
+            known = self._families.setdefault(family.name, family)
+            if known.type != family.type:
+                if family.name in _told_of:
+                    continue
+                _told_of.add(family.name)
+                logger.warning(
+                    "The metric %r is a %s in one process and a %s in another one, which is left out",
+                    family.name, known.type, family.type,
+                )  # fmt: skip
+                continue
+            samples = self._samples.setdefault(family.name, {})
+            for name, own, value in family.samples:
+                if not _is_summed(family, name):
+                    if labels is not None:
+                        samples[name, tuple(sorted({**dict(labels), **dict(own)}.items()))] = value
+                elif (name, own) not in samples:
+                    samples[name, own] = value
+                elif name.endswith("_created"):
+                    samples[name, own] = min(samples[name, own], value)
+                else:
+                    samples[name, own] += value
+
+    def families(self) -> list[Family]:
+        """Return the sums."""
+        return [
+            Family(
+                family.name,
+                family.type,
+                family.documentation,
+                family.unit,
+                tuple((name, labels, value) for (name, labels), value in self._samples[family.name].items()),
+            )
+            for family in self._families.values()
+        ]
+
+
+def _is_summed(family: Family, sample: str) -> bool:
+    # A quantile of a summary has the name of the summary itself.
+    return family.type in ("counter", "histogram") or (family.type == "summary" and sample != family.name)
+
+
+class GatheredMetrics:
+    """The metrics of all worker processes of this process, those that are gone included.
+
+    What counts up is summed over all of them; all else is of one process, and gone with it.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._live: dict[Hashable, tuple[Labels, list[Family]]] = {}
+        self._past = _Sum()
+
+    def update(self, process: Hashable, labels: Mapping[str, str], families: list[Family]) -> None:
+        """Note what a process has now.
+
+        Args:
+            process: Which one.
+            labels: What is said of it by the metrics that are not summed.
+            families: All its metrics.
+        """
+        with self._lock:
+            self._live[process] = tuple(labels.items()), families
+
+    def end(self, process: Hashable) -> None:
+        """Note that a process is gone."""
+        with self._lock:
+            _, families = self._live.pop(process, ((), []))
+            self._past.add(families, None)
+
+    def collect(self, own: Iterable[Family]) -> list[Family]:
+        """Return the metrics of all processes.
+
+        Args:
+            own: Those of this process, which have no further labels.
+        """
+        total = _Sum()
+        total.add(own, ())
+        with self._lock:
+            total.add(self._past.families(), None)
+            for labels, families in self._live.values():
+                total.add(families, labels)
+        return total.families()
+
+    @property
+    def names(self) -> set[str]:
+        """The names of all metrics that worker processes have, or had."""
+        with self._lock:
+            live = {family.name for _, families in self._live.values() for family in families}
+            return live | {family.name for family in self._past.families()}
+
+
+GATHERED = GatheredMetrics()
+"""Those of this process, as the default registry of prometheus_client is there once for a process."""

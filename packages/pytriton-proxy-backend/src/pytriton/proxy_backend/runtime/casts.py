@@ -1,0 +1,67 @@
+"""What a cast to the declared dtype makes of values."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+
+_TRUE = ("1", "True", "true", b"1", b"True", b"true")
+
+
+def is_safe(source: np.dtype[Any], target: np.dtype[Any]) -> bool:
+    """Return whether the target has all values of the source; an integer may be rounded to the next float."""
+    return np.can_cast(source, target, "safe")
+
+
+def cast(array: Array, target: np.dtype[Any]) -> Array:
+    """Cast an array, by numpy's rules.
+
+    Raises:
+        ArithmeticError: A value is out of range, and numpy says so, or,
+        TypeError: or is none that can be cast, or
+        ValueError: does not read as one.
+    """
+    # Numpy warns of some values that change and passes over others; `changed_value` finds all of them.
+    with np.errstate(all="ignore"):
+        return array.astype(target)
+
+
+def changed_value(source: Array, result: Array) -> tuple[object, object] | None:
+    """Return the first value that a cast has made another one, as it was and as it is; `None` where none is.
+
+    A float that was rounded is the same value, but for one that has become infinite.
+    """
+    if is_safe(source.dtype, result.dtype):
+        return None
+    # Numpy compares bfloat16, of the kind "V", with little.
+    source, result = (array.astype(np.float32) if array.dtype.kind == "V" else array for array in (source, result))
+    if source.dtype.kind in "OSUT":
+        for before, after in zip(source.ravel().tolist(), result.ravel().tolist(), strict=True):
+            if not _is_same(before, after):
+                return before, after
+        return None
+    if result.dtype.kind in "biu":
+        wrong = np.asarray(result != source)
+    else:
+        wrong = ~np.isfinite(result)
+        if wrong.any():
+            wrong &= np.isfinite(source)
+    if not wrong.any():
+        return None
+    place = int(np.argmax(wrong))
+    return source.ravel()[place].item(), result.ravel()[place].item()
+
+
+def _is_same(before: Any, after: bool | int | float) -> bool:
+    if isinstance(before, (str, bytes)):
+        if isinstance(after, bool):
+            # To numpy each text but the empty one is true.
+            return before in _TRUE if after else not before
+        before = type(after)(before)
+    if isinstance(after, float):
+        return math.isfinite(after) or (before is not None and not math.isfinite(before))
+    return bool(before == after)

@@ -1,0 +1,145 @@
+"""Keeps the log from standing in the way: where nobody reads a pipe or a terminal, records are dropped and counted.
+
+A handler of `logging` waits until what it writes is taken, and with it the thread that logs: one that serves a request,
+reads the output of a server, or stops it.
+"""
+
+from __future__ import annotations
+
+import array
+import fcntl
+import logging
+import math
+import select
+import termios
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["keep_log_from_blocking", "set_gate"]
+
+_OURS = "pytriton"
+# A reader that is only busy gets so long, once, before records are dropped, in seconds.
+_PATIENCE_S = 0.5
+_PAUSE_S = 0.005
+_PAGE_BYTES = 4096
+# For what other threads and processes write between a look and a write.
+_SPARE_PAGES = 4
+
+_passing = threading.local()
+
+
+def keep_log_from_blocking() -> None:
+    """Have no record of this package wait for who reads the log, whatever handlers the program has or will have."""
+    ours = logging.getLogger(_OURS)
+    if not any(isinstance(handler, _Keeper) for handler in ours.handlers):
+        # In front of all others, which see a record behind it.
+        ours.handlers.insert(0, _Keeper())
+
+
+def set_gate(handler: logging.Handler, *, for_all: bool) -> None:
+    """Have a handler that writes to a stream drop what the stream does not take.
+
+    Args:
+        handler: The handler.
+        for_all: Whether this holds for all records, and not only for those of this package.
+    """
+    if isinstance(handler, logging.StreamHandler) and not any(isinstance(each, _Gate) for each in handler.filters):
+        handler.addFilter(_Gate(handler, for_all=for_all))
+
+
+class _Keeper(logging.Handler):
+    """Sees every record of this package first, and to it that each handler behind it has a gate. It writes nothing."""
+
+    def handle(self, record: logging.LogRecord) -> bool:
+        """Mark a record as ours, without a lock."""
+        _passing.record = weakref.ref(record)
+        found = False
+        logger: logging.Logger | None = logging.getLogger(record.name if record.name.startswith(_OURS) else _OURS)
+        while logger is not None:
+            for handler in logger.handlers:
+                if handler is not self:
+                    found = True
+                    set_gate(handler, for_all=False)
+            logger = logger.parent if logger.propagate else None
+        last = logging.lastResort
+        if not found and last is not None and record.levelno >= last.level:
+            # As logging does where nobody has set anything up, which does not count this handler.
+            set_gate(last, for_all=False)
+            last.handle(record)
+        return True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Do nothing: `handle` is all."""
+
+
+class _Gate(logging.Filter):
+    """Lets a record through if its handler's stream takes it.
+
+    Args:
+        handler: The handler.
+        for_all: Whether this holds for all records, and not only for those that the keeper has seen.
+    """
+
+    def __init__(self, handler: logging.StreamHandler[Any], *, for_all: bool) -> None:
+        super().__init__()
+        self._handler = handler
+        self._for_all = for_all
+        self._lost = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether the record is to be written."""
+        passing = getattr(_passing, "record", None)
+        if not self._for_all and (passing is None or passing() is not record):
+            return True
+        # With some lost, one that takes little is as good as one that takes nothing.
+        if not self._has_room(record, _PATIENCE_S if not self._lost else 0.0):
+            self._lost += 1
+            return False
+        lost, self._lost = self._lost, 0
+        if lost:
+            text = "%d records of the log were left out: nobody has read %s"
+            name = getattr(self._handler.stream, "name", "it")
+            note = logging.LogRecord(__name__, logging.WARNING, __file__, 0, text, (lost, name), None)
+            _passing.record = weakref.ref(note)
+            self._handler.handle(note)
+        return True
+
+    def _has_room(self, record: logging.LogRecord, patience_s: float) -> bool:
+        try:
+            descriptor = self._handler.stream.fileno()
+        except (AttributeError, OSError, ValueError):
+            # In memory, or closed, which the handler is to tell.
+            return True
+        lock = self._handler.lock
+        # Who has it may wait for the reader, with a record of the program's own.
+        if lock is not None:
+            if not lock.acquire(timeout=patience_s):
+                return False
+            lock.release()
+        deadline = time.monotonic() + patience_s
+        while not _takes(descriptor, lambda: len(self._handler.format(record).encode(errors="replace"))):
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(_PAUSE_S)
+        return True
+
+
+def _takes(descriptor: int, count_bytes: Callable[[], int]) -> bool:
+    """Tell whether something written to a descriptor now would not wait."""
+    poller = select.poll()
+    poller.register(descriptor, select.POLLOUT)
+    if not poller.poll(0):
+        return False
+    try:
+        pages = fcntl.fcntl(descriptor, fcntl.F_GETPIPE_SZ) // _PAGE_BYTES
+        held = array.array("i", [0])
+        fcntl.ioctl(descriptor, termios.FIONREAD, held)
+    except OSError:
+        # No pipe.
+        return True
+    # Two of its pages that follow each other hold a page together at least, or one text would have gone into both.
+    free = pages - 2 * held[0] // _PAGE_BYTES - 1
+    return held[0] == 0 or math.ceil(count_bytes() / _PAGE_BYTES) + _SPARE_PAGES <= free
