@@ -29,9 +29,14 @@ def test_the_batcher_is_held_against_the_maximum_batch_size() -> None:
     config.validate()
 
 
-def test_a_batcher_does_not_matter_without_batching() -> None:
-    ModelConfig(batching=False, batcher=DynamicBatcher(preferred_batch_size=[8])).validate()
-    ModelConfig(batcher=None).validate()
+def test_without_batching_a_batcher_has_a_queue_and_joins_nothing() -> None:
+    ModelConfig(batching=False, batcher=DynamicBatcher(priority_levels=2, default_priority_level=1)).validate()
+    ModelConfig(batching=False, batcher=None).validate()
+    for batcher in (DynamicBatcher(preferred_batch_size=[1]), DynamicBatcher(max_queue_delay_microseconds=1)):
+        with pytest.raises(PyTritonBadParameterError, match=r"for a model without batching\. Each request is alone"):
+            ModelConfig(batching=False, batcher=batcher).validate()
+    with pytest.raises(PyTritonBadParameterError, match="default_priority_level"):
+        ModelConfig(batching=False, batcher=DynamicBatcher(priority_levels=2)).validate()
 
 
 def test_a_decoupled_model_cannot_be_cached() -> None:

@@ -152,6 +152,6 @@ def _is_constant(column: Any) -> bool:
         return True
     # The same values may have different bytes: 0.0 and -0.0, the many forms of NaN.
     equal = column == column[0]
-    if column.dtype.kind not in "biuSU":
+    if column.dtype.kind not in "biuSUT":
         equal |= (column != column) & (column[0] != column[0])
     return bool(equal.all())

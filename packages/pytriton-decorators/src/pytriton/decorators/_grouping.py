@@ -13,14 +13,13 @@ from pytriton.decorators._calls.context import find_model_config
 from pytriton.decorators._calls.execution import EXHAUSTED, Call, Plan, SingleCall
 from pytriton.decorators._calls.inputs import (
     check_names,
-    find_batched_arrays,
     forbid_requests,
     get_all_arrays,
     get_batched_inputs,
     require_requests,
 )
 from pytriton.decorators._calls.outputs import convert_output
-from pytriton.decorators._calls.requests import Scope, current_scope
+from pytriton.decorators._calls.requests import Scope, current_scope, find_batched_arrays
 from pytriton.decorators._calls.types import InferenceResult
 from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, picklable
 from pytriton.decorators._rows import PartialOutputs, check_rows, merge
@@ -130,7 +129,7 @@ def _not_one_each(request: Any, count: int, result: Any) -> PyTritonValidationEr
 # --- by values -------------------------------------------------------------------------------------------------------
 
 
-def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[CallableT], CallableT]:
+def group_by_values(*keys: str, pad_fn: PadFunction | None = None) -> Callable[[CallableT], CallableT]:  # noqa: C901
     """Call a callable once for each group of rows that have the same values in some inputs.
 
     It is for models that take such a value once per call, such as a temperature. Place it below `@batch`, and
@@ -297,7 +296,7 @@ def _values(column: Any) -> list[Any]:
     """Return the value of each row, as something that can be hashed."""
     scalar = column.size == len(column)
     flat: list[Any] = column.reshape(-1).tolist()
-    if column.dtype.kind not in "biuOSU":
+    if column.dtype.kind not in "biuOSUT":
         # As keys of a dictionary two NaN are equal only if they are the same object.
         flat = [math.nan if value != value else value for value in flat]
     if scalar:

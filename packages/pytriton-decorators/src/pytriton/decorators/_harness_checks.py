@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from pytriton.decorators._calls.inputs import get_arrays, replace_arrays
 from pytriton.decorators._calls.outputs import convert_output
+from pytriton.decorators._casts import cast_numbers
 from pytriton.decorators._fake_request import request_type
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
@@ -117,13 +119,13 @@ class Checker:
             array = np.asarray(value)
         except ValueError as error:
             raise _mismatch_error(where, name, index, "values", "lists of one length for each axis", error) from error
-        if not isinstance(value, np.ndarray) and declared is not None and declared.kind not in "OSU":
+        if not isinstance(value, np.ndarray) and declared is not None and declared.kind not in "OSUT":
             array = _cast_untyped(array, declared, where, name, index)
-        if array.dtype.kind in "OSU":
+        if array.dtype.kind in "OSUT":
             array = _as_bytes(array, where, name)
         if declared is None or spec is None:
             return array
-        if (array.dtype.kind == "O") != (declared.kind in "OSU") or (
+        if (array.dtype.kind == "O") != (declared.kind in "OSUT") or (
             array.dtype.kind != "O" and array.dtype != declared
         ):
             raise _mismatch_error(where, name, index, "dtype", declared, array.dtype)
@@ -189,19 +191,25 @@ class Checker:
         array = np.asarray(value)
         if self._config.batching and not array.ndim:
             raise _mismatch_error(where, name, index, "shape", "a batch axis in front", array.shape)
-        if array.dtype.kind not in "biufOSU" and array.dtype.name != "bfloat16":
+        if array.dtype.kind not in "biufOSUT" and array.dtype.name != "bfloat16":
             raise _mismatch_error(where, name, index, "dtype", "one that Triton can carry", array.dtype)
         spec = None if self._outputs is None else self._outputs[name]
         declared = None if spec is None else np.dtype(spec.dtype)
-        if array.dtype.kind in "OSU" and (declared is None or declared.kind in "OSU"):
+        if array.dtype.kind in "OSUT" and (declared is None or declared.kind in "OSUT"):
             array = _as_bytes(array, where, name)
         elif declared is not None and array.dtype != declared:
-            if self._strict or declared.kind in "OSU":
+            if declared.kind in "OSUT" or (self._strict and not np.can_cast(array.dtype, declared, "safe")):
                 raise _mismatch_error(where, name, index, "dtype", declared, array.dtype)
             try:
-                array = array.astype(declared)
-            except (TypeError, ValueError) as error:
+                result, is_changed = cast_numbers(array, declared)
+            except (ArithmeticError, TypeError, ValueError) as error:
                 raise _mismatch_error(where, name, index, "dtype", declared, f"{array.dtype}: {error}") from error
+            if is_changed:
+                warnings.warn(
+                    f"{where} has values of {array.dtype} that {declared} has not, which a server sends as others.",
+                    stacklevel=2,
+                )
+            array = result
         if self._strict and spec is not None:
             self._check_shape(where, array, spec, index)
         return array

@@ -10,7 +10,6 @@ import numpy as np
 from pytriton.decorators._calls.context import get_model_config
 from pytriton.decorators._calls.execution import SingleCall
 from pytriton.decorators._calls.inputs import (
-    find_batched_arrays,
     find_requests,
     get_all_arrays,
     get_batched_inputs,
@@ -18,7 +17,7 @@ from pytriton.decorators._calls.inputs import (
     replace_arrays,
     require_requests,
 )
-from pytriton.decorators._calls.requests import Scope, current_scope
+from pytriton.decorators._calls.requests import Scope, current_scope, find_batched_arrays
 from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, picklable
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
@@ -139,8 +138,8 @@ def _checked(name: str, value: Any, specs: Mapping[str, TensorSpec], model_name:
             name, value, f"a numpy array of shape {spec.shape}", f"a {type(value).__name__} {value!r:.100}"
         )
     dtype = np.dtype(spec.dtype)
-    if dtype.kind in "OSU":
-        if value.dtype.kind not in "OSU":
+    if dtype.kind in "OSUT":
+        if value.dtype.kind not in "OSUT":
             raise _default_error(name, value, "an array of strings (bytes)", f"dtype {value.dtype}")
         strings = _as_bytes(value)
         if strings is None:

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 
 from pytriton.decorators._calls.context import get_model_config
 from pytriton.decorators._calls.execution import Prepare, SingleCall
-from pytriton.decorators._calls.inputs import find_batched_arrays, forbid_requests, replace_arrays
+from pytriton.decorators._calls.inputs import forbid_requests, replace_arrays
 from pytriton.decorators._calls.outputs import convert_output
-from pytriton.decorators._calls.requests import current_scope
+from pytriton.decorators._calls.requests import current_scope, find_batched_arrays
 from pytriton.decorators._calls.types import InferenceResult
 from pytriton.decorators._calls.wrapping import DecoratorTraits, decorator, picklable
 from pytriton.decorators._rows import PartialOutputs
@@ -231,7 +231,7 @@ class ConstantPadder:
 
     def _value(self, name: str, dtype: np.dtype[Any]) -> Any:
         if dtype.kind not in _PADDED_KINDS:
-            return "" if dtype.kind == "U" else b""
+            return "" if dtype.kind in "UT" else b""
         value = np.asarray(self.pad_value)
         with np.errstate(all="ignore"):
             cast = value.astype(dtype)

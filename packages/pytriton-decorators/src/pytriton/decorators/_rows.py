@@ -200,7 +200,7 @@ def _concatenate(name: str, arrays: list[Any]) -> Any:
                 f"{first.shape}, another one {array.shape}; only axis 0 may differ. Give the decorator a pad_fn, "
                 "such as ConstantPadder(0)."
             )
-    if len({array.dtype.kind for array in arrays}) > 1 and any(array.dtype.kind in "OSU" for array in arrays):
+    if len({array.dtype.kind for array in arrays}) > 1 and any(array.dtype.kind in "OSUT" for array in arrays):
         # Strings of several kinds: numpy would make one kind of them, and lose the zeros at their ends.
         arrays = [array.astype(object) for array in arrays]
     return np.concatenate(arrays)

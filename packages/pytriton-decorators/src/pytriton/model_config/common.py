@@ -159,13 +159,16 @@ class DynamicBatcher:
         """Check the present values, also against each other.
 
         Args:
-            max_batch_size: The model's maximum batch size, in rows; None leaves out what depends on it.
+            max_batch_size: The model's maximum batch size, in rows; 0 is without batching, and None leaves out what
+                depends on it.
 
         Raises:
             PyTritonBadParameterError: A value breaks a rule; the error names field, value and rule.
         """
         self._validate_single()
-        if max_batch_size is not None:
+        if max_batch_size == 0:
+            self._validate_alone()
+        elif max_batch_size is not None:
             why = "The model's max_batch_size is the limit."
             for size in self.preferred_batch_size or ():
                 check_integer("DynamicBatcher.preferred_batch_size", size, 1, max_batch_size, why=why)
@@ -178,6 +181,17 @@ class DynamicBatcher:
                     policy.timeout_action,
                     "TimeoutAction.REJECT with preserve_ordering=True",
                     "A delayed request is answered out of its order: one of the two has to go.",
+                )
+
+    def _validate_alone(self) -> None:
+        # Triton takes both without batching, and does nothing of it.
+        for field, none in (("max_queue_delay_microseconds", 0), ("preferred_batch_size", None)):
+            if getattr(self, field):
+                raise parameter_error(
+                    f"DynamicBatcher.{field}",
+                    getattr(self, field),
+                    f"{none} for a model without batching",
+                    "Each request is alone there, so none waits for others.",
                 )
 
     def _validate_priorities(self) -> None:

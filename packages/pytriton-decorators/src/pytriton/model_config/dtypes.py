@@ -99,7 +99,7 @@ def canonical_type(declared: Any, *, parameter: str = "dtype") -> type[Any]:
         dtype = np.dtype(declared)
     except (TypeError, ValueError, SyntaxError) as error:
         raise _rejected(declared, parameter) from error
-    if dtype.kind in "SU":
+    if dtype.kind in "SUT":
         return np.bytes_
     if dtype.kind == "O":
         return np.object_

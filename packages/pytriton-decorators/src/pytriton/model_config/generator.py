@@ -54,7 +54,8 @@ class ModelConfigGenerator:
                 for kind, count in config.instance_group.items()
             ],
         }
-        if config.batching and config.batcher is not None:
+        # Without batching Triton's dynamic batcher sends each request alone, and has the queue with its limits.
+        if config.batcher is not None and (config.batching or config.batcher != DynamicBatcher()):
             result["dynamic_batching"] = _batcher(config.batcher)
         if config.decoupled:
             result["model_transaction_policy"] = {"decoupled": True}
@@ -99,8 +100,8 @@ class ModelConfigGenerator:
 def _validate(config: TritonModelConfig) -> None:
     if config.batching:
         check_integer("TritonModelConfig.max_batch_size", config.max_batch_size, 1)
-        if config.batcher is not None:
-            config.batcher.validate(config.max_batch_size)
+    if config.batcher is not None:
+        config.batcher.validate(config.max_batch_size if config.batching else 0)
     if config.decoupled and config.response_cache is not None and config.response_cache.enable:
         raise parameter_error("TritonModelConfig.response_cache", config.response_cache, "off for a decoupled model")
     for spec in config.outputs or ():

@@ -30,9 +30,11 @@ class ModelConfig:
     max_batch_size: int = 4
     """The most rows that one call of the callable gets. Has no meaning without batching."""
     batcher: DynamicBatcher | None = field(default_factory=DynamicBatcher)
-    """How Triton joins requests to batches. None (kept for old scripts) leaves requests as they come."""
+    """How Triton queues requests and joins them to batches; without batching, its queue policies and priorities hold
+    alike. None (kept for old scripts) leaves requests as they come."""
     response_cache: bool = False
-    """Whether Triton answers a repeated request from its cache, without calling the callable."""
+    """Whether the server answers a request that it has answered before from its cache, without calling the callable.
+    That has to give equal answers to equal requests."""
     decoupled: bool = False
     """Whether the callable is a generator whose every yield is a response of its own."""
     model_warmup: list[ModelWarmup] | None = None
@@ -81,7 +83,7 @@ class ModelConfig:
                 "ModelConfig.response_cache",
                 True,
                 "False for a decoupled model",
-                "Triton cannot cache several responses.",
+                "A request with several responses cannot be cached.",
             )
         check_integer("ModelConfig.arena_budget_bytes", self.arena_budget_bytes, 1, INT64_MAX)
         check_seconds("ModelConfig.attach_timeout_s", self.attach_timeout_s)
@@ -93,10 +95,10 @@ class ModelConfig:
         if self.batching:
             why = "For a model without a batch axis set batching=False."
             check_integer("ModelConfig.max_batch_size", self.max_batch_size, 1, INT32_MAX, why=why)
-            if self.batcher is not None:
-                self.batcher.validate(self.max_batch_size)
         elif self.max_batch_size is not None:
             check_integer("ModelConfig.max_batch_size", self.max_batch_size, 0, INT32_MAX)
+        if self.batcher is not None:
+            self.batcher.validate(self.max_batch_size if self.batching else 0)
         pairs = self.parameters.items() if isinstance(self.parameters, Mapping) else [(None, None)]
         if not all(isinstance(name, str) and name and isinstance(value, str) for name, value in pairs):
             raise parameter_error("ModelConfig.parameters", self.parameters, "a mapping of names to texts")

@@ -295,17 +295,18 @@ def _rows(loaded: Array, shape: tuple[int, ...], batch_size: int | None) -> Arra
         return np.broadcast_to(loaded, shape)
     if loaded.shape[1:] != shape[1:] or loaded.ndim != len(shape) or not len(loaded):
         return None
-    return loaded[np.arange(batch_size) % len(loaded)]
+    repeated: Array = loaded[np.arange(batch_size) % len(loaded)]
+    return repeated
 
 
 def _cast(rows: Array, declared: Any, path: Any, where: str) -> Array:
     dtype = array_dtype(declared)
     if dtype.kind == "O":
-        if rows.dtype.kind not in "SU":
+        if rows.dtype.kind not in "SUT":
             raise parameter_error(
                 where, path, "a file of strings (numpy's S or U)", f"Its array has dtype {rows.dtype}."
             )
-        encoded = np.char.encode(rows, "utf-8") if rows.dtype.kind == "U" else rows
+        encoded = rows if rows.dtype.kind == "S" else np.char.encode(rows.astype(np.str_), "utf-8")
         return np.array(encoded, dtype=object)
     if rows.dtype.kind == "V" and rows.dtype.itemsize == dtype.itemsize and wire_name(declared) == "BF16":
         # What numpy has no name for is written as bytes without a type.

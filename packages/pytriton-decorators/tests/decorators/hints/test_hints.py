@@ -1,5 +1,6 @@
 # mypy: disable-error-code="empty-body"
 import functools
+import json
 import sys
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -14,6 +15,7 @@ from typing_extensions import NotRequired
 
 from pytriton.decorators import ModelOptions, Shape, batch, first_value, get_model_signature, model, sample
 from pytriton.decorators.serving import find_signature
+from pytriton.decorators.testing import Harness
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 
@@ -86,11 +88,12 @@ def test_a_hint_of_a_batch_is_a_tensor_without_the_axis_of_the_batch(
 @pytest.mark.parametrize(
     ("hint", "shown", "why"),
     [
-        (dict, "dict", "not understood"),
+        (set, "set", "not understood"),
+        (dict[int, str], "dict[int, str]", "not understood"),
         (Any, "Any", "not understood"),
         (Literal["a"], "Literal['a']", "not understood"),
         (None, "NoneType", "not understood"),
-        (list[dict[str, int]], "list[dict[str, int]]", "plain elements"),
+        (list[list[str]], "list[list[str]]", "plain elements"),
         (int | str, "int | str", "only a union with None"),
         (int | str | None, "int | str | None", "only a union with None"),
         (np.ndarray, "np.ndarray", "neither the dtype nor the shape"),
@@ -120,7 +123,45 @@ def test_a_hint_that_is_not_understood_is_named_with_its_parameter_and_what_is_a
     assert why in text
     assert "Accepted: str, bytes, int" in text
     with pytest.raises(PyTritonBadParameterError, match="the result of function has the hint"):
-        model(hinted(float, hint if hint is not None else dict))
+        model(hinted(float, hint if hint is not None else set))
+
+
+@pytest.mark.parametrize(
+    ("hint", "value", "wrong"),
+    [
+        (dict, {"a": [1, None]}, ["[]", "1", "{", "[" * 100_000]),
+        (dict[str, Any], {}, ["[{}]"]),
+        (list[dict], [{"a": "ü"}, {}], ["{}", "[1]", "[{}, null]"]),  # type: ignore[type-arg]
+        (list[dict[str, Any]], [], ['"x"']),
+    ],
+)
+def test_dictionaries_travel_as_json(hint: Any, value: Any, wrong: list[str]) -> None:
+    def same(x: Any) -> Any:
+        return x
+
+    same.__annotations__ = {"x": hint, "return": hint}
+    served = model(same)
+    [tensor] = get_model_signature(served).inputs
+    assert (tensor.dtype, tensor.shape) == (bytes, (1,))
+    harness = Harness(served)
+    assert json.loads(harness.infer({"x": [json.dumps(value)]})["output"][0]) == value
+    for text in wrong:
+        with pytest.raises(
+            Exception, match=r"Input 'x': its hint is .*, so expected the text of a JSON (object|array)"
+        ):
+            harness.infer({"x": [text]})
+    with pytest.raises(PyTritonBadParameterError, match="JSON is taken as text"):
+        model(batched=True)(same)
+
+
+@pytest.mark.parametrize("result", [[], "{}", {"a": object()}, {"a": float("nan")}])
+def test_what_is_no_json_is_not_sent(result: Any) -> None:
+    @model
+    def made(x: str) -> dict:  # type: ignore[type-arg]
+        return result  # type: ignore[no-any-return]
+
+    with pytest.raises(Exception, match="output 'output': its hint is dict, so expected a dictionary"):
+        Harness(made).infer({"x": ["y"]})
 
 
 @pytest.mark.parametrize("hint", [str, float, Annotated[NDArray[np.int8], Shape(-1, 2)], Image | None])
@@ -306,7 +347,7 @@ def test_options_are_those_of_the_configuration() -> None:
         ({"max_batch": 2}, "no option 'max_batch'. There are: name, batched, arena_budget_bytes"),
         ({"decoupled": True}, "no option 'decoupled': it follows from the hints"),
         ({"max_batch_size": 0}, "ModelConfig.max_batch_size"),
-        ({"batcher": DynamicBatcher()}, "batcher needs max_batch_size"),
+        ({"batcher": DynamicBatcher(5)}, "batcher needs max_batch_size to join requests"),
     ]
     for options, text in wrong:
         with pytest.raises(PyTritonBadParameterError, match=text):

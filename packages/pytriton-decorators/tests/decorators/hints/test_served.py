@@ -33,16 +33,16 @@ Rows = Annotated[NDArray[np.float32], Shape("batch", -1)]
 def softmax(logits: Vector) -> Vector:
     assert logits.ndim == 1
     exponents = np.exp(logits)
-    shares: Vector = exponents / exponents.sum()
-    return shares
+    exponents /= exponents.sum()
+    return exponents
 
 
 @model(batched=True, max_batch_size=64)
 def softmax_batch(logits: Rows) -> Rows:
     assert logits.ndim == 2
     exponents = np.exp(logits)
-    shares: Rows = exponents / exponents.sum(axis=1, keepdims=True)
-    return shares
+    exponents /= exponents.sum(axis=1, keepdims=True)
+    return exponents
 
 
 @pytest.mark.parametrize("function", [softmax, softmax_batch])
@@ -442,6 +442,24 @@ def test_what_can_be_cast_by_the_same_kind_is_cast(hint: Any, result: Any, expec
 
     infer.__annotations__["return"] = hint
     assert Harness(model(infer)).infer({"x": [1]})["output"].tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("hint", "result"),
+    [
+        (Annotated[NDArray[np.int8], Shape(1)], np.array([257])),
+        (Annotated[NDArray[np.float32], Shape(1)], np.array([1e300])),
+        (Annotated[np.float32, "a scalar"], 1e300),
+        (list[np.float16], [1.0, 1e5]),
+    ],
+)
+def test_a_value_that_the_cast_changes_is_told_of(hint: Any, result: Any) -> None:
+    def infer(x: float) -> Any:
+        return result
+
+    infer.__annotations__["return"] = hint
+    with pytest.warns(UserWarning, match="has values of .* has not, which a server sends as others"):
+        Harness(model(infer)).infer({"x": [1]})
 
 
 def test_a_batch_has_an_output_for_each_sample() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pytriton.decorators._calls.types import InferenceRequest
 from pytriton.exceptions import (
@@ -14,12 +14,8 @@ from pytriton.exceptions import (
     PyTritonValidationError,
 )
 
-if TYPE_CHECKING:
-    from pytriton.decorators._calls.requests import Scope
-
 __all__ = [
     "check_names",
-    "find_batched_arrays",
     "find_requests",
     "forbid_requests",
     "get_all_arrays",
@@ -181,45 +177,6 @@ def _shallow_copy(original: Any) -> Any:
 
 
 # --- arrays of a batch -----------------------------------------------------------------------------------------------
-
-
-def find_batched_arrays(name: str, inputs: Mapping[str, Any], scope: Scope) -> tuple[int, dict[str, Any]]:
-    """Find the arrays with a batch axis among the keyword arguments of a callable.
-
-    Args:
-        name: The decorator that asks.
-        inputs: All keyword arguments. Scalars, what is no array, and what `@first_value` took the batch axis from are
-            left out.
-        scope: Where the arrays come from.
-
-    Returns:
-        The rows of the batch and the arrays by name. Without any array, as many rows as the requests have.
-
-    Raises:
-        PyTritonBatchSizeError: Two of the arrays have different numbers of rows.
-    """
-    unbatched = scope.unbatched
-    rows = -1
-    arrays: dict[str, Any] = {}
-    for key, value in inputs.items():
-        shape = getattr(value, "shape", None)
-        if shape and key not in unbatched:
-            if shape[0] != rows:
-                if rows >= 0:
-                    sizes = {other: array.shape[0] for other, array in arrays.items()} | {key: shape[0]}
-                    listed = ", ".join(f"{other}: {size}" for other, size in sizes.items())
-                    raise PyTritonBatchSizeError(
-                        f"@{name} received inputs of different batch sizes: {listed}. Expected the same size of axis "
-                        "0.",
-                        tensor=key,
-                        expected=rows,
-                        received=sizes,
-                    )
-                rows = shape[0]
-            arrays[key] = value
-    if rows < 0:
-        rows = 1 if scope.sizes is None else sum(scope.sizes)
-    return rows, arrays
 
 
 def make_batch_error(arrays: list[dict[str, Any]]) -> PyTritonValidationError:

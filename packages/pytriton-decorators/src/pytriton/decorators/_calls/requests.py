@@ -1,11 +1,11 @@
 """The requests that the running callable answers: `get_requests`, `get_row_requests` and the scope behind them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Final
 
 from pytriton.decorators._calls.inputs import get_inference_request_batch_size
-from pytriton.exceptions import PyTritonRuntimeError
+from pytriton.exceptions import PyTritonBatchSizeError, PyTritonRuntimeError
 
 __all__ = [
     "CURRENT_SCOPE",
@@ -13,6 +13,7 @@ __all__ = [
     "PendingScope",
     "Scope",
     "current_scope",
+    "find_batched_arrays",
     "get_requests",
     "get_row_requests",
     "make_scope",
@@ -176,3 +177,42 @@ def _no_requests() -> PyTritonRuntimeError:
         "asyncio task. A callable without decorators gets the requests as its argument. In a thread of your own, run "
         "the function through contextvars.copy_context().run."
     )
+
+
+def find_batched_arrays(name: str, inputs: Mapping[str, Any], scope: Scope) -> tuple[int, dict[str, Any]]:
+    """Find the arrays with a batch axis among the keyword arguments of a callable.
+
+    Args:
+        name: The decorator that asks.
+        inputs: All keyword arguments. Scalars, what is no array, and what `@first_value` took the batch axis from are
+            left out.
+        scope: Where the arrays come from.
+
+    Returns:
+        The rows of the batch and the arrays by name. Without any array, as many rows as the requests have.
+
+    Raises:
+        PyTritonBatchSizeError: Two of the arrays have different numbers of rows.
+    """
+    unbatched = scope.unbatched
+    rows = -1
+    arrays: dict[str, Any] = {}
+    for key, value in inputs.items():
+        shape = getattr(value, "shape", None)
+        if shape and key not in unbatched:
+            if shape[0] != rows:
+                if rows >= 0:
+                    sizes = {other: array.shape[0] for other, array in arrays.items()} | {key: shape[0]}
+                    listed = ", ".join(f"{other}: {size}" for other, size in sizes.items())
+                    raise PyTritonBatchSizeError(
+                        f"@{name} received inputs of different batch sizes: {listed}. Expected the same size of axis "
+                        "0.",
+                        tensor=key,
+                        expected=rows,
+                        received=sizes,
+                    )
+                rows = shape[0]
+            arrays[key] = value
+    if rows < 0:
+        rows = 1 if scope.sizes is None else sum(scope.sizes)
+    return rows, arrays

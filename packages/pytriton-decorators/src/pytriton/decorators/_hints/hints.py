@@ -11,7 +11,7 @@ import numpy as np
 import typing_inspect
 
 from pytriton.decorators._hints.jaxtyped import JaxtypingError, read_jaxtyping
-from pytriton.decorators._hints.values import Value
+from pytriton.decorators._hints.values import Form, Value
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.model_config.dtypes import canonical_type
 
@@ -23,7 +23,8 @@ _SCALARS = (str, bytes, bool, int, float)
 # Of numpy, for strings. Arrays of them are of objects here, because numpy's own forget NULs at the end.
 _STRINGS = {np.str_: str, np.bytes_: bytes, np.object_: bytes}
 _ACCEPTED = (
-    "str, bytes, int, float, bool and numpy's scalar types such as np.float32; a list of one of them; "
+    "str, bytes, int, float, bool and numpy's scalar types such as np.float32; a list of one of them; dict and "
+    "list[dict], which travel as JSON; "
     'Annotated[NDArray[np.float32], Shape(-1, 3)]; where jaxtyping is installed, Float32[np.ndarray, "n 3"] and its '
     "like; for an input that may be left out, each also as X | None"
 )
@@ -61,7 +62,7 @@ class Shape:
         return f"Shape({', '.join(map(repr, self.dims))})"
 
 
-def parse_hint(hint: Any, *, batched: bool, where: str) -> Value:
+def parse_hint(hint: Any, *, batched: bool, where: str) -> Value:  # noqa: C901
     """Return what a hint says about a parameter or an output.
 
     Args:
@@ -79,7 +80,7 @@ def parse_hint(hint: Any, *, batched: bool, where: str) -> Value:
 
     if len(shapes) > 1:
         raise wrong("it has more than one Shape")
-    form: typing.Literal["scalar", "list", "array"] = "array"
+    form: Form = "array"
     dims: tuple[int | str, ...] | None = shapes[0].dims if shapes else None
     try:
         jaxtyped = read_jaxtyping(base)
@@ -89,6 +90,10 @@ def parse_hint(hint: Any, *, batched: bool, where: str) -> Value:
         dtype, dims = jaxtyped
     elif _is_scalar(base):
         form, dtype = "scalar", base
+    elif _is_json(base) and not batched:
+        form, dtype = ("object" if _is_dict(base) else "objects"), str
+    elif _is_json(base):
+        raise wrong("with batched=True JSON is taken as text: list[str], and json.loads for each")
     elif typing.get_origin(base) is list:
         form, (dtype,) = "list", typing.get_args(base)
         if not _is_scalar(dtype):
@@ -108,7 +113,7 @@ def parse_hint(hint: Any, *, batched: bool, where: str) -> Value:
     if form != "array":
         if shapes:
             raise wrong("a Shape is for arrays")
-        dims = () if form == "scalar" else (BATCH,) if batched else (-1,)
+        dims = (BATCH,) if form == "list" and batched else (-1,) if form == "list" else ()
     dtype = _STRINGS.get(dtype, dtype)
     if dtype not in _SCALARS:
         try:
@@ -189,6 +194,15 @@ def _unwrapped(hint: Any) -> tuple[Any, list[Shape], bool]:
 
 def _is_scalar(hint: Any) -> bool:
     return hint in _SCALARS or (isinstance(hint, type) and issubclass(hint, np.generic))
+
+
+def _is_dict(hint: Any) -> bool:
+    # Of a TypedDict, which is a class of this kind, the members would not be checked.
+    return hint is dict or (typing.get_origin(hint) is dict and typing.get_args(hint)[0] is str)
+
+
+def _is_json(hint: Any) -> bool:
+    return _is_dict(hint) or (typing.get_origin(hint) is list and _is_dict(plain_hint(typing.get_args(hint)[0])))
 
 
 def _array_parts(hint: Any) -> tuple[Any, int | None]:

@@ -65,7 +65,8 @@ def model(func: Any = None, /, *, name: str | None = None, batched: bool = False
         name: The name of the model; None is that of the function or class.
         batched: Whether the function gets whole batches.
         **options: Fields of `ModelConfig`. A function that is called for each sample gets requests of several samples,
-            and Triton joins requests, only where `max_batch_size` is given.
+            and Triton joins requests, only where `max_batch_size` is given; a `batcher` without it has the policies of
+            the queue.
 
     Returns:
         The function or class, unchanged.

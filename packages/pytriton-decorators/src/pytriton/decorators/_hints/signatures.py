@@ -14,7 +14,7 @@ from pytriton.decorators._calls.wrapping import layer_of, undecorated
 from pytriton.decorators._hints.hints import parse_hint, plain_hint, rejected
 from pytriton.decorators._hints.values import Value, describe_value
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonValidationError
-from pytriton.model_config import ModelConfig, Tensor
+from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.model_config.dtypes import wire_name
 
 __all__ = ["OUTPUT", "ModelSignature", "describe_tensors", "layer_of_requests", "make_signature"]
@@ -304,8 +304,8 @@ def _outputs(hint: Any, batched: bool, shown: str, *, decoupled: bool) -> Output
     left_out = set(getattr(hint, "__optional_keys__", ()))
     values = {}
     for name, member in members.items():
-        while getattr(typing.get_origin(member), "_name", None) in _QUALIFIERS:
-            if typing.get_origin(member)._name == "NotRequired":
+        while (qualifier := getattr(typing.get_origin(member), "_name", None)) in _QUALIFIERS:
+            if qualifier == "NotRequired":
                 left_out.add(name)
             (member,) = typing.get_args(member)
         where = f"{name!r} of {hint.__name__}, the result of {shown},"
@@ -350,8 +350,13 @@ def _config(options: Mapping[str, Any], batched: bool, decoupled: bool, shown: s
                 rule="an option of ModelConfig",
             )
     batching = batched or "max_batch_size" in options
-    if not batching and "batcher" in options:
-        raise _batching_error("batcher", "needs max_batch_size", options, shown)
+    batcher = options.get("batcher")
+    if (
+        not batching
+        and isinstance(batcher, DynamicBatcher)
+        and (batcher.max_queue_delay_microseconds or batcher.preferred_batch_size)
+    ):
+        raise _batching_error("batcher", "needs max_batch_size to join requests", options, shown)
     if batching and not batched and decoupled:
         why = "is not for a generator that is called for each sample: leave it out, or say batched=True"
         raise _batching_error("max_batch_size", why, options, shown)

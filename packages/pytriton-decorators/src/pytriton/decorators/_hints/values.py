@@ -7,19 +7,22 @@ axes, so a value without axes travels as one of shape `(1,)`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import json
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
+from pytriton.decorators._casts import cast_numbers
 from pytriton.exceptions import PyTritonValidationError
 from pytriton.model_config import Tensor
 from pytriton.model_config.dtypes import array_dtype
 
-__all__ = ["Value", "describe_value"]
+__all__ = ["Form", "Value", "describe_value"]
 
-Form = Literal["scalar", "list", "array"]
+Form = Literal["scalar", "list", "array", "object", "objects"]
 
 _KINDS = {"b": "a bool", "i": "an int", "u": "an int", "f": "a number"}
 
@@ -29,7 +32,8 @@ class Value:
     """What a hint says about an argument or an output.
 
     Attributes:
-        form: Whether it is one number or string, a list of them, or an array.
+        form: Whether it is one number or string, a list of them, an array; or a dictionary or a list of dictionaries,
+            which travel as the text of JSON.
         dtype: The element type, as `Tensor` takes it.
         dims: Its axes: a size, or -1 or a name for one that may vary; the first is that of the batch where `batched`.
         batched: Whether it holds all samples of a batch.
@@ -57,8 +61,10 @@ class Value:
             name: The input.
 
         Raises:
-            PyTritonValidationError: It is to be text, and is not UTF-8.
+            PyTritonValidationError: It is to be text, and is not UTF-8; or JSON, and is not what the hint says.
         """
+        if self.form in ("object", "objects"):
+            return self._read_json(self._element(array.item(), name), name)
         if self.form == "scalar":
             return self._element(array.item() if self._is_builtin else array[0], name)
         if not self._sample_dims:
@@ -77,6 +83,9 @@ class Value:
             name: The output.
             model: The model, for errors.
 
+        Returns:
+            An array of the dtype of the hint; of another one, where the cast would change values.
+
         Raises:
             PyTritonValidationError: It is not what the hint says.
         """
@@ -86,6 +95,8 @@ class Value:
             if isinstance(value, np.ndarray) and value.ndim == 0:
                 value = value[()]
             array = self._filled([value], name, model)
+        elif self.form in ("object", "objects"):
+            return self._filled([self._written_json(value, name, model)], name, model)
         elif isinstance(value, (list, tuple)):
             array = self._filled(value, name, model)
         else:
@@ -96,6 +107,11 @@ class Value:
     @functools.cached_property
     def _array_dtype(self) -> np.dtype[Any]:
         return array_dtype(self.dtype)
+
+    @functools.cached_property
+    def _largest(self) -> float:
+        """The largest float; numpy does not know that of bfloat16, which has the range of float32."""
+        return float(np.finfo(self._array_dtype if self._array_dtype.kind == "f" else np.float32).max)
 
     @functools.cached_property
     def _fixed_sizes(self) -> list[tuple[int, int]]:
@@ -125,6 +141,43 @@ class Value:
                 received=element,
             ) from error
 
+    def _is_json(self, value: Any) -> bool:
+        elements = [value] if self.form == "object" else value if isinstance(value, list) else [None]
+        return all(isinstance(element, Mapping) for element in elements)
+
+    def _read_json(self, text: str, name: str) -> Any:
+        problem = None
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            problem = f"text that is no JSON ({error})"
+        else:
+            if not self._is_json(value):
+                problem = describe_value(value)
+        if problem is None:
+            return value
+        raise PyTritonValidationError(
+            f"Input {name!r}: its hint is {self.shown}, so expected the text of a JSON {self._json_kind}, received "
+            f"{problem}.",
+            tensor=name,
+            expected=self.shown,
+            received=text,
+        )
+
+    def _written_json(self, value: Any, name: str, model: str) -> str:
+        expected = "a dictionary" if self.form == "object" else "a list of dictionaries"
+        if not self._is_json(value):
+            raise self._rejected(name, model, describe_value(value), expected)
+        try:
+            return json.dumps(value, allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            received = f"{describe_value(value)}, which JSON cannot say ({error})"
+            raise self._rejected(name, model, received, expected) from error
+
+    @property
+    def _json_kind(self) -> str:
+        return "object" if self.form == "object" else "array of objects"
+
     def _texts(self, array: Any, name: str) -> Any:
         texts = np.empty(array.shape, np.object_)
         texts.ravel()[:] = [self._element(element, name) for element in array.ravel().tolist()]
@@ -144,10 +197,12 @@ class Value:
         if value.dtype == dtype:
             return value
         if dtype.kind == "O":
-            if value.dtype.kind in "SU":
+            if value.dtype.kind in "SUT":
                 return value
         elif value.dtype.kind in "biuf" and np.can_cast(value.dtype, dtype, "same_kind"):
-            return value.astype(dtype)
+            result, is_changed = cast_numbers(value, dtype)
+            # Whoever serves the model casts it, and tells of it.
+            return value if is_changed else result
         wanted = (
             "strings" if dtype.kind == "O" else f"{dtype}, or a dtype that can be cast to it by casting='same_kind'"
         )
@@ -160,6 +215,9 @@ class Value:
             if problem is not None:
                 where = f"element {place}, " if self.form == "list" else ""
                 raise self._rejected(name, model, where + describe_value(element), problem)
+        if dtype.kind in "fV" and any(self._largest < abs(float(element)) < math.inf for element in values):
+            # As above: in the dtype of the hint it would be infinite.
+            return np.array(values, np.float64)
         array = np.empty(len(values), dtype)
         array[:] = values
         return array

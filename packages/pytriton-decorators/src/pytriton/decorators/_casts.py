@@ -1,0 +1,26 @@
+"""Casts of numbers to the declared dtype of an output, and what they change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+__all__ = ["cast_numbers"]
+
+
+def cast_numbers(array: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> tuple[np.ndarray[Any, Any], bool]:
+    """Cast an array by numpy's rules.
+
+    Returns:
+        The result, and whether a value has become another one. A float that was rounded is the same value, but for one
+        that has become infinite.
+    """
+    with np.errstate(all="ignore"):
+        result = array.astype(dtype)
+        if array.dtype.kind not in "biuf" or np.can_cast(array.dtype, dtype, "safe"):
+            return result, False
+        if dtype.kind in "biu":
+            return result, not np.array_equal(result, array)
+        is_finite = np.isfinite(result)
+        return result, not is_finite.all() and not np.array_equal(is_finite, np.isfinite(array))
