@@ -590,7 +590,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     blobs = [authority.cert_pem, trustme.CA().cert_pem, client.cert_chain_pems[0], client.private_key_pem]
     for path, blob in zip(paths, blobs, strict=True):
         blob.write_to_path(path)
-    return Certificates(authority, authority.issue_cert("127.0.0.1"), *paths)
+    return Certificates(authority, authority.issue_cert("127.0.0.1", "triton.test"), *paths)
 
 
 @pytest.fixture(params=["http", "grpc"])

@@ -1,15 +1,26 @@
 from __future__ import annotations
 
+import asyncio
 import copy
 import inspect
 import pickle
 import warnings
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from pytriton.client import exceptions
+from pytriton.client import (
+    AsyncioDecoupledModelClient,
+    AsyncioModelClient,
+    DecoupledModelClient,
+    FuturesModelClient,
+    ModelClient,
+    exceptions,
+)
 from pytriton.client import warnings as client_warnings
 from pytriton.client.exceptions import (
+    PyTritonClientClosedError,
     PyTritonClientError,
     PyTritonClientInferenceServerError,
     PyTritonClientInvalidUrlError,
@@ -59,3 +70,23 @@ def test_warnings() -> None:
     assert issubclass(client_warnings.NotSupportedTimeoutWarning, client_warnings.PyTritonWarning)
     with pytest.warns(UserWarning, match="short"):
         warnings.warn("short", client_warnings.PyTritonWarning, stacklevel=1)
+
+
+@pytest.mark.parametrize("url", ["localhost", "grpc://localhost"])
+def test_a_closed_client_tells_its_class(url: str) -> None:
+    def check(make: Any, ask: Callable[[Any], Any]) -> None:
+        client = make(url, "add")
+        closing = client.close()
+        if asyncio.iscoroutine(closing):
+            asyncio.run(closing)
+        with pytest.raises(PyTritonClientClosedError, match=f"^{make.__name__} is closed: make a new one"):
+            ask(client)
+
+    async def first(client: Any) -> None:
+        async for _ in client.infer_sample([1]):
+            break
+
+    for make in (ModelClient, DecoupledModelClient, FuturesModelClient):
+        check(make, lambda client: client.infer_sample([1]))
+    check(AsyncioModelClient, lambda client: asyncio.run(client.infer_sample([1])))
+    check(AsyncioDecoupledModelClient, lambda client: asyncio.run(first(client)))

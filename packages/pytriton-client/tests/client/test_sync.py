@@ -196,7 +196,7 @@ def test_parameters_and_headers(server: Any) -> None:
     assert {name: server.last_parameters[name] for name in parameters} == parameters
     assert server.last_headers["x-trace"] == "abc"
     assert server.last_headers["x-count"] == "3"
-    assert server.last_request_id == "0"
+    assert server.last_request_id.endswith("-0")
 
 
 @pytest.mark.parametrize(
@@ -563,8 +563,8 @@ def test_a_wrong_shape_is_told_before_the_inputs_are_sent(server: Any) -> None:
             with pytest.raises(PyTritonClientValueError, match="Model add, input"):
                 infer(np.zeros((1, 1, 2), np.float32))
     assert server.asked["inference"] == 1
-    # Once at first, and once for each error, because the model may have been loaded anew.
-    assert server.asked["model-config"] == 3
+    # Once at first, and once for the errors, because the model may have been loaded anew.
+    assert server.asked["model-config"] == 2
 
 
 def test_a_model_that_was_loaded_with_another_shape_gets_it(server: Any) -> None:

@@ -8,7 +8,7 @@ from pytriton.client._namespace import require_namespace_package as _require_nam
 _require_namespace_package()
 
 from ._asyncio import AsyncioDecoupledModelClient, AsyncioModelClient
-from ._core.results import ModelResult
+from ._core.requests import ModelResult
 from ._core.spec import ModelSpec, TensorSpec
 from ._core.tls import TlsSettings
 from ._futures import FuturesModelClient

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Generator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping
 from contextlib import aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ._base import DEFAULT_INFERENCE_TIMEOUT_S, BaseModelClient
+from ._base import DEFAULT_INFERENCE_TIMEOUT_S, BaseModelClient, Made, check_made_anew
 from ._core.deadline import Deadline, check_timeout
 from ._core.options import Headers, Parameters
-from ._core.requests import Call, InferRequest, InferResponse, check_call, decode_response, is_end_of_stream
-from ._core.results import ModelResult
+from ._core.requests import (
+    Call,
+    InferRequest,
+    InferResponse,
+    ModelResult,
+    check_call,
+    decode_response,
+    is_end_of_stream,
+)
 from ._core.spec import ModelSpec
-from ._core.startup import Pause, PlanStep, ask_server, prepare, wait_for_model, wait_for_server
+from ._core.startup import Pause, PlanStep, ask_server, find_change, prepare, wait_for_model, wait_for_server
 from ._core.telemetry import trace_call
-from ._core.translate import closed_error
+from ._core.translate import closed_error, may_be_refusal
 from ._core.url import TritonUrl
 from ._transport import AsyncResponseStream, make_async_transport
 from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError
@@ -54,7 +61,9 @@ class AsyncioModelClient(BaseModelClient):
     _decoupled_class = "AsyncioDecoupledModelClient"
 
     def _open(self) -> None:
-        self._transport = make_async_transport(self._url, self._access_token, self._tls, self._max_response_bytes)
+        self._transport = make_async_transport(
+            self._url, self._access_token, self._tls, self._max_response_bytes, self._class_name
+        )
         self._shared_memory = self._make_shared_memory()
         from ._asyncio_waits import Waits
 
@@ -244,36 +253,54 @@ class AsyncioModelClient(BaseModelClient):
         checked = check_call(inputs, named_inputs, parameters, headers, self._options)
         with trace_call(checked, self._target) as call:
             deadline = self._call_deadline()
-            spec, request = await self._make_request(call, deadline, self._check_is_coupled, is_batch=is_batch)
-            timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
-            if self._shared_memory is None:
-                response = await self._transport.infer(request, timeout_s)
-            else:
-                response = await self._drive(self._shared_memory.infer(spec, request, timeout_s))
-            return decode_response(spec, response, is_batch=is_batch)
 
-    async def _make_request(
-        self, call: Call, deadline: Deadline | None, check: Callable[[ModelSpec], None], *, is_batch: bool
-    ) -> tuple[ModelSpec, InferRequest]:
-        """Return what is known of the model, and the request for it.
+            def build(spec: ModelSpec) -> Made:
+                return spec, self._build_request(spec, call, self._check_is_coupled, is_batch=is_batch), None
 
-        Raises:
-            PyTritonClientValueError: The inputs are not those of the model.
-        """
+            made = await self._make(build, deadline)
+            try:
+                response = await self._send(made, deadline)
+            except PyTritonClientInferenceServerError as error:
+                made = await self._make_anew(build, deadline, made, error)
+                response = await self._send(made, deadline)
+            return decode_response(made[0], response, is_batch=is_batch)
+
+    def _send(self, made: Made, deadline: Deadline | None) -> Coroutine[Any, Any, InferResponse]:
+        timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
+        spec, request, _ = made
+        if self._shared_memory is None:
+            return self._transport.infer(request, timeout_s)
+        return self._drive(self._shared_memory.infer(spec, request, timeout_s))
+
+    async def _make(self, build: Callable[[ModelSpec], Made], deadline: Deadline | None) -> Made:
+        """Make a call to the model, as ``ModelClient`` does. Raises what is wrong with it."""
         spec = await self._get_spec(deadline)
-        check(spec)
-        request = self._build_request(spec, call, is_batch=is_batch)
-        if self._find_wrong_shape(spec, request, is_batch=is_batch) is None:
-            return spec, request
-        # The model may have been loaded with another configuration since.
-        self._forget_spec()
-        spec = await self._get_spec(deadline)
-        check(spec)
-        request = self._build_request(spec, call, is_batch=is_batch)
-        error = self._find_wrong_shape(spec, request, is_batch=is_batch)
-        if error is not None:
+        try:
+            return build(spec)
+        except PyTritonClientError:
+            changed = await self._find_change(spec, deadline)
+            if changed is None:
+                raise
+        return build(changed)
+
+    async def _make_anew(
+        self,
+        build: Callable[[ModelSpec], Made],
+        deadline: Deadline | None,
+        made: Made,
+        error: PyTritonClientInferenceServerError,
+    ) -> Made:
+        """Make a call that the server has refused to the model as it is now, as ``ModelClient`` does."""
+        is_refusal = may_be_refusal(error, is_stream=made[2] is not None)
+        changed = await self._find_change(made[0], deadline) if is_refusal else None
+        if changed is None:
             raise error
-        return spec, request
+        return check_made_anew(build(changed), made, error)
+
+    async def _find_change(self, known: ModelSpec, call_deadline: Deadline | None) -> ModelSpec | None:
+        deadline = self._prepare_deadline(call_deadline)
+        plan = find_change(self._target, deadline, self._model_info, known)
+        return await self._waits.share(lambda: self._drive(plan), deadline, self._target)
 
     async def _get_spec(self, call_deadline: Deadline | None = None) -> ModelSpec:
         self._check_open()
@@ -319,7 +346,7 @@ class AsyncioModelClient(BaseModelClient):
 
     def _check_open(self) -> None:
         if self._waits.is_closed:
-            raise closed_error(self._target.model_name, self._target.url)
+            raise closed_error(self._target.model_name, self._target.url, self._class_name)
 
 
 class AsyncioDecoupledModelClient(AsyncioModelClient):
@@ -411,18 +438,29 @@ class AsyncioDecoupledModelClient(AsyncioModelClient):
 
     async def _results(self, checked: Call, *, is_batch: bool) -> AsyncGenerator[ModelResult, None]:
         with trace_call(checked, self._target) as call:
-            spec, request = await self._make_request(
-                call, self._call_deadline(), self._check_is_decoupled, is_batch=is_batch
-            )
             timeout_s = self._options.timeout_s or self._inference_timeout_s
-            if self._shared_memory is None:
-                responses = _receive(self._transport.stream(spec, request), timeout_s)
-            else:
-                responses = self._receive_shared(self._shared_memory, spec, request, timeout_s)
-            async with aclosing(responses):
-                async for response in responses:
-                    if not is_end_of_stream(response):
-                        yield decode_response(spec, response, is_batch=is_batch)
+
+            def build(spec: ModelSpec) -> Made:
+                request = self._build_request(spec, call, self._check_is_decoupled, is_batch=is_batch)
+                if self._shared_memory is None:
+                    return spec, request, _receive(self._transport.stream(spec, request), timeout_s)
+                return spec, request, self._receive_shared(self._shared_memory, spec, request, timeout_s)
+
+            made = await self._make(build, self._call_deadline())
+            for was_refused in (False, True):
+                spec, _, responses = made
+                has_begun = False
+                try:
+                    async with aclosing(responses):
+                        async for response in responses:
+                            has_begun = True
+                            if not is_end_of_stream(response):
+                                yield decode_response(spec, response, is_batch=is_batch)
+                    return
+                except PyTritonClientInferenceServerError as error:
+                    if has_begun or was_refused:
+                        raise
+                    made = await self._make_anew(build, self._call_deadline(), made, error)
 
     async def _receive_shared(
         self, shared_memory: SharedMemory, spec: ModelSpec, request: InferRequest, timeout_s: float

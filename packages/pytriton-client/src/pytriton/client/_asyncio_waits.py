@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
-import threading
 import warnings
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 from ._core.deadline import Deadline
-from ._core.spec import ModelSpec
+from ._core.forks import Lock
 from ._core.startup import Target
 from ._transport import AsyncTransport
 from .exceptions import PyTritonClientError, PyTritonClientTimeoutError
 
 __all__ = ["Waits"]
+
+Answer = TypeVar("Answer")
 
 # How long beyond its own deadline a call waits for the answer to the question of another one, whose deadline may be the
 # same, in seconds.
@@ -37,7 +39,7 @@ class Waits:
         self.is_closed = False
         self._text = text
         self._transport = transport
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._pauses: set[asyncio.Future[None]] = set()
         self._questions: dict[asyncio.AbstractEventLoop, asyncio.Future[PyTritonClientError | None]] = {}
 
@@ -71,7 +73,7 @@ class Waits:
             with self._lock:
                 self._pauses.discard(pause_end)
 
-    async def share(self, ask: Callable[[], Awaitable[ModelSpec]], deadline: Deadline, target: Target) -> ModelSpec:
+    async def share(self, ask: Callable[[], Awaitable[Answer]], deadline: Deadline, target: Target) -> Answer:
         """Ask the server about the model, from one task of each event loop at a time.
 
         The other tasks wait for it. If it is cancelled or fails, the next one asks, unless its deadline has passed.

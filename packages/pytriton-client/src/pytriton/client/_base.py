@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import importlib
-import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._core.deadline import Deadline, check_timeout
-from ._core.options import NO_OPTIONS
-from ._core.requests import Call, InferRequest, build_request, find_wrong_shape
-from ._core.results import ParameterValue
+from ._core.options import NO_OPTIONS, ParameterValue
+from ._core.requests import Call, InferRequest, RequestIds, build_request, find_wrong_shape, is_same_form
 from ._core.spec import ModelSpec, to_model_spec
-from ._core.startup import Target
+from ._core.startup import ModelInfo, Target
 from ._core.tls import TlsSettings, check_tls
 from ._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from ._core.url import TritonUrl
 from ._transport import make_tritonclient
-from .exceptions import PyTritonClientInferenceServerError, PyTritonClientValueError
+from .exceptions import PyTritonClientError, PyTritonClientInferenceServerError, PyTritonClientValueError
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from ._shm.plans import SharedMemory
 
-__all__ = ["DEFAULT_INFERENCE_TIMEOUT_S", "DEFAULT_INIT_TIMEOUT_S", "LATEST_MODEL_VERSION", "BaseModelClient"]
+__all__ = [
+    "DEFAULT_INFERENCE_TIMEOUT_S",
+    "DEFAULT_INIT_TIMEOUT_S",
+    "LATEST_MODEL_VERSION",
+    "BaseModelClient",
+    "Made",
+    "check_made_anew",
+]
 
 DEFAULT_INIT_TIMEOUT_S = 300.0
 """Default of ``init_timeout_s``: how long a client waits for its model before the first inference, in seconds."""
@@ -37,19 +42,9 @@ LATEST_MODEL_VERSION = "<latest>"
 _MAX_DIGITS = 19  # of a signed number of 64 bits
 
 
-@dataclass
-class ModelInfo:
-    """What a client and all its views have learnt about their model.
-
-    Attributes:
-        spec: Its configuration.
-        was_ready: Whether it was seen ready.
-        is_prepared: Whether the first inference has all that it needs.
-    """
-
-    spec: ModelSpec | None
-    was_ready: bool = False
-    is_prepared: bool = False
+Made = tuple[ModelSpec, InferRequest, Any]
+"""What a call was made of: what was known of the model, the request for that, and of a stream the iterator that sends
+it and yields the responses, else ``None``."""
 
 
 class BaseModelClient:
@@ -57,7 +52,8 @@ class BaseModelClient:
 
     Args:
         url: ``[scheme://]host[:port]`` of the server. The scheme is ``http`` (the default), ``https``, ``grpc`` or
-            ``grpcs``; the default ports are 8000 for HTTP and 8001 for gRPC. With ``?load_balancing=round_robin``,
+            ``grpcs``; the default ports are 8000 for HTTP and 8001 for gRPC. Over HTTP the path may follow below which
+            a gateway has the server. With ``?load_balancing=round_robin``,
             calls over gRPC go in turn to all servers that the host name stands for.
         model_name: The model.
         model_version: The version; ``None`` is the latest one.
@@ -77,6 +73,8 @@ class BaseModelClient:
         shared_memory: Whether tensors go through shared memory, to a server on this host that lets this client register
             it: ``True`` for all that can, and an error where that fails; ``"auto"`` for large ones where the address is
             a loopback one, with one warning where it fails.
+        trust_env: Whether the variables of the environment that name a proxy count, such as ``http_proxy``. For a
+            loopback address they never do.
 
     Raises:
         PyTritonClientInvalidUrlError: The address cannot be understood.
@@ -104,8 +102,9 @@ class BaseModelClient:
         tls: TlsSettings | None = None,
         max_response_bytes: int | None = None,
         shared_memory: bool | Literal["auto"] = False,
+        trust_env: bool = True,
     ) -> None:
-        self._url = TritonUrl.from_url(url)
+        self._url = replace(TritonUrl.from_url(url), trust_env=bool(trust_env))
         self._tls = check_tls(tls, self._url)
         self._max_response_bytes = _check_max_response_bytes(max_response_bytes)
         self._target = Target(self._url.with_scheme, _check_name(model_name), _check_version(model_version))
@@ -116,14 +115,14 @@ class BaseModelClient:
         self._inference_timeout_s = check_timeout(
             DEFAULT_INFERENCE_TIMEOUT_S if inference_timeout_s is None else inference_timeout_s, "inference_timeout_s"
         )
-        self._given_spec = None if model_config is None else to_model_spec(model_config)
         self._ensure_model_is_ready = ensure_model_is_ready
         self._access_token = _check_token(access_token)
         self._shared_memory_mode = self._check_shared_memory(shared_memory)
         self._options = NO_OPTIONS
         # All views of a client share these two objects.
-        self._model_info = ModelInfo(self._given_spec)
-        self._request_ids = itertools.count()
+        given = None if model_config is None else to_model_spec(model_config)
+        self._model_info = ModelInfo(given, given)
+        self._request_ids = RequestIds()
         self._open()
 
     def _open(self) -> None:
@@ -138,22 +137,42 @@ class BaseModelClient:
         Args:
             existing_client: Stays as it is.
         """
-        client = cls(
-            existing_client._target.url,
-            existing_client._target.model_name,
-            existing_client._target.model_version,
-            lazy_init=existing_client._lazy_init,
-            init_timeout_s=existing_client._init_timeout_s,
-            inference_timeout_s=existing_client._inference_timeout_s,
-            model_config=existing_client._model_info.spec,
-            ensure_model_is_ready=existing_client._ensure_model_is_ready and not existing_client._model_info.was_ready,
-            access_token=existing_client._access_token,
-            tls=existing_client._tls,
-            max_response_bytes=existing_client._max_response_bytes,
-            shared_memory=existing_client._shared_memory_mode,
-        )
+        info = existing_client._model_info
+        known = {
+            "model_config": info.spec,
+            "ensure_model_is_ready": existing_client._ensure_model_is_ready and not info.was_ready,
+        }
+        client = cls(**{**existing_client._settings(), **known})
         client._options = existing_client._options
+        client._model_info.given = info.given
         return client
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the address and the settings, with the access token: the other side has connections of its own."""
+        settings = {**self._settings(), **self._own_settings(), "lazy_init": True}
+        return _unpickle, (type(self), settings), {"_options": self._options}
+
+    def _settings(self) -> dict[str, Any]:
+        """Return what the constructor of every class takes."""
+        return {
+            "url": self._target.url,
+            "model_name": self._target.model_name,
+            "model_version": self._target.model_version,
+            "lazy_init": self._lazy_init,
+            "init_timeout_s": self._init_timeout_s,
+            "inference_timeout_s": self._inference_timeout_s,
+            "model_config": self._model_info.given,
+            "ensure_model_is_ready": self._ensure_model_is_ready,
+            "access_token": self._access_token,
+            "tls": self._tls,
+            "max_response_bytes": self._max_response_bytes,
+            "shared_memory": self._shared_memory_mode,
+            "trust_env": self._url.trust_env,
+        }
+
+    def _own_settings(self) -> dict[str, Any]:
+        """Return what the constructor of this class takes besides."""
+        return {}
 
     def with_options(
         self,
@@ -179,8 +198,8 @@ class BaseModelClient:
         Args:
             timeout_s: How long a call may take as a whole, in seconds, in place of ``inference_timeout_s``. The wait
                 for the model before a first inference is part of it. For a stream: how long each response may take.
-            request_id: The id of the requests, in place of numbers. It comes back in the result, and the server's
-                messages about a request name it.
+            request_id: The id of the requests, in place of ids that no others have. It comes back in the result, and
+                the server's messages about a request name it.
             priority: The priority level in the server's queue, from 1, the highest, on; 0 is the model's default.
             queue_timeout_s: How long a request may wait in the server's queue, in seconds, where the model lets a
                 request say so.
@@ -278,31 +297,36 @@ class BaseModelClient:
         """Forget what is known about the model: one that was loaded anew may have another configuration."""
         self._model_info.is_prepared = False
         self._model_info.was_ready = False
-        self._model_info.spec = self._given_spec
+        self._model_info.spec = self._model_info.given
 
-    def _build_request(self, spec: ModelSpec, call: Call, *, is_batch: bool) -> InferRequest:
-        return build_request(
+    @property
+    def _class_name(self) -> str:
+        """The class of this package that it is of, for errors."""
+        return self._decoupled_class if self._reads_streams else self._coupled_class
+
+    def _build_request(
+        self, spec: ModelSpec, call: Call, check: Callable[[ModelSpec], None], *, is_batch: bool
+    ) -> InferRequest:
+        """Return the request for a model.
+
+        Raises:
+            PyTritonClientError: The call is not one for this model.
+        """
+        check(spec)
+        request = build_request(
             spec,
             call,
             model_name=self._target.model_name,
             model_version=self._target.model_version,
-            request_id=str(next(self._request_ids)),
+            request_id=self._request_ids.next(),
             is_batch=is_batch,
         )
-
-    def _forget_spec(self) -> None:
-        """Forget the configuration of the model, which the server is then asked for anew."""
-        self._model_info.is_prepared = False
-        self._model_info.spec = None
-
-    def _find_wrong_shape(
-        self, spec: ModelSpec, request: InferRequest, *, is_batch: bool
-    ) -> PyTritonClientValueError | None:
-        """Return the error of an input whose shape the model does not declare; ``None`` where all fit.
-
-        Of a specification that the user brought, the server is to judge.
-        """
-        return None if self._given_spec is not None else find_wrong_shape(spec, request, is_batch=is_batch)
+        # Of a specification that the user brought, the server is to judge.
+        is_given = self._model_info.given is not None
+        error = None if is_given else find_wrong_shape(spec, request, is_batch=is_batch)
+        if error is not None:
+            raise error
+        return request
 
     def _check_is_coupled(self, spec: ModelSpec) -> None:
         if spec.decoupled:
@@ -319,6 +343,17 @@ class BaseModelClient:
                 "one response to a request, and this client reads streams of them.",
                 **self._target.fields,
             )
+
+
+def check_made_anew(anew: Made, refused: Made, error: PyTritonClientError) -> Made:
+    """Return what is sent in place of what a server has refused, where that was refused for its form.
+
+    Raises:
+        PyTritonClientError: The one of the server, which has looked at the request.
+    """
+    if is_same_form(anew[1], refused[1]):
+        raise error
+    return anew
 
 
 def _check_name(model_name: str) -> str:
@@ -357,6 +392,10 @@ def _check_max_response_bytes(max_response_bytes: int | None) -> int:
             received=repr(max_response_bytes),
         )
     return max_response_bytes
+
+
+def _unpickle(kind: type[BaseModelClient], settings: Mapping[str, Any]) -> BaseModelClient:
+    return kind(**settings)
 
 
 def _check_token(access_token: str | None) -> str | None:

@@ -7,12 +7,12 @@ import functools
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ._base import BaseModelClient
 from ._core.deadline import Deadline
-from ._core.options import NO_OPTIONS, CallOptions
-from ._core.results import ModelResult, ParameterValue
+from ._core.options import NO_OPTIONS, CallOptions, ParameterValue
+from ._core.requests import ModelResult
 from ._core.spec import ModelSpec
 from ._core.telemetry import in_context_of_caller
 from ._core.tls import TlsSettings
@@ -64,6 +64,7 @@ class FuturesModelClient(BaseModelClient):
         tls: Certificates for an ``https`` or ``grpcs`` address.
         max_response_bytes: The largest response that is taken, in bytes; ``None`` is 4 GiB.
         shared_memory: Whether tensors go through shared memory; see ``BaseModelClient``.
+        trust_env: Whether the variables of the environment that name a proxy count; see ``BaseModelClient``.
 
     Raises:
         ValueError: ``max_workers`` or ``max_queue_size`` is not above zero.
@@ -89,6 +90,7 @@ class FuturesModelClient(BaseModelClient):
         tls: TlsSettings | None = None,
         max_response_bytes: int | None = None,
         shared_memory: bool | Literal["auto"] = False,
+        trust_env: bool = True,
     ) -> None:
         _check_limit(max_workers, "max_workers")
         _check_limit(max_queue_size, "max_queue_size")
@@ -106,6 +108,7 @@ class FuturesModelClient(BaseModelClient):
             tls=tls,
             max_response_bytes=max_response_bytes,
             shared_memory=shared_memory,
+            trust_env=trust_env,
         )
         self._queue_timeout_s = self._inference_timeout_s
         if inference_timeout_s is None:
@@ -117,7 +120,7 @@ class FuturesModelClient(BaseModelClient):
         self._pool = CallPool(max_workers, max_queue_size, self._client.close)
         # All views of a client share it. When the last view is garbage-collected, the threads end after their calls.
         self._lifetime = _Lifetime()
-        weakref.finalize(self._lifetime, self._pool.close, wait=False).atexit = False
+        weakref.finalize(self._lifetime, self._pool.close_soon).atexit = False
 
     @classmethod
     def from_existing_client(cls, existing_client: BaseModelClient) -> Self:
@@ -135,6 +138,22 @@ class FuturesModelClient(BaseModelClient):
             client._non_blocking = existing_client._non_blocking
             client._queue_timeout_s = existing_client._queue_timeout_s
         return client
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the address and the settings; see ``BaseModelClient``."""
+        make, arguments, state = super().__reduce__()
+        return make, arguments, {**state, "_queue_timeout_s": self._queue_timeout_s}
+
+    @property
+    def _class_name(self) -> str:
+        return "FuturesModelClient"
+
+    def _own_settings(self) -> dict[str, Any]:
+        return {
+            "max_workers": self._pool.max_workers,
+            "max_queue_size": self._pool.max_queue_size,
+            "non_blocking": self._non_blocking,
+        }
 
     def __enter__(self) -> Self:
         return self
@@ -278,7 +297,7 @@ class FuturesModelClient(BaseModelClient):
         try:
             return self._pool.submit(work, None if self._non_blocking else Deadline(queue_timeout_s))
         except PoolClosedError as error:
-            raise closed_error(self._target.model_name, self._target.url) from error
+            raise closed_error(self._target.model_name, self._target.url, self._class_name) from error
         except PoolFullError as error:
             waited = "" if self._non_blocking else f" Waited {queue_timeout_s:g} s for room in it."
             raise PyTritonClientQueueFullError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
+import logging
 import threading
 import weakref
 from collections import deque
@@ -11,8 +13,11 @@ from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from ._core.deadline import Deadline
+from ._core.forks import call_in_child
 
 __all__ = ["CallPool", "PoolClosedError", "PoolFullError"]
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -47,17 +52,22 @@ class CallPool:
         self.max_workers = max_workers
         self.max_queue_size = max_queue_size
         self._release = release
+        self._started = 0
+        self._is_released = False
+        self.is_closed = False
+        self._begin()
+        call_in_child(self, CallPool._begin)
+        _abandon_at_exit(self)
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._has_work = threading.Condition(self._lock)
         self._queue_has_room = threading.Condition(self._lock)
+        # Calls that the parent of a forked child has queued are the parent's, as its threads are.
         self._queue: deque[_WorkItem] = deque()
         self._threads: set[threading.Thread] = set()
-        self._started = 0
         # Threads that wait for a call, or are about to.
         self._idle = 0
-        self._is_released = False
-        self.is_closed = False
-        _abandon_at_exit(self)
 
     def submit(self, call: Callable[[], Result], deadline: Deadline | None) -> Future[Result]:
         """Queue a call and return its future.
@@ -96,6 +106,13 @@ class CallPool:
             for thread in threads:
                 thread.join()
 
+    def close_soon(self) -> None:
+        """Close without the lock, which the thread that the garbage collector runs in may have: a thread does it."""
+        with contextlib.suppress(RuntimeError):  # of an interpreter that is about to end, which abandons the calls
+            threading.Thread(
+                target=self.close, name="pytriton-client-futures-end", kwargs={"wait": False}, daemon=True
+            ).start()
+
     def abandon(self) -> None:
         """Take no more calls, cancel those that have not begun, and wait for none."""
         with self._lock:
@@ -131,7 +148,11 @@ class CallPool:
 
     def _work(self) -> None:
         while (item := self._get()) is not None:
-            item.run()
+            try:
+                item.run()
+            except BaseException:
+                # Its future has what the call has raised; whatever else it is, the next call needs a thread.
+                logger.exception("The result of a call could not be handed over.")
             # So that the result does not live on while the thread waits for another call.
             del item
             with self._lock:

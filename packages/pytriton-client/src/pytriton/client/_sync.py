@@ -8,15 +8,22 @@ from contextlib import closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ._base import BaseModelClient
+from ._base import BaseModelClient, Made, check_made_anew
 from ._core.deadline import Deadline, check_timeout
+from ._core.forks import Lock
 from ._core.options import Headers, Parameters
-from ._core.requests import Call, InferRequest, InferResponse, check_call, decode_response, is_end_of_stream
-from ._core.results import ModelResult
+from ._core.requests import (
+    InferRequest,
+    InferResponse,
+    ModelResult,
+    check_call,
+    decode_response,
+    is_end_of_stream,
+)
 from ._core.spec import ModelSpec
-from ._core.startup import Pause, PlanStep, ask_server, prepare, wait_for_model, wait_for_server
+from ._core.startup import Pause, PlanStep, ask_server, find_change, prepare, wait_for_model, wait_for_server
 from ._core.telemetry import TracedCall, trace_call
-from ._core.translate import closed_error
+from ._core.translate import closed_error, may_be_refusal
 from ._transport import ResponseStream, make_transport
 from .exceptions import (
     PyTritonClientError,
@@ -52,8 +59,10 @@ class ModelClient(BaseModelClient):
 
     def _open(self) -> None:
         self._closed = threading.Event()
-        self._prepare_lock = threading.Lock()
-        self._transport = make_transport(self._url, self._access_token, self._tls, self._max_response_bytes)
+        self._prepare_lock = Lock()
+        self._transport = make_transport(
+            self._url, self._access_token, self._tls, self._max_response_bytes, self._class_name
+        )
         self._shared_memory = self._make_shared_memory()
         if not self._lazy_init:
             try:
@@ -214,36 +223,66 @@ class ModelClient(BaseModelClient):
         checked = check_call(inputs, named_inputs, parameters, headers, self._options)
         with trace_call(checked, self._target) as call:
             deadline = self._call_deadline()
-            spec, request = self._make_request(call, deadline, self._check_is_coupled, is_batch=is_batch)
-            timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
-            if self._shared_memory is None:
-                response = self._transport.infer(request, timeout_s)
-            else:
-                response = self._drive(self._shared_memory.infer(spec, request, timeout_s))
-            return decode_response(spec, response, is_batch=is_batch)
 
-    def _make_request(
-        self, call: Call, deadline: Deadline | None, check: Callable[[ModelSpec], None], *, is_batch: bool
-    ) -> tuple[ModelSpec, InferRequest]:
-        """Return what is known of the model, and the request for it.
+            def build(spec: ModelSpec) -> Made:
+                return spec, self._build_request(spec, call, self._check_is_coupled, is_batch=is_batch), None
+
+            made = self._make(build, deadline)
+            try:
+                response = self._send(made, deadline)
+            except PyTritonClientInferenceServerError as error:
+                made = self._make_anew(build, deadline, made, error)
+                response = self._send(made, deadline)
+            return decode_response(made[0], response, is_batch=is_batch)
+
+    def _send(self, made: Made, deadline: Deadline | None) -> InferResponse:
+        timeout_s = self._inference_timeout_s if deadline is None else deadline.remaining_s()
+        spec, request, _ = made
+        if self._shared_memory is None:
+            return self._transport.infer(request, timeout_s)
+        return self._drive(self._shared_memory.infer(spec, request, timeout_s))
+
+    def _make(self, build: Callable[[ModelSpec], Made], deadline: Deadline | None) -> Made:
+        """Make a call to the model, as it is known or, where the call does not fit that, as it is now.
 
         Raises:
-            PyTritonClientValueError: The inputs are not those of the model.
+            PyTritonClientError: What is wrong with the call.
         """
         spec = self._get_spec(deadline)
-        check(spec)
-        request = self._build_request(spec, call, is_batch=is_batch)
-        if self._find_wrong_shape(spec, request, is_batch=is_batch) is None:
-            return spec, request
-        # The model may have been loaded with another configuration since.
-        self._forget_spec()
-        spec = self._get_spec(deadline)
-        check(spec)
-        request = self._build_request(spec, call, is_batch=is_batch)
-        error = self._find_wrong_shape(spec, request, is_batch=is_batch)
-        if error is not None:
+        try:
+            return build(spec)
+        except PyTritonClientError:
+            changed = self._find_change(spec, deadline)
+            if changed is None:
+                raise
+        return build(changed)
+
+    def _make_anew(
+        self,
+        build: Callable[[ModelSpec], Made],
+        deadline: Deadline | None,
+        made: Made,
+        error: PyTritonClientInferenceServerError,
+    ) -> Made:
+        """Make a call that the server has refused to the model as it is now.
+
+        Raises:
+            PyTritonClientError: The one of the server, where the model is what it was.
+        """
+        is_refusal = may_be_refusal(error, is_stream=made[2] is not None)
+        changed = self._find_change(made[0], deadline) if is_refusal else None
+        if changed is None:
             raise error
-        return spec, request
+        return check_made_anew(build(changed), made, error)
+
+    def _find_change(self, known: ModelSpec, call_deadline: Deadline | None) -> ModelSpec | None:
+        deadline = self._prepare_deadline(call_deadline)
+        if not self._prepare_lock.acquire(timeout=deadline.remaining_s()):
+            return None
+        try:
+            return self._drive(find_change(self._target, deadline, self._model_info, known))
+        finally:
+            self._prepare_lock.release()
 
     def _get_spec(self, call_deadline: Deadline | None = None) -> ModelSpec:
         self._check_open()
@@ -298,7 +337,7 @@ class ModelClient(BaseModelClient):
 
     def _check_open(self) -> None:
         if self._closed.is_set():
-            raise closed_error(self._target.model_name, self._target.url)
+            raise closed_error(self._target.model_name, self._target.url, self._class_name)
 
 
 # PyTriton's client waits without a limit, whatever it is given, and there are programs that give it 0.1 seconds. This
@@ -399,27 +438,39 @@ class DecoupledModelClient(ModelClient):
         is_batch: bool,
     ) -> Generator[ModelResult, None, None]:
         traced = trace_call(check_call(inputs, named_inputs, parameters, headers, self._options), self._target)
-        try:
-            spec, request = self._make_request(
-                traced.call, self._call_deadline(), self._check_is_decoupled, is_batch=is_batch
-            )
-            timeout_s = self._options.timeout_s or max(self._inference_timeout_s, _LEAST_RESPONSE_TIMEOUT_S)
+        timeout_s = self._options.timeout_s or max(self._inference_timeout_s, _LEAST_RESPONSE_TIMEOUT_S)
+
+        def build(spec: ModelSpec) -> Made:
+            request = self._build_request(spec, traced.call, self._check_is_decoupled, is_batch=is_batch)
             if self._shared_memory is None:
-                responses = _receive(self._transport.stream(spec, request), timeout_s)
-            else:
-                responses = self._receive_shared(self._shared_memory, spec, request, timeout_s)
+                return spec, request, _receive(self._transport.stream(spec, request), timeout_s)
+            return spec, request, self._receive_shared(self._shared_memory, spec, request, timeout_s)
+
+        try:
+            made = self._make(build, self._call_deadline())
         except BaseException as error:
             traced.__exit__(type(error), error, None)
             raise
-        return self._results(spec, responses, traced, is_batch=is_batch)
+        return self._results(build, made, traced, is_batch=is_batch)
 
     def _results(
-        self, spec: ModelSpec, responses: Generator[InferResponse, None, None], traced: TracedCall, *, is_batch: bool
+        self, build: Callable[[ModelSpec], Made], made: Made, traced: TracedCall, *, is_batch: bool
     ) -> Generator[ModelResult, None, None]:
-        with traced, closing(responses):
-            for response in responses:
-                if not is_end_of_stream(response):
-                    yield decode_response(spec, response, is_batch=is_batch)
+        with traced:
+            for was_refused in (False, True):
+                spec, _, responses = made
+                has_begun = False
+                try:
+                    with closing(responses):
+                        for response in responses:
+                            has_begun = True
+                            if not is_end_of_stream(response):
+                                yield decode_response(spec, response, is_batch=is_batch)
+                    return
+                except PyTritonClientInferenceServerError as error:
+                    if has_begun or was_refused:
+                        raise
+                    made = self._make_anew(build, self._call_deadline(), made, error)
 
     def _receive_shared(
         self, shared_memory: SharedMemory, spec: ModelSpec, request: InferRequest, timeout_s: float

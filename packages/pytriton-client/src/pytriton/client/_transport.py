@@ -187,6 +187,7 @@ def make_transport(
     access_token: str | None,
     tls: TlsSettings | None = None,
     max_response_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+    client: str = "ModelClient",
 ) -> Transport:
     """Return the transport for an address. Nothing is sent yet.
 
@@ -195,6 +196,7 @@ def make_transport(
         access_token: Sent with every request; ``None`` for a server that asks for none.
         tls: Certificates for an encrypted connection.
         max_response_bytes: The largest response that is taken.
+        client: The class of the client, for errors.
 
     Raises:
         PyTritonClientValueError: The certificates cannot be read.
@@ -203,10 +205,10 @@ def make_transport(
     if url.protocol == "grpc":
         from ._grpc.transport import GrpcTransport
 
-        return GrpcTransport(url, headers, tls, max_response_bytes)
+        return GrpcTransport(url, headers, tls, max_response_bytes, client)
     from ._http.transport import HttpTransport
 
-    return HttpTransport(url, headers, tls, max_response_bytes)
+    return HttpTransport(url, headers, tls, max_response_bytes, client)
 
 
 def make_async_transport(
@@ -214,6 +216,7 @@ def make_async_transport(
     access_token: str | None,
     tls: TlsSettings | None,
     max_response_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+    client: str = "ModelClient",
 ) -> AsyncTransport:
     """Return the transport of an asyncio client for an address. Nothing is sent yet.
 
@@ -223,10 +226,10 @@ def make_async_transport(
     if url.protocol == "grpc":
         from ._grpc.asyncio_transport import AsyncGrpcTransport
 
-        return AsyncGrpcTransport(url, headers, tls, max_response_bytes)
+        return AsyncGrpcTransport(url, headers, tls, max_response_bytes, client)
     from ._http.asyncio_transport import AsyncHttpTransport
 
-    return AsyncHttpTransport(url, headers, tls, max_response_bytes)
+    return AsyncHttpTransport(url, headers, tls, max_response_bytes, client)
 
 
 def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings | None) -> Any:

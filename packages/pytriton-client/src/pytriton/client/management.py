@@ -12,14 +12,19 @@ from ._core.spec import parse_model_config
 from ._core.tls import TlsSettings, check_tls, make_ssl_context
 from ._core.translate import is_denial
 from ._core.url import TritonUrl
+from ._route.proxies import NO_GRPC_PROXY, Route, describe_proxy, find_route
 
 if TYPE_CHECKING:
     import grpc
 
 __all__ = [
+    "NO_GRPC_PROXY",
+    "Route",
     "TlsSettings",
     "TritonUrl",
     "check_tls",
+    "describe_proxy",
+    "find_route",
     "is_denial",
     "make_grpc_credentials",
     "make_ssl_context",

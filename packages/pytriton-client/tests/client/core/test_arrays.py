@@ -128,7 +128,7 @@ def test_the_error_names_the_option_where_that_would_help() -> None:
     with pytest.raises(PyTritonClientValueError, match=option):
         to_wire_array(np.array([1.0]), tensor)
     with pytest.raises(PyTritonClientValueError, match=r"\.astype\(np\.float32\)\.$"):
-        to_wire_array(np.array([1j]), tensor)
+        to_wire_array(np.array([1 + 0j]), tensor)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +145,12 @@ def test_the_error_names_the_option_where_that_would_help() -> None:
         (np.array(["a", b"b\0"], object), [b"a", b"b\0"]),
         (np.zeros((0, 2), object), np.zeros((0, 2))),
         (np.array([b"ab", b"c"]), [b"ab", b"c"]),
+        (bytearray(b"a\0"), [b"a\0"]),
+        (memoryview(b"ab"), [b"ab"]),
+        ([bytearray(b"ab"), bytearray(b"cd")], [b"ab", b"cd"]),
+        ([bytearray(b"a"), bytearray(b"bcd")], [b"a", b"bcd"]),
+        ([b"a", bytearray(b"b"), memoryview(b"c"), "d"], [b"a", b"b", b"c", b"d"]),
+        ([[bytearray(b"a")], [memoryview(b"b")]], [[b"a"], [b"b"]]),
     ],
 )
 def test_strings(value: Any, expected: Any) -> None:
@@ -168,6 +174,7 @@ def test_variable_width_strings() -> None:
         (np.array([1.0]), "an array of float64"),
         ([["a"], ["b", "c"]], ""),
         ([1], "int 1 as element 0"),
+        ([[1, 2], [3, 4]], "int 1 as element 0"),
     ],
 )
 def test_strings_that_are_none(value: Any, where: str) -> None:
@@ -182,3 +189,72 @@ def test_scalar_takes_the_rank_of_the_tensor() -> None:
     # What cannot be one element is left for the server to refuse, and so is an array without axes.
     assert to_wire_array(1, TensorSpec("x", (2,), np.int32)).shape == ()
     assert to_wire_array(np.array(1, np.int32), TensorSpec("x", (1,), np.int32)).shape == ()
+
+
+def test_advice_names_a_type_that_there_is() -> None:
+    ml_dtypes = pytest.importorskip("ml_dtypes")
+    for dtype, name in ((np.float32, "np.float32"), (ml_dtypes.bfloat16, "ml_dtypes.bfloat16")):
+        with pytest.raises(PyTritonClientValueError) as refused:
+            to_wire_array(np.zeros(1, np.complex128), TensorSpec("x", (-1,), dtype))
+        assert f".astype({name})" in str(refused.value)
+
+
+U64, I64 = np.uint64, np.int64
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype"),
+    [
+        ([1, 2**63], U64),
+        ([2**64 - 1, 0], U64),
+        ([[1, 2**63 - 1], [2**63 + 1, 2**53 + 1]], U64),
+        ([np.uint64(2**63), np.int64(1)], U64),
+        ((2**64 - 1, True), U64),
+        ([2**63 - 1, -(2**63)], I64),
+    ],
+)
+def test_whole_numbers_are_exact(value: Any, dtype: Any) -> None:
+    array = to_wire_array(value, TensorSpec("x", (-1,), dtype))
+    assert array.dtype == dtype
+    assert array.tolist() == [list(map(int, row)) if isinstance(row, list) else int(row) for row in value]
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [
+        ([1, 2**64], U64, "in the range of uint64"),
+        ([-1, 2**63], U64, "in the range of uint64"),
+        ([2**63, 1], I64, "in the range of int64"),
+        ([2**70], np.int8, "in the range of int8"),
+        ([1, 2**63, 0.5], U64, "reads as float64"),
+        ([1, 2**70, None], U64, "reads as object"),
+    ],
+)
+def test_whole_numbers_that_do_not_fit(value: Any, dtype: Any, expected: str) -> None:
+    with pytest.raises(PyTritonClientValueError, match=expected):
+        to_wire_array(value, TensorSpec("x", (-1,), dtype))
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "is_advised"),
+    [
+        (np.array([-1]), np.uint8, False),
+        (np.array([256]), np.uint8, False),
+        (np.array([255]), np.uint8, True),
+        (np.array([1.5]), I64, False),
+        (np.array([1e30]), I64, False),
+        (np.array([np.nan]), I64, False),
+        (np.array([2.0]), I64, True),
+        (np.array([1e300]), np.float32, False),
+        (np.array([0.1]), np.float32, True),
+        (np.array([2**63], U64), I64, False),
+        (np.array([1j]), np.float32, False),
+        (np.array([2]), np.bool_, False),
+        (np.array([1]), np.bool_, True),
+        (np.array(["1"]), np.float32, False),
+    ],
+)
+def test_a_conversion_is_advised_where_it_keeps_the_values(value: Any, dtype: Any, is_advised: bool) -> None:
+    with pytest.raises(PyTritonClientValueError) as refused:
+        to_wire_array(value, TensorSpec("x", (-1,), dtype))
+    assert (".astype(" in refused.value.message) is is_advised

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from pytriton.client._core.options import NO_OPTIONS
 from pytriton.client._core.requests import (
     InferResponse,
+    RequestIds,
     build_request,
     check_call,
     decode_response,
@@ -189,3 +191,27 @@ def test_a_sample_without_axes_is_a_numpy_scalar(dtype: Any) -> None:
 def test_sample_in_and_something_else_out(shape: tuple[int, ...]) -> None:
     with pytest.raises(PyTritonClientInferenceServerError, match=r"Output 'out' of model m: expected one sample"):
         decode_response(SPEC, InferResponse({"out": np.zeros(shape)}), is_batch=False)
+
+
+def test_no_two_clients_have_an_id_in_common() -> None:
+    one, other = RequestIds(), RequestIds()
+    made = [ids.next() for ids in (one, other) for _ in range(100)]
+    assert len(set(made)) == 200
+    assert all(each.isprintable() and len(each) < 20 for each in made)
+
+
+def test_a_forked_child_has_ids_of_its_own() -> None:
+    ids = RequestIds()
+    ids.next()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if not child:
+        os.write(writing, ids.next().encode())
+        os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading) as pipe:
+        theirs = pipe.read()
+    assert os.waitpid(child, 0)[1] == 0
+    ours = ids.next()
+    assert ours.partition("-")[2] == theirs.partition("-")[2]
+    assert ours != theirs

@@ -84,6 +84,21 @@ def test_the_context_of_the_span_is_sent() -> None:
     )
 
 
+def test_the_context_of_a_span_that_is_not_sampled_is_not_sent() -> None:
+    run(
+        """
+        from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
+        provider = TracerProvider(sampler=ParentBased(TraceIdRatioBased(0.0)))
+        trace.set_tracer_provider(provider)
+        with trace_call(call(other="x"), target) as sent:
+            assert sent.headers == {"other": "x"}
+        # What the caller gives is the caller's.
+        with trace_call(call(traceparent="00-1-2-00"), target) as sent:
+            assert sent.headers == {"traceparent": "00-1-2-00"}
+        """
+    )
+
+
 def test_a_context_that_the_caller_gives_has_the_last_word() -> None:
     run(
         """

@@ -14,8 +14,10 @@ from pytriton.client.exceptions import PyTritonClientInvalidUrlError
         ("localhost", "http://localhost:8000"),
         ("localhost:9000", "http://localhost:9000"),
         ("HTTP://Example.org", "http://example.org:8000"),
-        ("http://10.0.0.1:80/path?query=1#there", "http://10.0.0.1:80"),
-        ("http://user:word@host:81", "http://host:81"),
+        ("http://10.0.0.1:80/path/of%20a/", "http://10.0.0.1:80/path/of%20a"),
+        ("gateway/models/ü", "http://gateway:8000/models/%C3%BC"),
+        ("https://gateway/", "https://gateway:443"),
+        ("grpc://host/", "grpc://host:8001"),
         ("grpc://localhost", "grpc://localhost:8001"),
         ("GRPC://localhost:65535", "grpc://localhost:65535"),
         ("https://host", "https://host:443"),
@@ -24,13 +26,13 @@ from pytriton.client.exceptions import PyTritonClientInvalidUrlError
         ("[::1]:9000", "http://[::1]:9000"),
         ("grpc://[fe80::1]:9001", "grpc://[fe80::1]:9001"),
         ("http://my_host.internal.", "http://my_host.internal.:8000"),
-        ("grpc://pods?load_balancing=round_robin&x=1", "grpc://pods:8001?load_balancing=round_robin"),
+        ("grpc://pods?load_balancing=round_robin", "grpc://pods:8001?load_balancing=round_robin"),
     ],
 )
 def test_accepted(url: str, expected: str) -> None:
     parsed = TritonUrl.from_url(url)
     assert parsed.with_scheme == expected
-    assert parsed.without_scheme == expected.partition("://")[2].partition("?")[0]
+    assert parsed.without_scheme + parsed.path == expected.partition("://")[2].partition("?")[0]
     assert parsed.is_balanced == ("?" in expected)
     assert TritonUrl.from_url(parsed.with_scheme) == parsed
     assert parsed.protocol == parsed.scheme.rstrip("s")
@@ -42,8 +44,8 @@ def test_accepted(url: str, expected: str) -> None:
     "url",
     [
         *("", "http://", "ftp://host", "host:port", "host:", "host:0", "host:65536", "host:-1", "::1", "[::1", "a b"),
-        *("grpc://a?load_balancing", "grpc://a?load_balancing=random", "http://a?load_balancing=round_robin"),
         *("http://:80", "http:///path", "host\n", "-host", None, 8000, b"localhost"),
+        *("grpc://host/path", "host#there", "grpc://host/#there", "grpcs://host/path/"),
     ],
 )
 def test_refused(url: Any) -> None:
@@ -51,3 +53,27 @@ def test_refused(url: Any) -> None:
         TritonUrl.from_url(url)
     assert caught.value.received == repr(url)
     assert "host[:port]" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("url", "shown"),
+    [
+        ("http://user:word@host:81/x", "http://***@host:81/x"),
+        ("word@host", "***@host"),
+        ("grpc://user:wo@rd@host", "grpc://***@host"),
+        ("https://host/x?key=word", "https://host/x?..."),
+        ("grpc://host?load_balancing=round_robin&key=word", "grpc://host?..."),
+        ("grpc://host?key=word", "grpc://host?..."),
+        ("http://a?load_balancing=round_robin", "http://a?..."),
+        ("grpc://a?load_balancing", "grpc://a?..."),
+        ("grpc://a?load_balancing=random", "grpc://a?..."),
+        ("ftp://user:word@host", "ftp://***@host"),
+        ("user:word@host:port", "***@host:port"),
+    ],
+)
+def test_what_may_be_secret_is_refused_and_not_shown(url: str, shown: str) -> None:
+    with pytest.raises(PyTritonClientInvalidUrlError) as caught:
+        TritonUrl.from_url(url)
+    assert f"Invalid url {shown!r}: " in str(caught.value)
+    assert caught.value.received == repr(shown)
+    assert "word" not in f"{caught.value} {vars(caught.value)}"

@@ -52,12 +52,14 @@ def _to_numbers(value: object, tensor: TensorSpec, casting: Casting) -> npt.NDAr
         is_same_kind = np.can_cast(array.dtype, target, "same_kind")
         if is_same_kind and casting == "same_kind":
             return _convert_values(array, target, value, tensor)
-        advice = f"Convert it with .astype(np.{target.name})"
-        if is_same_kind:
-            advice += ', or call client.with_options(casting="same_kind")'
-        _refuse(tensor, f"{target.name}", f"an array of {array.dtype}", f"{advice}.")
+        _refuse(
+            tensor, f"{target.name}", f"an array of {array.dtype}", _advise(array, target, is_same_kind=is_same_kind)
+        )
     try:
         array = np.asarray(value)
+        if target.kind in "iu" and array.dtype.kind in "fO":
+            # What numpy makes of whole numbers on both sides of 2**63, and of larger ones.
+            array = _to_integers(value, tensor) if _are_integers(value) else array
     except (TypeError, ValueError) as error:
         _refuse(tensor, f"values of {target.name}", f"{_show(value)} ({error})", cause=error)
     if array.size == 0 and array.dtype.kind == "f":
@@ -65,6 +67,40 @@ def _to_numbers(value: object, tensor: TensorSpec, casting: Casting) -> npt.NDAr
     if array.dtype.kind not in "biuf" and array.dtype != target:
         _refuse(tensor, f"values of {target.name}", f"{_show(value)}, which numpy reads as {array.dtype}")
     return _convert_values(array, target, value, tensor)
+
+
+def _are_integers(value: object) -> bool:
+    elements = np.array(value, dtype=object).ravel().tolist()
+    return bool(elements) and all(isinstance(element, (int, np.integer)) for element in elements)
+
+
+def _to_integers(value: object, tensor: TensorSpec) -> npt.NDArray[Any]:
+    dtype: Any = tensor.dtype
+    exact, limits = np.array(value, dtype=object), np.iinfo(dtype)
+    if any(not limits.min <= element <= limits.max for element in exact.ravel().tolist()):
+        _refuse(tensor, f"values in the range of {np.dtype(dtype).name}", _show(value))
+    return exact.astype(dtype)
+
+
+def _advise(array: npt.NDArray[Any], target: np.dtype[Any], *, is_same_kind: bool) -> str:
+    """Say how an array becomes one of another type, where its values stay what they are by that."""
+    if array.dtype.kind not in "biufc" and array.dtype.name != "bfloat16":
+        return ""
+    part = ".real" if array.dtype.kind == "c" else ""
+    with np.errstate(all="ignore"):
+        if (part and array.imag.any()) or not _keeps_values(array.real, array.real.astype(target)):
+            return f"Some of its values are none of {target.name}."
+    # numpy has no bfloat16 of its own, and before its version 2 no name for bool.
+    name = {"bfloat16": "ml_dtypes.bfloat16", "bool": "np.bool_"}.get(target.name, f"np.{target.name}")
+    advice = f"Convert it with {part}.astype({name})"
+    return advice + (', or call client.with_options(casting="same_kind").' if is_same_kind else ".")
+
+
+def _keeps_values(array: npt.NDArray[Any], converted: npt.NDArray[Any]) -> bool:
+    """Return whether a conversion to whole numbers keeps all values, and one to others all that are finite."""
+    if converted.dtype.kind in "iub":
+        return bool(np.array_equal(converted, array)) and bool(np.array_equal(converted < 0, array < 0))
+    return array.dtype.kind != "f" or bool(np.array_equal(np.isfinite(converted), np.isfinite(array)))
 
 
 def _convert_values(
@@ -76,11 +112,7 @@ def _convert_values(
         _refuse(tensor, f"values of {target.name}", f"{_show(value)}, which numpy reads as {array.dtype}")
     with np.errstate(over="ignore"):
         converted = array.astype(target)
-    if target.kind in "iu":
-        fits = bool(np.array_equal(converted, array)) and bool(np.array_equal(converted < 0, array < 0))
-    else:
-        fits = array.dtype.kind != "f" or bool(np.array_equal(np.isfinite(converted), np.isfinite(array)))
-    if not fits:
+    if not _keeps_values(array, converted):
         _refuse(tensor, f"values in the range of {target.name}", _show(value))
     return converted
 
@@ -92,6 +124,8 @@ def _to_byte_strings(value: object, tensor: TensorSpec) -> npt.NDArray[Any]:
         try:
             # As objects, because numpy cuts trailing zero bytes when it makes an S array.
             array = np.array(value, dtype=object)
+            if array.size and type(array.flat[0]) is int:
+                array = np.array(_freeze(value), dtype=object)  # numpy takes a bytearray for a list
         except ValueError as error:
             _refuse(tensor, "bytes or str", f"{_show(value)} ({error})", cause=error)
     if array.dtype.kind == "S":
@@ -106,9 +140,16 @@ def _to_byte_strings(value: object, tensor: TensorSpec) -> npt.NDArray[Any]:
     return encoded.reshape(array.shape)
 
 
+def _freeze(value: object) -> object:
+    """Return a value with ``bytes`` in place of other buffers in its lists."""
+    if isinstance(value, (bytearray, memoryview)):
+        return bytes(value)
+    return [_freeze(element) for element in value] if isinstance(value, (list, tuple)) else value
+
+
 def _encode(element: object, index: int, tensor: TensorSpec) -> bytes:
-    if isinstance(element, bytes):
-        return element
+    if isinstance(element, (bytes, bytearray, memoryview)):
+        return bytes(element)
     if isinstance(element, str):
         try:
             return element.encode("utf-8")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Generic, TypeVar
+
+from .forks import Lock
 
 __all__ = ["LoopsClosedError", "PerLoop"]
 
@@ -38,7 +39,7 @@ class PerLoop(Generic[State]):
     def __init__(self, make: Callable[[], State], close: Callable[[State], Awaitable[None]]) -> None:
         self._make = make
         self._close = close
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._entries: dict[asyncio.AbstractEventLoop, tuple[State, AsyncGenerator[None, None]]] = {}
         self.is_closed = False
 

@@ -13,9 +13,19 @@ import numpy.typing as npt
 
 from ..exceptions import PyTritonClientValueError
 from .deadline import check_timeout
-from .results import ParameterValue
 
-__all__ = ["NO_OPTIONS", "CallOptions", "Casting", "Headers", "Parameters", "check_headers", "check_parameters"]
+__all__ = [
+    "NO_OPTIONS",
+    "CallOptions",
+    "Casting",
+    "Headers",
+    "ParameterValue",
+    "Parameters",
+    "check_headers",
+    "check_parameters",
+]
+
+ParameterValue = str | int | float | bool
 
 # What a call takes as parameters and headers. An array is for a model with an input of that name; to type checkers it
 # also lets a dictionary of arrays stand for all inputs: infer_sample(**arrays).
@@ -55,7 +65,7 @@ class CallOptions:
 
     Attributes:
         timeout_s: How long a call may take, in seconds; ``None`` leaves that to the client.
-        request_id: The id of its requests; ``None`` numbers them.
+        request_id: The id of its requests; ``None`` gives each one of its own.
         parameters: Custom request parameters.
         options: Those with a meaning of their own, under the names of the protocol.
         headers: HTTP headers or gRPC metadata, every value as text.

@@ -12,6 +12,8 @@ Nothing here waits, opens a connection or imports a library that does.
 
 from __future__ import annotations
 
+import itertools
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -25,14 +27,16 @@ from ..exceptions import (
     PyTritonClientValueError,
 )
 from .arrays import to_wire_array
-from .options import NO_OPTIONS, CallOptions, Casting, check_headers, check_parameters
-from .results import ModelResult, ParameterValue
+from .forks import call_in_child
+from .options import NO_OPTIONS, CallOptions, Casting, ParameterValue, check_headers, check_parameters
 from .spec import ModelSpec, TensorSpec
 
 __all__ = [
     "Call",
     "InferRequest",
     "InferResponse",
+    "ModelResult",
+    "RequestIds",
     "SharedTensors",
     "Slice",
     "build_request",
@@ -40,7 +44,65 @@ __all__ = [
     "decode_response",
     "find_wrong_shape",
     "is_end_of_stream",
+    "is_same_form",
 ]
+
+
+class ModelResult(dict[str, Any]):
+    """The outputs of a model by name, and what the response says besides them. Else it is a dictionary like any other.
+
+    Args:
+        outputs: Arrays by name; strings are object arrays of ``bytes``. Of a sample, an output without any axis but the
+            batch axis is a numpy scalar, or ``bytes``.
+        parameters: What the callable added to its response.
+        request_id: The id of the request that this answers.
+        model_name: The model that answered.
+        model_version: The version that answered, also where the client asked for the latest.
+
+    Attributes:
+        parameters: What the callable added to its response; empty where it added nothing.
+        request_id: The id of the request that this answers; ``""`` where the server did not say.
+        model_name: The model that answered.
+        model_version: The version that answered, as text; ``None`` where the server did not say.
+    """
+
+    __slots__ = ("model_name", "model_version", "parameters", "request_id")
+
+    parameters: dict[str, ParameterValue]
+    request_id: str
+    model_name: str
+    model_version: str | None
+
+    def __init__(
+        self,
+        outputs: Mapping[str, Any] | None = None,
+        *,
+        parameters: Mapping[str, ParameterValue] | None = None,
+        request_id: str = "",
+        model_name: str = "",
+        model_version: str | None = None,
+    ) -> None:
+        super().__init__(outputs or {})
+        self.parameters = dict(parameters) if parameters else {}
+        self.request_id = request_id
+        self.model_name = model_name
+        self.model_version = model_version
+
+
+class RequestIds:
+    """Ids that tell a request from those of all other clients, in the log of a server that many of them call."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+        self._begin()
+        call_in_child(self, RequestIds._begin)
+
+    def _begin(self) -> None:
+        self._prefix = secrets.token_hex(6)
+
+    def next(self) -> str:
+        """Return the next id: what is this client's own, and a number."""
+        return f"{self._prefix}-{next(self._numbers)}"
 
 
 @dataclass(frozen=True)
@@ -220,11 +282,11 @@ def find_wrong_shape(spec: ModelSpec, request: InferRequest, *, is_batch: bool) 
         request: The request for it.
         is_batch: Whether the caller gave arrays with a batch axis.
     """
+    axes = int(spec.batching)
     for tensor, wire_array in request.inputs:
-        given = wire_array.shape[1:] if spec.batching and not is_batch else wire_array.shape
-        sample = given[1:] if is_batch else given
-        if _fits(sample, tensor.shape):
+        if _fits(wire_array.shape[axes:], tensor.shape):
             continue
+        given = wire_array.shape[1:] if spec.batching and not is_batch else wire_array.shape
         expected = f"the shape ({', '.join(['batch'] * is_batch + list(map(str, tensor.shape)))})"
         if is_batch and _fits(given, tensor.shape):
             advice = " Did you mean infer_sample, which takes one sample, without a batch axis?"
@@ -243,10 +305,21 @@ def find_wrong_shape(spec: ModelSpec, request: InferRequest, *, is_batch: bool) 
     return None
 
 
+def is_same_form(request: InferRequest, other: InferRequest) -> bool:
+    """Ask whether a server that refuses one of two requests, made of the same call, for its form refuses both."""
+
+    def form(it: InferRequest) -> list[tuple[str, str, tuple[int, ...]]]:
+        return [(tensor.name, tensor.datatype, array.shape) for tensor, array in it.inputs]
+
+    return form(request) == form(other)
+
+
 def _fits(shape: Sequence[int], declared: Sequence[int]) -> bool:
-    return len(shape) == len(declared) and all(
-        wanted in (-1, length) for wanted, length in zip(declared, shape, strict=True)
-    )
+    return len(shape) == len(declared) and all(map(_fits_axis, shape, declared))
+
+
+def _fits_axis(length: int, wanted: int) -> bool:
+    return wanted in (-1, length)
 
 
 def decode_response(spec: ModelSpec, response: InferResponse, *, is_batch: bool) -> ModelResult:

@@ -1,4 +1,4 @@
-"""How a client waits for its server and its model, as generators without I/O that both kinds of clients run.
+"""How a client waits for its server and its model and learns about it, as generators that both kinds of clients run.
 
 Such a generator, a plan, yields an ``Ask`` for each question to the server and a ``Pause`` before it asks again. The
 client that runs it sends back the server's answer, or throws in the error of the transport, and sleeps in the pauses.
@@ -9,6 +9,7 @@ If the model is ready, two questions are enough: whether it is ready, and what i
 from __future__ import annotations
 
 import enum
+import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict
@@ -27,11 +28,13 @@ from .translate import is_permanent
 __all__ = [
     "Ask",
     "Exchange",
+    "ModelInfo",
     "Pause",
     "PlanStep",
     "Question",
     "Target",
     "ask_server",
+    "find_change",
     "prepare",
     "wait_for_model",
     "wait_for_server",
@@ -42,6 +45,8 @@ _QUESTION_TIMEOUT_S = 10.0
 _FIRST_PAUSE_S = 0.01
 _NOT_FOUND_TEXT = "is not found"
 _MAX_PAUSE_S = 0.5
+# A caller who errs again and again has the server asked whether the model has changed no more often than this.
+_LEAST_AGE_S = 1.0
 
 
 class Question(enum.Enum):
@@ -108,6 +113,25 @@ class Target:
         return {"url": self.url, "model_name": self.model_name, "model_version": self.model_version}
 
 
+@dataclass
+class ModelInfo:
+    """What a client and all its views have learnt about their model.
+
+    Attributes:
+        given: The specification that the user brought, of which the server is to judge.
+        spec: What is known of it.
+        was_ready: Whether it was seen ready.
+        is_prepared: Whether the first inference has all that it needs.
+        confirmed_s: When the server was last asked whether it has changed, and it had not; by a monotonic clock.
+    """
+
+    given: ModelSpec | None
+    spec: ModelSpec | None
+    was_ready: bool = False
+    is_prepared: bool = False
+    confirmed_s: float = -_LEAST_AGE_S
+
+
 PlanStep = Ask | Pause | Exchange
 
 
@@ -145,6 +169,39 @@ def prepare(
     return spec
 
 
+def find_change(
+    target: Target, deadline: Deadline, info: ModelInfo, known: ModelSpec
+) -> Generator[PlanStep, Any, ModelSpec | None]:
+    """Find out whether a model has changed, which a caller may know who seems to have made a mistake.
+
+    Args:
+        target: The model.
+        deadline: For the question.
+        info: What the client knows; a change is noted there.
+        known: By what the call seemed to be wrong.
+
+    Returns:
+        What the model is now; ``None`` where it is as it was, or that cannot be told.
+    """
+    if info.given is not None:
+        return None
+    if info.spec is not None and info.spec is not known:
+        return info.spec  # another call has found it
+    if time.monotonic() - info.confirmed_s < _LEAST_AGE_S:
+        return None
+    info.confirmed_s = time.monotonic()
+    try:
+        config = yield _ask(Question.MODEL_CONFIG, deadline)
+        spec = parse_model_config(config, target.model_version)
+    except PyTritonClientError:
+        return None  # what is to be told is the mistake
+    if spec == known:
+        return None
+    info.spec = spec
+    info.confirmed_s = -_LEAST_AGE_S
+    return spec
+
+
 def wait_for_server(target: Target, deadline: Deadline) -> Generator[PlanStep, Any, None]:
     """Wait until the server says that it is ready.
 
@@ -160,7 +217,8 @@ def wait_for_server(target: Target, deadline: Deadline) -> Generator[PlanStep, A
             reason = None
         except (PyTritonClientConnectionError, PyTritonClientTimeoutError) as error:
             _raise_if_permanent(error)
-            reason = error
+            if isinstance(error, PyTritonClientConnectionError) or reason is None or not deadline.is_over:
+                reason = error
         yield Pause(min(pause_s, deadline.remaining_s()))
         if deadline.is_over:
             break
@@ -196,8 +254,9 @@ def wait_for_model(target: Target, deadline: Deadline) -> Generator[PlanStep, An
                 unknown = yield from _find_unknown_version(deadline)
         except (PyTritonClientConnectionError, PyTritonClientTimeoutError) as error:
             _raise_if_permanent(error)
-            # A question cut short by the deadline says nothing new about a server that has answered before.
-            if isinstance(error, PyTritonClientConnectionError) or missing == "server" or not deadline.is_over:
+            # A question cut short by the deadline says nothing new where something is known.
+            is_known = missing != "server" or reason is not None
+            if isinstance(error, PyTritonClientConnectionError) or not is_known or not deadline.is_over:
                 missing, reason = "server", error
         if unknown is not None:
             raise _unknown_version_error(target, deadline) from unknown

@@ -65,7 +65,7 @@ class TracedCall:
 
 
 def trace_call(call: Call, target: Target) -> TracedCall:
-    """Start the span of a call. Its context travels in the headers, unless the caller gave one of its own.
+    """Start the span of a call. If it is sampled, its context travels in the headers, unless the caller gave its own.
 
     Args:
         call: The checked arguments.
@@ -107,7 +107,9 @@ def _start(tracer: Tracer, call: Call, target: Target) -> TracedCall:
     if target.model_version is not None:
         attributes["triton.model_version"] = target.model_version
     span = tracer.start_span(SPAN_NAME, kind=SpanKind.CLIENT, attributes=attributes)
-    if not any(name.lower() == _HEADER for name in call.headers):
+    # Triton traces a request with the header in full, whatever its flag says.
+    is_sampled = span.get_span_context().trace_flags.sampled
+    if is_sampled and not any(name.lower() == _HEADER for name in call.headers):
         carrier: dict[str, str] = {}
         inject(carrier, context=set_span_in_context(span))
         call = dataclasses.replace(call, headers={**carrier, **call.headers})

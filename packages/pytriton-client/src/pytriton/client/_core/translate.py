@@ -23,6 +23,7 @@ __all__ = [
     "grpc_error",
     "is_denial",
     "is_permanent",
+    "may_be_refusal",
     "server_error",
     "timeout_error",
 ]
@@ -52,6 +53,8 @@ _SHAPES = re.compile(r"\[-?[0-9][0-9,-]*\]")
 _ANSWER_BEGINS = ("[request id:", "model '")
 # gRPC gives up an attempt to connect after 20 s, whatever time the call still has.
 _CONNECT_TIMEOUT_TEXTS = ("connection attempt timed out", "failed to connect before the deadline")
+# Of gRPC itself, where an HTTP gateway answers.
+_GATEWAY_TEXT = "received http2 header with status: "
 _EXHAUSTED_TEXT = os.strerror(errno.EMFILE)
 # Permanent failures: an authority that is not trusted, a name that is not in the certificate, a server without TLS.
 _UNTRUSTED_TEXTS = ("certificate_verify_failed", "hostname verification check failed")
@@ -64,6 +67,8 @@ _TOO_LARGE_TEXT = "--http-max-input-size"
 # Of an array with more than one element, by generate_stream before tritonserver 2.51.
 _ELEMENTS_TEXT = "Shape does not match true shape of 'data' field"
 _BATCH_SIZE_TEXT = "inference request batch-size must be <="
+_GATEWAY_STATUSES = ("407", "502", "503", "504")
+_REFUSED_STATUSES = ("400", "INVALID_ARGUMENT")
 _DENIED_STATUSES = ("401", "403", "UNAUTHENTICATED", "PERMISSION_DENIED")
 
 
@@ -77,6 +82,8 @@ class Operation:
         timeout_s: How long it may take, in seconds.
         model_name: The model; ``None`` where it is about the server alone.
         model_version: The version; ``None`` is the latest.
+        note: A sentence for errors of the connection, such as one about a proxy.
+        client: The class of the client.
     """
 
     doing: str
@@ -84,6 +91,8 @@ class Operation:
     timeout_s: float
     model_name: str | None = None
     model_version: str | None = None
+    note: str = ""
+    client: str = "ModelClient"
 
     def with_timeout(self, timeout_s: float) -> Operation:
         """Return the same with another time limit, in seconds."""
@@ -94,7 +103,8 @@ def timeout_error(operation: Operation) -> PyTritonClientTimeoutError:
     """Make the error of an operation that has timed out."""
     return PyTritonClientTimeoutError(
         f"Timeout occurred during {operation.doing}. Timeout: {operation.timeout_s:.3g} s at {operation.url}; the "
-        "server may be stopped or busy. If the request is just slow, raise inference_timeout_s or init_timeout_s.",
+        "server may be stopped or busy. If the request is just slow, raise inference_timeout_s or init_timeout_s."
+        f"{operation.note}",
         url=operation.url,
         model_name=operation.model_name,
         model_version=operation.model_version,
@@ -119,7 +129,7 @@ def connection_error(operation: Operation, reason: str) -> PyTritonClientConnect
         )
     return PyTritonClientConnectionError(
         f"Connection to {operation.url} failed: {reason}. {advice} Expected a Triton server there, during "
-        f"{operation.doing}.",
+        f"{operation.doing}.{operation.note}",
         url=operation.url,
         model_name=operation.model_name,
         model_version=operation.model_version,
@@ -132,10 +142,10 @@ def is_permanent(error: PyTritonClientConnectionError) -> bool:
     return _UNENCRYPTED_TEXT in text or any(known in text for known in _UNTRUSTED_TEXTS)
 
 
-def closed_error(model_name: str | None, url: str) -> PyTritonClientClosedError:
-    """Make the error of a client that has been closed."""
+def closed_error(model_name: str | None, url: str, client: str) -> PyTritonClientClosedError:
+    """Make the error of a client that has been closed, for its class."""
     return PyTritonClientClosedError(
-        f"ModelClient is closed: make a new one for the model {model_name!r} at {url}.", url=url, model_name=model_name
+        f"{client} is closed: make a new one for the model {model_name!r} at {url}.", url=url, model_name=model_name
     )
 
 
@@ -174,6 +184,8 @@ def server_error(operation: Operation, status: str | None, text: str) -> PyTrito
         )
     elif _BATCH_SIZE_TEXT in text:
         advice = ". Send no more rows at once than that, or bind the model with ModelConfig(max_batch_size=...)."
+    elif status in _GATEWAY_STATUSES:
+        advice = operation.note
     return PyTritonClientInferenceServerError(
         f"Error occurred during {operation.doing}. Message: {shown}{advice}",
         url=operation.url,
@@ -182,6 +194,12 @@ def server_error(operation: Operation, status: str | None, text: str) -> PyTrito
         status=status,
         server_message=text,
     )
+
+
+def may_be_refusal(error: PyTritonClientInferenceServerError, *, is_stream: bool) -> bool:
+    """Return whether the server may have refused a request for its form, before the model saw it."""
+    # Of a stream, Triton tells no status over gRPC, and 500 over HTTP for values that are no numbers.
+    return error.status in _REFUSED_STATUSES or (is_stream and error.status in (None, "500"))
 
 
 def is_denial(status: str, text: str) -> bool:
@@ -201,10 +219,13 @@ def grpc_error(operation: Operation, status: str, text: str) -> PyTritonClientEr
     if status == "DEADLINE_EXCEEDED":
         return timeout_error(operation)
     is_answer = lower.startswith(_ANSWER_BEGINS)
+    if lower.startswith(_GATEWAY_TEXT):
+        # gRPC makes a status of its own of it, which says less.
+        return connection_error(operation, f"it answered with the HTTP status {text[len(_GATEWAY_TEXT) :]}")
     if status == "UNAVAILABLE" and not is_answer and any(known in lower for known in _CONNECT_TIMEOUT_TEXTS):
         return timeout_error(operation)
     if status == "UNAVAILABLE" and not is_answer and any(known in lower for known in _CONNECTION_TEXTS):
         return connection_error(operation, text)
     if status == "CANCELLED" and "channel closed" in lower:
-        return closed_error(operation.model_name, operation.url)
+        return closed_error(operation.model_name, operation.url, operation.client)
     return server_error(operation, status, text)

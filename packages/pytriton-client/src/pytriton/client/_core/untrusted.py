@@ -127,7 +127,7 @@ def array_from_json(elements: object, datatype: str, shape: Sequence[int]) -> np
         # Bytes that are no UTF-8 were read as surrogates, and become what they were.
         strings[:] = [text.encode("utf-8", errors="surrogateescape") for text in flat]
         return strings.reshape(shape)
-    dtype = np.dtype(dtype_of(datatype))
+    dtype: np.dtype[Any] = np.dtype(dtype_of(datatype))
     _check_types(flat, _JSON_TYPES[dtype.kind], datatype)
     if dtype.kind in "iu" and flat:
         # numpy 1 would wrap what the type cannot hold.

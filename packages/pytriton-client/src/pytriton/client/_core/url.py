@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import re
 from dataclasses import dataclass
 from typing import NoReturn
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import quote, urlsplit
 
 from ..exceptions import PyTritonClientInvalidUrlError
 
@@ -14,6 +15,8 @@ __all__ = ["TritonUrl"]
 # Triton has no TLS on its HTTP port: https means a proxy in front of it, whose own port is the usual default.
 _DEFAULT_PORTS = {"http": 8000, "https": 443, "grpc": 8001, "grpcs": 8001}
 _BALANCING = "load_balancing=round_robin"
+_USER = re.compile(r"(?<![^/])[^/?#]*@")
+_QUERY = re.compile(r"\?.*", re.DOTALL)
 _HOST_NAME = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?")
 
 
@@ -26,22 +29,27 @@ class TritonUrl:
         hostname: A name or an IP address; an IPv6 address without its brackets.
         port: The port; 8000 for HTTP, 8001 for gRPC and 443 for HTTPS where the address names none.
         is_balanced: Whether calls go in turn to all servers that the name stands for, in place of one of them.
+        path: What comes before the paths of the server, of a gateway over HTTP; else empty.
+        trust_env: Whether the variables of the environment that name a proxy count.
     """
 
     scheme: str
     hostname: str
     port: int
     is_balanced: bool = False
+    path: str = ""
+    trust_env: bool = True
 
     @classmethod
     def from_url(cls, url: str) -> TritonUrl:
-        """Parse ``[scheme://]host[:port]``. Without a scheme it is HTTP. User and path are dropped.
+        """Parse ``[scheme://]host[:port]``. Without a scheme it is HTTP.
 
-        Of a query, ``load_balancing=round_robin`` has a meaning, over gRPC; the rest is dropped, too.
+        Over HTTP a path may follow, behind which a gateway has the server. Over gRPC ``?load_balancing=round_robin``
+        may follow.
 
         Raises:
-            PyTritonClientInvalidUrlError: Not a string, another scheme, no host, a port outside 1..65535, or load
-                balancing of another kind or over HTTP.
+            PyTritonClientInvalidUrlError: Not a string, another scheme, no host, a port outside 1..65535, a user, a
+                fragment, a path over gRPC, or another query.
         """
         if not isinstance(url, str):
             _refuse(url, f"a {type(url).__name__} is no address")
@@ -52,20 +60,27 @@ class TritonUrl:
             port = parts.port
         except ValueError as error:
             _refuse(url, str(error), error)
+        if "@" in parts.netloc:
+            _refuse(url, "a user is not sent; give headers to the calls, or access_token to the client")
         scheme = parts.scheme.lower()
         if scheme not in _DEFAULT_PORTS:
             _refuse(url, f"the scheme {scheme!r} is not known")
         hostname = parts.hostname or ""
         if ":" not in hostname and not _HOST_NAME.fullmatch(hostname):
             _refuse(url, f"{hostname!r} is no host name" if hostname else "the host is missing")
-        if parts.netloc.rpartition("@")[2].endswith(":"):
+        if parts.netloc.endswith(":"):
             _refuse(url, "the port is missing after the colon")
         if port == 0:
             _refuse(url, "port 0 cannot be connected to")
-        balancing = parse_qs(parts.query, keep_blank_values=True).get("load_balancing")
-        if balancing not in (None, ["round_robin"]) or (balancing and not scheme.startswith("grpc")):
-            _refuse(url, f"what can be said of load balancing is {_BALANCING}, for a grpc or grpcs address")
-        return cls(scheme, hostname, _DEFAULT_PORTS[scheme] if port is None else port, balancing is not None)
+        is_grpc = scheme.startswith("grpc")
+        if parts.fragment:
+            _refuse(url, "a fragment has no meaning here")
+        if parts.query and not (is_grpc and parts.query == _BALANCING):
+            _refuse(url, f"the only query is {_BALANCING}, for a grpc or grpcs address")
+        path = quote(parts.path.rstrip("/"), safe="/%:@!$&'()*+,;=~")
+        if path and is_grpc:
+            _refuse(url, "gRPC has no path")
+        return cls(scheme, hostname, _DEFAULT_PORTS[scheme] if port is None else port, bool(parts.query), path)
 
     @property
     def protocol(self) -> str:
@@ -78,6 +93,14 @@ class TritonUrl:
         return self.scheme in ("https", "grpcs")
 
     @property
+    def is_loopback(self) -> bool:
+        """Whether it is an address of this host for sure."""
+        try:
+            return ipaddress.ip_address(self.hostname).is_loopback
+        except ValueError:
+            return self.hostname.lower() == "localhost"
+
+    @property
     def without_scheme(self) -> str:
         """``host:port``, an IPv6 address in brackets."""
         host = f"[{self.hostname}]" if ":" in self.hostname else self.hostname
@@ -85,12 +108,15 @@ class TritonUrl:
 
     @property
     def with_scheme(self) -> str:
-        """``scheme://host:port``, an IPv6 address in brackets, and the query that has a meaning."""
-        return f"{self.scheme}://{self.without_scheme}{f'?{_BALANCING}' if self.is_balanced else ''}"
+        """``scheme://host:port``, an IPv6 address in brackets, with the path or the query."""
+        return f"{self.scheme}://{self.without_scheme}{self.path}{f'?{_BALANCING}' if self.is_balanced else ''}"
 
 
 def _refuse(url: object, reason: str, cause: Exception | None = None) -> NoReturn:
-    expected = "[http|https|grpc|grpcs://]host[:port], an IPv6 address in brackets"
+    expected = "[http|https|grpc|grpcs://]host[:port], over HTTP with a /path, an IPv6 address in brackets"
+    if isinstance(url, str):
+        # A password or a key in a query is not to be seen in a log.
+        url = _QUERY.sub("?...", _USER.sub("***@", url))
     raise PyTritonClientInvalidUrlError(
         f"Invalid url {url!r}: {reason}. Expected {expected}, for example grpc://localhost:8001.",
         url=str(url),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -16,9 +17,11 @@ from .._core.tls import TlsSettings
 from .._core.translate import Operation, closed_error, grpc_error, server_error, timeout_error
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from .._core.url import TritonUrl
+from .._route.proxies import describe_proxy
 from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 from . import calls
 from .calls import GrpcCall, check_message, is_unavailable, read_infer_response, read_model_config
+from .forked import check_fork, watch_forks
 from .messages import STREAM_METHOD, channel_options, encode_infer_request, make_metadata, service_pb2, service_pb2_grpc
 from .transport import ABANDONED_CALL_S, MAX_BUFFERED_WRITE_BYTES, STREAM_END_TIMEOUT_S, make_credentials
 
@@ -46,6 +49,7 @@ class AsyncGrpcTransport:
         headers: Sent with every request as metadata.
         tls: Certificates for an encrypted connection.
         max_response_bytes: The largest response that is taken.
+        client: The class of the client, for errors.
 
     Raises:
         PyTritonClientValueError: The certificates cannot be read.
@@ -57,8 +61,11 @@ class AsyncGrpcTransport:
         headers: Mapping[str, str],
         tls: TlsSettings | None,
         max_response_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+        client: str = "ModelClient",
     ) -> None:
         self._url = url.with_scheme
+        self._client = client
+        self._note = describe_proxy(url)
         self._headers = dict(headers)
         credentials = make_credentials(url, tls)
         self._channels = PerLoop(lambda: _Channel(url, credentials, max_response_bytes), _Channel.close)
@@ -91,7 +98,7 @@ class AsyncGrpcTransport:
         """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
         message = encode_infer_request(request)
         metadata = make_metadata(request.call.headers, self._headers)
-        operation = calls.stream_operation(self._url, request)
+        operation = replace(calls.stream_operation(self._url, request), client=self._client)
 
         async def send() -> tuple[Any, _Abandon]:
             channel = await self._channel(operation)
@@ -142,31 +149,32 @@ class AsyncGrpcTransport:
         operation, message = request.operation, request.message
         channel = await self._channel(operation)
         metadata = make_metadata(headers or {}, self._headers)
+        call = getattr(channel.stub, request.method)(message, metadata=metadata, timeout=operation.timeout_s)
+        # gRPC does not end a call during a write, whatever its timeout.
+        is_large = message.ByteSize() > MAX_BUFFERED_WRITE_BYTES
+        if not await _has_ended(call, operation.timeout_s if is_large else None):
+            raise timeout_error(replace(operation, note=self._note))
         try:
-            call = getattr(channel.stub, request.method)(message, metadata=metadata, timeout=operation.timeout_s)
-            if message.ByteSize() > MAX_BUFFERED_WRITE_BYTES:
-                # gRPC does not end a call during a write, whatever its timeout.
-                return check_message(operation, await asyncio.wait_for(call, operation.timeout_s))
             return check_message(operation, await call)
-        except asyncio.TimeoutError as error:
-            raise timeout_error(operation) from error
         except grpc.RpcError as error:
             raise self._translate(operation, error) from error
         except asyncio.CancelledError as error:
-            # Closing the channel cancels its calls, which looks as if the task had been cancelled.
-            if self._channels.is_closed and not _is_being_cancelled():
-                raise closed_error(operation.model_name, self._url) from error
+            if self._channels.is_closed:  # which has cancelled the call
+                raise closed_error(operation.model_name, self._url, self._client) from error
             raise
 
     async def _channel(self, operation: Operation) -> _Channel:
+        check_fork(self._url)
+        watch_forks()
         try:
             return await self._channels.get()
         except LoopsClosedError as error:
-            raise closed_error(operation.model_name, self._url) from error
+            raise closed_error(operation.model_name, self._url, self._client) from error
 
     def _translate(self, operation: Operation, error: Any) -> PyTritonClientError:
         if self._channels.is_closed:
-            return closed_error(operation.model_name, self._url)
+            return closed_error(operation.model_name, self._url, self._client)
+        operation = replace(operation, note=self._note, client=self._client)
         return grpc_error(operation, getattr(error.code(), "name", "UNKNOWN"), error.details() or "")
 
 
@@ -214,7 +222,7 @@ class AsyncGrpcStream:
             await asyncio.wait({reading})
             raise timeout_error(operation)
         if reading.cancelled():
-            raise closed_error(operation.model_name, operation.url)
+            raise closed_error(operation.model_name, operation.url, operation.client)
         error = reading.exception()
         if isinstance(error, grpc.RpcError):
             self._has_ended = True
@@ -306,8 +314,27 @@ async def _drain(call: Any, first: asyncio.Future[Any] | None) -> None:
             reading.exception()  # retrieved, so that asyncio does not log it
 
 
-def _is_being_cancelled() -> bool:
-    """Return whether the running task is being cancelled; False before Python 3.11, which does not tell."""
-    task = asyncio.current_task()
-    cancelling: Callable[[], int] | None = getattr(task, "cancelling", None)
-    return cancelling is not None and cancelling() > 0
+async def _has_ended(call: Any, timeout_s: float | None) -> bool:
+    """Wait for the end of a unary call; cancel the call where that does not come in time, or the task is cancelled.
+
+    A task that awaited the call itself would get another ``CancelledError`` from gRPC in place of its own, without the
+    message by which scopes of anyio know what they have cancelled.
+    """
+    loop = asyncio.get_running_loop()
+    ended: asyncio.Future[None] = loop.create_future()
+
+    def end(_: Any = None) -> None:
+        if not ended.done():
+            ended.set_result(None)
+
+    call.add_done_callback(end)
+    timer = None if timeout_s is None else loop.call_later(timeout_s, end)
+    try:
+        await ended
+    finally:
+        if timer is not None:
+            timer.cancel()
+        has_ended: bool = call.done()
+        if not has_ended:
+            call.cancel()
+    return has_ended

@@ -13,11 +13,12 @@ import numpy.typing as npt
 from google.protobuf import json_format  # type: ignore[import-untyped, unused-ignore]
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+from .._core.options import ParameterValue
 from .._core.requests import InferRequest, InferResponse, SharedTensors, Slice
-from .._core.results import ParameterValue
 from .._core.tensors import decode_tensor, encode_tensor
 from .._core.untrusted import check_shape, describe
 from .._core.url import TritonUrl
+from .._route.proxies import NO_GRPC_PROXY
 from ..exceptions import PyTritonClientValueError
 
 __all__ = [
@@ -50,6 +51,7 @@ def channel_options(url: TritonUrl, max_response_bytes: int) -> list[tuple[str, 
     """Return the options of a channel to an address that takes messages up to a size."""
     return [
         *_CHANNEL_OPTIONS,
+        *([NO_GRPC_PROXY] if url.is_loopback or not url.trust_env else []),
         ("grpc.max_receive_message_length", min(max_response_bytes, _MAX_MESSAGE_BYTES)),
         ("grpc.lb_policy_name", "round_robin" if url.is_balanced else "pick_first"),
     ]

@@ -5,21 +5,26 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import grpc
 from tritonclient.grpc import InferenceServerClient
 
+from .._core.forks import call_in_child
 from .._core.requests import InferRequest, InferResponse
 from .._core.spec import ModelSpec
 from .._core.tls import TlsSettings, read_certificates
 from .._core.translate import Operation, closed_error, grpc_error, server_error, timeout_error
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from .._core.url import TritonUrl
+from .._route.proxies import describe_proxy
 from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 from . import calls
 from .calls import GrpcCall, is_unavailable, read_infer_response, read_model_config
+from .forked import check_fork, is_usable, watch_forks
 from .messages import STREAM_METHOD, channel_options, encode_infer_request, make_metadata, service_pb2, service_pb2_grpc
+from .patched import adapt_to_patches, check_stream
 from .watchdog import Watchdog
 
 __all__ = ["GrpcTransport", "make_credentials", "make_tritonclient"]
@@ -34,6 +39,9 @@ ABANDONED_CALL_S = 0.1
 # A message up to this size fits into the buffers of a socket, even if the server reads nothing.
 MAX_BUFFERED_WRITE_BYTES = 1 << 16
 _CHANNEL_CLOSE_TIMEOUT_S = 0.5
+
+# Channels that forked children have from their parents. They are never closed.
+_of_parents: list[Any] = []
 
 
 def make_credentials(url: TritonUrl, tls: TlsSettings | None) -> grpc.ChannelCredentials | None:
@@ -64,6 +72,7 @@ class GrpcTransport:
         headers: Sent with every request as metadata.
         tls: Certificates for an encrypted connection.
         max_response_bytes: The largest response that is taken.
+        client: The class of the client, for errors.
     """
 
     def __init__(
@@ -72,15 +81,34 @@ class GrpcTransport:
         headers: Mapping[str, str],
         tls: TlsSettings | None = None,
         max_response_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+        client: str = "ModelClient",
     ) -> None:
         self._url = url.with_scheme
+        self._client = client
+        self._note = describe_proxy(url)
         self._headers = dict(headers)
-        credentials = make_credentials(url, tls)
-        options = channel_options(url, max_response_bytes)
-        if credentials is None:
-            self._channel = grpc.insecure_channel(url.without_scheme, options)
+        self._credentials = make_credentials(url, tls)
+        self._address = url.without_scheme
+        self._options = channel_options(url, max_response_bytes)
+        self._watchdog = Watchdog()
+        self._is_closed = False
+        self._begin()
+        call_in_child(self, GrpcTransport._leave_to_parent)
+
+    def _leave_to_parent(self) -> None:
+        # Its end would say goodbye to the server over the parent's connection.
+        _of_parents.append(self._channel)
+        if is_usable():
+            self._begin()
+
+    def _begin(self) -> None:
+        check_fork(self._url)
+        watch_forks()
+        adapt_to_patches()
+        if self._credentials is None:
+            self._channel = grpc.insecure_channel(self._address, self._options)
         else:
-            self._channel = grpc.secure_channel(url.without_scheme, credentials, options)
+            self._channel = grpc.secure_channel(self._address, self._credentials, self._options)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
         # The method takes a stream of requests. A unary call sends the same bytes for one request, without a thread.
         self._open_stream = self._channel.unary_stream(
@@ -88,11 +116,9 @@ class GrpcTransport:
             request_serializer=service_pb2.ModelInferRequest.SerializeToString,
             response_deserializer=service_pb2.ModelStreamInferResponse.FromString,
         )
-        self._watchdog = Watchdog()
         self._background_calls: set[Any] = set()
         self._abandoned: set[threading.Thread] = set()
         self._has_unfinished = False
-        self._is_closed = False
 
     def is_server_ready(self, timeout_s: float) -> bool:
         """Ask whether the server is ready."""
@@ -115,6 +141,7 @@ class GrpcTransport:
 
     def stream(self, spec: ModelSpec, request: InferRequest) -> GrpcStream:
         """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
+        check_stream(self._url)
         message = encode_infer_request(request)
         operation = calls.stream_operation(self._url, request)
 
@@ -149,6 +176,8 @@ class GrpcTransport:
     def close(self) -> None:
         """Close the channel; calls and streams in flight end with ``PyTritonClientClosedError``."""
         self._is_closed = True
+        if not is_usable():
+            return
         for abandoned in self._abandoned.copy():
             if abandoned.is_alive():
                 abandoned.join(STREAM_END_TIMEOUT_S)
@@ -200,12 +229,12 @@ class GrpcTransport:
         self._background_calls.add(call)
         try:
             if self._is_closed:  # since the call began, so that close() may not know of it
-                raise closed_error(operation.model_name, self._url)
+                raise closed_error(operation.model_name, self._url, self._client)
             return call.result(timeout=operation.timeout_s)
         except grpc.FutureTimeoutError as error:
             raise timeout_error(operation) from error
         except grpc.FutureCancelledError as error:
-            raise closed_error(operation.model_name, self._url) from error
+            raise closed_error(operation.model_name, self._url, self._client) from error
         finally:
             self._background_calls.discard(call)
             call.cancel()  # which does nothing to a call that is over
@@ -219,18 +248,20 @@ class GrpcTransport:
         **options: float,
     ) -> Any:
         if self._is_closed:
-            raise closed_error(operation.model_name, self._url)
+            raise closed_error(operation.model_name, self._url, self._client)
+        check_fork(self._url)
         try:
             return method(message, metadata=make_metadata(self._headers, headers), **options)
         except ValueError as error:
             # Also raised by a channel that another thread has just closed.
             if self._is_closed:
-                raise closed_error(operation.model_name, self._url) from error
+                raise closed_error(operation.model_name, self._url, self._client) from error
             raise
 
     def _translate(self, operation: Operation, error: Any) -> PyTritonClientError:
         if self._is_closed:
-            return closed_error(operation.model_name, self._url)
+            return closed_error(operation.model_name, self._url, self._client)
+        operation = replace(operation, note=self._note, client=self._client)
         return grpc_error(operation, getattr(error.code(), "name", "UNKNOWN"), error.details() or "")
 
 

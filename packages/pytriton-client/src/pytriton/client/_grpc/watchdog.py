@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import threading
 import time
 from typing import Protocol
 
+from .._core.forks import call_in_child
+
 __all__ = ["Watchdog", "Watched"]
+
+logger = logging.getLogger(__name__)
 
 
 _JOIN_TIMEOUT_S = 5.0
@@ -25,6 +30,10 @@ class Watchdog:
     """Ends waits that take too long. Its thread runs from the first ``begin`` until everything is forgotten."""
 
     def __init__(self) -> None:
+        self._begin()
+        call_in_child(self, Watchdog._begin)
+
+    def _begin(self) -> None:
         # Reentrant: garbage collection, which may close what is watched, can run anywhere, also in here.
         self._changed = threading.Condition(threading.RLock())
         self._ends: dict[Watched, float] = {}
@@ -78,4 +87,8 @@ class Watchdog:
                     self._changed.wait(min(self._wakes_at - now, threading.TIMEOUT_MAX))
             # Outside the lock, as ending a wait takes locks of others, whose holders may be about to take this one.
             for watched in expired:
-                watched.end_wait()
+                try:
+                    watched.end_wait()
+                except Exception:
+                    # The waits of all others have limits, too.
+                    logger.exception("A wait that took too long could not be ended.")

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .._core.deadline import Deadline
-from .._core.url import TritonUrl
+from .._route.addresses import ATTEMPT_DELAY_S, Address, Attempts, order_addresses
+from .._route.proxies import MAX_TUNNEL_BYTES, Route, check_tunnel
 from .connection import is_silent
 from .wire import HttpRequest, HttpResponse, HttpWireError, ResponseReader, encode_head
 
@@ -22,12 +23,12 @@ _MAX_UNTAKEN_BYTES = 1 << 18
 
 
 async def connect(
-    url: TritonUrl, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_bytes: int, deadline: Deadline
+    route: Route, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_bytes: int, deadline: Deadline
 ) -> Connection:
     """Open a connection.
 
     Args:
-        url: The server.
+        route: The way to the server.
         headers: Sent with every request.
         tls: For encrypted connections; ``None`` for others.
         max_bytes: The largest body of a response that is taken in one.
@@ -37,7 +38,8 @@ async def connect(
         TimeoutError: The deadline is over.
         OSError: There is no connection to be had; ``ssl.SSLError`` is one of them.
     """
-    task = asyncio.ensure_future(_connect(url, headers, tls, max_bytes))
+    attempts = Attempts(route.hostname)
+    task = asyncio.ensure_future(_connect(route, headers, tls, max_bytes, attempts))
     try:
         done, _ = await asyncio.wait({task}, timeout=deadline.remaining_s())
     except asyncio.CancelledError:
@@ -47,61 +49,105 @@ async def connect(
     if not done:
         task.cancel()
         task.add_done_callback(_close_unused)
-        raise TimeoutError("the deadline is over")
+        raise attempts.timeout_error()
     return task.result()
 
 
-def _close_unused(task: asyncio.Task[Connection]) -> None:
+def _close_unused(task: asyncio.Task[Connection] | asyncio.Task[socket.socket]) -> None:
     """Close a connection that was made although nobody waits for it any more."""
     if not task.cancelled() and task.exception() is None:
-        task.result().abort()
+        made = task.result()
+        if isinstance(made, Connection):
+            made.abort()
+        else:
+            made.close()
 
 
 async def _connect(
-    url: TritonUrl, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_bytes: int
+    route: Route, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_bytes: int, attempts: Attempts
 ) -> Connection:
     loop = asyncio.get_running_loop()
-    connecting = await _open_socket(url)
+    connecting = await _open_socket(route, attempts)
+    attempts.failures.clear()
+    if route.tunnel:
+        try:
+            await _open_tunnel(connecting, route)
+        except BaseException:
+            connecting.close()
+            raise
     # From here on the transport owns the socket, and closes it where the handshake fails.
     _, connection = await loop.create_connection(
-        lambda: Connection(url.without_scheme, headers, connecting, max_bytes),
+        lambda: Connection(route, headers, connecting, max_bytes),
         sock=connecting,
         ssl=tls,
-        server_hostname=url.hostname if tls is not None else None,
+        server_hostname=route.url.hostname if tls is not None else None,
     )
     return connection
 
 
-async def _open_socket(url: TritonUrl) -> socket.socket:
+async def _open_tunnel(connecting: socket.socket, route: Route) -> None:
     loop = asyncio.get_running_loop()
-    failure: OSError | None = None
-    for family, kind, protocol, _, address in await _addresses(url):
-        connecting = socket.socket(family, kind, protocol)
-        try:
-            connecting.setblocking(False)
-            await loop.sock_connect(connecting, address)
-            connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return connecting
-        except OSError as error:
-            connecting.close()
-            failure = error
-        except BaseException:
-            connecting.close()
-            raise
-    raise failure or OSError(f"the host name {url.hostname!r} has no address")
+    await loop.sock_sendall(connecting, route.tunnel)
+    head = b""
+    while b"\r\n\r\n" not in head and len(head) < MAX_TUNNEL_BYTES:
+        piece = await loop.sock_recv(connecting, MAX_TUNNEL_BYTES)
+        if not piece:
+            break
+        head += piece
+    check_tunnel(head)
 
 
-async def _addresses(url: TritonUrl) -> list[Any]:
+async def _open_socket(route: Route, attempts: Attempts) -> socket.socket:
+    connecting: dict[asyncio.Task[socket.socket], Address] = {}
+    left = order_addresses(await _addresses(route), route.hostname)
+    try:
+        while left or connecting:
+            if left:
+                address = left.pop(0)
+                attempts.failures[address] = None
+                connecting[asyncio.ensure_future(_connect_to(address))] = address
+            done, _ = await asyncio.wait(
+                connecting, timeout=ATTEMPT_DELAY_S if left else None, return_when=asyncio.FIRST_COMPLETED
+            )
+            for task in done:
+                error = task.exception()
+                if error is None:
+                    del connecting[task]
+                    return task.result()
+                if not isinstance(error, OSError):
+                    raise error
+                attempts.failures[connecting.pop(task)] = error
+    finally:
+        for task in connecting:
+            task.cancel()
+            task.add_done_callback(_close_unused)
+    raise attempts.error()
+
+
+async def _connect_to(address: Address) -> socket.socket:
+    family, kind, protocol, _, place = address
+    connecting = socket.socket(family, kind, protocol)
+    try:
+        connecting.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(connecting, place)
+        connecting.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        connecting.close()
+        raise
+    return connecting
+
+
+async def _addresses(route: Route) -> list[Any]:
     try:
         # A number needs no look-up, and so no thread for it.
-        return socket.getaddrinfo(url.hostname, url.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+        return socket.getaddrinfo(route.hostname, route.port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     except (OSError, UnicodeError):
         loop = asyncio.get_running_loop()
     try:
-        return await loop.getaddrinfo(url.hostname, url.port, type=socket.SOCK_STREAM)
+        return await loop.getaddrinfo(route.hostname, route.port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
         # What the look-up says of a name with an empty label or one of more than 63 characters.
-        raise OSError(f"{url.hostname!r} cannot be a host name: {error}") from error
+        raise OSError(f"{route.hostname!r} cannot be a host name: {error}") from error
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -111,19 +157,19 @@ class Connection(asyncio.BufferedProtocol):
     would be taken for the response to the next request.
 
     Args:
-        host: For the ``Host`` header.
+        route: The way to the server.
         headers: Sent with every request.
         connected: The socket below the transport; the transport owns it.
         max_bytes: The largest body of a response that is taken in one.
 
     Attributes:
-        has_sent: Whether the server may have all of the last request.
         lost: Done when the connection is closed.
     """
 
-    def __init__(self, host: str, headers: Mapping[str, str], connected: socket.socket, max_bytes: int) -> None:
+    def __init__(self, route: Route, headers: Mapping[str, str], connected: socket.socket, max_bytes: int) -> None:
         self._loop = asyncio.get_running_loop()
-        self._host = host
+        self._host = route.url.without_scheme
+        self._prefix = route.prefix
         self._headers = headers
         self._socket = connected
         self._transport: Any = None
@@ -135,8 +181,7 @@ class Connection(asyncio.BufferedProtocol):
         self._error: Exception | None = None
         self._may_write = True
         self._is_paused = False
-        self._is_half_sent = False
-        self.has_sent = False
+        self._is_half_sent = self._is_written = False
         self.lost: asyncio.Future[None] = self._loop.create_future()
 
     async def exchange(self, request: HttpRequest, deadline: Deadline, *, is_stream: bool = False) -> HttpResponse:
@@ -166,11 +211,15 @@ class Connection(asyncio.BufferedProtocol):
         """Whether the last response is over and the connection can carry another request."""
         return self._reader.can_be_kept and not (self._error or self._is_half_sent or self._is_paused)
 
+    @property
+    def has_sent(self) -> bool:
+        """Whether the server may have all of the last request."""
+        return self._is_written and self._may_write
+
     def is_alive(self) -> bool:
         """Ask whether an idle connection can be used: the server has not closed it, nor sent what nobody asked for."""
-        # The loop may not have looked at it yet.
-        is_encrypted = self._transport.get_extra_info("ssl_object") is not None
-        return self.can_be_kept and is_silent(self._socket, is_encrypted=is_encrypted)
+        # What the loop has not looked at yet may be the end of the connection, which TLS, too, tells by sending.
+        return self.can_be_kept and is_silent(self._socket)
 
     def abort(self) -> None:
         """Close it at once. ``lost`` tells when that is done."""
@@ -189,7 +238,7 @@ class Connection(asyncio.BufferedProtocol):
             # Before Python 3.11, TLS warns of one that was lost and that nobody has closed.
             self._transport.abort()
         if isinstance(exc, BrokenPipeError):
-            self.has_sent = False
+            self._is_written = False
         self._fail(exc if isinstance(exc, OSError) else ConnectionResetError("the connection was closed"))
         if not self.lost.done():
             self.lost.set_result(None)
@@ -215,10 +264,10 @@ class Connection(asyncio.BufferedProtocol):
         self.buffer_updated(0)
 
     def pause_writing(self) -> None:
-        self._may_write = self.has_sent = False
+        self._may_write = False
 
     def resume_writing(self) -> None:
-        self._may_write = self.has_sent = True
+        self._may_write = True
         self._end_wait_to_write()
 
     # What is below the methods above.
@@ -250,12 +299,11 @@ class Connection(asyncio.BufferedProtocol):
                 reading.exception()  # or asyncio would complain of one that nobody looked at
 
     async def _send(self, request: HttpRequest) -> None:
-        head, body = encode_head(request, self._host, self._headers), request.body
+        head, body = encode_head(request, self._host, self._headers, self._prefix), request.body
         if len(body) <= _PIECE_BYTES:
-            self.has_sent = True
-            self._transport.write(head + body)
+            self._write(head + body, is_last=True)
             return
-        self._transport.write(head)
+        self._write(head)
         view = memoryview(body)
         for start in range(0, len(view), _PIECE_BYTES):
             if not self._may_write:
@@ -264,14 +312,24 @@ class Connection(asyncio.BufferedProtocol):
                     await self._writing
                 finally:
                     self._writing = None
-            self.has_sent = False
+            is_last = start + _PIECE_BYTES >= len(view)
+            if is_last and self._transport.get_extra_info("ssl_object") is not None:
+                # A transport of TLS takes what it is given, until the loop has told it of the end by two turns.
+                for _ in range(2):
+                    await asyncio.sleep(0)
             # A server that answers before it has read everything has made up its mind.
             if self._reading is None or self._reading.done():
                 self._is_half_sent = True
                 return
-            if start + _PIECE_BYTES >= len(view):
-                self.has_sent = True
-            self._transport.write(view[start : start + _PIECE_BYTES])
+            self._write(view[start : start + _PIECE_BYTES], is_last=is_last)
+            if self._transport.is_closing():
+                return  # whoever reads hears of it
+
+    def _write(self, data: bytes | memoryview, *, is_last: bool = False) -> None:
+        self._is_written = is_last
+        self._transport.write(data)
+        if self._transport.is_closing():
+            self._is_written = False  # the system did not take it
 
     def _fail(self, error: Exception) -> None:
         self._error = error

@@ -11,6 +11,7 @@ from .._core.asyncio_loops import LoopsClosedError, PerLoop
 from .._core.deadline import Deadline
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from .._core.url import TritonUrl
+from .._route.proxies import Route, find_route
 from .asyncio_connection import Connection, connect
 from .pool import MAX_IDLE_CONNECTIONS
 from .wire import HttpRequest, HttpResponse, is_unserved, may_retry
@@ -39,8 +40,11 @@ class AsyncConnectionPool:
         tls: ssl.SSLContext | None,
         max_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
     ) -> None:
+        route = find_route(url)
+        headers = {**headers, **route.headers}
+
         def make() -> _Connections:
-            return _Connections(url, headers, tls, max_bytes)
+            return _Connections(route, headers, tls, max_bytes)
 
         self._per_loop = PerLoop(make, _Connections.close)
 
@@ -119,8 +123,14 @@ class AsyncHttpStream:
 class _Connections:
     """The connections of one event loop, used by nothing else than tasks of it."""
 
-    def __init__(self, url: TritonUrl, headers: Mapping[str, str], tls: ssl.SSLContext | None, max_bytes: int) -> None:
-        self._url = url
+    def __init__(
+        self,
+        route: Route,
+        headers: Mapping[str, str],
+        tls: ssl.SSLContext | None,
+        max_bytes: int,
+    ) -> None:
+        self._route = route
         self._headers = headers
         self._tls = tls
         self._max_bytes = max_bytes
@@ -203,7 +213,7 @@ class _Connections:
     async def _open(self, deadline: Deadline) -> Connection:
         self._opening += 1
         try:
-            connection = await connect(self._url, self._headers, self._tls, self._max_bytes, deadline)
+            connection = await connect(self._route, self._headers, self._tls, self._max_bytes, deadline)
         except BaseException:
             self._wake_next()
             raise

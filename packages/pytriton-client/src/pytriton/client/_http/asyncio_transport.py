@@ -17,6 +17,7 @@ from .._core.tls import TlsSettings, make_ssl_context
 from .._core.translate import Operation, closed_error
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES, MOST_ERROR_BYTES
 from .._core.url import TritonUrl
+from .._route.proxies import describe_proxy
 from ..exceptions import PyTritonClientError
 from . import messages
 from .asyncio_pool import AsyncConnectionPool, AsyncHttpStream
@@ -31,7 +32,7 @@ def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings
     from tritonclient.http.aio import InferenceServerClient
 
     return InferenceServerClient(
-        url.without_scheme,
+        url.without_scheme + url.path,
         conn_timeout=network_timeout_s,
         ssl=url.is_encrypted,
         ssl_context=make_ssl_context(tls) if url.is_encrypted else None,
@@ -46,6 +47,7 @@ class AsyncHttpTransport:
         headers: Sent with every request.
         tls: Certificates for an encrypted connection.
         max_bytes: The largest response that is taken.
+        client: The class of the client, for errors.
 
     Raises:
         PyTritonClientValueError: The certificates cannot be read.
@@ -57,38 +59,41 @@ class AsyncHttpTransport:
         headers: Mapping[str, str],
         tls: TlsSettings | None,
         max_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+        client: str = "ModelClient",
     ) -> None:
         self._url = url.with_scheme
+        self._client = client
+        self._note = describe_proxy(url)
         self._max_bytes = max_bytes
         context = make_ssl_context(tls) if url.is_encrypted else None
         self._pool = AsyncConnectionPool(url, dict(headers), context, max_bytes)
 
     async def is_server_ready(self, timeout_s: float) -> bool:
         """Ask whether the server is ready."""
-        operation = Operation("server readiness request", self._url, timeout_s)
+        operation = self._operation("server readiness request", timeout_s)
         return messages.read_readiness(await self._exchange(messages.SERVER_READY, operation), operation)
 
     async def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
         """Ask whether a model is ready; a model that is not known is not ready."""
-        operation = Operation("model readiness request", self._url, timeout_s, model_name, model_version)
+        operation = self._operation("model readiness request", timeout_s, model_name, model_version)
         question = messages.model_ready_request(model_name, model_version)
         return messages.read_readiness(await self._exchange(question, operation), operation)
 
     async def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
         """Return the model configuration."""
-        operation = Operation("model configuration request", self._url, timeout_s, model_name, model_version)
+        operation = self._operation("model configuration request", timeout_s, model_name, model_version)
         question = messages.model_config_request(model_name, model_version)
         return messages.read_model_config(await self._exchange(question, operation), operation)
 
     async def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
-        operation = Operation("inference request", self._url, timeout_s, request.model_name, request.model_version)
+        operation = self._operation("inference request", timeout_s, request.model_name, request.model_version)
         response = await self._exchange(messages.infer_request(request), operation)
         return messages.read_infer_response(response, operation, request.shared)
 
     def stream(self, spec: ModelSpec, request: InferRequest) -> AsyncHttpResponseStream:
         """Prepare an inference request that any number of responses may answer. The first ``receive`` sends it."""
-        operation = Operation("streaming inference", self._url, 0, request.model_name, request.model_version)
+        operation = self._operation("streaming inference", 0, request.model_name, request.model_version)
         stream = self._pool.stream(messages.stream_request(spec, request))
         reader = GenerateReader(spec, request, self._max_bytes)
         return AsyncHttpResponseStream(stream, operation, reader, self._translate)
@@ -97,32 +102,32 @@ class AsyncHttpTransport:
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
     ) -> None:
         """Load a model, or load it anew."""
-        operation = Operation("loading of the model", self._url, timeout_s, model_name)
+        operation = self._operation("loading of the model", timeout_s, model_name)
         response = await self._exchange(messages.load_request(model_name, config, files), operation)
         messages.check_status(response, operation)
 
     async def unload_model(self, model_name: str, timeout_s: float) -> None:
         """Unload a model."""
-        operation = Operation("unloading of the model", self._url, timeout_s, model_name)
+        operation = self._operation("unloading of the model", timeout_s, model_name)
         messages.check_status(await self._exchange(messages.unload_request(model_name), operation), operation)
 
     async def register_shared_memory(self, name: str, size: int, timeout_s: float) -> None:
         """Have the server map a region of shared memory."""
-        operation = Operation("registration of shared memory", self._url, timeout_s)
+        operation = self._operation("registration of shared memory", timeout_s)
         messages.check_status(
             await self._exchange(messages.register_shared_memory_request(name, size), operation), operation
         )
 
     async def unregister_shared_memory(self, name: str, timeout_s: float) -> None:
         """Have the server forget a region of shared memory."""
-        operation = Operation("unregistering of shared memory", self._url, timeout_s)
+        operation = self._operation("unregistering of shared memory", timeout_s)
         messages.check_status(
             await self._exchange(messages.unregister_shared_memory_request(name), operation), operation
         )
 
     async def list_shared_memory(self, timeout_s: float) -> list[str]:
         """Return the names of the regions that the server has mapped."""
-        operation = Operation("request for the regions of shared memory", self._url, timeout_s)
+        operation = self._operation("request for the regions of shared memory", timeout_s)
         response = await self._exchange(messages.list_shared_memory_request(), operation)
         return messages.read_shared_memory_names(response, operation)
 
@@ -139,6 +144,11 @@ class AsyncHttpTransport:
         """Close the connections; calls in flight end with ``PyTritonClientClosedError``."""
         await self._pool.close()
 
+    def _operation(
+        self, doing: str, timeout_s: float, model_name: str | None = None, model_version: str | None = None
+    ) -> Operation:
+        return Operation(doing, self._url, timeout_s, model_name, model_version, self._note, self._client)
+
     async def _exchange(self, request: HttpRequest, operation: Operation) -> HttpResponse:
         try:
             return await self._pool.exchange(request, Deadline(operation.timeout_s))
@@ -147,7 +157,7 @@ class AsyncHttpTransport:
 
     def _translate(self, operation: Operation, error: Exception) -> PyTritonClientError:
         if self._pool.is_closed:
-            return closed_error(operation.model_name, self._url)
+            return closed_error(operation.model_name, self._url, self._client)
         return messages.failed_exchange(operation, error)
 
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import selectors
 import socket
 import ssl
 from collections.abc import Mapping
+from typing import cast
 
 from .._core.deadline import Deadline
-from .._core.url import TritonUrl
+from .._route.addresses import ATTEMPT_DELAY_S, Address, Attempts, order_addresses
+from .._route.proxies import MAX_TUNNEL_BYTES, Route, check_tunnel
 from .wire import HttpRequest, HttpResponse, ResponseReader, encode_head
 
 __all__ = ["Connection", "is_silent"]
@@ -20,7 +24,7 @@ class Connection:
     """One connection, used by one thread at a time.
 
     Args:
-        url: The server.
+        route: The way to the server.
         headers: Sent with every request.
         tls: How to encrypt; ``None`` for a connection in the clear.
         max_bytes: The largest body of a response that is taken in one.
@@ -35,20 +39,23 @@ class Connection:
 
     def __init__(
         self,
-        url: TritonUrl,
+        route: Route,
         headers: Mapping[str, str],
         tls: ssl.SSLContext | None,
         max_bytes: int,
         deadline: Deadline,
     ) -> None:
-        self._host = url.without_scheme
+        self._host = route.url.without_scheme
+        self._prefix = route.prefix
         self._headers = headers
-        self._socket = _connect(url, deadline)
+        self._socket = _connect(route, deadline)
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if route.tunnel:
+                self._open_tunnel(route, deadline)
             if tls is not None:
                 self._socket.settimeout(_seconds(deadline))
-                self._socket = tls.wrap_socket(self._socket, server_hostname=url.hostname)
+                self._socket = tls.wrap_socket(self._socket, server_hostname=route.url.hostname)
         except BaseException:
             self._socket.close()
             raise
@@ -64,7 +71,7 @@ class Connection:
         """
         self.has_sent = False
         self._reader.begin(is_stream=is_stream)
-        head = encode_head(request, self._host, self._headers)
+        head = encode_head(request, self._host, self._headers, self._prefix)
         if len(request.body) < _JOIN_BELOW_BYTES:
             self._send(head + request.body, deadline)
         else:
@@ -89,19 +96,44 @@ class Connection:
     def is_alive(self) -> bool:
         """Ask whether an idle connection can be used: the server has not closed it, nor sent what nobody asked for."""
         self._socket.settimeout(0)
-        return is_silent(self._socket, is_encrypted=isinstance(self._socket, ssl.SSLSocket))
+        has_come = not is_silent(self._socket)
+        if not isinstance(self._socket, ssl.SSLSocket):
+            return not has_come
+        if not has_come and not self._socket.pending():
+            return True
+        try:
+            self._socket.recv(1)
+        except ssl.SSLWantReadError:
+            return True  # tickets and keys, which TLS sends of its own accord
+        except OSError:
+            return False
+        return False
 
     def shut_down(self) -> None:
         """End the reads and writes that another thread waits in; it closes the connection itself then."""
         try:
-            # Not the one of SSLSocket, which would let that thread read what is encrypted as if it were not.
-            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+            if isinstance(self._socket, ssl.SSLSocket):
+                # Not its own, which would let that thread read what is encrypted as if it were not.
+                socket.SocketType.shutdown(self._socket, socket.SHUT_RDWR)
+            else:
+                self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             return  # the other side or the other thread was faster
 
     def close(self) -> None:
         """Close the connection. A second call does nothing."""
         self._socket.close()
+
+    def _open_tunnel(self, route: Route, deadline: Deadline) -> None:
+        self._send(route.tunnel, deadline)
+        head = b""
+        while b"\r\n\r\n" not in head and len(head) < MAX_TUNNEL_BYTES:
+            self._socket.settimeout(_seconds(deadline))
+            piece = self._socket.recv(MAX_TUNNEL_BYTES)
+            if not piece:
+                break
+            head += piece
+        check_tunnel(head)
 
     def _send(self, data: bytes, deadline: Deadline) -> None:
         view = memoryview(data)
@@ -114,39 +146,74 @@ class Connection:
         self._reader.received(self._socket.recv_into(self._reader.buffer()))
 
 
-def is_silent(connected: socket.socket, *, is_encrypted: bool) -> bool:
-    """Ask whether a socket that does not block is open, and nothing has come on it."""
+def is_silent(connected: socket.socket) -> bool:
+    """Ask whether a socket that does not block is open, and nothing has come on it, encrypted or not."""
     try:
-        # An SSLSocket refuses to peek; the socket below it does not.
-        pending = socket.socket.recv(connected, 1, socket.MSG_PEEK)
+        if isinstance(connected, ssl.SSLSocket):
+            socket.SocketType.recv(connected, 1, socket.MSG_PEEK)  # which itself refuses to peek
+        else:
+            connected.recv(1, socket.MSG_PEEK)
     except (BlockingIOError, InterruptedError):
         return True
     except OSError:
         return False
-    # TLS sends tickets of its own accord.
-    return bool(pending) and is_encrypted
+    return False
 
 
-def _connect(url: TritonUrl, deadline: Deadline) -> socket.socket:
+def _connect(route: Route, deadline: Deadline) -> socket.socket:
     try:
-        addresses = socket.getaddrinfo(url.hostname, url.port, type=socket.SOCK_STREAM)
+        found = socket.getaddrinfo(route.hostname, route.port, type=socket.SOCK_STREAM)
     except UnicodeError as error:
         # What the look-up says of a name with an empty label or one of more than 63 characters.
-        raise OSError(f"{url.hostname!r} cannot be a host name: {error}") from error
-    failure: OSError | None = None
-    for family, kind, protocol, _, address in addresses:
-        connecting = socket.socket(family, kind, protocol)
-        try:
-            connecting.settimeout(_seconds(deadline))
-            connecting.connect(address)
-            return connecting
-        except OSError as error:
-            connecting.close()
-            failure = error
-        except BaseException:
-            connecting.close()
-            raise
-    raise failure or OSError(f"the host name {url.hostname!r} has no address")
+        raise OSError(f"{route.hostname!r} cannot be a host name: {error}") from error
+    attempts = Attempts(route.hostname)
+    slow: dict[socket.socket, Address] = {}
+    addresses = order_addresses(found, route.hostname)
+    try:
+        for address in addresses:
+            timeout_s = deadline.remaining_s()
+            if timeout_s <= 0:
+                raise attempts.timeout_error()
+            family, kind, protocol, _, place = address
+            attempts.failures[address] = connecting = None
+            try:
+                connecting = socket.socket(family, kind, protocol)
+                slow[connecting] = address
+                connecting.settimeout(timeout_s if len(addresses) == 1 else min(timeout_s, ATTEMPT_DELAY_S))
+                connecting.connect(place)
+                del slow[connecting]
+                return connecting
+            except OSError as error:
+                if isinstance(error, TimeoutError) and not error.errno:
+                    continue  # which does not end the attempt
+                attempts.failures[address] = error
+                if connecting is not None:
+                    del slow[connecting]
+                    connecting.close()
+        return _wait_for_first(slow, attempts, deadline)
+    finally:
+        for unused in slow:
+            unused.close()
+
+
+def _wait_for_first(slow: dict[socket.socket, Address], attempts: Attempts, deadline: Deadline) -> socket.socket:
+    """Return the first of several sockets that is connected, and take it and those that fail out of them."""
+    with selectors.DefaultSelector() as selector:
+        for connecting in slow:
+            selector.register(connecting, selectors.EVENT_WRITE)
+        while slow:
+            if deadline.is_over:
+                raise attempts.timeout_error()
+            for key, _ in selector.select(deadline.remaining_s()):
+                selector.unregister(key.fileobj)
+                connecting = cast("socket.socket", key.fileobj)
+                address = slow.pop(connecting)
+                number = connecting.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if not number:
+                    return connecting
+                attempts.failures[address] = OSError(number, os.strerror(number))
+                connecting.close()
+    raise attempts.error()
 
 
 def _seconds(deadline: Deadline) -> float:

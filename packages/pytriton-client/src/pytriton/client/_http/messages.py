@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping
+from dataclasses import replace
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -15,6 +17,7 @@ from .._core.spec import ModelSpec
 from .._core.tensors import decode_tensor, encode_tensor
 from .._core.translate import Operation, connection_error, is_denial, server_error, timeout_error
 from .._core.untrusted import (
+    MOST_ERROR_BYTES,
     UNREADABLE,
     array_from_json,
     check_parameters,
@@ -23,6 +26,7 @@ from .._core.untrusted import (
     find_error_text,
     parse_json,
 )
+from .._route.addresses import ConnectTimeoutError
 from ..exceptions import PyTritonClientError, PyTritonClientInferenceServerError
 from .generate import encode_generate_request
 from .wire import TENSORS_START, HttpRequest, HttpResponse, HttpWireError, ResponseTooLargeError, parse_number
@@ -46,6 +50,8 @@ __all__ = [
     "unload_request",
     "unregister_shared_memory_request",
 ]
+
+_FIRST_LINE_BYTES = 1 << 10
 
 SERVER_READY = HttpRequest("GET", "/v2/health/ready")
 
@@ -165,7 +171,8 @@ def check_status(response: HttpResponse, operation: Operation) -> None:
 def failed_exchange(operation: Operation, error: Exception) -> PyTritonClientError:
     """Return the error of ours for what ended an exchange before its response was complete."""
     if isinstance(error, TimeoutError):
-        return timeout_error(operation)
+        reason = f" {error}" if isinstance(error, ConnectTimeoutError) else ""
+        return timeout_error(replace(operation, note=reason + operation.note))
     if isinstance(error, ResponseTooLargeError):
         return server_error(operation, None, str(error))
     if isinstance(error, MemoryError):
@@ -178,15 +185,34 @@ def read_readiness(response: HttpResponse, operation: Operation) -> bool:
 
     Raises:
         PyTritonClientInferenceServerError: The server refuses to say it to this caller.
+        PyTritonClientConnectionError: What answers is not Triton, such as a gateway that does not reach it.
     """
     try:
         check_status(response, operation)
     except PyTritonClientInferenceServerError as error:
-        # Triton says "not ready" with an error status, and most often without a text.
         if is_denial(error.status or "", error.server_message or ""):
             raise
+        if not _is_of_triton(response):
+            raise connection_error(operation, f"it answered with {_page(response)}") from None
         return False
     return True
+
+
+def _is_of_triton(response: HttpResponse) -> bool:
+    """Ask whether Triton says "not ready": with an error status, and most often without a text."""
+    if not response.body:
+        return response.status == HTTPStatus.BAD_REQUEST
+    try:
+        content = parse_json(bytes(response.body[:MOST_ERROR_BYTES]))
+    except UNREADABLE:
+        return False
+    return isinstance(content, dict) and "error" in content
+
+
+def _page(response: HttpResponse) -> str:
+    """Return the status of an answer and the first line of its text, escaped and cut."""
+    text = str(response.body[:_FIRST_LINE_BYTES], "utf-8", errors="replace").strip().partition("\n")[0].rstrip()
+    return f"the HTTP status {response.status} and {describe(text) if text else 'no text'}"
 
 
 def read_model_config(response: HttpResponse, operation: Operation) -> Mapping[str, Any]:

@@ -7,14 +7,15 @@ ends. It has no limit for a call either, only one for each read. So requests tra
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from .._core.deadline import Deadline
+from .._core.forks import call_in_child
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES
 from .._core.url import TritonUrl
+from .._route.proxies import find_route
 from .connection import Connection
 from .wire import HttpRequest, HttpResponse, HttpWireError, is_unserved, may_retry
 
@@ -50,15 +51,23 @@ class ConnectionPool:
         tls: ssl.SSLContext | None = None,
         max_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
     ) -> None:
-        self._url = url
-        self._headers = headers
+        self._route = find_route(url)
+        self._headers = {**headers, **self._route.headers}
         self._tls = tls
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
         self._idle: list[Connection] = []
-        self._busy: set[Connection] = set()
-        self._pid = os.getpid()
         self.is_closed = False
+        self._begin()
+        call_in_child(self, ConnectionPool._begin)
+
+    def _begin(self) -> None:
+        # Reentrant: the garbage collector, which may close a stream, can run in a thread that has the lock.
+        self._lock = threading.RLock()
+        # After a fork both processes would read from the same sockets.
+        inherited, self._idle = self._idle, []
+        self._busy: set[Connection] = set()
+        for connection in inherited:
+            connection.close()
 
     def exchange(self, request: HttpRequest, deadline: Deadline) -> HttpResponse:
         """Send a request and read the response to its end.
@@ -96,7 +105,7 @@ class ConnectionPool:
         with self._lock:
             self.is_closed = True
             idle, self._idle = self._idle, []
-            busy = list(self._busy) if self._pid == os.getpid() else []
+            busy = list(self._busy)
         for connection in idle:
             connection.close()
         for connection in busy:
@@ -106,8 +115,10 @@ class ConnectionPool:
     def give_back(self, connection: Connection) -> None:
         """Keep a connection for the next exchange where that is possible; else close it."""
         with self._lock:
+            # One that a parent's stream used in a forked child is none of its own.
+            is_own = connection in self._busy
             self._busy.discard(connection)
-            has_room = self._pid == os.getpid() and len(self._idle) < MAX_IDLE_CONNECTIONS
+            has_room = is_own and len(self._idle) < MAX_IDLE_CONNECTIONS
             if connection.can_be_kept and has_room and not self.is_closed:
                 self._idle.append(connection)
                 return
@@ -155,7 +166,7 @@ class ConnectionPool:
             raise
 
     def _connect(self, deadline: Deadline) -> Connection:
-        connection = Connection(self._url, self._headers, self._tls, self._max_bytes, deadline)
+        connection = Connection(self._route, self._headers, self._tls, self._max_bytes, deadline)
         with self._lock:
             if not self.is_closed:
                 self._busy.add(connection)
@@ -168,11 +179,6 @@ class ConnectionPool:
             with self._lock:
                 if self.is_closed:
                     raise PoolClosedError
-                if self._pid != os.getpid():
-                    # After a fork both processes would read from the same sockets.
-                    inherited, self._idle, self._busy, self._pid = self._idle, [], set(), os.getpid()
-                    for connection in inherited:
-                        connection.close()
                 if not self._idle:
                     return None
                 connection = self._idle.pop()

@@ -12,6 +12,7 @@ from .._core.tls import TlsSettings, make_ssl_context
 from .._core.translate import Operation, closed_error
 from .._core.untrusted import DEFAULT_MAX_RESPONSE_BYTES, MOST_ERROR_BYTES
 from .._core.url import TritonUrl
+from .._route.proxies import describe_proxy
 from ..exceptions import PyTritonClientError
 from . import messages
 from .generate import GenerateReader
@@ -26,7 +27,7 @@ def make_tritonclient(url: TritonUrl, network_timeout_s: float, tls: TlsSettings
     from tritonclient.http import InferenceServerClient  # which brings gevent, and the clients here have no use for it
 
     return InferenceServerClient(
-        url.without_scheme,
+        url.without_scheme + url.path,
         ssl=url.is_encrypted,
         connection_timeout=network_timeout_s,
         network_timeout=network_timeout_s,
@@ -42,6 +43,7 @@ class HttpTransport:
         headers: Sent with every request.
         tls: Certificates for an encrypted connection.
         max_bytes: The largest response that is taken.
+        client: The class of the client, for errors.
     """
 
     def __init__(
@@ -50,32 +52,35 @@ class HttpTransport:
         headers: Mapping[str, str],
         tls: TlsSettings | None = None,
         max_bytes: int = DEFAULT_MAX_RESPONSE_BYTES,
+        client: str = "ModelClient",
     ) -> None:
         self._url = url.with_scheme
+        self._client = client
+        self._note = describe_proxy(url)
         self._max_bytes = max_bytes
         context = make_ssl_context(tls) if url.is_encrypted else None
         self._pool = ConnectionPool(url, dict(headers), context, max_bytes)
 
     def is_server_ready(self, timeout_s: float) -> bool:
         """Ask whether the server is ready."""
-        operation = Operation("server readiness request", self._url, timeout_s)
+        operation = self._operation("server readiness request", timeout_s)
         return messages.read_readiness(self._exchange(messages.SERVER_READY, operation), operation)
 
     def is_model_ready(self, model_name: str, model_version: str | None, timeout_s: float) -> bool:
         """Ask whether a model is ready; a model that is not known is not ready."""
-        operation = Operation("model readiness request", self._url, timeout_s, model_name, model_version)
+        operation = self._operation("model readiness request", timeout_s, model_name, model_version)
         question = messages.model_ready_request(model_name, model_version)
         return messages.read_readiness(self._exchange(question, operation), operation)
 
     def get_model_config(self, model_name: str, model_version: str | None, timeout_s: float) -> Mapping[str, Any]:
         """Return the model configuration."""
-        operation = Operation("model configuration request", self._url, timeout_s, model_name, model_version)
+        operation = self._operation("model configuration request", timeout_s, model_name, model_version)
         question = messages.model_config_request(model_name, model_version)
         return messages.read_model_config(self._exchange(question, operation), operation)
 
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
         """Carry one inference request."""
-        operation = Operation("inference request", self._url, timeout_s, request.model_name, request.model_version)
+        operation = self._operation("inference request", timeout_s, request.model_name, request.model_version)
         response = self._exchange(messages.infer_request(request), operation)
         return messages.read_infer_response(response, operation, request.shared)
 
@@ -86,39 +91,45 @@ class HttpTransport:
         def send(deadline: Deadline) -> HttpStream:
             return self._pool.stream(question, deadline)
 
-        return HttpResponseStream(send, self._url, request, GenerateReader(spec, request, self._max_bytes))
+        operation = self._operation("streaming inference", 0, request.model_name, request.model_version)
+        return HttpResponseStream(send, operation, GenerateReader(spec, request, self._max_bytes))
 
     def load_model(
         self, model_name: str, config: str | None, files: Mapping[str, bytes] | None, timeout_s: float
     ) -> None:
         """Load a model, or load it anew."""
-        operation = Operation("loading of the model", self._url, timeout_s, model_name)
+        operation = self._operation("loading of the model", timeout_s, model_name)
         messages.check_status(self._exchange(messages.load_request(model_name, config, files), operation), operation)
 
     def unload_model(self, model_name: str, timeout_s: float) -> None:
         """Unload a model."""
-        operation = Operation("unloading of the model", self._url, timeout_s, model_name)
+        operation = self._operation("unloading of the model", timeout_s, model_name)
         messages.check_status(self._exchange(messages.unload_request(model_name), operation), operation)
 
     def register_shared_memory(self, name: str, size: int, timeout_s: float) -> None:
         """Have the server map a region of shared memory."""
-        operation = Operation("registration of shared memory", self._url, timeout_s)
+        operation = self._operation("registration of shared memory", timeout_s)
         messages.check_status(self._exchange(messages.register_shared_memory_request(name, size), operation), operation)
 
     def unregister_shared_memory(self, name: str, timeout_s: float) -> None:
         """Have the server forget a region of shared memory."""
-        operation = Operation("unregistering of shared memory", self._url, timeout_s)
+        operation = self._operation("unregistering of shared memory", timeout_s)
         messages.check_status(self._exchange(messages.unregister_shared_memory_request(name), operation), operation)
 
     def list_shared_memory(self, timeout_s: float) -> list[str]:
         """Return the names of the regions that the server has mapped."""
-        operation = Operation("request for the regions of shared memory", self._url, timeout_s)
+        operation = self._operation("request for the regions of shared memory", timeout_s)
         response = self._exchange(messages.list_shared_memory_request(), operation)
         return messages.read_shared_memory_names(response, operation)
 
     def close(self) -> None:
         """Close the connections; calls and streams in flight end with ``PyTritonClientClosedError``."""
         self._pool.close()
+
+    def _operation(
+        self, doing: str, timeout_s: float, model_name: str | None = None, model_version: str | None = None
+    ) -> Operation:
+        return Operation(doing, self._url, timeout_s, model_name, model_version, self._note, self._client)
 
     def _exchange(self, request: HttpRequest, operation: Operation) -> HttpResponse:
         try:
@@ -132,24 +143,19 @@ class HttpResponseStream:
 
     Args:
         send: Sends the request.
-        url: The server, for errors.
-        request: The request, for errors.
+        operation: What is being done, for errors.
         reader: Understands the body.
     """
 
-    def __init__(
-        self, send: Callable[[Deadline], HttpStream], url: str, request: InferRequest, reader: GenerateReader
-    ) -> None:
+    def __init__(self, send: Callable[[Deadline], HttpStream], operation: Operation, reader: GenerateReader) -> None:
         self._send = send
-        self._url = url
-        self._request = request
+        self._operation = operation
         self._reader = reader
         self._stream: HttpStream | None = None
 
     def receive(self, timeout_s: float) -> InferResponse | None:
         """Return the next response, or ``None`` after the last one."""
-        name, version = self._request.model_name, self._request.model_version
-        operation = Operation("streaming inference", self._url, timeout_s, name, version)
+        operation = self._operation.with_timeout(timeout_s)
         deadline = Deadline(timeout_s)
         try:
             if self._stream is None:
@@ -182,5 +188,5 @@ def _read_rest(stream: HttpStream, deadline: Deadline) -> bytes:
 
 def _translate(operation: Operation, error: Exception) -> PyTritonClientError:
     if isinstance(error, PoolClosedError):
-        return closed_error(operation.model_name, operation.url)
+        return closed_error(operation.model_name, operation.url, operation.client)
     return messages.failed_exchange(operation, error)

@@ -351,15 +351,20 @@ def parse_number(text: str, base: int) -> int:
     return int(text, base)
 
 
-def encode_head(request: HttpRequest, host: str, headers: Mapping[str, str]) -> bytes:
+def encode_head(request: HttpRequest, host: str, headers: Mapping[str, str], prefix: str = "") -> bytes:
     """Return what goes before the body of a request.
 
     Args:
         request: The request.
         host: With the port.
         headers: Those that every request carries; where the request has one of them, its own counts.
+        prefix: What comes before the path.
     """
-    lines = [f"{request.method} {request.path} HTTP/1.1", f"Host: {host}", f"Content-Length: {len(request.body)}"]
+    lines = [
+        f"{request.method} {prefix}{request.path} HTTP/1.1",
+        f"Host: {host}",
+        f"Content-Length: {len(request.body)}",
+    ]
     lines += [f"{name}: {value}" for name, value in {**headers, **request.headers}.items()]
     return "\r\n".join([*lines, "\r\n"]).encode("latin-1")
 
@@ -383,4 +388,5 @@ def may_retry(request: HttpRequest, error: BaseException, *, has_sent: bool) -> 
         error: Why it failed.
         has_sent: Whether the server may have all of it.
     """
-    return isinstance(error, (ConnectionError, HttpWireError)) and (request.method == "GET" or not has_sent)
+    has_broken = isinstance(error, (OSError, HttpWireError)) and not isinstance(error, TimeoutError)
+    return has_broken and (request.method == "GET" or not has_sent)

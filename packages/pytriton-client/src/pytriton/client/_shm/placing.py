@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import threading
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._core.dtypes import dtype_of
+from .._core.forks import Lock
 from .._core.requests import InferRequest, InferResponse, SharedTensors, Slice
 from .._core.spec import ModelSpec
 from .._core.tensors import decode_tensor, encode_tensor
@@ -50,7 +50,7 @@ class Expectations:
 
     def __init__(self, max_response_bytes: int) -> None:
         self._max_response_bytes = max_response_bytes
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._seen: OrderedDict[object, dict[str, tuple[int, int]]] = OrderedDict()
         # Outputs whose size follows from nothing that is known here.
         self._changing: set[str] = set()

@@ -7,10 +7,8 @@ go, and sends what is left of the request. What cannot go this way travels as al
 from __future__ import annotations
 
 import errno
-import ipaddress
 import logging
 import os
-import threading
 import time
 import warnings
 from collections.abc import Generator
@@ -18,6 +16,7 @@ from operator import methodcaller
 from typing import Any
 
 from .._core.deadline import Deadline
+from .._core.forks import Lock
 from .._core.requests import InferRequest, InferResponse
 from .._core.spec import ModelSpec
 from .._core.startup import Exchange, Pause, PlanStep, Target
@@ -57,11 +56,7 @@ _CLOSE_PAUSE_S = 0.01
 
 def is_usable(url: TritonUrl) -> bool:
     """Ask whether an address is one of this host for sure, and this host has shared memory."""
-    try:
-        is_this_host = ipaddress.ip_address(url.hostname).is_loopback
-    except ValueError:
-        is_this_host = url.hostname.lower() == "localhost"
-    return is_this_host and not url.is_balanced and os.path.isdir(FOLDER)
+    return url.is_loopback and not url.is_balanced and os.path.isdir(FOLDER)
 
 
 class SharedMemory:
@@ -81,7 +76,7 @@ class SharedMemory:
         self._pool = RegionPool(target.url)
         self._stale = stale_regions_of(target.url)
         self._expectations = Expectations(max_response_bytes)
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._has_swept = self._has_warned = self._is_off = False
 
     def infer(

@@ -9,16 +9,19 @@ A region belongs to one request at a time, so that no tensor can be written over
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import threading
 import time
 import weakref
 from collections import deque
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import numpy.typing as npt
 
+from .._core.forks import call_in_child
 from .regions import Region, room
 
 __all__ = ["RegionPool", "StaleRegions", "stale_regions_of"]
@@ -45,6 +48,7 @@ class StaleRegions:
     def __init__(self) -> None:
         self.names: deque[str] = deque()
         self.not_before = 0.0
+        call_in_child(self, lambda stale: stale.names.clear())
 
     def add(self, name: str) -> None:
         """Add a name, to be told soon."""
@@ -84,7 +88,8 @@ class RegionPool:
         self._begin()
         # A client that is dropped without close() leaves its regions to the next one.
         weakref.finalize(self, _leave_all, self._stale, self._known).atexit = False
-        _pools.add(self)
+        # A child leaves the regions to the parent.
+        call_in_child(self, RegionPool._begin)
 
     def _begin(self) -> None:
         self._lock = threading.Lock()
@@ -96,11 +101,12 @@ class RegionPool:
         self._lent: dict[Region, tuple[weakref.ref[npt.NDArray[np.uint8]], int] | None] = {}
         # Filled by the garbage collector, which may run in a thread that holds the lock.
         self._returned: deque[Region] = deque()
+        # What is to be done with regions, for who has the lock: the garbage collector, too, ends requests.
+        self._ended: deque[tuple[Callable[[Region], None], Region]] = deque()
 
     def take(self, size: int) -> Region | None:
         """Return a free region of at least that size; ``None`` where there is none, and the next smaller one goes."""
-        with self._lock:
-            self._collect()
+        with self._exclusive():
             most = max(_WASTE * size, 2 * _LEAST_BYTES)
             fitting = [region for region in self._free if size <= region.size <= most]
             if fitting:
@@ -121,20 +127,17 @@ class RegionPool:
         # At most an eighth more than what is needed, so that the next one of about that size fits.
         step = max(_LEAST_BYTES, 1 << max(0, size.bit_length() - 4))
         region = Region(-(-size // step) * step)
-        with self._lock:
+        with self._exclusive():
             self._known[region.name] = self._epoch
         return region
 
     def give_back(self, region: Region) -> None:
         """Free a region: the server has answered, and nobody refers to its memory."""
-        with self._lock:
-            self._collect()
-            self._set_free(region)
+        self._end(self._set_free, region)
 
     def may_lend(self, region: Region) -> bool:
         """Ask whether arrays of the caller may keep a region, or are to be copies. It counts as lent then."""
-        with self._lock:
-            self._collect()
+        with self._exclusive():
             lent = region.size + sum(map(_size_of, self._lent))
             may = not self._is_closed and len(self._lent) < _MOST_LENT and lent <= room()[0] // _SHARE
             if may:
@@ -143,7 +146,7 @@ class RegionPool:
 
     def lend(self, region: Region, owner: npt.NDArray[np.uint8]) -> None:
         """Free a region when ``owner`` is gone: an array of its memory that all arrays of the caller refer to."""
-        with self._lock:
+        with self._exclusive():
             gone = functools.partial(_put, self._returned, region)
             self._lent[region] = (weakref.ref(owner, gone), _forks)
             if self._is_closed:
@@ -151,12 +154,11 @@ class RegionPool:
 
     def leave(self, region: Region) -> None:
         """Never use a region again: the server may still read or write it."""
-        with self._lock:
-            self._drop(region)
+        self._end(self._drop, region)
 
     def forget(self, region: Region) -> None:
         """Drop a region that the server has forgotten, and all that it knew at that time."""
-        with self._lock:
+        with self._exclusive():
             if self._known.get(region.name) == self._epoch:
                 self._epoch += 1
             self._drop(region)
@@ -165,13 +167,34 @@ class RegionPool:
 
     def close(self) -> None:
         """Drop the regions that no request uses, now and later. Arrays of the caller keep their memory."""
-        with self._lock:
+        with self._exclusive():
             self._is_closed = True
-            self._collect()
             for region in (*self._free, *(region for region, lent in self._lent.items() if lent is not None)):
                 self._drop(region)
 
+    def _end(self, what: Callable[[Region], None], region: Region) -> None:
+        self._ended.append((what, region))
+        self._settle()
+
+    def _settle(self) -> None:
+        """Do what is to be done, unless somebody has the lock, who does it."""
+        while self._ended and self._lock.acquire(blocking=False):
+            try:
+                self._collect()
+            finally:
+                self._lock.release()
+
+    @contextlib.contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        with self._lock:
+            self._collect()
+            yield
+        self._settle()
+
     def _collect(self) -> None:
+        while self._ended:
+            what, ended = self._ended.popleft()
+            what(ended)
         while self._returned:
             region = self._returned.popleft()
             lent = self._lent.pop(region, None)
@@ -199,7 +222,6 @@ class RegionPool:
             self._stale.add(region.name)
 
 
-_pools: weakref.WeakSet[RegionPool] = weakref.WeakSet()
 _forks = 0
 
 
@@ -208,16 +230,8 @@ def _count_fork() -> None:
     _forks += 1
 
 
-def _begin_in_child() -> None:
-    """Leave the regions to the parent. A lock may be held by a thread that the child does not have."""
-    for stale in _stale.values():
-        stale.names.clear()
-    for pool in list(_pools):
-        pool._begin()
-
-
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_count_fork, after_in_child=_begin_in_child)
+    os.register_at_fork(before=_count_fork)
 
 
 def _size_of(region: Region) -> int:

@@ -1,0 +1,1 @@
+"""The way to a server: what the environment says of proxies."""

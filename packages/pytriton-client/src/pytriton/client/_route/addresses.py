@@ -1,0 +1,89 @@
+"""The addresses that a name stands for: in which order they are tried, and how errors tell of them.
+
+An address that drops what it is sent would take all the time that there is. So the next one is tried a little later, or
+as soon as one fails, and the first that answers is taken (RFC 8305).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["ATTEMPT_DELAY_S", "Address", "Attempts", "ConnectTimeoutError", "order_addresses"]
+
+ATTEMPT_DELAY_S = 0.25
+"""How long one attempt to connect is alone before the next one begins."""
+
+Address = tuple[int, int, int, str, Any]
+"""What ``socket.getaddrinfo`` returns of each."""
+
+
+class ConnectTimeoutError(TimeoutError):
+    """The time was over before there was a connection; the text names the addresses."""
+
+
+def order_addresses(found: Sequence[Address], hostname: str = "") -> list[Address]:
+    """Return addresses so that IPv6 and IPv4 take turns: the way that one of the two takes may be broken as a whole.
+
+    Args:
+        found: The addresses.
+        hostname: The name that they were found for. `localhost` has both (RFC 6761), whatever the system knows of it.
+    """
+    if hostname.lower() == "localhost" and found:
+        _, kind, protocol, name, (_, port, *_) = found[0]
+        both: list[Address] = [
+            (socket.AF_INET, kind, protocol, name, ("127.0.0.1", port)),
+            (socket.AF_INET6, kind, protocol, name, ("::1", port, 0, 0)),
+        ]
+        families_found = {address[0] for address in found}
+        found = [*found, *(address for address in both if address[0] not in families_found)]
+    if len(found) < 2:
+        return list(found)
+    families: dict[int, list[Address]] = {}
+    for address in dict.fromkeys(found):
+        families.setdefault(address[0], []).append(address)
+    turns = itertools.zip_longest(*families.values())
+    return [address for turn in turns for address in turn if address is not None]
+
+
+class Attempts:
+    """What has been tried to connect to a host.
+
+    Args:
+        hostname: The host.
+
+    Attributes:
+        failures: What became of each address so far; ``None`` where nothing has yet.
+    """
+
+    def __init__(self, hostname: str) -> None:
+        self._hostname = hostname
+        self.failures: dict[Address, OSError | None] = {}
+
+    def error(self) -> OSError:
+        """Return the error of a host none of whose addresses can be reached."""
+        failures = list(self.failures.values())
+        if len(failures) == 1 and failures[0] is not None:
+            return failures[0]
+        if not failures:
+            return OSError(f"the host name {self._hostname!r} has no address")
+        return OSError(f"no address of {self._hostname} can be reached: {self._describe()}")
+
+    def timeout_error(self) -> TimeoutError:
+        """Return the error of a host that was not reached in time."""
+        if not self.failures:
+            return TimeoutError("the deadline is over")
+        return ConnectTimeoutError(f"No address of {self._hostname} was reached: {self._describe()}.")
+
+    def _describe(self) -> str:
+        return ", ".join(f"{address[4][0]} ({_reason(error)})" for address, error in self.failures.items())
+
+
+def _reason(error: OSError | None) -> str:
+    if error is None:
+        return "no answer"
+    # The text that asyncio gives to it says less.
+    return os.strerror(error.errno) if error.errno else str(error)
