@@ -3,7 +3,7 @@
 The one file of the namespace itself; unlike an `__init__.py`, it does not end it.
 """
 
-from pytriton.server.cli import main
+from pytriton.cli import main
 
 if __name__ == "__main__":
     main()

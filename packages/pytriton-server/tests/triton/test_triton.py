@@ -841,7 +841,7 @@ def test_a_killed_server_ends_the_program_with_an_error(start_program: Callable[
     os.kill(program.server, signal.SIGKILL)
     code, out, err = program.end()
     assert code == 1
-    assert "TritonServerExitedError: tritonserver was killed by signal 9 (SIGKILL)" in err
+    assert "TritonServerExitedError: tritonserver was killed by signal 9 (SIGKILL" in err
     assert "served" not in out
 
 

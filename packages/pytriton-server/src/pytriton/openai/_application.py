@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,11 +17,11 @@ from starlette.exceptions import HTTPException
 
 from pytriton.exceptions import PyTritonBadParameterError
 from pytriton.openai._backend import Asked, Backend, Link
-from pytriton.openai._errors import OpenAIError, from_validation
+from pytriton.openai._chats import read_chat
+from pytriton.openai._errors import OpenAIError, from_validation, model_failed
 from pytriton.openai._gate import CALLER_GONE, EventStream, Gate, until_gone
 from pytriton.openai._generation import CHAT, COMPLETION, Generation
 from pytriton.openai._models import ENDPOINTS
-from pytriton.openai._prompts import make_prompt
 from pytriton.openai._requests import (
     ChatRequest,
     CompletionRequest,
@@ -38,7 +40,10 @@ __all__ = ["application"]
 DEFAULT_MAX_BODY_BYTES = 16 << 20
 DEFAULT_TIMEOUT_S = 600.0
 _HANDED_ON = ("traceparent", "tracestate")
+_SAMPLED = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f][13579bdf](-.*)?")
 _OWNER = "pytriton"
+# Of an estimate, where a model counts none.
+_CHARACTERS_PER_TOKEN = 4
 
 
 def application(
@@ -50,6 +55,7 @@ def application(
     tls: TlsSettings | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     max_body_bytes: int = DEFAULT_MAX_BODY_BYTES,
+    strict: bool = False,
 ) -> FastAPI:
     """Return an application of FastAPI that answers callers of the OpenAI API with the models of a tritonserver.
 
@@ -65,6 +71,7 @@ def application(
         tls: Certificates, for an encrypted address.
         timeout_s: How long an answer may take, and each part of one that is streamed, in seconds.
         max_body_bytes: The largest body of a request that is taken.
+        strict: Whether a field that is not known is refused; else it has no effect, and is named once in the log.
 
     Raises:
         PyTritonBadParameterError: The `Triton` does not run, or `api_key` is empty.
@@ -96,7 +103,7 @@ def application(
     app = FastAPI(title="pytriton", description="Models of a tritonserver, by the OpenAI API.", lifespan=lifespan)
     app.add_middleware(Gate, api_key=api_key, max_body_bytes=max_body_bytes)
     _add_errors(app)
-    _add_routes(app, backend)
+    _add_routes(app, backend, strict=strict)
     return app
 
 
@@ -119,7 +126,10 @@ def _add_errors(app: FastAPI) -> None:
             # FastAPI's word for a body that Python's reader of JSON gave up: not UTF-8, or nested too deep.
             problem = OpenAIError(400, f"Expected a body of JSON in UTF-8; {error.__cause__}.", code="invalid_json")
             return await told(request, problem)
-        return await told(request, OpenAIError(error.status_code, text))
+        told_on = OpenAIError(error.status_code, text)
+        # Such as `Allow` of 405.
+        told_on.headers |= error.headers or {}
+        return await told(request, told_on)
 
     @app.exception_handler(Exception)
     async def unexpected(request: Request, error: Exception) -> Response:
@@ -127,8 +137,8 @@ def _add_errors(app: FastAPI) -> None:
         return await told(request, OpenAIError(500, f"{type(error).__name__}: {error}", code="internal_error"))
 
 
-def _add_routes(app: FastAPI, backend: Backend) -> None:
-    @app.get("/health")
+def _add_routes(app: FastAPI, backend: Backend, *, strict: bool) -> None:
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health() -> Response:
         return Response(status_code=200 if await backend.is_ready() else 503)
 
@@ -144,8 +154,10 @@ def _add_routes(app: FastAPI, backend: Backend) -> None:
     async def chat(body: ChatRequest, request: Request) -> Response:
         async def prepare() -> Generation:
             link = await _find(backend, body.model, "/v1/chat/completions")
-            prompt = make_prompt(link.model.chat_template, body.messages, body.model)
-            return Generation(CHAT, backend, link, body, [prompt], _asked(body, link, request))
+            told = read_chat(body, link.model)
+            asked = _asked(body, link, request, strict=strict)
+            asked = replace(asked, inputs={**asked.inputs, **told.inputs})
+            return Generation(CHAT, backend, link, body, [told.prompt], asked, told.wishes)
 
         return await _generate(prepare, body, request)
 
@@ -153,13 +165,13 @@ def _add_routes(app: FastAPI, backend: Backend) -> None:
     async def complete(body: CompletionRequest, request: Request) -> Response:
         async def prepare() -> Generation:
             link = await _find(backend, body.model, "/v1/completions")
-            return Generation(COMPLETION, backend, link, body, body.prompts, _asked(body, link, request))
+            return Generation(COMPLETION, backend, link, body, body.prompts, _asked(body, link, request, strict=strict))
 
         return await _generate(prepare, body, request)
 
     @app.post("/v1/embeddings")
     async def embed(body: EmbeddingRequest, request: Request) -> Response:
-        answer = await until_gone(request.receive, _embed(backend, body, request))
+        answer = await until_gone(request.receive, _embed(backend, body, request, strict=strict))
         return answer or Response(status_code=CALLER_GONE)
 
 
@@ -190,9 +202,11 @@ async def _find(backend: Backend, name: str, endpoint: str) -> Link:
     return link
 
 
-def _asked(body: Generating | EmbeddingRequest, link: Link, request: Request) -> Asked:
-    inputs, parameters = inputs_and_parameters(body, link.model)
-    headers = {name: request.headers[name] for name in _HANDED_ON if name in request.headers}
+def _asked(body: Generating | EmbeddingRequest, link: Link, request: Request, *, strict: bool) -> Asked:
+    inputs, parameters = inputs_and_parameters(body, link.model, strict=strict)
+    # Triton traces a request with a context in full, even where its flag says that nobody does.
+    is_sampled = _SAMPLED.fullmatch(request.headers.get(_HANDED_ON[0], "")) is not None
+    headers = {name: request.headers[name] for name in _HANDED_ON if is_sampled and name in request.headers}
     return Asked(inputs, parameters, headers, request.state.request_id)
 
 
@@ -210,7 +224,7 @@ async def _generate(prepare: Callable[[], Awaitable[Generation]], body: Generati
     return await until_gone(request.receive, begin()) or Response(status_code=CALLER_GONE)
 
 
-async def _embed(backend: Backend, body: EmbeddingRequest, request: Request) -> Response:
+async def _embed(backend: Backend, body: EmbeddingRequest, request: Request, *, strict: bool) -> Response:
     texts = [encode_text(text, "input") for text in body.texts]
     link = await _find(backend, body.model, "/v1/embeddings")
     size = link.model.output.shape[0]
@@ -223,17 +237,18 @@ async def _embed(backend: Backend, body: EmbeddingRequest, request: Request) -> 
             param="dimensions",
             code="unsupported_parameter",
         )
-    answers = await backend.ask_batch(link, texts, _asked(body, link, request))
+    answers = await backend.ask_batch(link, texts, _asked(body, link, request, strict=strict))
     data = []
     for index, answer in enumerate(answers):
         vector = np.asarray(answer[link.model.output.name], "<f4").ravel()
         if not np.isfinite(vector).all():
-            text = f"Model {body.model!r} failed: it gave a vector for input[{index}] with numbers that are not finite."
-            raise OpenAIError(500, text, code="model_error", retry=False)
+            raise model_failed(body.model, f"it gave a vector for input[{index}] with numbers that are not finite.")
         shown = base64.b64encode(vector.tobytes()).decode() if body.encoding_format == "base64" else vector.tolist()
         data.append({"object": "embedding", "index": index, "embedding": shown})
-    made: dict[str, Any] = {"object": "list", "data": data, "model": body.model}
     if link.model.counts:
         count = sum(int(np.sum(answer["prompt_tokens"])) for answer in answers)
-        made["usage"] = {"prompt_tokens": count, "total_tokens": count}
-    return JSONResponse(made)
+    else:
+        # Clients that add it up break without; so it is there, and the page says what it is.
+        count = sum(-(-len(text.decode()) // _CHARACTERS_PER_TOKEN) for text in texts)
+    usage = {"prompt_tokens": count, "total_tokens": count}
+    return JSONResponse({"object": "list", "data": data, "model": body.model, "usage": usage})

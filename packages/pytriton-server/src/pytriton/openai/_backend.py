@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from pytriton.catalog.listing import known_models
 from pytriton.client import AsyncioDecoupledModelClient, AsyncioModelClient
 from pytriton.client.exceptions import PyTritonClientError
 from pytriton.client.management import TlsSettings, TritonUrl, check_tls
 from pytriton.openai._errors import OpenAIError, from_client_error
 from pytriton.openai._models import ServedModel, UnfitModelError, read_model
-from pytriton.server.catalog.listing import known_models
 from pytriton.server.control.connect import connect
 from pytriton.server.control.http import ControlError
 

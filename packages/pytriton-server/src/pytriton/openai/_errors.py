@@ -14,7 +14,7 @@ from pytriton.client.exceptions import (
     PyTritonClientValueError,
 )
 
-__all__ = ["OpenAIError", "from_client_error", "from_validation"]
+__all__ = ["OpenAIError", "from_client_error", "from_validation", "model_failed"]
 
 _UNAVAILABLE = ("503", "UNAVAILABLE")
 # What Triton finds wrong with inputs.
@@ -77,6 +77,11 @@ def from_client_error(error: PyTritonClientError, model: str) -> OpenAIError:
             return OpenAIError(503, f"Model {model!r} cannot answer now: {text}", code="unavailable")
         if error.status in _INVALID:
             return OpenAIError(400, f"Model {model!r} does not take the request: {text}", code="invalid_value")
+    return model_failed(model, text)
+
+
+def model_failed(model: str, text: str) -> OpenAIError:
+    """Return the answer where a model has not done what it is for."""
     # Whoever asks once more gets the same.
     return OpenAIError(500, f"Model {model!r} failed: {text}", code="model_error", retry=False)
 

@@ -78,10 +78,14 @@ class Gate:
     def _problem(self, path: str, headers: dict[bytes, bytes]) -> OpenAIError | None:
         if self._key is not None and path not in _OPEN:
             scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-            if scheme.lower() != b"bearer" or not hmac.compare_digest(key.strip(), self._key):
+            # Azure's clients have a header of their own.
+            key = key.strip() if scheme.lower() == b"bearer" else headers.get(b"api-key", b"")
+            if not hmac.compare_digest(key, self._key):
                 text = "Expected the header Authorization: Bearer KEY with the API key of this server; got "
                 text += "another key." if key else "none."
-                return OpenAIError(401, text, code="invalid_api_key")
+                problem = OpenAIError(401, text, code="invalid_api_key")
+                problem.headers["WWW-Authenticate"] = "Bearer"
+                return problem
         length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._max_body_bytes:
             return OpenAIError(413, self._too_large, code="body_too_large")

@@ -14,9 +14,11 @@ import numpy as np
 from pytriton.openai._backend import Asked, Backend, Link
 from pytriton.openai._errors import OpenAIError
 from pytriton.openai._requests import MOST_CHOICES, Generating, encode_text
+from pytriton.openai._structured import AnswerCheck
 from pytriton.openai._texts import Part, merged, read_parts
+from pytriton.openai._tool_calls import joined_calls
 
-__all__ = ["CHAT", "COMPLETION", "Generation"]
+__all__ = ["CHAT", "COMPLETION", "Generation", "Wishes"]
 
 _DONE = "[DONE]"
 
@@ -31,8 +33,8 @@ class Form:
         chunk: The kind of an event.
         param: The field with the prompt.
         begins: Whether a choice of a stream begins with an event of its own, which names the role.
-        choice: Makes a choice of its text and its reason.
-        delta: Makes that of an event.
+        choice: Makes a choice of all that was said, as one part.
+        delta: Makes that of an event of a part.
     """
 
     prefix: str
@@ -40,25 +42,68 @@ class Form:
     chunk: str
     param: str
     begins: bool
-    choice: Callable[[str, str | None], dict[str, Any]]
-    delta: Callable[[str, str | None], dict[str, Any]]
+    choice: Callable[[Part], dict[str, Any]]
+    delta: Callable[[Part], dict[str, Any]]
 
 
-def _text(text: str, reason: str | None) -> dict[str, Any]:
-    return {"text": text, "logprobs": None, "finish_reason": reason}
+def _text(part: Part) -> dict[str, Any]:
+    return {"text": part.text, "logprobs": None, "finish_reason": part.finish_reason}
 
 
-def _message(text: str, reason: str | None) -> dict[str, Any]:
-    message = {"role": "assistant", "content": text, "refusal": None}
-    return {"message": message, "logprobs": None, "finish_reason": reason}
+def _message(part: Part) -> dict[str, Any]:
+    is_silent = not part.text and (part.calls or part.refusal)
+    message: dict[str, Any] = {"role": "assistant", "content": None if is_silent else part.text}
+    message["refusal"] = part.refusal or None
+    if part.reasoning:
+        message["reasoning_content"] = part.reasoning
+    if part.calls:
+        message["tool_calls"] = joined_calls(part.calls)
+    return {"message": message, "logprobs": _logprobs(part), "finish_reason": part.finish_reason}
 
 
-def _delta(text: str, reason: str | None) -> dict[str, Any]:
-    return {"delta": {"content": text} if text else {}, "logprobs": None, "finish_reason": reason}
+def _delta(part: Part) -> dict[str, Any]:
+    said = {
+        "content": part.text,
+        "reasoning_content": part.reasoning,
+        "refusal": part.refusal,
+        "tool_calls": list(part.calls),
+    }
+    delta = {name: value for name, value in said.items() if value}
+    return {"delta": delta, "logprobs": _logprobs(part), "finish_reason": part.finish_reason}
+
+
+def _logprobs(part: Part) -> dict[str, Any] | None:
+    return {"content": list(part.logprobs), "refusal": None} if part.logprobs else None
+
+
+def _joined(parts: Sequence[Part]) -> Part:
+    return Part(
+        "".join(part.text for part in parts),
+        parts[-1].finish_reason if parts else None,
+        calls=[call for part in parts for call in part.calls],
+        reasoning="".join(part.reasoning for part in parts),
+        refusal="".join(part.refusal for part in parts),
+        logprobs=[token for part in parts for token in part.logprobs],
+    )
 
 
 CHAT = Form("chatcmpl-", "chat.completion", "chat.completion.chunk", "messages", True, _message, _delta)
 COMPLETION = Form("cmpl-", "text_completion", "text_completion", "prompt", False, _text, _text)
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """What a request wants of the answer beside the text.
+
+    Attributes:
+        has_tools: Whether the model may call tools.
+        logprobs: Whether the caller wants to know of the tokens.
+        check: What the text is to be; None where any text will do.
+    """
+
+    has_tools: bool = False
+    logprobs: bool = False
+    check: AnswerCheck | None = None
 
 
 class Generation:
@@ -71,15 +116,24 @@ class Generation:
         body: The request.
         prompts: The prompts.
         asked: What goes to the model beside them.
+        wishes: What else the request wants of the answer.
 
     Raises:
         OpenAIError: The request cannot be answered.
     """
 
     def __init__(
-        self, form: Form, backend: Backend, link: Link, body: Generating, prompts: Sequence[str], asked: Asked
+        self,
+        form: Form,
+        backend: Backend,
+        link: Link,
+        body: Generating,
+        prompts: Sequence[str],
+        asked: Asked,
+        wishes: Wishes | None = None,
     ) -> None:
         self._form = form
+        self._wishes = wishes or Wishes()
         self._backend = backend
         self._link = link
         self._each = body.n or 1
@@ -107,16 +161,14 @@ class Generation:
         Raises:
             OpenAIError: The model fails.
         """
-        texts = [""] * len(self._prompts)
-        reasons: list[str | None] = [None] * len(self._prompts)
+        told: list[list[Part]] = [[] for _ in self._prompts]
         async with aclosing(self._parts()) as parts:
             async for number, part in parts:
-                texts[number] += part.text
-                reasons[number] = part.finish_reason
-        choices = [
-            {"index": number, **self._form.choice(text, reason)}
-            for number, (text, reason) in enumerate(zip(texts, reasons, strict=True))
-        ]
+                told[number].append(part)
+        wholes = [_joined(each) for each in told]
+        for whole in wholes:
+            self._check(whole)
+        choices = [{"index": number, **self._form.choice(whole)} for number, whole in enumerate(wholes)]
         usage = self._usage()
         return {**self._head, "object": self._form.whole, "choices": choices, **({"usage": usage} if usage else {})}
 
@@ -127,6 +179,7 @@ class Generation:
             OpenAIError: The model fails before the first one; later it is an event.
         """
         begun: set[int] = set()
+        said = [Part()] * len(self._prompts)
         try:
             async with aclosing(self._parts()) as parts:
                 async for number, part in parts:
@@ -134,10 +187,14 @@ class Generation:
                         begin = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
                         yield self._event([{"index": number, **begin}])
                     begun.add(number)
-                    if part.text:
-                        yield self._event([{"index": number, **self._form.delta(part.text, None)}])
+                    if self._wishes.check is not None:
+                        # Kept only where it is to be checked.
+                        said[number] = _joined([said[number], part])
+                    if not part.is_empty:
+                        yield self._event([{"index": number, **self._form.delta(replace(part, finish_reason=None))}])
                     if part.finish_reason is not None:
-                        yield self._event([{"index": number, **self._form.delta("", part.finish_reason)}])
+                        self._check(said[number])
+                        yield self._event([{"index": number, **self._form.delta(Part("", part.finish_reason))}])
         except OpenAIError as error:
             if not begun:
                 raise
@@ -156,12 +213,23 @@ class Generation:
                     self._counts[number] = part.counts
                 yield number, part
 
+    def _check(self, whole: Part) -> None:
+        # What was cut short is not whole, and a call or a refusal stands in place of the answer.
+        if self._wishes.check is not None and whole.finish_reason == "stop" and not (whole.calls or whole.refusal):
+            self._wishes.check.check(whole.text, self._link.model.spec.model_name)
+
     def _source(self, number: int, prompt: bytes) -> AsyncGenerator[Part, None]:
         model = self._link.model
         text = np.full((1,) * len(model.prompt.shape), prompt, object)
         asked = self._asked if len(self._prompts) == 1 else self._variant(number % self._each)
         answers = self._backend.ask(self._link, {model.prompt.name: text}, asked)
-        return read_parts(answers, model, self._stops)
+        return read_parts(
+            answers,
+            model,
+            self._stops,
+            reads_tools=self._wishes.has_tools,
+            tells_logprobs=self._wishes.logprobs,
+        )
 
     def _variant(self, number: int) -> Asked:
         """Return what goes to the model for one of several choices, which are to differ with a seed, too."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -12,7 +14,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from pytriton.openai._errors import OpenAIError
 from pytriton.openai._models import ServedModel
 
-__all__ = ["ChatRequest", "CompletionRequest", "EmbeddingRequest", "Generating", "encode_text", "inputs_and_parameters"]
+__all__ = [
+    "ChatRequest",
+    "CompletionRequest",
+    "EmbeddingRequest",
+    "Generating",
+    "encode_text",
+    "inputs_and_parameters",
+    "make_tensor",
+    "unsupported",
+]
+
+_logger = logging.getLogger(__name__)
 
 MOST_CHOICES = 128
 """How many choices one request may ask for."""
@@ -26,37 +39,41 @@ _SAMPLING = (
 # They say nothing about the answer.
 _IGNORED = frozenset(
     (
-        *("user", "metadata", "safety_identifier", "parallel_tool_calls"),
+        *("user", "metadata", "safety_identifier", "parallel_tool_calls", "store", "service_tier"),
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
     )
 )
-# With one of these values, beside null, a field asks for nothing that is not done anyway.
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+# What would be another answer is refused where a model does not declare it; but not with one of these values, beside
+# null, with which a field asks for nothing that is not done anyway.
+_REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "audio": (),
     "best_of": (1,),
+    "documents": ([],),
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
     "logit_bias": ({},),
     "logprobs": (False,),
     "modalities": (["text"],),
-    "reasoning_effort": ("none",),
+    "prediction": (),
     "response_format": ({"type": "text"},),
-    "service_tier": ("auto", "default"),
-    "store": (False,),
     "stream": (False,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
     "top_logprobs": (0,),
-    "verbosity": ("medium",),
+    "web_search_options": (),
 }
+# Fields that nobody knows are named in the log, once each, so many at most: callers make names up.
+_MOST_NAMED = 100
+_named: set[str] = set()
 _STREAM_OPTIONS = ("include_usage", "include_obfuscation")
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class _Body(BaseModel):
-    # Of fields that are not known, `check_unknown` decides.
+    # Of fields that are not known, `inputs_and_parameters` decides.
     model_config = ConfigDict(extra="allow", strict=True, protected_namespaces=())
 
     model: str
@@ -121,6 +138,13 @@ class ChatRequest(Generating):
 
     messages: Annotated[list[dict[str, Any]], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    response_format: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
 
 
 class CompletionRequest(Generating):
@@ -170,9 +194,14 @@ def encode_text(text: str, param: str) -> bytes:
 
 
 def inputs_and_parameters(
-    body: Generating | EmbeddingRequest, model: ServedModel
+    body: Generating | EmbeddingRequest, model: ServedModel, *, strict: bool = False
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the optional inputs that a request gives a model, and the parameters.
+
+    Args:
+        body: The request.
+        model: Who is asked.
+        strict: Whether fields that are not known are refused.
 
     Raises:
         OpenAIError: The request asks for what neither the model nor these endpoints have.
@@ -184,41 +213,61 @@ def inputs_and_parameters(
     for name, value in (body.model_extra or {}).items():
         if name in options:
             values[name] = value
-        elif name not in _IGNORED and not _asks_for_nothing(name, value):
-            takes = ", ".join(sorted(options))
-            raise OpenAIError(
-                400,
-                f"{name}: not supported by model {body.model!r}, nor by this server. Leave it out"
-                + (f"; beside the usual ones the model takes {takes}." if takes else "."),
-                param=name,
-                code="unsupported_parameter",
-            )
+        elif name in _IGNORED or _asks_for_nothing(name, value):
+            continue
+        elif name in _REFUSED or strict:
+            raise unsupported(name, body.model, options)
+        elif name not in _named and len(_named) < _MOST_NAMED:
+            _named.add(name)
+            _logger.warning("The field %.60r of a request has no effect: model %r does not know it", name, body.model)
     given = {name: value for name, value in values.items() if value is not None}
-    inputs = {name: _tensor(name, value, model) for name, value in given.items() if name in options}
+    inputs = {name: make_tensor(name, value, model) for name, value in given.items() if name in options}
     return inputs, {name: value for name, value in given.items() if name not in options}
+
+
+def unsupported(name: str, model: str, options: Collection[str], advice: str = "") -> OpenAIError:
+    """Return the error for a field that a model does not take.
+
+    Args:
+        name: The field.
+        model: The model.
+        options: The names of its optional inputs.
+        advice: What it would have to have.
+    """
+    takes = ", ".join(sorted(options))
+    return OpenAIError(
+        400,
+        f"{name}: not supported by model {model!r}, nor by this server. {advice}Leave it out"
+        + (f"; beside the usual ones the model takes {takes}." if takes else "."),
+        param=name,
+        code="unsupported_parameter",
+    )
 
 
 def _asks_for_nothing(name: str, value: Any) -> bool:
     # Equal in Python are 0 and False as well, which are different wishes: `logprobs` of a completion may be 0.
-    return value is None or any(value == it and type(value) is type(it) for it in _NEUTRAL.get(name, ()))
+    return value is None or any(value == it and type(value) is type(it) for it in _REFUSED.get(name, ()))
 
 
-def _tensor(name: str, value: Any, model: ServedModel) -> npt.NDArray[Any]:
-    """Return the array of an optional input.
+def make_tensor(name: str, value: Any, model: ServedModel) -> npt.NDArray[Any]:
+    """Return the array of an optional input; what a text cannot be is one of JSON.
 
     Raises:
         OpenAIError: The value is not of its type.
     """
     spec = model.options[name]
+    dtype: Any = spec.dtype  # of one kind or another, which is looked at below
     is_text = spec.dtype is np.bytes_
+    if is_text and (isinstance(value, dict) or (isinstance(value, list) and any(isinstance(it, dict) for it in value))):
+        value = json.dumps(value, ensure_ascii=False)
     elements = value if isinstance(value, list) else [value]
     kinds: tuple[type, ...] = (str,) if is_text else (bool,) if spec.dtype is np.bool_ else (int, float)
     fits = all(isinstance(it, kinds) and (bool in kinds or not isinstance(it, bool)) for it in elements)
     if fits and np.issubdtype(spec.dtype, np.integer):
-        limits = np.iinfo(spec.dtype)  # type: ignore[type-var]
+        limits = np.iinfo(dtype)
         fits = all(isinstance(it, int) and limits.min <= it <= limits.max for it in elements)
     elif fits and np.issubdtype(spec.dtype, np.floating):
-        fits = all(abs(it) <= float(np.finfo(spec.dtype).max) for it in elements)  # type: ignore[type-var]
+        fits = all(abs(it) <= float(np.finfo(dtype).max) for it in elements)
     array = np.array([])
     if fits and elements:
         values = [encode_text(it, name) for it in elements] if is_text else elements

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import codecs
-from collections.abc import AsyncGenerator, Sequence
+import json
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
-from pytriton.openai._models import COUNTS, FINISH_REASON, ServedModel
+from pytriton.openai._errors import model_failed
+from pytriton.openai._models import (
+    COUNTS,
+    FINISH_REASON,
+    LOGPROBS,
+    REASONING,
+    REFUSAL,
+    TOOL_CALLS,
+    ServedModel,
+)
+from pytriton.openai._tool_calls import CallDeltas, ToolText, longest_begin
 
 __all__ = ["Part", "Stops", "merged", "read_parts"]
 
@@ -38,16 +49,7 @@ class Stops:
         if found:
             self._held, self.is_over = "", True
             return text[: min(found)]
-        # The longest end that one of them may begin with.
-        longest = max(map(len, self._stops), default=1) - 1
-        begin = next(
-            (
-                at
-                for at in range(max(0, len(text) - longest), len(text))
-                if any(stop.startswith(text[at:]) for stop in self._stops)
-            ),
-            len(text),
-        )
+        begin = longest_begin(text, self._stops)
         self._held = text[begin:]
         return text[:begin]
 
@@ -65,15 +67,33 @@ class Part:
         text: What follows the parts before.
         finish_reason: Why the text ends with it; None where it goes on.
         counts: Of the last part: how many tokens there were, by name, as far as the model tells.
+        calls: Deltas of calls of tools.
+        reasoning: What the model thought.
+        refusal: Why it answers nothing.
+        logprobs: What it tells of the tokens.
     """
 
-    text: str
+    text: str = ""
     finish_reason: str | None = None
     counts: dict[str, int] = field(default_factory=dict)
+    calls: Sequence[Mapping[str, Any]] = ()
+    reasoning: str = ""
+    refusal: str = ""
+    logprobs: Sequence[Any] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it says nothing, its end aside."""
+        return not (self.text or self.calls or self.reasoning or self.refusal or self.logprobs)
 
 
 async def read_parts(
-    answers: AsyncGenerator[Any, None], model: ServedModel, stops: Sequence[str]
+    answers: AsyncGenerator[Any, None],
+    model: ServedModel,
+    stops: Sequence[str],
+    *,
+    reads_tools: bool,
+    tells_logprobs: bool,
 ) -> AsyncGenerator[Part, None]:
     """Yield the parts of one text; the last one has a reason.
 
@@ -81,25 +101,75 @@ async def read_parts(
         answers: The answers of the model. Closed when the text is over, whatever else would follow.
         model: The model.
         stops: Texts that it ends before.
+        reads_tools: Whether calls of tools are looked for in it.
+        tells_logprobs: Whether the caller wants to know of the tokens.
+
+    Raises:
+        OpenAIError: An output is not as it should be.
     """
+    name = model.spec.model_name
     # A character may be cut in two.
-    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    decode, decode_reasoning, decode_refusal = (
+        codecs.getincrementaldecoder("utf-8")("replace").decode for _ in range(3)
+    )
     filtered = Stops(stops)
+    tools = ToolText(model.tool_parser) if reads_tools and model.tool_parser is not None else None
+    deltas = CallDeltas(name)
     reason = "stop"
     counts: dict[str, int] = {}
+
+    def without_calls(text: str, is_last: bool = False) -> tuple[str, list[dict[str, Any]]]:
+        if tools is None:
+            return text, []
+        text, calls = tools.feed(text)
+        if is_last:
+            more, others = tools.end()
+            text, calls = text + more, [*calls, *others]
+        return text, [deltas.make(call) for call in calls]
+
+    def last(text: str) -> Part:
+        text, calls = without_calls(text, is_last=True)
+        ended = "tool_calls" if reason == "stop" and deltas.any else reason
+        return Part(text, ended, counts, calls)
+
     async with aclosing(answers):
         async for answer in answers:
             counts |= {name: int(np.sum(answer[name])) for name in COUNTS if name in answer}
             if FINISH_REASON in answer:
                 reason = _join(answer[FINISH_REASON]).decode("utf-8", "replace") or reason
-            if model.output.name in answer and (
-                text := filtered.feed(decoder.decode(_join(answer[model.output.name])))
-            ):
-                yield Part(text)
+            text, calls = without_calls(filtered.feed(decode(_output(answer, model.output.name))))
+            part = Part(
+                text,
+                calls=[*deltas.read(_output(answer, TOOL_CALLS).decode("utf-8", "replace")), *calls],
+                reasoning=decode_reasoning(_output(answer, REASONING)),
+                refusal=decode_refusal(_output(answer, REFUSAL)),
+                logprobs=_logprobs(_output(answer, LOGPROBS), name) if tells_logprobs else (),
+            )
+            if not part.is_empty:
+                yield part
             if filtered.is_over:
-                yield Part("", "stop", counts)
+                reason = "stop"
+                yield last("")
                 return
-    yield Part(filtered.feed(decoder.decode(b"", final=True)) + filtered.end(), reason, counts)
+    yield last(filtered.feed(decode(b"", True)) + filtered.end())
+
+
+def _output(answer: Any, name: str) -> bytes:
+    return _join(answer[name]) if name in answer else b""
+
+
+def _logprobs(text: bytes, model: str) -> list[Any]:
+    """Return what a model tells of tokens: JSON of a list, or of an object with such a list as its `content`."""
+    if not text:
+        return []
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    told = value.get("content") if isinstance(value, dict) else value
+    if not isinstance(told, list):
+        raise model_failed(model, f"expected logprobs as JSON of a list of tokens; got {text!r:.100}.")
+    return told
 
 
 def _join(value: Any) -> bytes:

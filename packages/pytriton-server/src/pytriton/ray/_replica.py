@@ -13,6 +13,7 @@ import grpc
 from starlette.requests import Request
 from starlette.responses import Response
 
+from pytriton.client.management import NO_GRPC_PROXY
 from pytriton.ray._grpc import METHODS, SERVICE, STREAM_METHOD, Message
 from pytriton.ray._upstream import Upstream
 from pytriton.triton import Triton, TritonConfig
@@ -51,6 +52,7 @@ class Replica:
         self._upstream = Upstream(lambda: str(self._triton.http_url))
         self._http = _Ingress(self._upstream)
         options = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+        options += [NO_GRPC_PROXY]  # the server is in this process's reach alone
         self._channel = grpc.aio.insecure_channel(str(self._triton.grpc_url).removeprefix("grpc://"), options)
         self._methods = {name: self._channel.unary_unary(f"/{SERVICE}/{name}") for name in METHODS}
         self._stream = self._channel.stream_stream(f"/{SERVICE}/{STREAM_METHOD}")

@@ -15,7 +15,7 @@ PyTritonRuntimeError
 from collections.abc import Sequence
 
 from pytriton.exceptions import PyTritonRuntimeError
-from pytriton.proxy_backend.system.processes import describe_exit, quote_lines
+from pytriton.proxy_backend.system.processes import quote_lines
 from pytriton.proxy_backend.system.shortage import advise
 
 __all__ = [
@@ -26,7 +26,6 @@ __all__ = [
     "TritonServerStartError",
     "TritonServerTimeoutError",
     "WorkspaceError",
-    "describe_exit",
     "quote_log",
 ]
 

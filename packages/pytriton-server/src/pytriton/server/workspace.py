@@ -22,7 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pytriton.proxy_backend.system.forks import call_in_child, replace_descriptors
-from pytriton.proxy_backend.system.home import default_home
+from pytriton.proxy_backend.system.home import HomeError, check_utf8, default_home
 from pytriton.proxy_backend.system.shortage import explain
 from pytriton.server.errors import WorkspaceError
 
@@ -47,17 +47,21 @@ class Workspace:
 
     Raises:
         FileExistsError: `workspace_path` exists.
+        WorkspaceError: Nothing says where the folder is to be, or a path that is no UTF-8.
     """
 
     def __init__(self, workspace_path: "str | os.PathLike[str] | None" = None) -> None:
         self._automatic = workspace_path is None
         self._lock_fd: int | None = None
+        self._folder_fd: int | None = None
         self._created = False
         call_in_child(self, Workspace._release_in_child)
         if workspace_path is None:
             self._path = self._new_path()
         else:
             self._path = Path(workspace_path).expanduser().absolute()
+            with _as_workspace_error(workspace_path):
+                check_utf8(self._path, "Triton(workspace=...)")
             self._refuse_existing()
 
     @property
@@ -94,6 +98,15 @@ class Workspace:
         """Tell whether the folder is there."""
         return self._path.exists()
 
+    @property
+    def is_damaged(self) -> bool:
+        """Whether something is gone that `create` has made."""
+        return self._created and not all(path.exists() for path in (self._path / _LOCK, *self._folders))
+
+    @property
+    def _folders(self) -> tuple[Path, ...]:
+        return self.model_store_path, self.backends_path, self.endpoints_path
+
     def is_empty(self) -> bool:
         """Tell whether the folder holds no file, its own sub-folders aside."""
         return not any(files for _, _, files in os.walk(self._path) if files != [_LOCK])
@@ -116,10 +129,11 @@ class Workspace:
                 self._path.parent.mkdir(parents=True, exist_ok=True)
                 self._refuse_existing()
                 self._path.mkdir(mode=0o700)
-                self._lock_fd = _lock_or_remove(self._path)
+                self._lock_fd = _lock_if_possible(self._path)
             self._created = True
-            for folder in (self.model_store_path, self.backends_path, self.endpoints_path):
+            for folder in self._folders:
                 folder.mkdir(mode=0o700)
+            self._keep_cleaners_out()
         except FileExistsError as error:
             if self._automatic:
                 raise self._unusable(error) from error
@@ -129,6 +143,32 @@ class Workspace:
             unusable = self._unusable(error)
             self.clean()
             raise unusable from error
+
+    def restore(self) -> None:
+        """Make the folder anew that somebody has removed, in the same place, with nothing in it.
+
+        Raises:
+            OSError: It cannot be made.
+        """
+        self._let_go()
+        shutil.rmtree(self._path, ignore_errors=True)
+        self._path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._lock_fd = _lock_if_possible(self._path)
+        for folder in self._folders:
+            folder.mkdir(mode=0o700, exist_ok=True)
+        self._keep_cleaners_out()
+
+    def _keep_cleaners_out(self) -> None:
+        """Lock the folder itself: systemd-tmpfiles, which removes what is old, leaves such a one alone."""
+        self._folder_fd = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # a file system without such locks
+            fcntl.flock(self._folder_fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+
+    def _let_go(self) -> None:
+        for descriptor in (self._lock_fd, self._folder_fd):
+            if descriptor is not None:
+                os.close(descriptor)
+        self._lock_fd = self._folder_fd = None
 
     def clean(self) -> None:
         """Remove the folder with everything in it. Does nothing where `create` did not make it.
@@ -144,9 +184,7 @@ class Workspace:
                     _remove(self._path)
             except OSError as error:
                 logger.warning("The workspace %s is left: %s Remove it by hand.", self._path, explain(error))
-        lock_fd, self._lock_fd = self._lock_fd, None
-        if lock_fd is not None:
-            os.close(lock_fd)
+        self._let_go()
         if self._automatic:
             # A second start gets a name of its own: files of the first may have stayed behind.
             self._path = self._new_path()
@@ -154,11 +192,12 @@ class Workspace:
     def _release_in_child(self) -> None:
         """In a forked child: the folder is the parent's, and so is the lock, which lasts as long as any descriptor."""
         self._created = False
-        replace_descriptors([self._lock_fd])
+        replace_descriptors([self._lock_fd, self._folder_fd])
 
     @staticmethod
     def _new_path() -> Path:
-        return default_home() / f"{_PREFIX}{secrets.token_hex(4)}"
+        with _as_workspace_error(None):
+            return default_home() / f"{_PREFIX}{secrets.token_hex(4)}"
 
     def _create_automatic(self) -> None:
         for _ in range(_ATTEMPTS):
@@ -172,8 +211,7 @@ class Workspace:
                 return
             self._path = self._new_path()
         raise WorkspaceError(
-            f"No folder could be made and locked under {self._path.parent} in {_ATTEMPTS} attempts. Set PYTRITON_HOME "
-            "to a folder on a local file system.",
+            f"No folder could be made under {self._path.parent} in {_ATTEMPTS} attempts: others remove them at once.",
             path=str(self._path.parent),
         )
 
@@ -196,14 +234,48 @@ class Workspace:
         )
 
 
+@contextlib.contextmanager
+def _as_workspace_error(path: "str | os.PathLike[str] | None") -> Iterator[None]:
+    try:
+        yield
+    except HomeError as error:
+        raise WorkspaceError(str(error), path=None if path is None else os.fspath(path)) from error
+
+
 def _lock_or_remove(path: Path) -> int | None:
-    """Do what `_lock_new` does with a folder that was made just now, and leave nothing where that fails."""
+    """Do what `_lock_new` does with a folder that was made just now, and leave nothing where that fails.
+
+    Raises:
+        WorkspaceError: No file can be locked there.
+        OSError: The file to lock cannot be made.
+    """
     try:
         return _lock_new(path)
+    except _LockDeniedError as error:
+        shutil.rmtree(path, ignore_errors=True)
+        raise WorkspaceError(
+            f"The workspace {path} cannot be locked: flock: {explain(error)} Without a lock, other servers would take "
+            "it for one whose owner has died, and remove it. Set PYTRITON_HOME to a folder on a local file system, or "
+            "pass Triton(workspace=...), a folder that nobody else removes.",
+            path=str(path),
+        ) from error
     except OSError:
         with contextlib.suppress(OSError):
             path.rmdir()
         raise
+
+
+def _lock_if_possible(path: Path) -> int | None:
+    """Lock a folder that somebody has named: nobody sweeps it, so that it needs no lock."""
+    try:
+        return _lock_new(path)
+    except _LockDeniedError as error:
+        logger.debug("The workspace %s cannot be locked: %s", path, error)
+        return None
+
+
+class _LockDeniedError(OSError):
+    """The file system, or a sandbox, knows no locks."""
 
 
 def _lock_new(path: Path) -> int | None:
@@ -213,11 +285,12 @@ def _lock_new(path: Path) -> int | None:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if os.fstat(fd).st_ino == os.stat(path / _LOCK).st_ino:
             return fd
-    except FileNotFoundError:
-        # Swept between the two calls.
+    except (FileNotFoundError, BlockingIOError):
+        # Swept between the two calls, or just now.
         pass
     except OSError as error:
-        logger.debug("The workspace %s cannot be locked: %s", path, error)
+        os.close(fd)
+        raise _LockDeniedError(error.errno, error.strerror) from error
     os.close(fd)
     return None
 

@@ -44,6 +44,7 @@ from pytriton.triton._constants import (
     MODEL_URL,
     TRITONSERVER_DIST_DIR,
 )
+from pytriton.triton._description import ModelDescription, TritonDescription
 from pytriton.triton._remote import RemoteTriton
 from pytriton.triton._triton import Triton, running
 
@@ -67,6 +68,7 @@ __all__ = [
     "GuardConfig",
     "ModelClient",
     "ModelConfig",
+    "ModelDescription",
     "PortInUseError",
     "ProcessWorker",
     "RemoteTriton",
@@ -76,6 +78,7 @@ __all__ = [
     "TritonBase",
     "TritonConfig",
     "TritonContext",
+    "TritonDescription",
     "TritonLifecyclePolicy",
     "TritonModelLoadError",
     "TritonSecurityConfig",

@@ -7,19 +7,14 @@ import math
 import shlex
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from pytriton.decorators.serving import describe_tensors
 from pytriton.model_config.dtypes import wire_name
 from pytriton.model_config.triton_model_config import TensorSpec, TritonModelConfig
-from pytriton.server.models.bound_model import BoundModel
-from pytriton.server.models.process_workers import ProcessWorker
+from pytriton.proxy_backend.system.escapes import is_terminal
+from pytriton.triton._description import TritonDescription
 
-if TYPE_CHECKING:
-    from pytriton.triton._base import TritonBase
-    from pytriton.triton._triton import Triton
-
-__all__ = ["describe_as_html", "describe_models", "is_terminal", "present"]
+__all__ = ["describe_as_html", "present"]
 
 logger = logging.getLogger(__name__)
 
@@ -27,89 +22,52 @@ logger = logging.getLogger(__name__)
 _MAX_BODY = 300
 
 
-def present(triton: "Triton") -> None:
+def present(description: TritonDescription) -> None:
     """Say what is served, and how to stop it: to a terminal as it is, else to the log.
 
     Args:
-        triton: The server, which runs.
+        description: Of a server that runs.
     """
-    if not is_terminal():
-        for line in _describe(triton):
+    lines = list(_lines(description))
+    if not is_terminal(sys.stdout):
+        for line in lines:
             logger.info("%s", line)
         return
     try:
-        print(*_describe(triton), sep="\n", flush=True)
+        print(*lines, sep="\n", flush=True)
     except OSError as error:
         # Servers outlive the terminals that they were started in.
         logger.debug("The terminal is gone: %s", error)
 
 
-def is_terminal() -> bool:
-    """Return whether somebody looks at what this program prints."""
-    return sys.stdout is not None and not sys.stdout.closed and sys.stdout.isatty()
-
-
-def describe_models(triton: "Triton") -> Iterator[str]:
-    """Yield a line for each model, on a server that runs or not."""
-    for model in triton._models.values():
-        config = model.triton_config
-        tensors = f"({describe_tensors(config.inputs or ())}) -> {describe_tensors(config.outputs or ())}"
-        state = ["ready" if model.is_attached else "not attached"] if triton.is_connected() else []
-        yield f"{model.name}{tensors}; {', '.join([*state, _facts(model)])}"
-    for name, folder in triton._folders.items():
-        yield f"{name}; of {folder}"
-
-
-def _describe(triton: "Triton") -> Iterator[str]:
-    yield from describe_models(triton)
-    models = list(triton._models.values())
-    for name, url in (("HTTP", triton.http_url), ("gRPC", triton.grpc_url), ("metrics", triton.metrics_url)):
-        if url is not None:
-            yield f"{name:8}{url}"
-    yield f"Ready after {triton._start_s:.1f} s."
-    if models and triton.http_url is not None:
-        yield f"Try: curl -s {triton.http_url}/v2/models/{models[0].name}{_call(models[0].triton_config)}"
+def _lines(description: TritonDescription) -> Iterator[str]:
+    yield from str(description).splitlines()
+    for name in ("HTTP", "gRPC", "metrics"):
+        if name.lower() in description.urls:
+            yield f"{name:8}{description.urls[name.lower()]}"
+    yield f"Ready after {description.start_s:.1f} s."
+    if description.models and "http" in description.urls:
+        model = description.models[0]
+        yield f"Try: curl -s {description.urls['http']}/v2/models/{model.name}{_call(model.config)}"
     yield "Serving. Press Ctrl+C or send SIGTERM to stop."
 
 
-def describe_as_html(triton: "TritonBase") -> str:
+def describe_as_html(description: TritonDescription, title: str) -> str:
     """Return the models and addresses of a server as a table, for a notebook.
 
     Args:
-        triton: The server, whether it runs or not.
+        description: Of the server, whether it runs or not.
+        title: What the server is.
     """
-    runs = triton.is_connected()
-    urls = f"served at {', '.join(triton._urls())}" if runs else "not running"
+    urls = ", ".join(description.urls[name] for name in ("http", "grpc") if name in description.urls)
+    states = {None: "", True: "attached", False: "not attached"}
     rows = [
-        (
-            model.name,
-            describe_tensors(model.triton_config.inputs or ()),
-            describe_tensors(model.triton_config.outputs or ()),
-            _facts(model),
-            ("attached" if model.is_attached else "not attached") if runs else "",
-        )
-        for model in triton._models.values()
+        (model.name, model.inputs, model.outputs, model.facts, states[model.is_ready]) for model in description.models
     ]
     header = "".join(f"<th>{name}</th>" for name in ("model", "inputs", "outputs", "served", "state"))
     body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
-    caption = html.escape(f"{type(triton).__name__}, {urls}")
+    caption = html.escape(f"{title}, {f'served at {urls}' if description.is_running else 'not running'}")
     return f"<table><caption>{caption}</caption><thead><tr>{header}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def _facts(model: BoundModel) -> str:
-    processes = sum(each.copies for each in model.callables if isinstance(each, ProcessWorker))
-    threads = sum(not isinstance(each, ProcessWorker) for each in model.callables)
-    config = model.triton_config
-    facts = [f"version {model.version}"] if model.version != 1 else []
-    facts += [f"max_batch_size={config.max_batch_size}"] if config.batching else []
-    facts += ["decoupled"] if config.decoupled else []
-    facts += [_counted(threads, "thread")] if threads else []
-    facts += [_counted(processes, "process", "es")] if processes else []
-    return ", ".join(facts)
-
-
-def _counted(number: int, what: str, plural: str = "s") -> str:
-    return f"{number} {what}{plural if number != 1 else ''}"
 
 
 def _call(config: TritonModelConfig) -> str:

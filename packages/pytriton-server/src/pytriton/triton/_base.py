@@ -19,8 +19,10 @@ from typing_extensions import Self
 from pytriton.decorators import TritonContext
 from pytriton.exceptions import PyTritonBadParameterError, PyTritonInvalidOperationError
 from pytriton.model_config import ModelConfig, Tensor
+from pytriton.proxy_backend.system.log_gate import keep_log_from_blocking
+from pytriton.proxy_backend.system.shortage import is_without_threads
 from pytriton.proxy_backend.worker.loading import is_loading
-from pytriton.server.errors import TritonModelLoadError, TritonServerStartError
+from pytriton.server.errors import TritonModelLoadError, TritonServerError, TritonServerStartError
 from pytriton.server.lifecycle.policies import DefaultTritonLifecyclePolicy, TritonLifecyclePolicy
 from pytriton.server.lifecycle.session import DRAIN_DEADLINE_S, Session
 from pytriton.server.lifecycle.stop_signals import StopSignals, end_on_sigterm_as_init
@@ -33,6 +35,7 @@ from pytriton.server.settings.rules import check_timeout
 from pytriton.server.workspace import Workspace
 from pytriton.triton._announcement import describe_as_html
 from pytriton.triton._bound_models import BoundModels
+from pytriton.triton._description import TritonDescription, describe_model
 from pytriton.triton._registry import make_alias
 
 __all__ = ["MONITORING_PERIOD_S", "STARTUP_TIMEOUT_S", "WAIT_FORM_MODEL_TIMEOUT_S", "TritonBase"]
@@ -95,8 +98,6 @@ class TritonBase(abc.ABC):
         # waits looks at them.
         self._stop_requests: list[Session | None] = []
         self._signals: list[int] = []
-        # What the command line runs for as long as it serves.
-        self._beside: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         # Wakes `serve`. A SimpleQueue, because a signal handler may put into it whatever the main thread is at.
         self._wake: queue.SimpleQueue[None] = queue.SimpleQueue()
         # Whatever lasts as long as the server refers to this one: see `_registry`.
@@ -116,7 +117,7 @@ class TritonBase(abc.ABC):
 
     def _repr_html_(self) -> str:
         """Return the models and addresses as a table, which is what a notebook shows."""
-        return describe_as_html(self)
+        return describe_as_html(self.describe(), type(self).__name__)
 
     @overload
     def bind(
@@ -300,10 +301,10 @@ class TritonBase(abc.ABC):
         check_timeout("timeout_s", timeout_s)
         self._check_not_forked()
         caller = calling_model(self._context)
-        if caller is not None and self._models.find(model_name, model_version) == [caller]:
+        if caller is not None and (found := self._models.find(model_name, model_version)) == [caller]:
             changes: dict[str, Any] = {"inputs": inputs, "outputs": outputs, "config": config, "strict": strict}
             # Wrong arguments are an error at once.
-            caller.successor(infer_func, **changes)
+            found[0].successor(infer_func, **changes)
             version = caller.version
             run_in_background(
                 "rebind",
@@ -384,8 +385,19 @@ class TritonBase(abc.ABC):
     def connect(self) -> None:
         """Make the server serve all bound models, and return when it does."""
 
+    def describe(self) -> TritonDescription:
+        """Return what is served and where, whether the server runs or not. From any thread."""
+        is_running = self.is_connected()
+        models = tuple(describe_model(model, is_running=is_running) for model in list(self._models.values()))
+        return TritonDescription(models, is_running, self._start_s)
+
     def serve(
-        self, monitoring_period_s: float = MONITORING_PERIOD_S, *, monitoring_period_sec: float | None = None
+        self,
+        monitoring_period_s: float = MONITORING_PERIOD_S,
+        *,
+        monitoring_period_sec: float | None = None,
+        beside: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+        since: float | None = None,
     ) -> None:
         """Connect if that has not been done yet, and block until the server is stopped.
 
@@ -397,6 +409,9 @@ class TritonBase(abc.ABC):
         Args:
             monitoring_period_s: How often the workers are looked after, in seconds.
             monitoring_period_sec: Older name of the same.
+            beside: Makes the context manager in which the server serves, for what lives and dies with it: it is entered
+                when the models are served, and left before this stops the server.
+            since: What the time of the start counts from, a value of `time.monotonic()`; None is this call.
 
         Raises:
             TritonServerExitedError: The server ended by itself, also between `run` and this call; with exit code and
@@ -419,7 +434,9 @@ class TritonBase(abc.ABC):
                 self._wait_exit_reported()
                 if self._failure is None:
                     self._alias._start()
-                    with self._beside():
+                    if since is not None:
+                        self._start_s = time.monotonic() - since
+                    with beside():
                         self._present()
                         self._block(period)
             except StartCancelled:
@@ -508,6 +525,7 @@ class TritonBase(abc.ABC):
 
     def _start(self) -> None:
         self._check_not_forked()
+        keep_log_from_blocking()
         if is_loading():
             raise PyTritonInvalidOperationError(
                 "This script is imported for what it defines, and must not start servers itself: put what the script "
@@ -611,27 +629,11 @@ class TritonBase(abc.ABC):
         # At the end of the interpreter, its atexit hook stops the server.
         return session in self._stop_requests or run_in_background("stop", lambda: self._stop(session))
 
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Hold the lock. A callable does not wait for a stop, which waits for the callable.
-
-        Raises:
-            PyTritonInvalidOperationError: A callable asks, and the server is being stopped.
-        """
+    def _changing(self) -> contextlib.AbstractContextManager[object]:
+        """Hold the lock. A callable does not wait for a stop, which waits for the callable."""
         if calling_model(self._context) is None:
-            with self._lock:
-                yield
-            return
-        while not self._lock.acquire(timeout=_LOCK_POLL_S):
-            if self._stop_requests or self._signals:
-                raise PyTritonInvalidOperationError(
-                    "The server is being stopped, and waits for the inference callable that asks for this. Let it "
-                    "return."
-                )
-        try:
-            yield
-        finally:
-            self._lock.release()
+            return _tell_shortage(self._lock)
+        return _held(self._lock, lambda: bool(self._stop_requests or self._signals))
 
     def _check_not_forked(self) -> None:
         if os.getpid() != self._owner:
@@ -642,6 +644,41 @@ class TritonBase(abc.ABC):
 
     def _announce(self, model: BoundModel) -> None:
         logger.info("Model %s (version %d) is served at %s", model.name, model.version, " and ".join(self._urls()))
+
+
+@contextlib.contextmanager
+def _tell_shortage(lock: "threading.RLock") -> Iterator[None]:
+    """Hold a lock.
+
+    Raises:
+        TritonServerError: The system starts no more threads.
+    """
+    with lock:
+        try:
+            yield
+        except RuntimeError as error:
+            if not is_without_threads(error):
+                raise
+            # What to do follows from the text.
+            raise TritonServerError(f"This process cannot serve: {error}.") from error
+
+
+@contextlib.contextmanager
+def _held(lock: "threading.RLock", is_hopeless: Callable[[], bool]) -> Iterator[None]:
+    """Hold a lock, unless there is no hope to get it.
+
+    Raises:
+        PyTritonInvalidOperationError: A callable asks, and the server is being stopped.
+    """
+    while not lock.acquire(timeout=_LOCK_POLL_S):
+        if is_hopeless():
+            raise PyTritonInvalidOperationError(
+                "The server is being stopped, and waits for the inference callable that asks for this. Let it return."
+            )
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _stopped_meanwhile(model: BoundModel) -> TritonModelLoadError:

@@ -1,15 +1,19 @@
 """`RemoteTriton`: bind inference callables to a server that somebody else started on this machine."""
 
+import dataclasses
 import os
 import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from pytriton.exceptions import PyTritonBadParameterError
+from pytriton.proxy_backend.system.threads import keep_on
 from pytriton.server.lifecycle.session import Session
 from pytriton.server.settings.rules import check_timeout
 from pytriton.server.workspace import Workspace
 from pytriton.triton._base import STARTUP_TIMEOUT_S, TritonBase
+from pytriton.triton._description import TritonDescription
 
 if TYPE_CHECKING:
     from pytriton.client import TlsSettings
@@ -47,11 +51,13 @@ class RemoteTriton(TritonBase):
             from the server's own repository is put back in the end.
         tls: Certificates for `https://` and `grpcs://`; None trusts the usual authorities.
         connect_timeout_s: How long to wait for the server, in seconds.
+        response_cache_bytes: What the answers of each model with `ModelConfig(response_cache=True)` may take in the
+            server's memory, in bytes. 0 keeps none.
 
     Raises:
         PyTritonClientInvalidUrlError: `url` cannot be understood.
         PyTritonClientValueError: `tls` does not go with `url`, or its files cannot be read.
-        PyTritonBadParameterError: `connect_timeout_s` is not acceptable.
+        PyTritonBadParameterError: `connect_timeout_s` or `response_cache_bytes` is not acceptable.
         FileExistsError: `workspace` exists.
     """
 
@@ -68,6 +74,7 @@ class RemoteTriton(TritonBase):
         replace_models: bool = False,
         tls: "TlsSettings | None" = None,
         connect_timeout_s: float = STARTUP_TIMEOUT_S,
+        response_cache_bytes: int = 0,
     ) -> None:
         # Not at the top: whoever starts a server of their own needs no client.
         from pytriton.client.management import TritonUrl, check_tls, make_ssl_context
@@ -81,6 +88,14 @@ class RemoteTriton(TritonBase):
         self._access_token = access_token
         self._replace_models = replace_models
         self._connect_timeout_s = connect_timeout_s
+        if type(response_cache_bytes) is not int or not 0 <= response_cache_bytes < 1 << 63:
+            raise PyTritonBadParameterError(
+                f"response_cache_bytes must be a whole number of bytes, 0 for no cache; got {response_cache_bytes!r}.",
+                parameter="response_cache_bytes",
+                value=response_cache_bytes,
+                rule="a whole number of bytes",
+            )
+        self._response_cache_bytes = response_cache_bytes
         self._remote: RemoteSession | None = None
         super().__init__(workspace)
 
@@ -88,6 +103,12 @@ class RemoteTriton(TritonBase):
     def url(self) -> str:
         """`scheme://host:port` of the server."""
         return self._url.with_scheme
+
+    def describe(self) -> TritonDescription:
+        """Return what is served and where, whether the server runs or not. From any thread."""
+        return dataclasses.replace(
+            super().describe(), urls={"grpc" if self.url.startswith("grpc") else "http": self.url}
+        )
 
     def connect(self) -> None:
         """Wait for the server and load the bound models. Does nothing if that has been done.
@@ -148,6 +169,7 @@ class RemoteTriton(TritonBase):
             self._workspace,
             replace_models=self._replace_models,
             comeback_s=self._connect_timeout_s,
+            cache_bytes=self._response_cache_bytes,
             on_unrecoverable=self._on_unrecoverable,
         )
         threading.Thread(target=self._watch, args=(self._remote,), name="pytriton-remote", daemon=True).start()
@@ -160,7 +182,7 @@ class RemoteTriton(TritonBase):
             if self._lock.acquire(blocking=False):
                 try:
                     if self._session is remote:
-                        remote.reconcile()
+                        keep_on(remote.reconcile, "The models on the server cannot be looked after")
                 finally:
                     self._lock.release()
 

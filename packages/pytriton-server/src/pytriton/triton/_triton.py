@@ -1,5 +1,6 @@
 """`Triton`: bind inference callables, start the server, serve."""
 
+import dataclasses
 import logging
 import os
 import threading
@@ -8,11 +9,11 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from pytriton.exceptions import PyTritonError, PyTritonInvalidOperationError, PyTritonValidationError
+from pytriton.proxy_backend.system.threads import call_safely
 from pytriton.server.errors import (
     PortInUseError,
     TritonServerExitedError,
     TritonServerStartError,
-    describe_exit,
     quote_log,
 )
 from pytriton.server.lifecycle.policies import (
@@ -22,17 +23,20 @@ from pytriton.server.lifecycle.policies import (
     VertextAILifecyclePolicy,
 )
 from pytriton.server.lifecycle.session import ServerSession
+from pytriton.server.lifecycle.watchdog import UNRESPONSIVE_TIMEOUT_S
 from pytriton.server.models.callers import calling_model
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.config import TritonConfig, vertex_ai_is_on
+from pytriton.server.settings.preflight import check_settings
 from pytriton.server.settings.rules import check_timeout
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.guard import GuardConfig
-from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts
+from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts, check_ports, fixed_addresses
 from pytriton.server.tritonserver.process import ExitReport
 from pytriton.server.workspace import Workspace
 from pytriton.triton._announcement import present
 from pytriton.triton._base import STARTUP_TIMEOUT_S, WAIT_FORM_MODEL_TIMEOUT_S, TritonBase
+from pytriton.triton._description import TritonDescription
 from pytriton.triton._registry import Registry
 
 __all__ = ["Triton", "running"]
@@ -68,10 +72,12 @@ class Triton(TritonBase):
             seconds, and not at all where none came in the last second.
         guard: What one request may ask of the server before it is refused. None takes the defaults, or what
             `PYTRITON_GUARD` in the environment says.
+        unresponsive_timeout_s: How long a server that is alive may answer nothing, over HTTP or gRPC, before it is
+            ended, in seconds. That is its death then, for `restart` as well. None leaves it alone.
 
     Raises:
         FileExistsError: `workspace` exists.
-        PyTritonBadParameterError: `linger_s` is not acceptable.
+        PyTritonBadParameterError: `linger_s` or `unresponsive_timeout_s` is not acceptable.
         PyTritonValidationError: A setting is not acceptable, or an argument is of another type.
     """
 
@@ -87,22 +93,17 @@ class Triton(TritonBase):
         restart: RestartPolicy | None = None,
         linger_s: float | None = None,
         guard: GuardConfig | None = None,
+        unresponsive_timeout_s: float | None = UNRESPONSIVE_TIMEOUT_S,
     ) -> None:
         if linger_s is not None:
             check_timeout("linger_s", linger_s)
-        for name, value, kind in (
-            ("config", config, TritonConfig),
-            ("security_config", security_config, TritonSecurityConfig),
-            ("triton_lifecycle_policy", triton_lifecycle_policy, TritonLifecyclePolicy),
-            ("restart", restart, RestartPolicy),
-            ("guard", guard, GuardConfig),
-        ):
-            if value is not None and not isinstance(value, kind):
-                raise PyTritonValidationError(
-                    f"Triton({name}=...) must be a {kind.__name__}, or None; got {type(value).__name__}.",
-                    expected=kind.__name__,
-                    received=type(value).__name__,
-                )
+        if unresponsive_timeout_s is not None:
+            check_timeout("unresponsive_timeout_s", unresponsive_timeout_s)
+        _check_type("config", config, TritonConfig)
+        _check_type("security_config", security_config, TritonSecurityConfig)
+        _check_type("triton_lifecycle_policy", triton_lifecycle_policy, TritonLifecyclePolicy)
+        _check_type("restart", restart, RestartPolicy)
+        _check_type("guard", guard, GuardConfig)
         self._config = (TritonConfig() if config is None else config).with_environment()
         self._security = security_config or TritonSecurityConfig()
         self._server: ServerSession | None = None
@@ -110,6 +111,7 @@ class Triton(TritonBase):
         self._folders: dict[str, Path] = {}
         self._restart_policy = restart
         self._guard = guard
+        self._unresponsive_timeout_s = unresponsive_timeout_s
         self._schedule: RestartSchedule | None = None
         self._linger_wanted_s = linger_s
         if triton_lifecycle_policy is None and vertex_ai_is_on(self._config):
@@ -157,6 +159,27 @@ class Triton(TritonBase):
     def get_access_token(self) -> str | None:
         """Return the token that protected endpoints ask for; None if there is none."""
         return self._security.access_token
+
+    def check(self) -> None:
+        """Check the settings as a start does, without starting anything.
+
+        Raises:
+            PyTritonValidationError: A file is missing or cannot be read, an address is none, or two settings exclude
+                each other.
+        """
+        check_settings(self._config, self._security)
+        check_ports(self._config)
+
+    def describe(self) -> TritonDescription:
+        """Return what is served and where, whether the server runs or not. From any thread."""
+        names = ("http", "grpc", "metrics", "sagemaker", "vertex_ai")
+        found = self._ports()
+        if found is None:
+            ports = [port for _, port in fixed_addresses(self._config)]
+        else:
+            ports = [each.port for each in (getattr(found, name) for name in names) if each is not None]
+        urls = {name: url for name in names if (url := getattr(self, f"{name}_url")) is not None}
+        return dataclasses.replace(super().describe(), folders=dict(self._folders), urls=urls, ports=tuple(ports))
 
     def bind_model(self, path: "str | os.PathLike[str]") -> None:
         """Serve a model of a folder of yours, such as one with a `model.py` for Triton's Python backend, as it is.
@@ -263,6 +286,18 @@ class Triton(TritonBase):
                 self._config = server.config
             logger.info("The server was replaced by process %d.", server.process.pid if server.process else 0)
 
+    def guard_states(self) -> dict[str, bool]:
+        """Return which protections of the guard are in force, by name.
+
+        The server is asked for what the guard refuses before it is announced, so this is what was seen, not what was
+        hoped for. A protection that nothing has come to yet is left out: some take a model, or a protocol that is off.
+
+        Returns:
+            The protections, and whether each is in force; empty without a guard, and where no server runs.
+        """
+        server = self._current()
+        return {} if server is None else server.guard_states
+
     def run(self) -> None:
         """Start the server in the background and return when all bound models are served. Does nothing if it runs.
 
@@ -309,7 +344,9 @@ class Triton(TritonBase):
             self._security,
             self._workspace,
             guard=self._guard,
+            unresponsive_timeout_s=self._unresponsive_timeout_s,
             folders=self._folders.values(),
+            outcomes=None if self._server is None else self._server.outcomes,
             on_exit=self._on_exit,
             on_unrecoverable=self._on_unrecoverable,
         )
@@ -332,14 +369,14 @@ class Triton(TritonBase):
         return STARTUP_TIMEOUT_S
 
     def _present(self) -> None:
-        present(self)
+        present(self.describe())
 
     def _linger_s(self) -> float | None:
         return self._linger_wanted_s
 
     def _on_exit(self, report: ExitReport) -> None:
         failure = TritonServerExitedError(
-            f"tritonserver {describe_exit(report.exit_code)} although nobody stopped it.{quote_log(report.log_lines)}",
+            f"tritonserver {report.ending} although nobody stopped it.{quote_log(report.log_lines)}",
             exit_code=report.exit_code,
             log_lines=report.log_lines,
         )
@@ -348,15 +385,19 @@ class Triton(TritonBase):
             self._fail(failure)
             return
         # Not in the thread that reports: the start of the next server waits for it.
-        restarter = threading.Thread(target=self._restart, name="pytriton-restart", daemon=True)
         try:
-            restarter.start()
+            threading.Thread(target=self._restart, name="pytriton-restart", daemon=True).start()
         except RuntimeError:
             logger.debug("No thread can be started any more: the interpreter is ending.")
 
     def _restart(self) -> None:
         with self._lock:
-            self._restart_if_dead()
+            try:
+                self._restart_if_dead()
+            except Exception as error:
+                # Who waits for the end of the server is told that it does not come back.
+                call_safely(logger.exception, "tritonserver could not be started again.")
+                self._fail(error)
 
     def _restart_if_dead(self) -> bool:
         """Start a server that has died again, as often as the policy allows. Whoever has the lock first does it."""
@@ -386,13 +427,12 @@ class Triton(TritonBase):
 
     def _wait(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
-        while True:
-            if self._is_stop_requested():
-                raise StartCancelled
+        while not self._is_stop_requested():
             left = deadline - time.monotonic()
             if left <= 0:
                 return
             time.sleep(min(_POLL_S, left))
+        raise StartCancelled
 
     def _give_up(self, session: ServerSession, crashes: int, error: PyTritonError | None) -> None:
         process = session.process
@@ -417,6 +457,15 @@ def running() -> list[Triton]:
     `stop` ends their servers.
     """
     return _registry.running()
+
+
+def _check_type(name: str, value: object, kind: type[object]) -> None:
+    if value is not None and not isinstance(value, kind):
+        raise PyTritonValidationError(
+            f"Triton({name}=...) must be a {kind.__name__}, or None; got {type(value).__name__}.",
+            expected=kind.__name__,
+            received=type(value).__name__,
+        )
 
 
 def _url(scheme: str, endpoint: Endpoint | None) -> str | None:

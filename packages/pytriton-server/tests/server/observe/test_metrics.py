@@ -22,6 +22,7 @@ from pytriton.server.observe.metrics_page import MetricsPage
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.command_line import ServerFolders, build_command
+from pytriton.server.tritonserver.outcomes import OUTCOMES, PROTOCOLS
 from pytriton.server.tritonserver.ports import Endpoint, ReservedPorts, reserve_ports
 
 TRITON_TEXT = b'# HELP nv_x Something\n# TYPE nv_x counter\nnv_x{model="m"} 3\n'
@@ -61,6 +62,26 @@ def test_all_parts(text: bytes) -> None:
     assert families["nv_x"].samples[0].value == 3
     assert "python_info" in families
     assert sources(families) == {"tritonserver": 1, "callables": 1, "user": 1}
+
+
+def test_what_triton_leaves_of_a_model_that_is_gone() -> None:
+    lines = ["# TYPE nv_inference_request_success counter"]
+    lines += [f'nv_inference_request_success{{model="m",version="{version}"}} 2' for version in (1, 3)]
+    lines += ["# TYPE nv_inference_request_failure counter"]
+    failure = 'nv_inference_request_failure{{model="{}",reason="BACKEND",version="{}"}} {}'
+    lines += [failure.format(*each) for each in (("m", 1, 0), ("m", 2, 0), ("gone", 1, 0), ("gone", 2, 4))]
+    outcomes = {("gone", "http", "ok"): 4, ("", "grpc", "invalid"): 1}
+    with triton("\n".join([*lines, ""]).encode()) as here:
+        families = parsed(render_metrics(here, lambda: (), outcomes=outcomes))
+    left = [
+        (sample.labels["model"], sample.labels["version"])
+        for sample in families["nv_inference_request_failure"].samples
+    ]
+    assert left == [("m", "1"), ("gone", "2")]
+    responses = families["pytriton_responses"].samples
+    assert [sample.value for sample in responses if sample.labels["model"] == "gone"] == [4]
+    assert sum(sample.labels["model"] == "m" for sample in responses) == len(OUTCOMES) * len(PROTOCOLS)
+    assert sum(sample.value for sample in responses if not sample.labels["model"]) == 1
 
 
 def test_without_tritonserver_the_rest_comes(caplog: pytest.LogCaptureFixture) -> None:

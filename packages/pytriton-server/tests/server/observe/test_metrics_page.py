@@ -1,6 +1,7 @@
 """The HTTP server of the metrics page, at its socket."""
 
 import contextlib
+import gzip
 import http.client
 import socket
 import threading
@@ -41,6 +42,40 @@ def ask(
         return response, response.read()
     finally:
         connection.close()
+
+
+@pytest.mark.parametrize(
+    ("accepted", "is_compressed"),
+    [
+        ("gzip", True),
+        ("GZIP;q=1.0,*;q=0.5", True),
+        ("deflate, gzip;q=0.1", True),
+        ("*", True),
+        ("identity", False),
+        ("gzip;q=0", False),
+        ("gzip; q=0.000, *", False),
+        ("br, zstd", False),
+    ],
+)
+def test_a_page_is_compressed_for_who_wants_it(accepted: str, is_compressed: bool) -> None:
+    text = TEXT * 1000
+    with serving(lambda: text) as address:
+        connection = http.client.HTTPConnection(*address, timeout=PATIENCE_S)
+        with contextlib.closing(connection):
+            connection.request("GET", "/metrics", headers={"Accept-Encoding": accepted})
+            response = connection.getresponse()
+            body = response.read()
+    assert response.headers["Content-Length"] == str(len(body))
+    assert response.headers["Vary"] == "Accept-Encoding"
+    assert response.headers["Content-Encoding"] == ("gzip" if is_compressed else None)
+    assert (gzip.decompress(body) if is_compressed else body) == text
+    assert (len(body) < len(text) / 10) == is_compressed
+
+
+def test_a_short_answer_is_not_compressed() -> None:
+    with serving() as address:
+        answer = ask_raw(address, b"GET /metrics HTTP/1.1\r\nAccept-Encoding: gzip\r\n\r\n")
+    assert answer.endswith(TEXT)
 
 
 def ask_raw(address: tuple[str, int], request: bytes) -> bytes:
@@ -156,6 +191,20 @@ def test_a_caller_that_says_nothing_keeps_nobody_waiting() -> None:
         assert receive_all(silent).endswith(TEXT)
 
 
+@pytest.mark.parametrize("part", [b"", b"GET /metrics HTTP/1.1\r\nHost: x\r\n"], ids=["nothing", "half a request"])
+def test_many_that_say_nothing_keep_nobody_out(part: bytes) -> None:
+    with serving() as address, contextlib.ExitStack() as silent:
+        for _ in range(500):
+            connection = silent.enter_context(socket.create_connection(address, timeout=PATIENCE_S))
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(part)
+            last = connection
+        assert ask(address)[0].status == 200
+        # Of those that came late the request is still taken.
+        last.sendall(b"\r\n" if part else b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert receive_all(last).endswith(TEXT)
+
+
 def test_too_many_callers_are_turned_away() -> None:
     release = threading.Event()
     begun = threading.Semaphore(0)
@@ -172,8 +221,7 @@ def test_too_many_callers_are_turned_away() -> None:
                 caller.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
             for _ in callers:
                 assert begun.acquire(timeout=PATIENCE_S)
-            with socket.create_connection(address, timeout=PATIENCE_S) as another:
-                assert receive_all(another).startswith(b"HTTP/1.1 503 ")
+            assert ask(address)[0].status == 503
             release.set()
             assert all(receive_all(caller).endswith(TEXT) for caller in callers)
         finally:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from pytriton.server.cli.checks.vulnerabilities import describe_vulnerabilities
+from pytriton.cli.checks.vulnerabilities import describe_vulnerabilities
 from pytriton.server.tritonserver.advisories import (
     ADVISORIES,
     KNOWN_AS_OF,

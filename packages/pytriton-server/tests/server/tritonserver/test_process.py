@@ -147,6 +147,28 @@ def test_the_log_is_bounded_and_levelled(caplog: pytest.LogCaptureFixture) -> No
     assert levels["noise (a.cc:1)"] == logging.DEBUG
 
 
+def test_a_flood_of_lines_is_cut_short(caplog: pytest.LogCaptureFixture) -> None:
+    """libevent says what it cannot do each time that it tries, which it does at once again."""
+    code = """
+import sys
+for _ in range(30000):
+    print("[warn] Error from accept() call: Too many open files")
+print("I1126 10:00:00.000000 1 main.cc:1] over")
+for number in range(30000):
+    print("I1126 10:00:00.000000 1 main.cc:1]", number)
+"""
+    with caplog.at_level(logging.INFO, "pytriton.tritonserver"):
+        process = make(code)
+        process.start()
+        assert process.wait(PATIENCE_S)
+        process.stop(0.0)
+    levels = {record.levelno for record in caplog.records if "accept() call" in record.getMessage()}
+    assert levels == {logging.WARNING}
+    assert caplog.text.count("accept() call") == 11
+    assert "(the line before came 29989 times more)" in caplog.text
+    assert len(caplog.records) < 25_000
+
+
 def test_records_have_the_text_of_the_server_without_its_prefix(caplog: pytest.LogCaptureFixture) -> None:
     lines = [
         'I1121 00:00:00.123456 7 model_lifecycle.cc:472] "loading: net:1"',
@@ -282,6 +304,41 @@ sys.stdin.read()
         server = int(parent.stdout.readline())
         assert not is_gone(server)
         parent.kill()
+    eventually(lambda: is_gone(server))
+
+
+SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1}
+
+
+@pytest.mark.parametrize("deed", ["signal.pthread_sigmask(signal.SIG_BLOCK, numbers)", "ignore(numbers)"])
+def test_what_the_program_does_with_its_signals_is_not_inherited(deed: str) -> None:
+    """As one that waits for its signals with `sigwait`: the server would be deaf, and outlive a killed program."""
+    script = f"""
+import os, signal, sys
+from pytriton.server.tritonserver.process import ServerProcess
+
+def ignore(numbers):
+    for number in numbers:
+        signal.signal(number, signal.SIG_IGN)
+
+numbers = {sorted(map(int, SIGNALS))}
+{deed}
+code = "import time; print('up', flush=True); time.sleep(600)"
+process = ServerProcess([sys.executable, "-c", code], os.environ)
+process.start()
+while not process.log_tail:
+    process.wait(0.01)
+print(process.pid, flush=True)
+sys.stdin.read()
+"""
+    command = [sys.executable, "-c", script]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as program:
+        assert program.stdout is not None
+        server = int(program.stdout.readline())
+        status = Path(f"/proc/{server}/status").read_text()
+        told = [int(re.findall(rf"^{field}:\s*(\w+)", status, re.M)[0], 16) for field in ("SigBlk", "SigIgn")]
+        assert not any(mask >> (number - 1) & 1 for mask in told for number in SIGNALS)
+        program.kill()
     eventually(lambda: is_gone(server))
 
 

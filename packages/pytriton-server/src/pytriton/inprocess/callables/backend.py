@@ -43,6 +43,7 @@ class Instance(ctypes.Structure):
         decoupled: Whether a request may get any number of responses.
         owner: What keeps the slab, as long as it is the instance's.
         lane: That of plain batches; `None` where Python serves every batch.
+        cache_bytes: What the answers of all models may take that are given again; 0 where those of this one are not.
     """
 
     _fields_ = (
@@ -54,6 +55,7 @@ class Instance(ctypes.Structure):
         ("decoupled", ctypes.c_uint32),
         ("owner", ctypes.py_object),
         ("lane", ctypes.c_void_p),
+        ("cache_bytes", ctypes.c_uint64),
     )
 
 

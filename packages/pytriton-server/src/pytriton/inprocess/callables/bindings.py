@@ -34,7 +34,7 @@ from pytriton.proxy_backend.runtime.statistics import Counters
 from pytriton.proxy_backend.runtime.texts import error_text
 from pytriton.proxy_backend.runtime.warmup import warm_up, warm_up_async
 from pytriton.server.models.arguments import Servable
-from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.bound_model import BoundModel, triton_part
 from pytriton.server.models.callers import calling_model, run_in_background
 from pytriton.server.models.process_workers import ProcessWorker
 from pytriton.server.observe.tracing import ModelTracing, TracerLease
@@ -52,6 +52,7 @@ class RunningServer(Protocol):
 
     control_mode: ModelControlMode
     describe_busy: Callable[[], list[str]]
+    cache_bytes: int
 
     def load(self, name: str, parameters: Mapping[str, Parameter]) -> None:
         """Load a model in whatever mode of control."""
@@ -75,11 +76,13 @@ class BoundCallables:
         bound: See above.
         number: Under which the native library finds it; `None` until it is first loaded.
         warmup_error: What the warm-up failed with, the last time.
+        cache_bytes: What answers that are given again may take in the server; 0 where none are.
     """
 
     def __init__(self, bound: BoundModel, tracing: ModelTracing, copy_inputs: bool) -> None:
         self.bound = bound
         self.number: int | None = None
+        self.cache_bytes = 0
         self.warmup_error: BaseException | None = None
         self._tracing = tracing
         self._tracer: TracerLease | None = None
@@ -108,6 +111,7 @@ class BoundCallables:
             if self._tracer is None:
                 self._tracer = self._tracing.acquire()
             tracer = None if self._tracer is None else self._tracer.tracer
+        instance.cache_bytes = self.cache_bytes
         context = self._bind_context.copy().run(self.bound.make_context, infer, tracer)
         service = Service(
             infer, self.bound.spec, (PyTritonUnrecoverableError,), self._counters, join_below=POINTED_TO_BYTES
@@ -243,6 +247,12 @@ class Bindings:
                     received=infer,
                     where=f"model {bound.name!r}",
                 )
+        if bound.settings_of_workers:
+            logger.warning(
+                "Model %r: %s mean nothing in process, where there are no workers and no shared memory.",
+                bound.name,
+                ", ".join(f"ModelConfig.{name}" for name in bound.settings_of_workers),
+            )
         model = BoundCallables(bound, ModelTracing(trace_config), bool(copy_inputs))
         server = self._running()
         _refuse_polling(bound.name, control_mode if server is None else server.control_mode)
@@ -332,6 +342,8 @@ class Bindings:
         models = [model for model in self._models.values() if model.bound.name == name]
         parameters: dict[str, Parameter] = {"config": _config(models[-1])}
         for model in models:
+            model.cache_bytes = server.cache_bytes if model.bound.triton_config.response_cache else 0
+            model.bound.warn_without_cache(server.cache_bytes, 'Server(cache_config={"local": {"size": <bytes>}})')
             if model.number is None:
                 model.number = backend.add_model(model)
             parameters[f"file:{model.bound.version}/{MODEL_FILE}"] = str(model.number).encode()
@@ -421,10 +433,8 @@ class Bindings:
 
 
 def _config(model: BoundCallables) -> str:
-    # The warm-up is done by the runners, as in a worker.
     config = dataclasses.replace(
-        model.bound.triton_config,
-        model_warmup=None,
+        triton_part(model.bound.triton_config),
         instance_group={DeviceKind.KIND_CPU: len(model.bound.callables)},
     )
     fields: Mapping[str, object] = {**ModelConfigGenerator(config).get_config(), "backend": INPROCESS_BACKEND_NAME}

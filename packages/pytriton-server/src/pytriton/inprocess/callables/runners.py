@@ -31,6 +31,7 @@ from pytriton.proxy_backend.runtime.serving import (
     make_execution,
 )
 from pytriton.proxy_backend.runtime.texts import error_text
+from pytriton.proxy_backend.system.threads import keep_on
 from pytriton.proxy_backend.wire.accelerator import accelerator
 from pytriton.proxy_backend.wire.batch import BatchReader
 from pytriton.proxy_backend.wire.errors import ProtocolError
@@ -144,10 +145,13 @@ class Runner:
         name = self._service.model.name
         text = f"model '{name}': the inference callable took longer than the model's execution timeout, {limit_s:g} s"
 
+        def look() -> None:
+            if self.sink.fail_late(limit_s, text, ErrorCode.UNAVAILABLE):
+                logger.error("%s, and has not returned. What it does right now:\n%s", text, self.stuck_at or "")
+
         def watch() -> None:
             while not ends.wait(min(limit_s / 4, _LONGEST_WATCH_S)):
-                if self.sink.fail_late(limit_s, text, ErrorCode.UNAVAILABLE):
-                    logger.error("%s, and has not returned. What it does right now:\n%s", text, self.stuck_at or "")
+                keep_on(look, f"The execution timeout of model '{name}' cannot be looked after")
 
         threading.Thread(target=watch, name=f"pytriton-{name}-watch", daemon=True).start()
 

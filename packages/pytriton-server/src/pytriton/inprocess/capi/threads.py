@@ -20,6 +20,8 @@ import threading
 import time
 from collections.abc import Iterator
 
+from pytriton.inprocess.capi.errors import UnsupportedError
+
 __all__ = ["starting", "unloading", "unloading_threads"]
 
 _SERVER, _UNLOAD = ":triton", ":unload"
@@ -55,8 +57,14 @@ def unloading_threads() -> int:
 
 @contextlib.contextmanager
 def _named(suffix: str) -> Iterator[None]:
-    with open(_OWN_NAME, encoding="utf-8", errors="surrogateescape") as file:
-        name = file.read().rstrip("\n")
+    try:
+        with open(_OWN_NAME, encoding="utf-8", errors="surrogateescape") as file:
+            name = file.read().rstrip("\n")
+    except FileNotFoundError as error:
+        raise UnsupportedError(
+            f"A server in process looks after Triton's threads by {_OWN_NAME}, which is not there. Mount /proc "
+            "(mount -t proc proc /proc)."
+        ) from error
     _rename(name[: _LONGEST - len(suffix)] + suffix)
     try:
         yield

@@ -56,6 +56,9 @@ def to_tensor(model: Model, name: str, value: Any) -> Tensor:
             raise InvalidArgumentError(
                 f"{where[0].upper()}{where[1:]}: {text}", expected=_EXPECTED, received=type(value).__name__, where=where
             ) from error
+        spec = known_spec(model).inputs.get(name) if _is_of_objects(value) else None
+        if spec is not None and spec.data_type is not DataType.BYTES:
+            error = _no_numbers(value, spec.data_type)
         raise type(error)(
             f"{where[0].upper()}{where[1:]}: {error.args[0]}",
             expected=error.expected,
@@ -70,7 +73,7 @@ def _of_numbers_or_strings(model: Model, name: str, value: Any) -> Tensor:
         array = np.asarray(value)
     except ValueError as error:
         raise _irregular(value) from error
-    if array.dtype.kind in "SUO" or (spec is not None and spec.data_type is DataType.BYTES and not array.size):
+    if array.dtype.kind in "SUTO" or (spec is not None and spec.data_type is DataType.BYTES and not array.size):
         return _of_strings(value, array, None if spec is None else spec.data_type)
     if spec is None or spec.data_type is DataType.BYTES:
         # Of an input that is not there, or not of numbers: Triton refuses it, and that is explained.
@@ -96,12 +99,21 @@ def _of_strings(value: Any, array: Array, wanted: DataType | None) -> Tensor:
                 expected="numbers or strings",
                 received=type(array.flat[0]).__name__,
             )
-        if wanted not in (None, DataType.BYTES):
-            # Such as integers that no type has.
-            raise InvalidArgumentError(
-                f"expected values of {wanted.name}, received {reprlib.repr(value)}.", expected=wanted, received=value
-            )
+    # As objects: numpy makes text of numbers beside it.
+    if wanted not in (None, DataType.BYTES) and not _holds_strings(np.array(value, dtype=object)):
+        # Such as integers that no type has.
+        raise _no_numbers(value, wanted)
     return Tensor.from_string_array(value)
+
+
+def _no_numbers(value: Any, wanted: DataType) -> InvalidArgumentError:
+    return InvalidArgumentError(
+        f"expected values of {wanted.name}, received {reprlib.repr(value)}.", expected=wanted, received=value
+    )
+
+
+def _is_of_objects(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and value.dtype.kind == "O" and not _holds_strings(value)
 
 
 def _holds_strings(array: Array) -> bool:

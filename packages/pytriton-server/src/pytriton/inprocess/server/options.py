@@ -68,7 +68,8 @@ class Options:
         cuda_virtual_address_sizes: Address space to reserve per GPU for memory that grows, in bytes.
         cache_config: Settings of the response cache by name of the cache, such as `{"local": {"size": 1 << 24}}`. There
             can be one cache, and one server with a cache in a process until all of its servers have stopped. Models
-            use it if their configuration has `response_cache { enable: true }`.
+            use it if their configuration has `response_cache { enable: true }`. Bound callables with
+            `ModelConfig(response_cache=True)` have a cache of ours, which may take as much as the cache `local`.
         cache_directory: Folder with the implementations of the response cache; `None` for those of the server that is
             in use.
         min_supported_compute_capability: GPUs below this are not used.

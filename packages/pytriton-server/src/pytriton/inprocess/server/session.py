@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import json
 import logging
 import threading
 import time
@@ -28,6 +29,7 @@ from pytriton.inprocess.server.load_parameters import files_of
 from pytriton.inprocess.server.memory_models import MemoryRepository, is_folder_name
 from pytriton.inprocess.server.options import Options, option_values
 from pytriton.inprocess.server.startup import Folders, failure_of_models, new_server
+from pytriton.server.settings.response_cache import local_cache_bytes
 from pytriton.server.workspace import Workspace
 
 __all__ = ["Session"]
@@ -63,6 +65,8 @@ class Session(ServerAccess):
         # Says what keeps bound callables from returning, for the error of a stop that takes too long.
         self.describe_busy: Callable[[], list[str]] = list
         self.control_mode = ModelControlMode(values["model_control_mode"])
+        local = json.loads(values["cache_config"].get(b"local", b"{}"))
+        self.cache_bytes = local_cache_bytes(f"local,{setting}={value}" for setting, value in local.items())
         self._exit_timeout_s = float(values["exit_timeout"])
         python = values["backend_configuration"].get(b"python", {})
         self._shm_prefix = python.get(b"shm-region-prefix-name", b"").decode()

@@ -69,7 +69,7 @@ BIT_WIDTHS: Final = {data_type: dtype.itemsize * 8 for data_type, dtype in NUMPY
 def data_type_of(dtype: np.dtype[Any]) -> DataType | None:
     """Return the data type of arrays of a numpy dtype, of either byte order; `None` if Triton has no such type."""
     kind = dtype.kind
-    if kind in "OSU":
+    if kind in "OSUT":
         return DataType.BYTES
     if kind == "V" or dtype.name == "bfloat16":
         # By name: ml_dtypes is the user's choice and never imported for this question.

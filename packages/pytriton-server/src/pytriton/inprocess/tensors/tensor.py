@@ -352,12 +352,12 @@ def _from_array(array: Array) -> Tensor:
 
 
 def _from_strings(strings: Any) -> Tensor:
-    if isinstance(strings, np.ndarray) and strings.dtype.kind in "OSU":
+    if isinstance(strings, np.ndarray) and strings.dtype.kind in "OSUT":
         return _encoded(strings)
     if isinstance(strings, np.ndarray):
         raise InvalidArgumentError(
-            f"Expected an array of strings (dtype object, S or U), received one of {strings.dtype}.",
-            expected="dtype object, S or U",
+            f"Expected an array of strings (dtype object, S, U or StringDType), received one of {strings.dtype}.",
+            expected="dtype object, S, U or StringDType",
             received=str(strings.dtype),
         )
     try:

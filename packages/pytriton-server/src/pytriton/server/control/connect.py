@@ -1,6 +1,13 @@
 """Calls to a server by its address, as users write it."""
 
-from pytriton.client.management import TlsSettings, TritonUrl, make_grpc_credentials, make_ssl_context
+from pytriton.client.management import (
+    TlsSettings,
+    TritonUrl,
+    describe_proxy,
+    find_route,
+    make_grpc_credentials,
+    make_ssl_context,
+)
 from pytriton.server.control.http import Control, HttpControl
 from pytriton.server.settings.config import TritonConfig
 from pytriton.server.settings.security import TRITON_ACCESS_HEADER
@@ -16,12 +23,21 @@ def connect(url: TritonUrl, access_token: str | None, tls: TlsSettings | None) -
         url: Where it listens.
         access_token: The token that its protected endpoints ask for, if they do.
         tls: Certificates, where the connection is encrypted.
+
+    Raises:
+        PyTritonClientValueError: The environment names what is no proxy, or the certificates cannot be read.
     """
     headers = {TRITON_ACCESS_HEADER: access_token} if access_token else {}
     endpoint = Endpoint(setting="url", address=url.hostname, port=url.port, picked=False)
     if url.protocol == "http":
-        return HttpControl(endpoint, headers, make_ssl_context(tls) if url.is_encrypted else None)
+        return HttpControl(endpoint, headers, make_ssl_context(tls) if url.is_encrypted else None, find_route(url))
     # Not at the top: its import takes longer than everything else here together.
     from pytriton.server.control.grpc import GrpcControl
 
-    return GrpcControl(endpoint, headers, TritonConfig(), credentials=make_grpc_credentials(url, tls))
+    return GrpcControl(
+        endpoint,
+        headers,
+        TritonConfig(),
+        credentials=make_grpc_credentials(url, tls),
+        may_use_proxy=bool(describe_proxy(url)),
+    )

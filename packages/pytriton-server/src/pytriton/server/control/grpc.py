@@ -8,14 +8,15 @@ from typing import Any
 import tritonclient.grpc
 from tritonclient.utils import InferenceServerException
 
+from pytriton.client.management import NO_GRPC_PROXY, is_denial
 from pytriton.server.control.http import CALL_TIMEOUT_S, Activity, ControlError, ModelState, ModelUpload, activity_of
 from pytriton.server.settings.config import TritonConfig
+from pytriton.server.settings.security import GRPC_HEADER_PREFIX
 from pytriton.server.tritonserver.ports import Endpoint
 
 __all__ = ["GrpcControl"]
 
 _OPEN_TIMEOUT_S = 1.0
-_METADATA_PREFIX = "triton-grpc-protocol-"
 _MUTUAL_ADVICE = (
     " With TritonConfig.grpc_use_ssl_mutual and without HTTP, the server is asked with its own certificate, which "
     "TritonConfig.grpc_root_cert has to vouch for and whose extended key usage, if it has one, must name client "
@@ -31,15 +32,23 @@ class GrpcControl:
         headers: HTTP headers that carry the same as the metadata of the calls.
         config: The server's settings, for TLS.
         credentials: For TLS with a server of somebody else; of `grpc.ssl_channel_credentials`.
+        may_use_proxy: Whether the variables of gRPC that name a proxy count. Of a server of ours they never do.
     """
 
     def __init__(
-        self, endpoint: Endpoint, headers: Mapping[str, str], config: TritonConfig, *, credentials: Any = None
+        self,
+        endpoint: Endpoint,
+        headers: Mapping[str, str],
+        config: TritonConfig,
+        *,
+        credentials: Any = None,
+        may_use_proxy: bool = False,
     ) -> None:
         self._endpoint = endpoint
-        self._headers = {_METADATA_PREFIX + name: value for name, value in headers.items()}
+        self._headers = {GRPC_HEADER_PREFIX + name: value for name, value in headers.items()}
         self._config = config
         self._credentials = credentials
+        self._may_use_proxy = may_use_proxy
         self._made: Any = None
 
     @property
@@ -57,12 +66,24 @@ class GrpcControl:
                 root_certificates=_text(config.grpc_server_cert) if uses_tls else None,
                 private_key=_text(config.grpc_server_key) if mutual else None,
                 certificate_chain=_text(config.grpc_server_cert) if mutual else None,
-                channel_args=_name_override(self._endpoint, config) if uses_tls else None,
+                channel_args=[
+                    ("grpc.max_send_message_length", -1),
+                    ("grpc.max_receive_message_length", -1),
+                    *([] if self._may_use_proxy else [NO_GRPC_PROXY]),
+                    *(_name_override(self._endpoint, config) if uses_tls else []),
+                ],
             )
         return self._made
 
     def is_listening(self, timeout_s: float = _OPEN_TIMEOUT_S) -> bool:
         """Tell whether the port is open."""
+        if self._may_use_proxy:
+            # The port may be reached through the proxy alone.
+            try:
+                return bool(self._client.is_server_live(headers=self._headers, client_timeout=timeout_s))
+            except InferenceServerException as error:
+                status = (error.status() or "").removeprefix("StatusCode.")
+                return status not in ("UNAVAILABLE", "DEADLINE_EXCEEDED") or is_denial(status, error.message())
         # gRPC itself waits longer and longer between attempts at a port that is not open yet.
         try:
             address = self._endpoint.host, self._endpoint.port
@@ -110,10 +131,10 @@ class GrpcControl:
             for item in self._call("get_model_repository_index", timeout_s=timeout_s).models
         ]
 
-    def is_model_ready(self, model_name: str) -> bool:
-        """Tell whether any version of a model is served, and ready."""
+    def is_model_ready(self, model_name: str, version: int | None = None) -> bool:
+        """Tell whether a version of a model is served, and ready; None is any, of which the newest is asked for."""
         try:
-            return bool(self._call("is_model_ready", model_name))
+            return bool(self._call("is_model_ready", model_name, "" if version is None else str(version)))
         except ControlError as error:
             # Newer servers answer so for a model that they do not have.
             if error.status == "NOT_FOUND":

@@ -13,11 +13,14 @@ import ssl
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import quote
 
 from pytriton.server.errors import TritonServerError
 from pytriton.server.tritonserver.ports import Endpoint
+
+if TYPE_CHECKING:
+    from pytriton.client.management import Route
 
 __all__ = ["Activity", "Control", "ControlError", "HttpControl", "ModelState", "ModelUpload", "activity_of", "fetch"]
 
@@ -110,8 +113,8 @@ class Control(Protocol):
     def index(self, timeout_s: float = CALL_TIMEOUT_S) -> list[ModelState]:
         """List the models of the repository, which those that came with an upload are not part of."""
 
-    def is_model_ready(self, model_name: str) -> bool:
-        """Tell whether any version of a model is served, and ready."""
+    def is_model_ready(self, model_name: str, version: int | None = None) -> bool:
+        """Tell whether a version of a model is served, and ready; None is any, of which the newest is asked for."""
 
     def model_config(self, model_name: str) -> dict[str, Any]:
         """Return the configuration that a model has on the server."""
@@ -139,10 +142,18 @@ class HttpControl:
         endpoint: Where the server listens.
         headers: Headers for every call, such as the access token.
         tls: What a certificate has to fulfil, for calls over TLS.
+        route: The way to a server of somebody else, behind a gateway or a proxy.
     """
 
-    def __init__(self, endpoint: Endpoint, headers: Mapping[str, str], tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        headers: Mapping[str, str],
+        tls: ssl.SSLContext | None = None,
+        route: "Route | None" = None,
+    ) -> None:
         self._endpoint = endpoint
+        self._route = route
         self._tls = tls
         self._headers = {**headers, "Connection": "close"}
 
@@ -201,9 +212,10 @@ class HttpControl:
             for item in self._checked("POST", "/v2/repository/index", {}, timeout_s)
         ]
 
-    def is_model_ready(self, model_name: str) -> bool:
-        """Tell whether any version of a model is served, and ready."""
-        path = f"/v2/models/{quote(model_name, safe='')}/ready"
+    def is_model_ready(self, model_name: str, version: int | None = None) -> bool:
+        """Tell whether a version of a model is served, and ready; None is any, of which the newest is asked for."""
+        of_version = "" if version is None else f"/versions/{version}"
+        path = f"/v2/models/{quote(model_name, safe='')}{of_version}/ready"
         try:
             return self._call("GET", path)[0] == http.HTTPStatus.OK
         except (OSError, http.client.HTTPException) as error:
@@ -259,15 +271,20 @@ class HttpControl:
     def _call(
         self, method: str, path: str, body: object = None, timeout_s: float = CALL_TIMEOUT_S
     ) -> tuple[int, bytes]:
-        host, port = self._endpoint.host, self._endpoint.port
+        endpoint, route, headers = self._endpoint, self._route, self._headers
+        host, port = (endpoint.host, endpoint.port) if route is None else (route.hostname, route.port)
         connection = (
             http.client.HTTPConnection(host, port, timeout=timeout_s)
             if self._tls is None
             else http.client.HTTPSConnection(host, port, timeout=timeout_s, context=self._tls)
         )
+        if route is not None:
+            path, headers = route.prefix + path, {**headers, **route.headers}
+            if route.tunnel:
+                connection.set_tunnel(endpoint.host, endpoint.port, dict(route.tunnel_headers))
         data = None if body is None else json.dumps(body).encode()
         with contextlib.closing(connection):
-            return fetch(connection, method, path, data, self._headers, timeout_s=timeout_s)
+            return fetch(connection, method, path, data, headers, timeout_s=timeout_s)
 
 
 def fetch(

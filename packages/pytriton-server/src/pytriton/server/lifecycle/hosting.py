@@ -66,6 +66,10 @@ class ModelHost:
         is_running: Tells whether the server runs; without it, nothing that is in flight is waited for.
         log_tail: Gives the last log lines of the server, for errors.
         on_unrecoverable: Called when a callable raised PyTritonUnrecoverableError.
+        cache_bytes: What answers that are given again may take on the server.
+
+    Attributes:
+        cache_bytes: See above.
     """
 
     def __init__(
@@ -76,7 +80,9 @@ class ModelHost:
         is_running: Callable[[], bool],
         log_tail: Callable[[], Sequence[str]],
         on_unrecoverable: Callable[[BaseException], None],
+        cache_bytes: int,
     ) -> None:
+        self.cache_bytes = cache_bytes
         self._deployer = deployer
         self._endpoints = endpoints
         self._is_running = is_running
@@ -105,6 +111,10 @@ class ModelHost:
     def endpoints(self) -> Path:
         """Folder of the sockets between server and workers."""
         return self._endpoints
+
+    def side_files(self, model: BoundModel) -> list[tuple[str, str]]:
+        """Return names and texts of the files that the proxy reads from the folder of a model's version."""
+        return model.side_files(self._endpoints, self.cache_bytes)
 
     def unloading(self) -> list[str]:
         """Return the names of the models that are out of service and that the server has not let go of."""
@@ -349,7 +359,7 @@ class ModelHost:
         return [model for model in self._models if model.name == name]
 
     def _files(self, model: BoundModel) -> tuple[str, list[tuple[str, str]]]:
-        return model.config_text, model.side_files(self._endpoints)
+        return model.config_text, self.side_files(model)
 
     def _reload(self, model: BoundModel, timeout_s: float) -> None:
         try:

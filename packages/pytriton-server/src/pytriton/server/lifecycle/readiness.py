@@ -133,9 +133,13 @@ class Readiness:
     Args:
         workspace: The folder of the server's files.
         models: Gives the models that are to have workers.
+        look_first: Called before each look at them.
     """
 
-    def __init__(self, workspace: Workspace, models: Callable[[], Sequence[BoundModel]]) -> None:
+    def __init__(
+        self, workspace: Workspace, models: Callable[[], Sequence[BoundModel]], look_first: Callable[[], None]
+    ) -> None:
+        self._look_first = look_first
         self._endpoints = workspace.endpoints_path
         self._models = models
         self._gate = ReadinessGate(workspace.model_store_path, self._endpoints, workspace.path / "gate")
@@ -149,7 +153,7 @@ class Readiness:
             control: How it is asked.
         """
         self._control = control
-        self._watch = WorkerWatch(self._models, self._endpoints, self._on_change)
+        self._watch = WorkerWatch(self._models, self._endpoints, self._on_change, self._look_first)
         self._watch.start()
 
     def stop(self) -> None:

@@ -16,7 +16,7 @@ from pytriton.exceptions import PyTritonValidationError
 from pytriton.proxy_backend import ProxyBackendError
 from pytriton.proxy_backend.transport.activity import ask_activity
 from pytriton.proxy_backend.transport.calls import Calls
-from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError, describe_exit, quote_log
+from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError, quote_log
 from pytriton.server.lifecycle.startup import POLL_S, is_open
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.settings.config import TritonConfig
@@ -151,7 +151,7 @@ def wait_standing_by(
             raise StartCancelled
         if not old.is_running:
             raise TritonServerStartError(
-                f"tritonserver {describe_exit(old.exit_code)} while the one that was to replace it was starting.",
+                f"tritonserver {old.ending} while the one that was to replace it was starting.",
                 exit_code=old.exit_code,
                 log_lines=old.log_tail,
             )
@@ -159,7 +159,7 @@ def wait_standing_by(
         if process.wait(POLL_S):
             lines = process.log_tail
             raise TritonServerStartError(
-                f"The tritonserver that was to replace the running one {describe_exit(process.exit_code)}; the running "
+                f"The tritonserver that was to replace the running one {process.ending}; the running "
                 f"one goes on.{quote_log(lines)}",
                 exit_code=process.exit_code,
                 log_lines=lines,

@@ -7,7 +7,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -15,13 +15,14 @@ from pytriton.exceptions import PyTritonInvalidOperationError
 from pytriton.proxy_backend import BACKEND_NAME, library_path
 from pytriton.proxy_backend.errors import HostingError
 from pytriton.proxy_backend.hosting.supervisor import FINALIZE_TIMEOUT_S, HostSupervisor
-from pytriton.server.control.http import Control, ControlError, HttpControl
+from pytriton.proxy_backend.system.processes import resident_bytes
+from pytriton.proxy_backend.system.shortage import explain
+from pytriton.server.control.http import CALL_TIMEOUT_S, Control, ControlError, HttpControl
 from pytriton.server.errors import (
     TritonModelLoadError,
     TritonServerError,
     TritonServerStartError,
     WorkspaceError,
-    describe_exit,
     quote_log,
 )
 from pytriton.server.lifecycle.drain import CUT_DEADLINE_S, DrainResult, drain_requests, linger
@@ -29,13 +30,17 @@ from pytriton.server.lifecycle.hosting import HURRIED_DEADLINE_S, WORKER_DEADLIN
 from pytriton.server.lifecycle.orphans import has_others
 from pytriton.server.lifecycle.readiness import GATE_NAMES, Readiness
 from pytriton.server.lifecycle.replacement import ParkedSockets, check_same_places, knock, wait_idle, wait_standing_by
+from pytriton.server.lifecycle.self_test import GuardTest
 from pytriton.server.lifecycle.startup import POLL_S, wait_guarded, wait_until_up
+from pytriton.server.lifecycle.watchdog import Watchdog
 from pytriton.server.models.bound_model import BoundModel
 from pytriton.server.models.repository import ModelRepository
 from pytriton.server.models.workers import StartCancelled
+from pytriton.server.observe.metrics_totals import HostedModel, hosted_models
 from pytriton.server.observe.tracing import export_environment
 from pytriton.server.settings.config import WORKERS, TritonConfig
 from pytriton.server.settings.preflight import check_settings
+from pytriton.server.settings.response_cache import local_cache_bytes
 from pytriton.server.settings.security import TritonSecurityConfig
 from pytriton.server.tritonserver.backends import make_backends, make_python_backend
 from pytriton.server.tritonserver.binary import TritonServerBinary, find_tritonserver
@@ -54,6 +59,7 @@ from pytriton.server.tritonserver.command_line import (
 from pytriton.server.tritonserver.guard import Guard, GuardConfig, find_guard
 from pytriton.server.tritonserver.handover import Handover, Role
 from pytriton.server.tritonserver.options import check_options, explain_misfit
+from pytriton.server.tritonserver.outcomes import OutcomeCounts
 from pytriton.server.tritonserver.ports import (
     Endpoint,
     ReservedPorts,
@@ -78,6 +84,8 @@ _END_NOTICE_S = 1.0
 # What tritonserver needs to end beyond its own exit timeout: its metrics thread sleeps in steps of
 # `metrics_interval_ms`.
 _EXIT_MARGIN_S = 5.0
+# Between two attempts to write a workspace anew.
+_RESTORE_PAUSE_S = 10.0
 _END_S = EXIT_TIMEOUT_S + _EXIT_MARGIN_S
 
 logger = logging.getLogger(__name__)
@@ -128,7 +136,9 @@ class ServerSession:
         security: The token and what it protects.
         workspace: The folder for its files, which is made by `start` and removed by `close`.
         guard: What requests may ask of the server; None is what the environment says.
+        unresponsive_timeout_s: How long it may answer nothing before it is ended, in seconds; None for ever.
         folders: Folders of models that are served as they are.
+        outcomes: What was counted of the requests to the server before.
         on_exit: Called when the process has ended after a successful start and nobody stopped it.
         on_unrecoverable: Called when a callable raised PyTritonUnrecoverableError.
     """
@@ -140,7 +150,9 @@ class ServerSession:
         workspace: Workspace,
         *,
         guard: GuardConfig | None,
+        unresponsive_timeout_s: float | None,
         folders: Iterable[Path] = (),
+        outcomes: OutcomeCounts | None = None,
         on_exit: Callable[[ExitReport], None],
         on_unrecoverable: Callable[[BaseException], None],
     ) -> None:
@@ -157,20 +169,31 @@ class ServerSession:
             is_running=lambda: self.is_running,
             log_tail=self._log_tail,
             on_unrecoverable=on_unrecoverable,
+            cache_bytes=local_cache_bytes(config.cache_config),
         )
         self._ports: ReservedPorts | None = None
         self._process: ServerProcess | None = None
         self._control: Control | None = None
+        self._guard_test: GuardTest | None = None
         self._metrics_page: MetricsPage | None = None
+        self._outcomes_before = outcomes
+        self.outcomes: OutcomeCounts | None = None
+        """How requests have ended; None without the guard, which counts them, or the page that shows them."""
         self._folders: ServerFolders | None = None
         self._environment: dict[str, str] = {}
-        self._readiness = Readiness(workspace, lambda: self._host.lasting)
+        self._readiness = Readiness(workspace, lambda: self._host.lasting, self._look_at_files)
         self._is_up = False
         self._supervisor: HostSupervisor | None = None
         # While it is replaced, the end of a server may be in order, or no harm.
         self._is_replacing = False
         self._ended: list[tuple[ServerProcess, ExitReport]] = []
         self._exit_lock = threading.Lock()
+        # Whoever changes the files of models, or has the server load them.
+        self._files_lock = threading.RLock()
+        self._binary: TritonServerBinary | None = None
+        self._damaged_looks = 0
+        self._restore_at = 0.0
+        self._watchdog = None if unresponsive_timeout_s is None else Watchdog(self._watched, unresponsive_timeout_s)
 
     @property
     def is_running(self) -> bool:
@@ -204,6 +227,12 @@ class ServerSession:
             raise TritonServerStartError("tritonserver is not running.")
         return self._control
 
+    @property
+    def guard_states(self) -> dict[str, bool]:
+        """Whether each protection of the guard is in force, by its name, without those that nothing has come to yet."""
+        test = self._guard_test
+        return {} if test is None else {each.name: is_in_force for each, is_in_force in test.states.items()}
+
     def start(self, models: Iterable[BoundModel], *, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         """Start the server with `models` and wait until they are served; see `Session.start`.
 
@@ -218,6 +247,7 @@ class ServerSession:
         check_settings(self._config, self._security)
         binary = find_tritonserver()
         check_options(self._config, binary)
+        self._binary = binary
         self._workspace.create()
         variables: dict[str, str] = {}
         # Who serves models by their folders has not asked for Triton's own Python backend.
@@ -244,8 +274,7 @@ class ServerSession:
         for model in models:
             # At once: attaching is done by the time that the server answers.
             self._host.prepare(model)
-        for name in {model.name for model in self._host.models}:
-            self._repository.write(name, *self._files([model for model in self._host.models if model.name == name]))
+        self._write_files()
         # Before the server starts, because it says that it is ready as soon as it has loaded its models.
         for model in self._host.models:
             self._host.wait_warm(model, cancelled)
@@ -253,6 +282,8 @@ class ServerSession:
         try:
             self._start_first(self._folders, timeout_s, cancelled)
             self._wait_served(timeout_s, cancelled)
+            if self._watchdog is not None:
+                self._watchdog.start()
         except TritonServerError as error:
             if (misfit := _misfit(error, binary, self._process)) is not None:
                 raise misfit from error
@@ -290,6 +321,8 @@ class ServerSession:
             raise TritonServerStartError("tritonserver was never started, so it cannot be started again.")
         self._is_up = False
         self._readiness.reset()
+        if self._workspace.is_damaged:
+            self._write_anew()
         if self._process is not None:
             self._process.stop(_EXIT_MARGIN_S, hurried=cancelled)
         if self._control is not None:
@@ -348,6 +381,7 @@ class ServerSession:
         try:
             # It serves all, or ends and says why: nobody could ask it.
             strict = dataclasses.replace(config, exit_on_error=config.exit_on_error is not False)
+            self._resize_cache(local_cache_bytes(config.cache_config))
             command = build_command(strict, self._security, new_folders, new_ports, [m.name for m in self._host.models])
             new_handover = Handover(handover.listeners, role=Role.STANDING_BY)
             new = self._make_process(command, config, guard, new_handover)
@@ -377,7 +411,7 @@ class ServerSession:
                 raise StartCancelled
             if not new.is_running:
                 raise TritonServerStartError(
-                    f"The tritonserver that was to replace the running one {describe_exit(new.exit_code)}; the running "
+                    f"The tritonserver that was to replace the running one {new.ending}; the running "
                     f"one goes on.{quote_log(new.log_tail)}",
                     exit_code=new.exit_code,
                     log_lines=new.log_tail,
@@ -387,6 +421,7 @@ class ServerSession:
             handover.assign(Role.SERVING)
             if new is not None:
                 new.stop(_EXIT_MARGIN_S, hurried=cancelled)
+            self._resize_cache(local_cache_bytes(self._config.cache_config))
             sockets.put_back()
             knock(each for each in (ports.http, ports.grpc) if each is not None)
             shutil.rmtree(backends, ignore_errors=True)
@@ -399,6 +434,7 @@ class ServerSession:
         finally:
             new_ports.release()
         self._process, self._ports, self._folders, self._config = new, new_ports, new_folders, config
+        self._binary = binary
         old_control, self._control = self.control, new_control
         try:
             handover.assign(Role.LEFT)
@@ -427,12 +463,74 @@ class ServerSession:
 
     def deploy(self, name: str, models: Sequence[BoundModel], timeout_s: float) -> bool:
         """Make the server serve these versions under a name, and no others; see `hosting.Deployer`."""
-        with self._repository.changed(name, *self._files(models)):
+        with self._files_lock, self._repository.changed(name, *self._files(models)):
             if models:
                 self.control.load(name, timeout_s)
+                if self._guard_test is not None and not self._guard_test.has_tried_model:
+                    self._guard_test.run_model(name, is_plain=not models[0].triton_config.decoupled)
             else:
                 self.control.unload(name, timeout_s)
         return True
+
+    def _look_at_files(self) -> None:
+        """Write the workspace anew where somebody has removed it, and have the server load its models from there.
+
+        What is attached goes on until then; without its socket, nothing that is lost could come back.
+        """
+        if not self._workspace.is_damaged:
+            self._damaged_looks = 0
+            return
+        self._damaged_looks += 1
+        # Whoever removes it may still be at it.
+        if self._damaged_looks == 1 or time.monotonic() < self._restore_at or not self._files_lock.acquire(False):
+            return
+        try:
+            self._write_anew()
+            for name in dict.fromkeys(model.name for model in self._host.models):
+                self.control.load(name, CALL_TIMEOUT_S)
+            for name in sorted({each.model_name for each in self._supervisor.serving()} if self._supervisor else ()):
+                # Triton loads nothing again whose files are no newer.
+                self.control.unload(name, CALL_TIMEOUT_S)
+                self.control.load(name, CALL_TIMEOUT_S)
+        except (OSError, TritonServerError) as error:
+            self._restore_at = time.monotonic() + _RESTORE_PAUSE_S
+            logger.error(
+                "The workspace %s was removed while its server serves, and cannot be written anew: %s. Workers that "
+                "are lost cannot come back, and models cannot be bound.",
+                self._workspace.path, str(error).rstrip("."),
+            )  # fmt: skip
+        else:
+            logger.warning(
+                "The workspace %s was removed while its server serves: it was written anew, and the models were loaded "
+                "from there. Keep what cleans up away from it, or set PYTRITON_HOME to another folder.",
+                self._workspace.path,
+            )
+        finally:
+            self._files_lock.release()
+
+    def _write_anew(self) -> None:
+        """Write all that was in the workspace.
+
+        Raises:
+            OSError: It cannot be written.
+            WorkspaceError: The same.
+        """
+        folders, binary = self._folders, self._binary
+        if folders is None or binary is None:
+            return
+        self._workspace.restore()
+        folders.backends.mkdir(exist_ok=True)
+        if self._supervisor is not None:
+            self._supervisor.restore()
+            make_python_backend(folders.backends, self._supervisor.socket_path)
+        make_backends(folders.backends, binary, {BACKEND_NAME: library_path()})
+        if folders.linked is not None:
+            folders.linked.mkdir(exist_ok=True)
+        for folder in self._linked.values():
+            self._link(folder)
+        self._write_files()
+        for model in self._host.models:
+            model.describe(self._host.endpoints)
 
     def load_folder(self, folder: Path, timeout_s: float) -> None:
         """Have the running server load a model from a folder of the user's, and wait until it has.
@@ -498,6 +596,8 @@ class ServerSession:
         deadline = time.monotonic() + timeout_s
         # What is left when the drain is broken off, as by a KeyboardInterrupt.
         rest = 0.0
+        if self._watchdog is not None:
+            self._watchdog.stop()
         try:
             rest = self._drain(deadline, linger_s, hurried) if self._is_up else _END_S
         finally:
@@ -562,6 +662,8 @@ class ServerSession:
                 self._ports.release()
             if self._control is not None:
                 self._control.close()
+            if self.outcomes is not None:
+                self.outcomes.close()
             self._workspace.clean()
 
     def _start_process(
@@ -594,6 +696,7 @@ class ServerSession:
             secrets=secrets_of(command),
             guard=guard,
             handover=handover,
+            outcomes=self.outcomes,
         )
         return process
 
@@ -601,13 +704,21 @@ class ServerSession:
         """Start the process with its guard, and without where that turns out not to be there."""
         guard = find_guard(self._guard_config, Path(command[0]))
         while True:
-            handover = None if guard.library is None else Handover()
+            try:
+                if guard.library is not None and self._config.allow_metrics is not False and self.outcomes is None:
+                    self.outcomes = OutcomeCounts(self._outcomes_before)
+                handover = None if guard.library is None else Handover()
+            except OSError as error:
+                raise TritonServerStartError(f"tritonserver cannot be started: {explain(error)}") from error
             self._process = process = self._make_process(command, self._config, guard, handover)
             process.start()
             if guard.library is not None and not wait_guarded(process, control, cancelled=cancelled):
                 # Its token is a random text now, since the guard was to put the real one in.
                 process.stop(0.0)
                 guard = Guard(obstacle=f"the loader did not take {guard.library}")
+                if self.outcomes is not None:
+                    self.outcomes.close()
+                    self.outcomes = None
                 continue
             if guard.obstacle is not None:
                 logger.warning(
@@ -632,6 +743,7 @@ class ServerSession:
             if shortage and isinstance(error, ControlError):
                 error = TritonServerStartError(f"{error}. {shortage}", log_lines=error.log_lines)
             raise self._ended_in_start() or error from error
+        self._try_guard()
         # From here on `on_exit` reports the end; what happened before that has to be reported here.
         self._is_up = True
         ended = self._ended_in_start()
@@ -639,6 +751,25 @@ class ServerSession:
             self._is_up = False
             raise ended
         self._readiness.start(self.control)
+
+    def _try_guard(self) -> None:
+        self._guard_test = None
+        process, ports, config = self._process, self._ports, self._config
+        if process is None or process.handover is None or ports is None:
+            return
+        self._guard_test = GuardTest(
+            process.handover,
+            process.guard.settings,
+            ports.http,
+            ports.grpc,
+            is_encrypted=_encrypts_grpc(config),
+            is_traced=bool(config.trace_config),
+            http_headers=control_headers(config, self._security, "http"),
+            grpc_headers=control_headers(config, self._security, "grpc"),
+            outcomes=self.outcomes,
+        )
+        plain = {model.name: not model.triton_config.decoupled for model in self._host.models}
+        self._guard_test.run({**dict.fromkeys(self._linked, False), **plain})
 
     def _wait_attached(self, model: BoundModel, timeout_s: float, cancelled: Callable[[], bool]) -> None:
         deadline = time.monotonic() + timeout_s
@@ -662,11 +793,30 @@ class ServerSession:
 
             # Of the server that is there now, which may have replaced the first one.
             current = None if self._ports is None else self._ports.triton_metrics
-            return render_metrics(current or first, lambda: self._host.models)
+            outcomes = None if self.outcomes is None else self.outcomes.read()
+            return render_metrics(
+                current or first,
+                self._counted_models,
+                lambda: self.guard_states,
+                files=self._open_files,
+                memory=self._memory,
+                outcomes=outcomes,
+            )
 
         self._metrics_page = page_type(listener, render)
         self._metrics_page.start()
         logger.info("Metrics are served at http://%s/metrics", page.authority)
+
+    def _open_files(self) -> tuple[int, int] | None:
+        return None if self._process is None else self._process.open_files
+
+    def _memory(self) -> int | None:
+        pid = None if self._process is None else self._process.pid
+        return None if pid is None else resident_bytes(pid)
+
+    def _counted_models(self) -> list[BoundModel | HostedModel]:
+        hosted = [] if self._supervisor is None else hosted_models(self._supervisor.serving())
+        return [*self._host.models, *hosted]
 
     def _ended_in_start(self) -> TritonServerStartError | None:
         process = self._process
@@ -674,7 +824,7 @@ class ServerSession:
             return None
         lines = process.log_tail
         return TritonServerStartError(
-            f"tritonserver {describe_exit(process.exit_code)} right after its start.{quote_log(lines)}",
+            f"tritonserver {process.ending} right after its start.{quote_log(lines)}",
             exit_code=process.exit_code,
             log_lines=lines,
         )
@@ -691,6 +841,14 @@ class ServerSession:
             )
         return GrpcControl(ports.grpc, control_headers(self._config, self._security, "grpc"), self._config)
 
+    def _watched(self) -> tuple[ServerProcess, Mapping[str, Endpoint]] | None:
+        """Return the server that is to answer and where, for the watchdog; None while there is none."""
+        process, ports, config = self._process, self._ports, self._config
+        if process is None or ports is None or not self._is_up or self._is_replacing or not process.is_running:
+            return None
+        endpoints = {"HTTP": ports.http, "gRPC": None if _encrypts_grpc(config) else ports.grpc}
+        return process, {name: endpoint for name, endpoint in endpoints.items() if endpoint is not None}
+
     def _exited(self, process: ServerProcess, report: ExitReport) -> None:
         with self._exit_lock:
             if self._is_replacing:
@@ -706,15 +864,19 @@ class ServerSession:
 
     def _files(self, models: Sequence[BoundModel]) -> tuple[str, dict[int, list[tuple[str, str]]]]:
         """Return the configuration of one name, and the files of its versions."""
-        endpoints = self._host.endpoints
-        if models and models[0].triton_config.response_cache is not None and not self._config.cache_config:
-            # Triton itself says nothing.
-            logger.warning(
-                "Model %r: response_cache=True has no effect, because the server has no cache. Give it one with "
-                'TritonConfig(cache_config=["local,size=<bytes>"]).',
-                models[0].name,
-            )
-        return models[0].config_text if models else "", {m.version: m.side_files(endpoints) for m in models}
+        for model in models:
+            model.warn_without_cache(self._host.cache_bytes, 'TritonConfig(cache_config=["local,size=<bytes>"])')
+        return models[0].config_text if models else "", {m.version: self._host.side_files(m) for m in models}
+
+    def _write_files(self) -> None:
+        for name in {model.name for model in self._host.models}:
+            self._repository.write(name, *self._files([model for model in self._host.models if model.name == name]))
+
+    def _resize_cache(self, cache_bytes: int) -> None:
+        """Have the next server that loads the models keep so many bytes of answers."""
+        if cache_bytes != self._host.cache_bytes:
+            self._host.cache_bytes = cache_bytes
+            self._write_files()
 
     def _log_tail(self) -> list[str]:
         return self._process.log_tail if self._process is not None else []
@@ -741,6 +903,11 @@ class ServerSession:
                         model_version=state.version,
                         reason=state.reason,
                     )
+
+
+def _encrypts_grpc(config: TritonConfig) -> bool:
+    """Tell whether the port for gRPC takes nothing but TLS."""
+    return bool(config.grpc_use_ssl) or config.grpc_use_ssl_mutual is not None
 
 
 def _misfit(

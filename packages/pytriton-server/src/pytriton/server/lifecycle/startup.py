@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from pytriton.server.control.http import Control
-from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError, describe_exit, quote_log
+from pytriton.server.errors import TritonServerStartError, TritonServerTimeoutError, quote_log
 from pytriton.server.models.workers import StartCancelled
 from pytriton.server.tritonserver.ports import Endpoint
 from pytriton.server.tritonserver.process import ServerProcess
@@ -21,7 +21,8 @@ POLL_S = 0.01
 
 # How long what the server has written may take to get here, in seconds.
 _LOG_DEADLINE_S = 2.0
-_NONE_TO_ACCEPT = f"accept() call: {os.strerror(errno.EMFILE)}"
+# By libevent, or by the guard.
+_NONE_TO_ACCEPT = (f"accept() call: {os.strerror(errno.EMFILE)}", f"{os.strerror(errno.EMFILE)}: callers over HTTP")
 _ERROR_LINE = re.compile(r"E\d{4} ")
 
 
@@ -59,7 +60,7 @@ def wait_until_up(
         if process.wait(POLL_S):
             lines = process.log_tail
             raise TritonServerStartError(
-                f"tritonserver {describe_exit(process.exit_code)} while it was starting.{quote_log(lines)}",
+                f"tritonserver {process.ending} while it was starting.{quote_log(lines)}",
                 exit_code=process.exit_code,
                 log_lines=lines,
             )
@@ -93,7 +94,7 @@ def _refuse_without_descriptors(process: ServerProcess) -> None:
         raise TritonServerStartError(
             f"tritonserver cannot be asked whether it is there: {error.strerror}.", log_lines=process.log_tail
         ) from error
-    if process.last_line.endswith(_NONE_TO_ACCEPT):
+    if any(text in process.last_line for text in _NONE_TO_ACCEPT):
         # It goes on to say so, and takes a whole processor for that.
         lines = process.log_tail
         raise TritonServerStartError(

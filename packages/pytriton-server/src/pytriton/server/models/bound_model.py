@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import hashlib
 import json
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -47,9 +48,11 @@ from pytriton.server.models.workers import ModelWorkers
 from pytriton.server.observe.metrics_totals import CallableTotals
 from pytriton.server.observe.tracing import ModelTracing, TracerLease
 
-__all__ = ["BoundModel", "render_config", "render_config_json"]
+__all__ = ["BoundModel", "render_config", "render_config_json", "triton_part"]
 
 _SHORT_NAME_LENGTH = 12
+
+logger = logging.getLogger(__name__)
 
 
 class BoundModel:
@@ -202,9 +205,20 @@ class BoundModel:
         return self._spec
 
     @property
+    def decoupled(self) -> bool:
+        """Whether a request may get any number of responses."""
+        return self._spec.decoupled
+
+    @property
     def callables(self) -> "list[InferFunc | ProcessWorker]":
         """What serves it."""
         return self._infer_funcs
+
+    @property
+    def settings_of_workers(self) -> list[str]:
+        """The options of its `ModelConfig` that are about workers, as far as they were given."""
+        names = ("arena_budget_bytes", "attach_timeout_s", "repeatable")
+        return [name for name in names if getattr(self._config, name) != getattr(ModelConfig, name)]
 
     @property
     def warmup_timeout_s(self) -> float:
@@ -244,7 +258,7 @@ class BoundModel:
             return []
         pairs = [
             (name, getattr(self.triton_config, name), getattr(other.triton_config, name))
-            for name in ("inputs", "outputs", "batching", "max_batch_size", "batcher", "decoupled", "response_cache")
+            for name in ("inputs", "outputs", "batching", "max_batch_size", "batcher", "decoupled")
         ]
         return [f"{name} ({mine} and {its})" for name, mine, its in pairs if mine != its] or ["its tensors"]
 
@@ -313,11 +327,12 @@ class BoundModel:
             short = hashlib.sha256(self.name.encode()).hexdigest()[:_SHORT_NAME_LENGTH]
             return endpoint_path(endpoints, f"~{short}{suffix}", self.version)
 
-    def side_files(self, endpoints: Path) -> list[tuple[str, str]]:
+    def side_files(self, endpoints: Path, cache_bytes: int = 0) -> list[tuple[str, str]]:
         """Return names and texts of the files that the proxy reads from the version's folder.
 
         Args:
             endpoints: Folder for the sockets.
+            cache_bytes: What answers that are given again may take on the server; for a model that has them do so.
 
         Raises:
             EndpointError: The path of the socket is too long for the system.
@@ -327,10 +342,26 @@ class BoundModel:
             batching=self._spec.batching,
             decoupled=self._spec.decoupled,
             max_waiting=_max_queue_size(self._config.batcher),
+            cache_bytes=cache_bytes if self._config.response_cache else 0,
             tensors_digest=self._spec.tensors_digest,
             **serving_settings(self._config),
         )
         return [(SIDE_FILE_NAME, settings.to_text())]
+
+    def warn_without_cache(self, cache_bytes: int, remedy: str) -> None:
+        """Say so where answers are to be given again, and nothing may keep them.
+
+        Args:
+            cache_bytes: What they may take on the server.
+            remedy: What gives them more.
+        """
+        if self._config.response_cache and not cache_bytes:
+            logger.warning(
+                "Model %r: response_cache=True has no effect, because the server has no cache for it. Give it one with "
+                "%s.",
+                self.name,
+                remedy,
+            )
 
     def start_workers(self, endpoints: Path, on_unrecoverable: Callable[[BaseException], None]) -> None:
         """Start one worker per callable. They warm their callables up, and attach as soon as the proxy listens.
@@ -391,13 +422,22 @@ class BoundModel:
 
 
 def render_config(config: TritonModelConfig) -> str:
-    """Return the text of `config.pbtxt`. The warm-up is left out: workers do it before Triton knows of the model."""
-    return ModelConfigGenerator(dataclasses.replace(config, model_warmup=None)).get_text()
+    """Return the text of `config.pbtxt`, without what is not for Triton."""
+    return ModelConfigGenerator(triton_part(config)).get_text()
 
 
 def render_config_json(config: TritonModelConfig) -> str:
     """Return the same as JSON, for the parameter `config` of a call of Triton's model repository extension."""
-    return json.dumps(ModelConfigGenerator(dataclasses.replace(config, model_warmup=None)).get_config())
+    return json.dumps(ModelConfigGenerator(triton_part(config)).get_config())
+
+
+def triton_part(config: TritonModelConfig) -> TritonModelConfig:
+    """Return what Triton is to know of a configuration.
+
+    The warm-up is done by workers before Triton knows of the model, and answers are kept by the proxy: Triton's own
+    cache takes failures for empty answers, and requests of other shapes, parameters or outputs for the same.
+    """
+    return dataclasses.replace(config, model_warmup=None, response_cache=None)
 
 
 def _max_queue_size(batcher: DynamicBatcher | None) -> int:

@@ -4,17 +4,30 @@ import contextvars
 import logging
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import Final, Protocol
 from weakref import ReferenceType
 
 from pytriton.decorators import TritonContext
 
-if TYPE_CHECKING:
-    from pytriton.server.models.bound_model import BoundModel
+__all__ = ["CALLING_MODEL", "CallingModel", "calling_model", "run_in_background"]
 
-__all__ = ["CALLING_MODEL", "calling_model", "run_in_background"]
 
-CALLING_MODEL: Final[contextvars.ContextVar["ReferenceType[BoundModel] | None"]] = contextvars.ContextVar(
+class CallingModel(Protocol):
+    """What is asked of a model whose callable is running."""
+
+    name: str
+    version: int
+
+    @property
+    def key(self) -> tuple[str, int]:
+        """What no two models of one server share."""
+
+    @property
+    def triton_context(self) -> TritonContext:
+        """What all models of the server have in common."""
+
+
+CALLING_MODEL: Final[contextvars.ContextVar["ReferenceType[CallingModel] | None"]] = contextvars.ContextVar(
     "pytriton_calling_model", default=None
 )
 """Set in the context of each inference callable."""
@@ -22,7 +35,7 @@ CALLING_MODEL: Final[contextvars.ContextVar["ReferenceType[BoundModel] | None"]]
 logger = logging.getLogger(__name__)
 
 
-def calling_model(triton_context: TritonContext) -> "BoundModel | None":
+def calling_model(triton_context: TritonContext) -> CallingModel | None:
     """Return the model whose callable runs in this thread or task; None where that is none of a certain server.
 
     What a callable hands to `asyncio.to_thread`, or to a thread with `contextvars.copy_context`, counts as well: all of

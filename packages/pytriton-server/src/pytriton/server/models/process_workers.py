@@ -16,6 +16,7 @@ from pytriton.model_config.dtypes import array_dtype
 from pytriton.proxy_backend import ModelSpec, TargetError, Worker, WorkerProcessError
 from pytriton.proxy_backend.description import render_description
 from pytriton.proxy_backend.process.child import Launch
+from pytriton.proxy_backend.process.log import WORKER_LOGGER
 from pytriton.proxy_backend.process.messages import WorkerJob, find_not_json
 from pytriton.proxy_backend.process.worker_process import RestartLimits, WorkerProcess
 from pytriton.proxy_backend.worker.loading import target_of
@@ -180,7 +181,7 @@ def make_worker_process(
         on_unrecoverable: Called when its callable raised PyTritonUnrecoverableError.
         on_given_up: Called when it is not started again for another reason.
     """
-    logger = logging.getLogger(f"pytriton.worker.{spec.name}.{number}")
+    logger = logging.getLogger(f"{WORKER_LOGGER}{spec.name}.{number}")
     job = WorkerJob(
         target=described.target,
         model=render_description(spec),
@@ -251,6 +252,11 @@ class FallbackWorker:
         self._worker: Worker | None = None
         self._is_stopped = False
 
+    @property
+    def is_started(self) -> bool:
+        """Whether it answers, or is about to."""
+        return self._worker is not None
+
     def start(self, error: WorkerProcessError) -> None:
         """Begin to answer with `error`; a second call, or one after `stop`, does nothing."""
         # Without the output of the process: callers get the reason, not what it wrote.
@@ -262,7 +268,7 @@ class FallbackWorker:
         with self._lock:
             if self._worker is not None or self._is_stopped:
                 return
-            self._worker = Worker(refuse, self._spec, self._endpoint, context=contextvars.Context())
+            self._worker = Worker(refuse, self._spec, self._endpoint, context=contextvars.Context(), stands_in=True)
             self._worker.start()
 
     def stop(self, timeout_s: float) -> None:

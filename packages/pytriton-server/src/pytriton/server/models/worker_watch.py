@@ -5,6 +5,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from pytriton.proxy_backend.system.threads import keep_on
 from pytriton.server.models.bound_model import BoundModel
 
 __all__ = ["WorkerWatch", "connected_workers", "sockets_at"]
@@ -25,16 +26,24 @@ class WorkerWatch:
     Args:
         models: Gives the models that are to have workers.
         endpoints: Folder of their sockets.
+        look_first: Called in the thread before each look.
         on_change: Called in the thread, when it has changed, with whether every model has a worker. Returns whether it
             could act on that; if not, it is called again.
     """
 
     def __init__(
-        self, models: Callable[[], Sequence[BoundModel]], endpoints: Path, on_change: Callable[[bool], bool]
+        self,
+        models: Callable[[], Sequence[BoundModel]],
+        endpoints: Path,
+        on_change: Callable[[bool], bool],
+        look_first: Callable[[], None] = lambda: None,
     ) -> None:
         self._models = models
         self._endpoints = endpoints
         self._on_change = on_change
+        self._look_first = look_first
+        self._are_complete = True
+        self._were_without: set[tuple[str, int]] = set()
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="pytriton-worker-watch", daemon=True)
 
@@ -49,24 +58,28 @@ class WorkerWatch:
             self._thread.join(_END_DEADLINE_S)
 
     def _watch(self) -> None:
-        are_complete = True
-        were_without: set[tuple[str, int]] = set()
         while not self._ending.wait(WATCH_PERIOD_S):
-            # One that is only just being bound takes nothing from the others while it warms up.
-            served = [model for model in self._models() if model.workers.was_attached]
-            without = {model.key: model for model in served if not self._has_worker(model)}
-            lasting = [model for key, model in without.items() if key in were_without]
-            were_without = set(without)
-            if bool(lasting) != are_complete or self._ending.is_set():
-                continue
-            if lasting and are_complete:
-                names = ", ".join(f"{model.name!r} (version {model.version})" for model in lasting)
-                logger.warning("No worker is attached to model %s: the server says that it is not ready.", names)
-            if self._on_change(not lasting):
-                are_complete = not lasting
+            keep_on(self._look, "The watch of the workers of all models failed")
+
+    def _look(self) -> None:
+        self._look_first()
+        # One that is only just being bound takes nothing from the others while it warms up.
+        served = [model for model in self._models() if model.workers.was_attached]
+        without = {model.key: model for model in served if not self._has_worker(model)}
+        lasting = [model for key, model in without.items() if key in self._were_without]
+        self._were_without = set(without)
+        if bool(lasting) != self._are_complete or self._ending.is_set():
+            return
+        if lasting and self._are_complete:
+            names = ", ".join(f"{model.name!r} (version {model.version})" for model in lasting)
+            logger.warning("No worker is attached to model %s: the server says that it is not ready.", names)
+        if self._on_change(not lasting):
+            self._are_complete = not lasting
 
     def _has_worker(self, model: BoundModel) -> bool:
-        return model.workers.has_attached or bool(connected_workers(model.endpoint(self._endpoints)))
+        # Somebody else may have attached one.
+        others = connected_workers(model.endpoint(self._endpoints)) - model.workers.has_stand_in
+        return model.workers.has_attached or others > 0
 
 
 def connected_workers(endpoint: Path) -> int:

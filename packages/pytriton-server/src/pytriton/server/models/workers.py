@@ -69,6 +69,12 @@ class ModelWorkers:
         return any(worker.is_attached for worker in tuple(self._workers))
 
     @property
+    def has_stand_in(self) -> bool:
+        """Whether somebody is attached, or about to be, who only says why there is no worker any more."""
+        fallback = self._fallback
+        return fallback is not None and fallback.is_started
+
+    @property
     def error(self) -> BaseException | None:
         """Why a worker ended that nobody stopped."""
         error = next((worker.error for worker in self._workers if worker.error is not None), None)
@@ -192,7 +198,7 @@ class ModelWorkers:
         deadline = time.monotonic() + timeout_s
         for worker in self._workers:
             worker.wait_attached(max(0.0, deadline - time.monotonic()))
-        self.was_attached = True
+        self.was_attached = self.totals.was_served = True
 
     def cut(self) -> None:
         """Cut the workers off from the server, whatever they are doing. `stop` has to follow."""
@@ -236,16 +242,20 @@ def _is_warm(worker: Worker | WorkerProcess, warmup: WarmupBatches | None) -> bo
 
 def _still_busy(workers: Sequence[Worker | WorkerProcess], timeout_s: float) -> int:
     """Stop workers and tell how many have not ended."""
-    ended: list[bool] = []
+    # One whose stop raises has not ended.
+    ended = [False] * len(workers)
+
+    def stop(place: int) -> None:
+        ended[place] = workers[place].stop(timeout_s)
+
     # All at once: each takes no more batches from the beginning, and has all of the time for the one in its callable.
     stoppers = [
-        threading.Thread(target=lambda worker=worker: ended.append(worker.stop(timeout_s)), name="pytriton-stop-worker")
-        for worker in workers[1:]
+        threading.Thread(target=stop, args=(place,), name="pytriton-stop-worker") for place in range(1, len(workers))
     ]
     for stopper in stoppers:
         stopper.start()
     if workers:
-        ended.append(workers[0].stop(timeout_s))
+        stop(0)
     for stopper in stoppers:
         stopper.join()
     return ended.count(False)

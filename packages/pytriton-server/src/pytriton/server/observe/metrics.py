@@ -7,8 +7,9 @@ takes longer than the rest of the start of a server.
 import contextlib
 import http.client
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import accumulate, product
 from typing import Protocol
 
 from prometheus_client import REGISTRY, CollectorRegistry, generate_latest
@@ -16,8 +17,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.registry import Collector
 
 from pytriton.proxy_backend import Histogram
+from pytriton.proxy_backend.process.metrics import GATHERED, family_of
 from pytriton.server.control.http import fetch
 from pytriton.server.observe.metrics_totals import CallableTotals
+from pytriton.server.tritonserver.outcomes import OUTCOMES, PROTOCOLS
 from pytriton.server.tritonserver.ports import Endpoint
 
 __all__ = ["TRITON_TIMEOUT_S", "ServedModel", "render_metrics"]
@@ -26,6 +29,11 @@ TRITON_TIMEOUT_S = 2.0
 """How long tritonserver may take for its part of the page, in seconds; the other parts come without it."""
 
 _LABELS = ("model", "version", "worker")
+
+# Triton takes most metrics of a model away with it. What it leaves, as 0 mostly, would grow with each name that was
+# ever bound.
+_LOADED = re.compile(rb"^nv_inference_request_success\{([^}]*)\}", re.MULTILINE)
+_LEFT_OVER = re.compile(rb"^nv_inference_request_failure\{([^}]*)\} 0\n", re.MULTILINE)
 
 logger = logging.getLogger(__name__)
 
@@ -36,22 +44,45 @@ class ServedModel(Protocol):
     name: str
     version: int
 
+    @property
+    def decoupled(self) -> bool:
+        """Whether a request may get any number of responses."""
+        ...
+
     def read_totals(self) -> Sequence[CallableTotals]:
         """Return what its callables have done."""
         ...
 
 
-def render_metrics(triton: Endpoint, models: Callable[[], Iterable[ServedModel]]) -> bytes:
+def render_metrics(
+    triton: Endpoint,
+    models: Callable[[], Iterable[ServedModel]],
+    guard: Callable[[], Mapping[str, bool]] = dict,
+    files: Callable[[], tuple[int, int] | None] = lambda: None,
+    memory: Callable[[], int | None] = lambda: None,
+    outcomes: Mapping[tuple[str, str, str], int] | None = None,
+) -> bytes:
     """Make the text of the page. A part that cannot be had is left out, and `pytriton_metrics_up` says so.
 
     Args:
         triton: Where tritonserver serves its own metrics.
         models: Gives the models that are bound.
+        guard: Gives whether each protection of the guard is in force.
+        files: Gives how many files tritonserver has open, and how many it may have.
+        memory: Gives its resident memory, in bytes.
+        outcomes: How many requests for a model came over a protocol and ended so; `None` where nobody counts them.
     """
+    loaded: set[tuple[str, str]] = set()
+
+    def fetch_triton() -> bytes:
+        page = _fetch(triton)
+        loaded.update(_model_of(labels) for labels in _LOADED.findall(page))
+        return _LEFT_OVER.sub(lambda line: line[0] if _model_of(line[1]) in loaded else b"", page)
+
     sources: dict[str, Callable[[], bytes]] = {
-        "tritonserver": lambda: _fetch(triton),
+        "tritonserver": fetch_triton,
         "callables": lambda: _rendered(_Callables(models)),
-        "user": lambda: generate_latest(REGISTRY),
+        "user": lambda: _rendered(_User()),
     }
     is_up = {}
     parts = []
@@ -62,8 +93,35 @@ def render_metrics(triton: Endpoint, models: Callable[[], Iterable[ServedModel]]
         except Exception as error:
             logger.warning("The metrics of source %r cannot be had: %s: %s", source, type(error).__name__, error)
             is_up[source] = False
-    parts.append(_rendered(_Sources(is_up)))
+    parts += [_rendered(_Sources(is_up)), _rendered(_Guard(guard())), _rendered(_Server(files(), memory()))]
+    if outcomes is not None:
+        names = {model.name for model in models()} | {name for name, _ in loaded}
+        parts.append(_rendered(_Responses(outcomes, names)))
     return b"".join(part if part.endswith(b"\n") or not part else part + b"\n" for part in parts)
+
+
+class _User(Collector):
+    """What was registered in this process and in its worker processes."""
+
+    def collect(self) -> Iterator[Metric]:
+        gathered = GATHERED.names
+        shared = []
+        for metric in REGISTRY.collect():
+            if metric.name in gathered:
+                shared.append(family_of(metric))
+            else:
+                yield metric
+        for family in GATHERED.collect(shared):
+            metric = Metric(family.name, family.documentation, family.type, family.unit)
+            for name, labels, value in family.samples:
+                metric.add_sample(name, dict(labels), value)
+            yield metric
+
+
+def _model_of(labels: bytes) -> tuple[str, str]:
+    """Return the name and the version of the model that a sample of Triton's is of."""
+    found = dict(re.findall(r'(\w+)="([^"]*)"', labels.decode(errors="replace")))
+    return found.get("model", ""), found.get("version", "")
 
 
 def _rendered(collector: Collector) -> bytes:
@@ -98,6 +156,67 @@ class _Sources(Collector):
         yield up
 
 
+class _Guard(Collector):
+    """What was found when the guard was tried out."""
+
+    def __init__(self, states: Mapping[str, bool]) -> None:
+        self._states = states
+
+    def collect(self) -> Iterator[Metric]:
+        states = GaugeMetricFamily(
+            "pytriton_guard_protection",
+            "Whether a protection of the guard is in force; those that nothing has come to yet are not there",
+            labels=["protection"],
+        )
+        for name, is_in_force in self._states.items():
+            states.add_metric([name], float(is_in_force))
+        if self._states:
+            yield states
+
+
+class _Server(Collector):
+    """What tritonserver takes of the system; what cannot be seen is left out."""
+
+    def __init__(self, files: tuple[int, int] | None, memory: int | None) -> None:
+        self._files = files
+        self._memory = memory
+
+    def collect(self) -> Iterator[Metric]:
+        if self._files is not None:
+            is_open, most = map(float, self._files)
+            yield GaugeMetricFamily("pytriton_server_open_files", "Files that tritonserver has open", value=is_open)
+            yield GaugeMetricFamily("pytriton_server_max_files", "Files that tritonserver may have open", value=most)
+        if self._memory is not None:
+            yield GaugeMetricFamily(
+                "pytriton_server_memory_bytes",
+                "Resident memory of tritonserver, that included which it shares with workers",
+                value=float(self._memory),
+            )
+
+
+class _Responses(Collector):
+    """How requests have ended.
+
+    Of a model that is there, each way is there from the start: a rate needs the zero before. Of one that is gone, what
+    was counted stays.
+    """
+
+    def __init__(self, outcomes: Mapping[tuple[str, str, str], int], models: Set[str]) -> None:
+        self._outcomes = outcomes
+        self._models = models
+
+    def collect(self) -> Iterator[Metric]:
+        responses = CounterMetricFamily(
+            "pytriton_responses",
+            "Requests for inference by how they ended; the model is empty where there is none of that name",
+            labels=["model", "protocol", "outcome"],
+        )
+        keys = {*product({*self._models, ""}, PROTOCOLS, OUTCOMES), *self._outcomes}
+        for key in sorted(keys):
+            responses.add_metric(key, self._outcomes.get(key, 0))
+        yield responses
+
+
 class _Callables(Collector):
     """What the callables have done, read when it is asked for: counting costs nothing but the counts."""
 
@@ -114,13 +233,20 @@ class _Callables(Collector):
             labels=[*_LABELS, "kind"],
         )
         cancelled = CounterMetricFamily(
-            "pytriton_cancelled_requests", "Requests that their callers gave up while they were served", labels=_LABELS
+            "pytriton_cancelled_requests",
+            "Requests of which the worker was told that nobody waits for them any more",
+            labels=_LABELS,
         )
         rows = HistogramMetricFamily(
             "pytriton_batch_rows", "Rows of the batches that the inference callable was called with", labels=_LABELS
         )
         seconds = HistogramMetricFamily(
             "pytriton_callable_seconds", "Time in the inference callable, for each batch", labels=_LABELS
+        )
+        first = HistogramMetricFamily(
+            "pytriton_first_response_seconds",
+            "Time from the call of the inference callable of a decoupled model to the first response of a request",
+            labels=_LABELS,
         )
         queued = CounterMetricFamily(
             "pytriton_queue_seconds", "Time that batches waited for the worker after they were sent", labels=_LABELS
@@ -132,6 +258,12 @@ class _Callables(Collector):
         )
         process = GaugeMetricFamily(
             "pytriton_worker_pid", "Process of the worker; left out while it has none", labels=_LABELS
+        )
+        memory = GaugeMetricFamily(
+            "pytriton_worker_memory_bytes",
+            "Resident memory of the process of the worker, that of others that it shares included; left out where it is"
+            " the process of this page",
+            labels=_LABELS,
         )
         ends = CounterMetricFamily(
             "pytriton_worker_ends", "Processes of the worker that ended by themselves", labels=_LABELS
@@ -146,14 +278,21 @@ class _Callables(Collector):
                 cancelled.add_metric(labels, statistics.cancelled_requests)
                 rows.add_metric(labels, _buckets(statistics.rows), statistics.rows.sum)
                 seconds.add_metric(labels, _buckets(statistics.callable_seconds), statistics.callable_seconds.sum)
+                if model.decoupled:
+                    waits = statistics.first_response_seconds
+                    first.add_metric(labels, _buckets(waits), waits.sum)
                 queued.add_metric(labels, statistics.queued_seconds)
                 received.add_metric(labels, statistics.input_bytes)
                 sent.add_metric(labels, statistics.output_bytes)
-                attached.add_metric(labels, float(totals.attached))
+                if totals.attached is not None:
+                    attached.add_metric(labels, float(totals.attached))
                 if totals.pid is not None:
                     process.add_metric(labels, totals.pid)
+                if (resident := totals.memory) is not None:
+                    memory.add_metric(labels, resident)
                 ends.add_metric(labels, totals.ends)
-        yield from (requests, failed, cancelled, rows, seconds, queued, received, sent, attached, process, ends)
+        yield from (requests, failed, cancelled, rows, seconds, first, queued, received, sent)
+        yield from (attached, process, memory, ends)
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:

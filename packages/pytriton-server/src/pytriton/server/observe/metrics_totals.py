@@ -2,13 +2,16 @@
 
 import os
 import threading
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pytriton.proxy_backend import Worker, WorkerStatistics
+from pytriton.proxy_backend.hosting.supervisor import ServingHost
 from pytriton.proxy_backend.process.worker_process import WorkerProcess
 from pytriton.proxy_backend.runtime.statistics import add_statistics
+from pytriton.proxy_backend.system.processes import resident_bytes
 
-__all__ = ["CallableTotals", "StatisticsTotals"]
+__all__ = ["CallableTotals", "HostedModel", "StatisticsTotals", "hosted_models"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,13 +20,50 @@ class CallableTotals:
 
     place: int
     """The place in the list, from 0 on."""
-    attached: bool
-    """Whether a worker is attached right now."""
+    attached: bool | None
+    """Whether a worker is attached right now; None before the model was served for the first time."""
     statistics: WorkerStatistics
     pid: int | None
     """The process of the worker that runs; None while there is none."""
     ends: int
     """How many processes of workers ended by themselves here."""
+
+    @property
+    def memory(self) -> int | None:
+        """The resident memory of that process, in bytes; None where it is this one, or cannot be seen."""
+        return None if self.pid is None or self.pid == os.getpid() else resident_bytes(self.pid)
+
+
+@dataclass
+class HostedModel:
+    """A model of the Python backend that workers serve, as the metrics page sees it."""
+
+    name: str
+    version: int
+    decoupled: bool
+    hosts: Sequence[ServingHost]
+    """The processes of its instances."""
+
+    def read_totals(self) -> list[CallableTotals]:
+        """Return what its instances have done since they were loaded."""
+        return [
+            CallableTotals(
+                place=each.number,
+                attached=each.host.is_attached,
+                statistics=each.host.statistics,
+                pid=each.host.pid,
+                ends=each.host.ends,
+            )
+            for each in self.hosts
+        ]
+
+
+def hosted_models(hosts: Iterable[ServingHost]) -> list[HostedModel]:
+    """Return the models that some processes serve."""
+    found: dict[tuple[str, int, bool], list[ServingHost]] = {}
+    for each in sorted(hosts, key=lambda each: each.number):
+        found.setdefault((each.model_name, each.model_version, each.decoupled), []).append(each)
+    return [HostedModel(*key, hosts) for key, hosts in found.items()]
 
 
 class StatisticsTotals:
@@ -34,6 +74,8 @@ class StatisticsTotals:
         self._workers: list[tuple[int, Worker | WorkerProcess]] = []
         self._ended: dict[int, WorkerStatistics] = {}
         self._ends: dict[int, int] = {}
+        self.was_served = False
+        """Whether the model has had all its workers once: before, it is only being bound."""
 
     def add(self, place: int, worker: Worker | WorkerProcess) -> None:
         """Take a worker in; to be called when it was started.
@@ -63,7 +105,7 @@ class StatisticsTotals:
         return [
             CallableTotals(
                 place=place,
-                attached=place in attached,
+                attached=place in attached if self.was_served else None,
                 statistics=totals[place],
                 pid=pids.get(place),
                 ends=ends.get(place, 0),

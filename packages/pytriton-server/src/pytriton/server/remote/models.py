@@ -146,7 +146,7 @@ class RemoteModels:
             if there is not None and there.endpoint is not None:
                 if there.endpoint in self._endpoints_of(name):
                     return True
-                if len(models) == 1 and there.digest == models_digest(models) and self._join(models[0], there):
+                if len(models) == 1 and there.digest == self._digest(models) and self._join(models[0], there):
                     # Both had the same idea, and the other one was later.
                     self._host.move_workers(models[0], there.endpoint)
                     return True
@@ -189,7 +189,7 @@ class RemoteModels:
     def _find(self, model: BoundModel) -> ServedModel | None:
         """Return the model that has the name already. Where it is the same, bound by a live process, join that."""
         deadline = time.monotonic() + _LEAVING_DEADLINE_S
-        while (there := self._served(model.name)) is not None and there.digest == models_digest([model]):
+        while (there := self._served(model.name)) is not None and there.digest == self._digest([model]):
             if there.endpoint is not None and not os.path.lexists(there.endpoint):
                 # Whoever loaded it is dead, and the files are removed already.
                 return None
@@ -294,7 +294,7 @@ class RemoteModels:
 
     def _load(self, name: str, models: Sequence[BoundModel], revision: str, timeout_s: float) -> None:
         endpoint = models[0].endpoint(self._host.endpoints) if len(models) == 1 else None
-        self._deployed[name] = ServedModel(endpoint, models_digest(models), name in self._replaced)
+        self._deployed[name] = ServedModel(endpoint, self._digest(models), name in self._replaced)
         try:
             self._control.load(name, timeout_s, self._upload(models, revision))
         except ControlError as error:
@@ -310,13 +310,17 @@ class RemoteModels:
             watch.close()
         self._servers[model.name] = ServerProcessWatch(model.endpoint(self._host.endpoints))
 
+    def _digest(self, models: Sequence[BoundModel]) -> str:
+        return models_digest(models, self._host.cache_bytes)
+
     def _upload(self, models: Sequence[BoundModel], revision: str) -> ModelUpload:
         files = {LIBRARY_NAME: library_path().read_bytes()}
         for model in models:
-            for name, text in model.side_files(self._host.endpoints):
+            model.warn_without_cache(self._host.cache_bytes, "RemoteTriton(response_cache_bytes=<bytes>)")
+            for name, text in self._host.side_files(model):
                 files[f"{model.version}/{name}"] = text.encode()
         # Triton looks at the configuration alone to see whether it has to load a version again.
-        parameters = {"pytriton_revision": revision, DIGEST_PARAMETER: models_digest(models)}
+        parameters = {"pytriton_revision": revision, DIGEST_PARAMETER: self._digest(models)}
         if models[0].name in self._replaced:
             parameters[REPLACED_PARAMETER] = "true"
         if len(models) == 1:

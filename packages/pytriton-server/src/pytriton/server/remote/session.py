@@ -47,6 +47,7 @@ class RemoteSession:
         workspace: The folder for the sockets, which is made by `start` and removed by `close`.
         replace_models: Whether models of the same names that others have put there may be replaced.
         comeback_s: How long the server may be away, in seconds, until it counts as gone.
+        cache_bytes: What answers that are given again may take on the server, of each model.
         on_unrecoverable: Called when a callable raised PyTritonUnrecoverableError.
     """
 
@@ -59,6 +60,7 @@ class RemoteSession:
         *,
         replace_models: bool,
         comeback_s: float,
+        cache_bytes: int,
         on_unrecoverable: Callable[[BaseException], None],
     ) -> None:
         self._url = url
@@ -72,6 +74,7 @@ class RemoteSession:
             is_running=self._has_answered,
             log_tail=list,
             on_unrecoverable=on_unrecoverable,
+            cache_bytes=cache_bytes,
         )
         self._is_up = False
         self._has_started = False
@@ -169,6 +172,12 @@ class RemoteSession:
             self._failure = TritonServerExitedError(
                 f"The tritonserver at {self._url.with_scheme} does not answer any more. Start it again, then connect "
                 "again: it has forgotten the models."
+            )
+        elif models and not self._workspace.exists():
+            self._failure = TritonServerError(
+                f"The workspace {self._workspace.path} was removed while it serves models of the server "
+                f"at {self._url.with_scheme}, with the sockets that their workers attach to. Connect again, and keep "
+                "what cleans up away from that folder, or set PYTRITON_HOME to another one."
             )
         elif models:
             names = ", ".join(sorted({repr(model.name) for model in models if not model.is_attached}))

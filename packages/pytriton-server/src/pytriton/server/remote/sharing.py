@@ -48,13 +48,18 @@ _LOAD_SUFFIX = ".load"
 _POLL_S = 0.02
 
 
-def models_digest(models: Sequence[BoundModel]) -> str:
-    """Return what two processes have in common that bind the same: names, versions, tensors, configuration."""
+def models_digest(models: Sequence[BoundModel], cache_bytes: int) -> str:
+    """Return what two processes have in common that bind the same: names, versions, tensors, configuration.
+
+    Args:
+        models: The versions of a name.
+        cache_bytes: What answers that are given again may take.
+    """
     parts = [models[0].config_text]
     for model in models:
         # The path of the socket does not matter, the other settings of the proxy do.
         anywhere = Path("/")
-        settings = [line for _, text in model.side_files(anywhere) for line in text.splitlines()]
+        settings = [line for _, text in model.side_files(anywhere, cache_bytes) for line in text.splitlines()]
         parts += [str(model.version), *(line for line in settings if not line.startswith("endpoint"))]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 

@@ -101,7 +101,8 @@ class TritonConfig:
     log_verbose: int | None = None
     """0 is quiet; from 1 on every request is logged, which costs speed."""
     log_file: pathlib.Path | None = None
-    """File for the server's log, in a folder that exists. Its lines do not reach Python's logging then."""
+    """File for the server's log, in a folder that exists. Its lines do not reach Python's logging then. Once it is
+    moved or removed, as logrotate does, it is begun anew."""
     exit_timeout_secs: int | None = None
     """How long a stop may wait for requests that are being served, in seconds (30 when unset)."""
     exit_on_error: bool | None = None
@@ -212,7 +213,8 @@ class TritonConfig:
     trace_config: list[str] | None = None
     """Items `<setting>=<value>` or `<mode>,<setting>=<value>`."""
     cache_config: list[str] | None = None
-    """Items `<cache>,<setting>=<value>`, such as `local,size=1048576` (bytes). With none there is no response cache."""
+    """Items `<cache>,<setting>=<value>`, such as `local,size=1048576` (bytes). With none there is no response cache.
+    The size of `local` is also what the answers of bound models with `ModelConfig(response_cache=True)` may take."""
     cache_directory: str | None = None
     """Folder of cache libraries (that of the server in use when unset)."""
     buffer_manager_thread_count: int | None = None

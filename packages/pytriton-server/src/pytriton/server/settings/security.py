@@ -8,7 +8,13 @@ from typing import Any
 
 from pytriton.exceptions import PyTritonValidationError
 
-__all__ = ["DEFAULT_PROTECTED_ENDPOINTS", "TRITON_ACCESS_HEADER", "VALID_TRITON_ENDPOINTS", "TritonSecurityConfig"]
+__all__ = [
+    "DEFAULT_PROTECTED_ENDPOINTS",
+    "GRPC_HEADER_PREFIX",
+    "TRITON_ACCESS_HEADER",
+    "VALID_TRITON_ENDPOINTS",
+    "TritonSecurityConfig",
+]
 
 VALID_TRITON_ENDPOINTS = {
     "health",
@@ -27,7 +33,10 @@ DEFAULT_PROTECTED_ENDPOINTS = ["shared-memory", "model-repository", "statistics"
 """Groups that are protected unless told otherwise: all that change the server, or tell about others' requests."""
 
 TRITON_ACCESS_HEADER = "triton-access-token"
-"""HTTP header with the token. As gRPC metadata its name gets the prefix `triton-grpc-protocol-`."""
+"""HTTP header with the token."""
+
+GRPC_HEADER_PREFIX = "triton-grpc-protocol-"
+"""What the name of a header that opens something begins with as metadata of gRPC."""
 
 _VISIBLE = re.compile(r"[\x21-\x7e]+")
 

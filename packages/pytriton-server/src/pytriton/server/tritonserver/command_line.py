@@ -87,7 +87,7 @@ def build_command(
             values[address] = _address(endpoint)
     if ports.triton_metrics is not None:
         # Where the user wants the metrics is for the page that includes these.
-        values["metrics_address"] = ports.triton_metrics.address
+        values["metrics_address"] = _address(ports.triton_metrics)
     values["model_repository"] = [path for path in (folders.models, folders.linked, config.model_repository) if path]
     defaults: dict[str, object] = {
         # The errors for models that cannot be loaded have names and reasons, which an exit code has not.

@@ -14,11 +14,15 @@ started the shim ends: it must be one that lives as long as the program.
 
 import ctypes
 import os
+import resource
+import signal
 import sys
 
 PR_SET_PDEATHSIG = 1
 SECRETS_VARIABLE = "PYTRITON_EXEC_SECRETS"
 PRELOAD_VARIABLE = "PYTRITON_EXEC_PRELOAD"
+_MOST_FILES = 1 << 20
+_NOEXEC_SEAL = 0x8
 GUARD_SECRETS_VARIABLE = "PYTRITON_GUARD_SECRETS"
 
 
@@ -35,6 +39,8 @@ def main(arguments: list[str]) -> int:
         lines = secrets.split("\n")
         for mark, secret in zip(lines[::2], lines[1::2], strict=False):
             command = [part.removesuffix(mark) + secret if part.endswith(mark) else part for part in command]
+    _restore_signals()
+    _raise_limit()
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0) != 0:
         print(f"prctl(PR_SET_PDEATHSIG) failed: {os.strerror(ctypes.get_errno())}", file=sys.stderr)
         return 126
@@ -48,6 +54,28 @@ def main(arguments: list[str]) -> int:
         return 127 if isinstance(error, FileNotFoundError) else 126
 
 
+def _restore_signals() -> None:
+    """Let the program hear all signals: what the parent blocks or ignores is inherited, also by its own children.
+
+    SIGPIPE and SIGXFSZ stay ignored, as Python has them: a caller who leaves, or a log at its limit, ends no server.
+    """
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    for number in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ}:
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
+
+
+def _raise_limit() -> None:
+    """Let the program open as many files as the system lets it: each connection is one.
+
+    The usual limit of 1024 is for programs that call `select`, which takes no larger numbers; this one does not.
+    """
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _MOST_FILES if most == resource.RLIM_INFINITY else min(most, _MOST_FILES)
+    if before != resource.RLIM_INFINITY and before < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, most))
+
+
 def _entry(library: str) -> str:
     """Return what LD_PRELOAD takes for a path: the loader splits it at blanks and colons."""
     if not set(" :") & set(library):
@@ -59,7 +87,10 @@ def _entry(library: str) -> str:
 
 def _descriptor_of(text: str) -> int:
     """Return a descriptor of memory with a text, which the program inherits."""
-    descriptor = os.memfd_create("pytriton-secrets", 0)
+    try:
+        descriptor = os.memfd_create("pytriton-secrets", 0)
+    except PermissionError:  # from those who do not promise that it is never executed (vm.memfd_noexec)
+        descriptor = os.memfd_create("pytriton-secrets", _NOEXEC_SEAL)
     os.write(descriptor, text.encode())
     return descriptor
 

@@ -48,13 +48,18 @@ class GuardConfig:
     thread_stack_bytes: int = 256 << 20
     """Stack of each of the server's threads, in bytes. It is reserved and not used, except by bodies of very many
     pieces; 0 leaves it as the system has it, which makes fewer pieces the limit."""
+    grpc_front_end: bool = True
+    """Whether inference over gRPC is served by a front end of the guard's own, which callers cannot end by cancelling
+    calls. False leaves it to Triton's."""
 
     def __post_init__(self) -> None:
         """Refuse what is out of range."""
-        if not isinstance(self.enabled, bool):
-            raise _bad("enabled", self.enabled, "True or False")
-        for field in dataclasses.fields(self)[1:]:
+        for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if isinstance(field.default, bool):
+                if not isinstance(value, bool):
+                    raise _bad(field.name, value, "True or False")
+                continue
             least = 0 if field.name == "thread_stack_bytes" else 1
             if value is None and field.default is None:
                 continue
@@ -66,7 +71,7 @@ class GuardConfig:
         if not self.enabled:
             return _OFF
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)[1:]}
-        return ",".join(f"{name}={value}" for name, value in values.items() if value is not None)
+        return ",".join(f"{name}={int(value)}" for name, value in values.items() if value is not None)
 
 
 @dataclasses.dataclass(frozen=True)

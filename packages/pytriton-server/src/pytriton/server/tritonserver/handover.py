@@ -5,11 +5,12 @@ import enum
 import os
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from pytriton.proxy_backend.system.forks import call_in_child, replace_descriptors
+from pytriton.proxy_backend.system.memory_files import make_memory_file
 
-__all__ = ["HANDOVER_VARIABLE", "Handover", "Role"]
+__all__ = ["HANDOVER_VARIABLE", "Handover", "Protection", "Role"]
 
 HANDOVER_VARIABLE = "PYTRITON_GUARD_HANDOVER"
 """Environment variable for the guard: the descriptors of the channel and of the page."""
@@ -23,6 +24,34 @@ class Role(enum.IntEnum):
     SERVING = 1
     LEFT = 2
     """As `STANDING_BY`; and who asks over such a connection is told to ask again over another one."""
+
+
+class Protection(enum.Enum):
+    """What the guard does, in the order of its own list (`native/guard/protections.h`); the value says what that is."""
+
+    HTTP_REQUESTS = "requests over HTTP are looked at before the server parses them"
+    HTTP_RESPONSES = "the memory of HTTP requests is counted until they are answered, and statuses are set right"
+    HTTP_CALLERS = "callers over HTTP who leave are noticed"
+    HTTP_THREADS = "HTTP connections are spread over the threads of the front end"
+    HTTP_ENDS = "what is known of an HTTP connection ends with it"
+    COMPRESSED_BODIES = "compressed requests are looked at, and may not grow beyond all bounds"
+    SHAPES = "shapes of inputs that ask for too much memory are refused"
+    REQUESTED_OUTPUTS = "an output that is asked for twice is refused"
+    CLASSIFICATION = "the classification of texts divides by no zero"
+    INPUT_DATA = "inputs with sizes that overflow are refused"
+    REQUEST_ENDS = "the memory of requests is counted until they end"
+    SHARED_MEMORY = "shared memory of Triton's Python backend cannot be registered"
+    SHARED_FILES = "one file cannot be registered as shared memory twice, nor end the server by getting shorter"
+    CRASHES = "a crashed server ends at once"
+    GRPC_FRONT_END = "callers over gRPC who cancel their calls do not end the server"
+    GRPC_CALLS = "calls over gRPC are read by the guard's own front end"
+    GRPC_CONNECTIONS = "callers over gRPC are told to ask the server that replaces this one"
+    REPLACEMENT = "the server can hand its sockets over to another one"
+    INSTANCES = "the threads of models are known"
+    MODEL_DELETION = "a model is deleted only when its threads have settled"
+
+
+_ROLE, _IS_TRIED, _REACHED = 0, 1, 2
 
 
 class Handover:
@@ -40,9 +69,9 @@ class Handover:
     """
 
     def __init__(self, listeners: Sequence[socket.socket] = (), *, role: Role = Role.SERVING) -> None:
-        self._page_descriptor = os.memfd_create("pytriton-handover", os.MFD_CLOEXEC)
+        self._page_descriptor = make_memory_file("pytriton-handover")
         try:
-            os.ftruncate(self._page_descriptor, 1)
+            os.ftruncate(self._page_descriptor, _REACHED + len(Protection))
             self._ours, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except BaseException:
             os.close(self._page_descriptor)
@@ -74,7 +103,25 @@ class Handover:
     def assign(self, role: Role) -> None:
         """Let the server do something else from now on."""
         if self._page_descriptor >= 0:
-            os.pwrite(self._page_descriptor, bytes([role]), 0)
+            os.pwrite(self._page_descriptor, bytes([role]), _ROLE)
+
+    def reached(self) -> frozenset[Protection]:
+        """Return what the guard has come to do so far; nothing once this is closed."""
+        with self._lock, contextlib.suppress(OSError):
+            page = os.pread(self._page_descriptor, _REACHED + len(Protection), 0)
+            return frozenset(each for each, mark in zip(Protection, page[_REACHED:], strict=True) if mark)
+        return frozenset()
+
+    @contextlib.contextmanager
+    def tried(self) -> Iterator[None]:
+        """Have the guard log nothing of what it refuses within: it is asked by who tries it out."""
+        with self._lock, contextlib.suppress(OSError):
+            os.pwrite(self._page_descriptor, b"\1", _IS_TRIED)
+        try:
+            yield
+        finally:
+            with self._lock, contextlib.suppress(OSError):
+                os.pwrite(self._page_descriptor, b"\0", _IS_TRIED)
 
     def close_given(self) -> None:
         """Close what the server has inherited."""
@@ -88,9 +135,9 @@ class Handover:
             self._theirs.close()
             while self._listeners:
                 self._listeners.pop().close()
-        descriptor, self._page_descriptor = self._page_descriptor, -1
-        if descriptor >= 0:
-            os.close(descriptor)
+            descriptor, self._page_descriptor = self._page_descriptor, -1
+            if descriptor >= 0:
+                os.close(descriptor)
 
     def _descriptors(self) -> list[int]:
         sockets = [self._ours, self._theirs, *self._listeners]

@@ -10,7 +10,7 @@ import errno
 import os
 import random
 import socket
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -39,7 +39,12 @@ __all__ = [
 _ANY_ADDRESS = "0.0.0.0"
 _LISTENING = "0A"
 _TCP_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
-_LOOPBACK_ADDRESS = "127.0.0.1"
+_LOOPBACK_ADDRESSES = ("127.0.0.1", "::1")
+# Where the interface is missing that leads to an address of this very machine, or a family of addresses.
+_UNREACHABLE = (
+    errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT,
+)  # fmt: skip
+_REACH_TIMEOUT_S = 5.0
 _METRICS = "metrics_port"
 _SAGEMAKER = "sagemaker_port"
 # As tritonserver words it, with the address in front: "Socket '127.0.0.1:8000' already in use".
@@ -183,11 +188,10 @@ class ReservedPorts:
         self._pick_triton_metrics()
 
     def _pick_triton_metrics(self) -> None:
-        own = _reserve(_METRICS, _LOOPBACK_ADDRESS, 0)
+        address = _reachable(_LOOPBACK_ADDRESSES)
+        own = _reserve(_METRICS, address, 0)
         self._sockets.append(own)
-        self._triton_metrics = Endpoint(
-            setting=_METRICS, address=_LOOPBACK_ADDRESS, port=own.getsockname()[1], picked=True
-        )
+        self._triton_metrics = Endpoint(setting=_METRICS, address=address, port=own.getsockname()[1], picked=True)
 
 
 def reserve_ports(config: TritonConfig) -> ReservedPorts:
@@ -198,7 +202,8 @@ def reserve_ports(config: TritonConfig) -> ReservedPorts:
 
     Raises:
         PortInUseError: A port is taken; the error names port, setting and, where it can be seen, who listens on it.
-        PyTritonValidationError: Two services are to use one port, or an address is none of this machine.
+        PyTritonValidationError: Two services are to use one port, or an address is none of this machine, or one that
+            nobody on this machine reaches.
     """
     endpoints: dict[str, Endpoint] = {}
     sockets: list[socket.socket] = []
@@ -209,6 +214,7 @@ def reserve_ports(config: TritonConfig) -> ReservedPorts:
             address = _resolved(setting, named)
             _check_apart(setting, address, port, ((it.setting, it.address, it.port) for it in endpoints.values()))
             reserving = _reserve_allowed(config, setting, address, port)
+            _check_reachable(setting, address)
             endpoint = endpoints[setting] = Endpoint(
                 setting=setting, address=address, port=reserving.getsockname()[1], picked=port == 0
             )
@@ -368,7 +374,48 @@ def _resolved(setting: str, named: str) -> str:
         ) from error
     # Where a name has several, IPv4 first: it is what callers without IPv6 reach, too.
     found.sort(key=lambda item: item[0] != socket.AF_INET)
-    return str(found[0][4][0])
+    # Each machine has the name, and some know only one of its addresses.
+    others = _LOOPBACK_ADDRESSES if host.lower() == "localhost" else ()
+    return _reachable(list(dict.fromkeys([*(str(item[4][0]) for item in found), *others])))
+
+
+def _obstacle(address: str) -> OSError | None:
+    """Return why nobody on this machine can connect to an address of it; None where that is possible."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as listener:
+            listener.bind((address, 0))
+            listener.listen()
+            socket.create_connection(listener.getsockname()[:2], _REACH_TIMEOUT_S).close()
+    except OSError as error:
+        return error if error.errno in _UNREACHABLE else None
+    return None
+
+
+def _reachable(addresses: Sequence[str]) -> str:
+    """Return the first address that a caller on this machine reaches; the first of all where there is none."""
+    if len(addresses) == 1:
+        return addresses[0]
+    return next((address for address in addresses if _obstacle(address) is None), addresses[0])
+
+
+def _check_reachable(setting: str, address: str) -> None:
+    """Refuse an address at which a server listens that not even this process could ask anything."""
+    host = Endpoint(setting=setting, address=address, port=0, picked=False).host
+    error = _obstacle(host)
+    if error is None:
+        return
+    other = next((each for each in _LOOPBACK_ADDRESSES if _obstacle(each) is None), None)
+    field = f"TritonConfig.{_address_field(setting)}"
+    advice = "Is the loopback interface up (`ip link set lo up`)?"
+    if other is not None:
+        wildcard = "::" if ":" in other else _ANY_ADDRESS
+        advice = f"It reaches itself at {other} alone: set {field}={wildcard!r}, or {other!r}."
+    raise PyTritonValidationError(
+        f"A server at the address {address!r} of {field} cannot be asked anything by this machine, which does not "
+        f"reach {host}: {error.strerror}. {advice}",
+        received=address,
+    )
 
 
 def _address_field(setting: str) -> str:

@@ -23,13 +23,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
+from pytriton.proxy_backend.process.log import Allowance
+from pytriton.proxy_backend.system.control_groups import MemoryKills
 from pytriton.proxy_backend.system.forks import call_in_child, close_in_child, replace_descriptors
 from pytriton.proxy_backend.system.processes import OutputLines, describe_exit, open_pidfd
+from pytriton.proxy_backend.system.shortage import advise_threads, explain
+from pytriton.proxy_backend.system.threads import call_safely
 from pytriton.server.errors import TritonServerStartError
 from pytriton.server.tritonserver import exec_shim
 from pytriton.server.tritonserver.argument_memory import wipe_arguments
 from pytriton.server.tritonserver.guard import GUARD_VARIABLE, Guard
 from pytriton.server.tritonserver.handover import HANDOVER_VARIABLE, Handover
+from pytriton.server.tritonserver.outcomes import OUTCOMES_VARIABLE, OutcomeCounts
 
 __all__ = ["DEATH_SIGNAL", "KILL_DEADLINE_S", "LOG_TAIL_LINES", "ExitReport", "ServerProcess", "shim_command"]
 
@@ -41,11 +46,15 @@ DEATH_SIGNAL = signal.SIGTERM
 """What tritonserver gets when this process dies. It shuts down on it, which also removes its sockets; SIGKILL would
 not."""
 
+# The guard's last words of a crash take no longer.
+_ABORT_DEADLINE_S = 5.0
 _SPAWN_DEADLINE_S = 30.0
 _LOG_FILE_BYTES = 65536
 # What a server may have closed since it failed to open something: a connection, an event loop.
 _SPARE_DESCRIPTORS = 4
 _POLL_WITHOUT_PIDFD_MS = 200
+# Of one line in a row; the rest is only counted.
+_MOST_REPETITIONS = 10
 # After the end of the process, for its last lines.
 _REPORT_DEADLINE_S = 1.5
 _SEVERITY = re.compile(r"([VIWEF])\d{4} ")
@@ -54,6 +63,8 @@ _SEVERITY = re.compile(r"([VIWEF])\d{4} ")
 _PREFIX = re.compile(r"[VIWEF]\d{4} [\d:.]+ \d+ ([^\]]+)\](?: |$)")
 # Of its options, and of what it has loaded: wider than a screen. Before each is a record without a text.
 _TABLE = re.compile(r"\||\+--|I\d{4} [^\]]*\]\s*$")
+# What libevent writes, whose lines look like no others.
+_FOREIGN = {"[warn]": logging.WARNING, "[err]": logging.ERROR}
 _GUARD_IS_ACTIVE = "pytriton guard] active"
 _LEVELS = {
     "V": logging.DEBUG,
@@ -87,12 +98,14 @@ class ExitReport:
 
     Args:
         exit_code: As in `subprocess.Popen.returncode`: negative for a signal.
+        ending: The same in words, with who may have sent the signal.
         log_lines: The last lines that it wrote, oldest first.
         expected: Whether `ServerProcess.stop` ended it.
     """
 
-    def __init__(self, exit_code: int, log_lines: Sequence[str], expected: bool) -> None:
+    def __init__(self, exit_code: int, ending: str, log_lines: Sequence[str], expected: bool) -> None:
         self.exit_code = exit_code
+        self.ending = ending
         self.log_lines = tuple(log_lines)
         self.expected = expected
 
@@ -111,6 +124,7 @@ class ServerProcess:
             they are wiped out of what the system shows of the command, once the process has read them.
         guard: What is loaded into the process.
         handover: What its guard shares with this process, which is closed with the process.
+        outcomes: Where its guard counts how requests end; None: nowhere.
     """
 
     def __init__(
@@ -124,6 +138,7 @@ class ServerProcess:
         secrets: Sequence[str] = (),
         guard: Guard | None = None,
         handover: Handover | None = None,
+        outcomes: OutcomeCounts | None = None,
     ) -> None:
         self._command = list(command)
         self._environment = dict(environment)
@@ -132,16 +147,22 @@ class ServerProcess:
         self._quiet = tuple(quiet)
         self._secrets = tuple(secrets)
         self._guard = Guard() if guard is None else guard
+        self._outcomes = outcomes
         self.handover = handover
         """Its sockets, for the server that is to follow; None without the guard."""
         self._is_guarded = False
         self._tail: collections.deque[str] = collections.deque(maxlen=LOG_TAIL_LINES)
         self._level = logging.INFO
+        self._allowance = Allowance()
+        self._repeated = 0
         self._popen: subprocess.Popen[bytes] | None = None
         self._spawn_error: OSError | None = None
         self._spawned = threading.Event()
         self._ended = threading.Event()
         self._stopping = False
+        # Whether it got SIGKILL from here; else, whether the system kills for want of memory tells who sent one.
+        self._is_killed = False
+        self._memory_kills = MemoryKills()
         self._thread = threading.Thread(target=self._watch, name="pytriton-tritonserver", daemon=True)
         self._pidfd: int | None = None
         call_in_child(self, lambda process: replace_descriptors([process._pidfd]))
@@ -167,8 +188,9 @@ class ServerProcess:
             )
         if self._spawn_error is not None:
             error = self._spawn_error
+            advice = advise_threads() if error.errno == errno.EAGAIN else ""
             raise TritonServerStartError(
-                f"tritonserver ({program}) cannot be started: {error.strerror or error}."
+                f"tritonserver ({program}) cannot be started: {explain(error, advice)}"
             ) from error
 
     @property
@@ -187,6 +209,11 @@ class ServerProcess:
         return self._popen.returncode if self._popen is not None and self._ended.is_set() else None
 
     @property
+    def ending(self) -> str:
+        """How it has ended, such as `was killed by signal 9 (SIGKILL)`, with who may have sent the signal."""
+        return describe_exit(self.exit_code, None if self._is_killed else self._memory_kills)
+
+    @property
     def is_running(self) -> bool:
         """Whether the process was started and has not ended."""
         return self._popen is not None and not self._ended.is_set()
@@ -195,6 +222,11 @@ class ServerProcess:
     def is_guarded(self) -> bool:
         """Whether the guard has said that it is there, which it does before the code of the server itself runs."""
         return self._is_guarded
+
+    @property
+    def guard(self) -> Guard:
+        """What is loaded into the process."""
+        return self._guard
 
     def maps_guard(self) -> bool:
         """Tell whether the guard's library is in the memory of the process, if its line has not been read yet."""
@@ -217,14 +249,20 @@ class ServerProcess:
         return self._tail[-1] if self._tail else ""
 
     @property
+    def open_files(self) -> tuple[int, int] | None:
+        """How many files it has open, and how many it may have; None where that cannot be seen."""
+        pid = self.pid
+        if pid is None or not self.is_running:
+            return None
+        try:
+            return len(os.listdir(f"/proc/{pid}/fd")), resource.prlimit(pid, resource.RLIMIT_NOFILE)[0]
+        except OSError:
+            return None
+
+    @property
     def shortage(self) -> str:
         """Says so where it has nearly as many files open as it may, as far as that can be seen; else empty."""
-        pid = self.pid
-        try:
-            count = 0 if pid is None else len(os.listdir(f"/proc/{pid}/fd"))
-            limit = resource.prlimit(pid or 0, resource.RLIMIT_NOFILE)[0]
-        except OSError:
-            return ""
+        count, limit = self.open_files or (0, resource.RLIM_INFINITY)
         is_short = limit != resource.RLIM_INFINITY and count + _SPARE_DESCRIPTORS >= limit
         return f"It has {count} files open and may have {limit}: {os.strerror(errno.EMFILE)}." if is_short else ""
 
@@ -275,8 +313,28 @@ class ServerProcess:
             self._thread.join(_REPORT_DEADLINE_S)
         return self.exit_code
 
+    def abort(self, reason: str) -> None:
+        """End a process that does not answer any more: SIGABRT, at which it says where it is, and then SIGKILL.
+
+        Its end is reported as one that nobody ordered.
+
+        Args:
+            reason: Why; it goes to the log, and is among the last lines of the report.
+        """
+        popen = self._popen
+        if popen is None or self._ended.is_set():
+            return
+        logger.error("%s", reason)
+        self._tail.append(reason)
+        popen.send_signal(signal.SIGABRT)
+        if not self._ended.wait(_ABORT_DEADLINE_S):
+            self._is_killed = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(popen.pid, signal.SIGKILL)
+
     def _kill(self, popen: "subprocess.Popen[bytes]") -> None:
         logger.warning("tritonserver (pid %d) has not ended on SIGINT in time: it gets SIGKILL now.", popen.pid)
+        self._is_killed = True
         # It leads a process group of its own, with the stubs of Triton's Python backend in it; gone if it just ended.
         with contextlib.suppress(ProcessLookupError):
             os.killpg(popen.pid, signal.SIGKILL)
@@ -284,8 +342,8 @@ class ServerProcess:
             logger.error("tritonserver (pid %d) is still there %.0f s after SIGKILL.", popen.pid, KILL_DEADLINE_S)
 
     def _watch(self) -> None:
-        command, environment = self._shimmed()
         try:
+            command, environment = self._shimmed()
             self._popen = popen = subprocess.Popen(
                 command,
                 env=environment,
@@ -294,10 +352,10 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 # Ctrl+C in a terminal goes to the whole group in front: the server's stop is ours to order.
                 start_new_session=True,
-                pass_fds=() if self.handover is None else self.handover.given,
+                pass_fds=self._given,
             )
-        except OSError as error:
-            self._spawn_error = error
+        except Exception as error:
+            self._spawn_error = error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}")
             self._spawned.set()
             if self.handover is not None:
                 self.handover.close()
@@ -310,14 +368,30 @@ class ServerProcess:
             close_in_child(popen.stdout)
             with popen.stdout as output:
                 self._read_until_end(popen, output)
+        except Exception as error:
+            # Whose output nobody reads stands still before long: its end is reported as any other.
+            self._tail.append(f"its output cannot be read: {type(error).__name__}: {error}")
+            call_safely(logger.exception, "The output of tritonserver cannot be read: it is ended")
+            self._is_killed = True
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(popen.pid, signal.SIGKILL)
         finally:
             popen.wait()
             if self.handover is not None:
                 self.handover.close()
             self._ended.set()
-        logger.debug("tritonserver (pid %d) %s.", popen.pid, describe_exit(popen.returncode))
+        ending = self.ending
+        logger.debug("tritonserver (pid %d) %s.", popen.pid, ending)
         if self._on_exit is not None:
-            self._on_exit(ExitReport(popen.returncode, self.log_tail, self._stopping))
+            call_safely(self._on_exit, ExitReport(popen.returncode, ending, self.log_tail, self._stopping))
+
+    @property
+    def _given(self) -> Sequence[int]:
+        """The descriptors that the process inherits."""
+        if self._guard.library is None:
+            return ()
+        handover = () if self.handover is None else self.handover.given
+        return handover if self._outcomes is None else (*handover, self._outcomes.descriptor)
 
     def _shimmed(self) -> tuple[list[str], dict[str, str]]:
         """Return command and environment that start the process through `exec_shim`."""
@@ -334,6 +408,8 @@ class ServerProcess:
             environment[GUARD_VARIABLE] = self._guard.settings
             if self.handover is not None:
                 environment[HANDOVER_VARIABLE] = ",".join(map(str, self.handover.given))
+            if self._outcomes is not None:
+                environment[OUTCOMES_VARIABLE] = str(self._outcomes.descriptor)
         if self._secrets:
             lines = []
             for secret in dict.fromkeys(self._secrets):
@@ -374,7 +450,9 @@ class ServerProcess:
     def _take_line(self, text: str) -> None:
         if _GUARD_IS_ACTIVE in text:
             self._is_guarded = True
-            output_logger.debug("%s", _without_prefix(text))
+            call_safely(output_logger.debug, "%s", _without_prefix(text), stacklevel=2)
+            return
+        if self._is_repetition(text):
             return
         self._tail.append(text)
         found = _SEVERITY.match(text)
@@ -385,7 +463,24 @@ class ServerProcess:
         elif text.startswith("error:") or "re2.cc:" in text:
             self._level = logging.ERROR
         is_quiet = _TABLE.match(text) or any(part in text for part in self._quiet)
-        output_logger.log(logging.DEBUG if is_quiet else self._level, "%s", _without_prefix(text))
+        # A filter of the program that fails does not end the server whose words it was given.
+        level = logging.DEBUG if is_quiet else _FOREIGN.get(text.partition(" ")[0], self._level)
+        if not self._allowance.has_room():
+            return
+        if count := self._allowance.take_left_out():
+            rate = self._allowance.rate
+            call_safely(output_logger.warning, "%d lines were left out: %d a second are taken for long.", count, rate)
+        call_safely(output_logger.log, level, "%s", _without_prefix(text), stacklevel=2)
+
+    def _is_repetition(self, text: str) -> bool:
+        """Leave out a line that has come many times in a row, and say how often it came when another one comes."""
+        if text == self.last_line:
+            self._repeated += 1
+            return self._repeated > _MOST_REPETITIONS
+        count, self._repeated = self._repeated - _MOST_REPETITIONS, 0
+        if count > 0:
+            call_safely(output_logger.log, self._level, "(the line before came %d times more)", count)
+        return False
 
 
 def _without_prefix(text: str) -> str:

@@ -68,7 +68,8 @@ def _offer_table() -> None:
     capsule_of = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)(
         ("PyCapsule_New", ctypes.pythonapi)
     )
-    real = (ctypes.c_void_p * _TABLE_LENGTH).from_address(pointer_of(multiarray._ARRAY_API, None))
+    names = vars(multiarray)  # stubs of numpy 1 do not know this one, those of numpy 2 declare it final
+    real = (ctypes.c_void_p * _TABLE_LENGTH).from_address(pointer_of(names["_ARRAY_API"], None))
     table = (ctypes.c_void_p * _TABLE_LENGTH)(*real)
     make = _NewFromDescr(real[_NEW_FROM_DESCR] or 0)
 
@@ -82,7 +83,7 @@ def _offer_table() -> None:
     callback = _NewFromDescr(make_array)
     table[_NEW_FROM_DESCR] = ctypes.cast(callback, ctypes.c_void_p).value
     _kept.extend((table, callback))
-    multiarray._ARRAY_API = capsule_of(ctypes.addressof(table), None, None)
+    names["_ARRAY_API"] = capsule_of(ctypes.addressof(table), None, None)
 
 
 def _serialize_for_stub(array: Any) -> Any:

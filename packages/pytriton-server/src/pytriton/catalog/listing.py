@@ -1,0 +1,257 @@
+"""What a running server has: its models, their signatures and statistics."""
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+from pytriton.catalog.tensors import describe_signature
+from pytriton.client import ModelSpec, TensorSpec
+from pytriton.client.exceptions import PyTritonClientError
+from pytriton.client.management import parse_model_config
+from pytriton.server.control.http import Control, ControlError, ModelState
+
+__all__ = [
+    "NOT_READY",
+    "Counts",
+    "ListedModel",
+    "Tables",
+    "find_spec",
+    "find_versions",
+    "known_models",
+    "list_models",
+    "models_as_json",
+    "models_as_text",
+    "read_tables",
+]
+
+_TITLES = ("MODEL", "STATE", "VERSIONS", "OK", "FAILED", "AVERAGE", "SIGNATURE")
+_NUMBERS = ("OK", "FAILED", "AVERAGE")
+_UNKNOWN = "-"
+NOT_READY = "NOT READY"
+"""The state of a version that is loaded and has nobody who serves it."""
+_NOT_READY_REASON = "no worker is attached, or the model says so itself"
+
+Answer = TypeVar("Answer")
+
+
+@dataclass(frozen=True)
+class ListedModel:
+    """A model as a server has it."""
+
+    name: str
+    versions: Sequence[ModelState]
+    """Its versions; one without a number where none was ever loaded."""
+    spec: ModelSpec | None
+    problem: str
+    """Why there is no `spec`."""
+    counts: "Counts | None"
+    """What it has answered; None where the server does not tell."""
+
+    @property
+    def state(self) -> str:
+        """The state of all versions, or that of each where they differ."""
+        states = {version.state or "NOT LOADED" for version in self.versions}
+        if len(states) == 1:
+            return states.pop()
+        return ", ".join(f"{version.version}: {version.state}" for version in self.versions)
+
+
+@dataclass
+class Counts:
+    """Requests of all versions of a model."""
+
+    succeeded: int = 0
+    failed: int = 0
+    nanoseconds: int = field(default=0, repr=False)
+
+    def add(self, statistics: Mapping[str, Any]) -> None:
+        """Add Triton's statistics of one version."""
+        kinds = statistics.get("inference_stats", {})
+        self.succeeded += int(kinds.get("success", {}).get("count", 0))
+        self.failed += int(kinds.get("fail", {}).get("count", 0))
+        self.nanoseconds += int(kinds.get("success", {}).get("ns", 0))
+
+    @property
+    def average_ms(self) -> float | None:
+        """How long a request that succeeded was in the server in the mean; None without any."""
+        return self.nanoseconds / self.succeeded / 1e6 if self.succeeded else None
+
+
+@dataclass(frozen=True)
+class Tables:
+    """What a server tells of all its models."""
+
+    index: Sequence[ModelState] | None
+    """The models of the repository; None where the server keeps that to itself."""
+    statistics: Sequence[Mapping[str, Any]] | None
+    """Triton's statistics of the versions that are loaded; likewise."""
+    denial: ControlError | None
+    """Why neither is there."""
+
+    def known(self) -> dict[str, list[ModelState]]:
+        """Return the versions of each model."""
+        known: dict[str, list[ModelState]] = {}
+        for state in self.index or ():
+            known.setdefault(state.name, []).append(state)
+        # A model that came with the call that loaded it is in no list of the repository.
+        listed = set(known)
+        for item in self.statistics or ():
+            name = str(item["name"])
+            if name not in listed:
+                known.setdefault(name, []).append(ModelState(name, int(item["version"]), "READY", ""))
+        return known
+
+    def counts(self) -> dict[str, Counts]:
+        """Return what each model has answered."""
+        counts: dict[str, Counts] = {}
+        for item in self.statistics or ():
+            counts.setdefault(str(item["name"]), Counts()).add(item)
+        return counts
+
+
+def known_models(control: Control) -> dict[str, list[ModelState]]:
+    """Return the versions of each model that the server tells of.
+
+    Raises:
+        ControlError: The server does not answer, or lets nobody see its models.
+    """
+    tables = read_tables(control)
+    if tables.denial:
+        raise tables.denial
+    return tables.known()
+
+
+def list_models(control: Control, names: Collection[str] = ()) -> list[ListedModel]:
+    """Return the models of a server.
+
+    Args:
+        control: The calls to the server.
+        names: Those that are wanted; none are all, which a server may tell only with its access token.
+
+    Raises:
+        ControlError: The server does not answer, lets nobody see its models, or lacks one of `names`.
+    """
+    tables = read_tables(control)
+    if not names and tables.denial:
+        raise tables.denial
+    known, counts = tables.known(), tables.counts()
+    models = []
+    for name in names or sorted(known):
+        versions = known.get(name) or find_versions(control, name)
+        spec, problem = find_spec(control, name, versions)
+        models.append(ListedModel(name, versions, spec, problem, counts.get(name)))
+    return models
+
+
+def models_as_json(models: Iterable[ListedModel]) -> str:
+    """Return the models as JSON."""
+    return json.dumps([_as_json(model) for model in models], indent=2)
+
+
+def models_as_text(models: Sequence[ListedModel]) -> str:
+    """Return the models as a table."""
+    if not models:
+        return "The server has no models."
+    rows = [_TITLES, *(_row(model) for model in models)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if title in _NUMBERS else cell.ljust(width)
+            for title, cell, width in zip(_TITLES, row, widths, strict=True)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def read_tables(control: Control) -> Tables:
+    """Return what a server tells of all its models.
+
+    Raises:
+        ControlError: The server does not answer.
+    """
+    index, denial = _try(control.index)
+    if denial is not None and denial.reason is None:
+        raise denial  # nobody answered: there is no point in a second question
+    statistics, _ = _try(control.all_statistics)
+    tables = Tables(index, statistics, None if index is not None or statistics is not None else denial)
+    # In the list of the repository, what is loaded counts as ready.
+    if tables.denial is None and not control.is_ready():
+        checked = [_asked(control, state) for versions in tables.known().values() for state in versions]
+        tables = replace(tables, index=checked)
+    return tables
+
+
+def _asked(control: Control, state: ModelState) -> ModelState:
+    """Return the state of a version, by what the server says of that alone where it says so at all."""
+    if state.state != "READY" or state.version is None or control.is_model_ready(state.name, state.version):
+        return state
+    return replace(state, state=NOT_READY, reason=_NOT_READY_REASON)
+
+
+def _try(call: Callable[[], Answer]) -> tuple[Answer | None, ControlError | None]:
+    try:
+        return call(), None
+    except ControlError as error:
+        return None, error
+
+
+def find_versions(control: Control, name: str) -> list[ModelState]:
+    """Return the versions of a model that is in no list, or in one that is not for everybody."""
+    versions = control.model_versions(name)
+    return [_asked(control, ModelState(name, version, "READY", "")) for version in versions]
+
+
+def find_spec(control: Control, name: str, versions: Iterable[ModelState]) -> tuple[ModelSpec | None, str]:
+    """Return what a model is like, or None and why that is not known."""
+    if not any(version.is_loaded for version in versions):
+        return None, "; ".join(sorted({version.reason for version in versions if version.reason}))
+    try:
+        return parse_model_config(control.model_config(name), None), ""
+    except ControlError as error:
+        return None, error.reason or str(error)
+    except PyTritonClientError as error:  # such as a data type that numpy lacks
+        return None, str(error)
+
+
+def _row(model: ListedModel) -> tuple[str, ...]:
+    counts = model.counts
+    numbers = [_UNKNOWN] * len(_NUMBERS)
+    if counts is not None:
+        average = _UNKNOWN if counts.average_ms is None else f"{counts.average_ms:,.2f} ms"
+        numbers = [f"{counts.succeeded:,}", f"{counts.failed:,}", average]
+    return (
+        model.name,
+        model.state,
+        ", ".join(str(version.version) for version in model.versions if version.version is not None) or _UNKNOWN,
+        *numbers,
+        " ".join(model.problem.split()) if model.spec is None else describe_signature(model.spec),
+    )
+
+
+def _as_json(model: ListedModel) -> dict[str, Any]:
+    spec, counts = model.spec, model.counts
+    return {
+        "name": model.name,
+        "state": model.state,
+        "versions": [
+            {"version": version.version, "state": version.state, "reason": version.reason} for version in model.versions
+        ],
+        "signature": None
+        if spec is None
+        else {
+            "max_batch_size": spec.max_batch_size,
+            "decoupled": spec.decoupled,
+            "inputs": [{**_tensor(tensor), "optional": tensor.optional} for tensor in spec.inputs],
+            "outputs": [_tensor(tensor) for tensor in spec.outputs],
+        },
+        "problem": model.problem or None,
+        "statistics": None
+        if counts is None
+        else {"succeeded": counts.succeeded, "failed": counts.failed, "average_ms": counts.average_ms},
+    }
+
+
+def _tensor(tensor: TensorSpec) -> dict[str, Any]:
+    return {"name": tensor.name, "datatype": tensor.datatype, "shape": list(tensor.shape)}

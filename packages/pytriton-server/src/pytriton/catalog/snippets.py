@@ -1,0 +1,166 @@
+"""A call of a model as somebody would write it for curl, Python and JavaScript."""
+
+import json
+import keyword
+import math
+import shlex
+from collections.abc import Collection, Mapping
+from typing import Any
+from urllib.parse import quote
+
+import numpy as np
+
+from pytriton.catalog.openapi import generate_problem, infer_problem
+from pytriton.client import ModelSpec, TensorSpec
+
+__all__ = ["describe_calls", "example_text"]
+
+# More are not written by hand.
+_MOST_EXAMPLES = 64
+# Arguments of the client's calls that are no inputs.
+_RESERVED = ("self", "inputs", "parameters", "headers")
+
+
+def example_text(tensor: TensorSpec) -> str:
+    """Return a value for an input as text, such as `parse_inputs` reads; empty where it is long."""
+    count = math.prod(1 if length < 0 else length for length in tensor.shape)
+    kind = tensor.datatype
+    if kind == "BYTES":
+        return "hello" if count == 1 else json.dumps(["hello"] * count) if count <= _MOST_EXAMPLES else ""
+    value = "true" if kind == "BOOL" else "1.0" if kind.startswith(("FP", "BF")) else "1"
+    return ", ".join([value] * count) if count <= _MOST_EXAMPLES else ""
+
+
+def describe_calls(
+    server_url: str, spec: ModelSpec, inputs: Mapping[str, Any], *, is_batch: bool, files: Collection[str] = ()
+) -> dict[str, str]:
+    """Return a call by the tool that makes it: `curl`, `Python` and `JavaScript`.
+
+    Args:
+        server_url: The HTTP address of the server, such as `http://localhost:8000`.
+        spec: The model.
+        inputs: The inputs, as `parse_inputs` returns them.
+        is_batch: Whether they have the axis of the batch.
+        files: Those inputs whose values came from a file.
+    """
+    path, body, problem = _json_call(spec, inputs, files, is_batch=is_batch)
+    calls = {"Python": _python(server_url, spec, inputs, files, is_batch=is_batch)}
+    if problem:
+        return {"curl": f"# {problem}", **calls, "JavaScript": f"// {problem}"}
+    url = f"{server_url}/v2/models/{quote(spec.model_name, safe='')}/{path}"
+    options = "-sN" if spec.decoupled else "-s"
+    return {
+        "curl": f"curl {options} {shlex.quote(url)} -H 'Content-Type: application/json' -d {shlex.quote(body)}",
+        **calls,
+        "JavaScript": _javascript(url, body, is_stream=spec.decoupled),
+    }
+
+
+def _json_call(
+    spec: ModelSpec, inputs: Mapping[str, Any], files: Collection[str], *, is_batch: bool
+) -> tuple[str, str, str]:
+    """Return path and body of a call in JSON, or why there is none."""
+    if files:
+        return "", "", "JSON holds no files: see Python"
+    tensors = [tensor for tensor in spec.inputs if tensor.name in inputs]
+    shapes = {name: np.shape(_objects(value)) for name, value in inputs.items()}
+    flat = {name: _objects(value).ravel().tolist() for name, value in inputs.items()}
+    body: dict[str, Any]
+    # The server works shapes out from the model: where it has no choice, values by name are enough.
+    is_plain = not is_batch and all(len(tensor.shape) <= 1 for tensor in tensors)
+    if spec.decoupled or (is_plain and not generate_problem(spec)):
+        problem = generate_problem(spec)
+        path = "generate_stream" if spec.decoupled else "generate"
+        body = {name: values[0] if len(values) == 1 else values for name, values in flat.items()}
+    else:
+        problem = infer_problem(spec)
+        path = "infer"
+        body = {
+            "inputs": [
+                {
+                    "name": tensor.name,
+                    "datatype": tensor.datatype,
+                    "shape": [1] * (spec.batching and not is_batch) + list(shapes[tensor.name]),
+                    "data": flat[tensor.name],
+                }
+                for tensor in tensors
+            ]
+        }
+    try:
+        return path, json.dumps(body, allow_nan=False), problem
+    except ValueError:
+        return "", "", "JSON has finite numbers only: see Python"
+
+
+def _objects(value: Any) -> np.ndarray[Any, Any]:
+    """Return nested lists as an array of the same objects; what is not rectangular as it can be had."""
+    return np.array(value.tolist() if isinstance(value, np.ndarray) else value, object)
+
+
+def _python(
+    server_url: str, spec: ModelSpec, inputs: Mapping[str, Any], files: Collection[str], *, is_batch: bool
+) -> str:
+    tensors = [tensor for tensor in spec.inputs if tensor.name in inputs]
+    values = {tensor.name: _python_value(tensor, inputs[tensor.name], tensor.name in files) for tensor in tensors}
+    if all(name.isidentifier() and not keyword.iskeyword(name) and name not in _RESERVED for name in values):
+        arguments = [f"{name}={value}" for name, value in values.items()]
+    elif len(values) == len(spec.inputs):
+        arguments = list(values.values())
+    else:
+        arguments = [f"**{{{', '.join(f'{name!a}: {value}' for name, value in values.items())}}}"]
+    client, method = (
+        "DecoupledModelClient" if spec.decoupled else "ModelClient",
+        "infer_batch" if is_batch else "infer_sample",
+    )
+    imports = ["from pathlib import Path", ""] * any("Path(" in value for value in values.values())
+    imports += ["import ml_dtypes"] * any("ml_dtypes." in value for value in values.values())
+    imports += ["import numpy as np", ""] * any("np." in value for value in values.values())
+    call = f"client.{method}({', '.join(arguments)})"
+    body = [f"    for result in {call}:", "        print(dict(result))"]
+    if not spec.decoupled:
+        body = [f"    result = {call}", "print(dict(result))"]
+    return "\n".join(
+        [
+            *imports,
+            f"from pytriton.client import {client}",
+            "",
+            f"with {client}({server_url!a}, {spec.model_name!a}) as client:",
+            *body,
+        ]
+    )
+
+
+def _python_value(tensor: TensorSpec, value: Any, is_file: bool) -> str:
+    if tensor.datatype == "BYTES":
+        if is_file:
+            read = 'Path("FILE").read_bytes()'
+            for _ in np.shape(_objects(value)):
+                read = f"[{read}]"
+            return f"np.array({read}, dtype=object)"
+        return f"np.array({value!a})"
+    if is_file:
+        return 'np.load("FILE.npy")'
+    numbers = repr(value.tolist() if isinstance(value, np.ndarray) else value)
+    numbers = numbers.replace("nan", "np.nan").replace("inf", "np.inf")
+    name = "ml_dtypes.bfloat16" if tensor.datatype == "BF16" else f"np.{np.dtype(tensor.dtype).name}"
+    return f"np.array({numbers}, dtype={'np.bool_' if name == 'np.bool' else name})"
+
+
+def _javascript(url: str, body: str, *, is_stream: bool) -> str:
+    lines = [
+        f"const response = await fetch({json.dumps(url)}, {{",
+        '  method: "POST",',
+        '  headers: { "Content-Type": "application/json" },',
+        f"  body: JSON.stringify({body}),",
+        "});",
+    ]
+    if is_stream:
+        lines += [
+            "const decoder = new TextDecoder();",
+            "for await (const piece of response.body) {",
+            "  console.log(decoder.decode(piece, { stream: true }));",
+            "}",
+        ]
+    else:
+        lines += ["console.log(await response.json());"]
+    return "\n".join(lines)

@@ -1,0 +1,40 @@
+"""The `pytriton` command, also `python -m pytriton`."""
+
+from pytriton.server._namespace import require_namespace_package as _require_namespace_package
+
+_require_namespace_package()
+
+import contextlib
+import sys
+from collections.abc import Sequence
+
+from pytriton.proxy_backend.system.first_process import leave_first_process
+
+__all__ = ["main"]
+
+
+def main() -> None:
+    """Run the command that `sys.argv` names, and end the interpreter with its exit code."""
+    leave_first_process()
+    with contextlib.ExitStack() as ended:
+        if _is_for_hosts(sys.argv[1:]):
+            from pytriton.proxy_backend.template_main import early_template
+
+            # Before anything is imported that no host needs.
+            ended.enter_context(early_template())
+        # Not at the top: whoever serves models has no use for it.
+        from pytriton.cli.app import run
+
+        run()
+
+
+def _is_for_hosts(arguments: Sequence[str]) -> bool:
+    """Return whether a command line serves a repository with Python models; others are not to wait for a template.
+
+    It is not parsed yet, and need not be right: a model whose file has another name is served as well.
+    """
+    if arguments[:1] != ["serve-repository"] or any(each.endswith("stub") for each in arguments):
+        return False
+    import glob
+
+    return any(glob.glob(f"{glob.escape(each)}/*/*/model.py") for each in arguments[1:])

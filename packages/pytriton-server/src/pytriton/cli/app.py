@@ -1,0 +1,386 @@
+"""The commands."""
+
+import importlib.metadata
+import shlex
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from pytriton.cli import calls
+from pytriton.cli.checks.report import Report, ReportError
+from pytriton.cli.checks.steps import Steps
+from pytriton.cli.openai_endpoint import API_KEY_VARIABLE
+from pytriton.cli.openai_endpoint import openai as openai_command
+from pytriton.console.command import console as console_command
+
+__all__ = ["run"]
+
+_INTERRUPTED = 128 + signal.SIGINT
+_BANNER = (
+    "The report names files, hosts, users and settings of this machine, and variables of the environment. What looks "
+    "like a secret is left out, which no program gets right every time: read it before you hand it on."
+)
+
+Workspace = Annotated[
+    Path | None,
+    typer.Option(
+        "--workspace",
+        "-w",
+        help="Folder to make for logs and files, which must not exist yet. Without it they are removed in the end.",
+    ),
+]
+Zip = Annotated[bool, typer.Option("--zip/--no-zip", help="Put logs and files into a ZIP in the current folder.")]
+Address = Annotated[str, typer.Option(help="Where HTTP, gRPC and metrics listen.")]
+HttpPort = Annotated[int, typer.Option(help="Port of HTTP; 0 takes a free one.")]
+GrpcPort = Annotated[int, typer.Option(help="Port of gRPC; 0 takes a free one.")]
+MetricsPort = Annotated[int, typer.Option(help="Port of the metrics; 0 takes a free one.")]
+AccessToken = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PYTRITON_ACCESS_TOKEN",
+        help="What callers have to send as triton-access-token to load and unload models, and to use shared memory, "
+        "statistics, traces and log settings; without one, nobody can. Others can see a command line.",
+    ),
+]
+Unprotected = Annotated[bool, typer.Option("--unprotected", help="Let everybody who reaches the server do all that.")]
+LogLevel = Annotated[str, typer.Option(help="The least level of the log: DEBUG, INFO, WARNING or ERROR.")]
+LogFormat = Annotated[str, typer.Option(help="text, or json: an object for each record of the log, a line each.")]
+
+app = typer.Typer(
+    name="pytriton",
+    help="Serves models and calls them, checks an installation of pytriton, and attaches workers.",
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("models", no_args_is_help=True)(calls.models)
+app.command("infer", no_args_is_help=True)(calls.infer)
+app.command("console")(console_command)
+app.command("openai")(openai_command)
+app.command("bench", no_args_is_help=True)(calls.bench)
+
+
+def run() -> None:
+    """Run the command line, and end the interpreter."""
+    signal.signal(signal.SIGTERM, _end)
+    # Under `python -m` the program would be called by the name of its file.
+    app(prog_name="pytriton")
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.", is_eager=True)] = False,
+) -> None:
+    """Check an installation of pytriton, attach workers, call models. Without a command: `check`."""
+    if version:
+        typer.echo(f"pytriton {importlib.metadata.version('pytriton-server')}")
+        raise typer.Exit
+    if context.invoked_subcommand is None:
+        check(None, False)
+
+
+@app.command()
+def check(workspace: Workspace = None, zip_report: Zip = False) -> None:
+    """Describe the environment, try what the system allows, serve a model and call it. Exit code 0 when all works."""
+    _report("check", workspace, zip_report, _environment, _system, _add_sub, _add_sub_script)
+
+
+@app.command()
+def env(workspace: Workspace = None, zip_report: Zip = False) -> None:
+    """Describe the environment: versions, machine, tritonserver, ports, variables."""
+    _report("env", workspace, zip_report, _environment)
+
+
+@app.command()
+def examples(workspace: Workspace = None, zip_report: Zip = False) -> None:
+    """Run all examples."""
+    _report("examples", workspace, zip_report, _add_sub, _add_sub_script)
+
+
+@app.command("example-add-sub")
+def add_sub(workspace: Workspace = None, zip_report: Zip = False) -> None:
+    """Serve a model in this process, and call it over HTTP and gRPC."""
+    _report("example-add-sub", workspace, zip_report, _add_sub)
+
+
+@app.command("example-add-sub-script")
+def add_sub_script(workspace: Workspace = None, zip_report: Zip = False) -> None:
+    """Serve a model with a script in a process of its own, call it, and end it with SIGTERM."""
+    _report("example-add-sub-script", workspace, zip_report, _add_sub_script)
+
+
+@app.command(no_args_is_help=True)
+def serve(
+    context: typer.Context,
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|MODULE[:NAME]",
+            help="Such as app.py or package.module: every model that it defines with @model. With a name, such as "
+            "app.py:softmax: that model, or that Triton, or the Triton that a function of that name returns.",
+        ),
+    ],
+    workers: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="How many processes serve each model, each with its own copy; by default a thread of this one does.",
+        ),
+    ] = 0,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="TOML or YAML with options, the tables [server] with fields of TritonConfig and [models.NAME] with "
+            "workers and fields of ModelConfig. What is typed here counts more.",
+        ),
+    ] = None,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Serve what the file defines anew whenever it, or one beside it, is saved.")
+    ] = False,
+    console: Annotated[
+        bool, typer.Option("--console", help="Start the console beside the server, a page where people look.")
+    ] = False,
+    console_port: Annotated[int, typer.Option(min=0, max=65535, help="Its port on loopback; 0 takes a free one.")] = (
+        8003
+    ),
+    openai: Annotated[
+        int | None,
+        typer.Option(
+            "--openai",
+            metavar="PORT",
+            min=0,
+            max=65535,
+            help="Answer callers of the OpenAI API there with the models that take text, at the address of the server; "
+            "0 takes a free port.",
+        ),
+    ] = None,
+    openai_key_file: Annotated[
+        Path | None,
+        typer.Option(
+            help=f"With --openai: holds the API key that callers have to send, in place of {API_KEY_VARIABLE}."
+        ),
+    ] = None,
+    check_only: Annotated[
+        bool, typer.Option("--check", help="Say what would be served, or what is wrong, and start nothing.")
+    ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Serve on Ray instead, each replica with a Triton of its own: the address of a cluster, auto for the "
+            "one that this machine belongs to, local to start one.",
+        ),
+    ] = None,
+    replicas: Annotated[int, typer.Option(min=1, help="With --ray: how many replicas.")] = 1,
+    address: Address = "0.0.0.0",
+    http_port: HttpPort = 8000,
+    grpc_port: GrpcPort = 8001,
+    metrics_port: MetricsPort = 8002,
+    access_token: AccessToken = None,
+    unprotected: Unprotected = False,
+    log_level: LogLevel = "INFO",
+    log_format: LogFormat = "text",
+    access_log: Annotated[
+        bool, typer.Option("--access-log", help="Log each request: model, id, rows, duration, outcome. It costs speed.")
+    ] = False,
+) -> None:
+    """Serve the models of a file, until Ctrl+C (SIGINT) or SIGTERM.
+
+    SIGHUP replaces the server, without a lost request, by one with the settings that the file of --config has then.
+
+    Further settings come from environment variables, such as PYTRITON_TRITON_CONFIG_CACHE_CONFIG.
+    """
+    from pytriton.cli.on_ray import serve_on_ray
+    from pytriton.cli.serve import serve as serve_target
+
+    options = {
+        "workers": workers,
+        "config": config,
+        "reload": reload,
+        "console": console,
+        "console_port": console_port,
+        "openai": openai,
+        "openai_key_file": openai_key_file,
+        "check": check_only,
+        "ray": ray,
+        "replicas": replicas,
+        "address": address,
+        "http_port": http_port,
+        "grpc_port": grpc_port,
+        "metrics_port": metrics_port,
+        "access_token": access_token,
+        "unprotected": unprotected,
+        "log_level": log_level,
+        "log_format": log_format,
+        "access_log": access_log,
+    }
+    # By its name: some versions of typer have an enumeration of their own.
+    sources = {name: getattr(context.get_parameter_source(name), "name", None) for name in options}
+    given = [name for name, source in sources.items() if source == "COMMANDLINE"]
+    if ray is not None:
+        serve_on_ray(target, options, given=given)
+    elif "replicas" in given:
+        raise typer.BadParameter("--replicas is for --ray: here, --workers says how many processes serve a model")
+    else:
+        serve_target(target, options, given=given)
+
+
+@app.command(
+    add_help_option=False,
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []},
+)
+def worker(context: typer.Context) -> None:
+    """Serve a model of a running server with a callable, until SIGINT or SIGTERM."""
+    # One command line for both programs, which `pytriton worker --help` shows.
+    from pytriton.proxy_backend.cli.app import run as run_command
+
+    run_command(["worker", *(context.args or ["--help"])], program="pytriton")
+
+
+@app.command("serve-repository", no_args_is_help=True)
+def serve_repository(
+    repository: Annotated[
+        Path, typer.Argument(metavar="DIR", help="A model repository, as tritonserver takes it. Nothing in it changes.")
+    ],
+    python_models: Annotated[
+        str,
+        typer.Option(
+            help="Who runs the model.py of models for Triton's Python backend: workers, processes of this Python or of "
+            "the model's environment; or stub, that backend itself."
+        ),
+    ] = "workers",
+    model_control_mode: Annotated[
+        str,
+        typer.Option(
+            help="How models come and go: explicit, loaded at the start and then when asked; poll, when their files "
+            "change; none, loaded at the start."
+        ),
+    ] = "explicit",
+    load_model: Annotated[
+        list[str] | None, typer.Option(help="With explicit: a model to load at the start, in place of all; repeatable.")
+    ] = None,
+    repository_poll_secs: Annotated[
+        int | None, typer.Option(help="With poll: how often files are looked at, in seconds; 15 by default.")
+    ] = None,
+    exit_on_error: Annotated[
+        bool,
+        typer.Option("--exit-on-error/--no-exit-on-error", help="End where a model cannot be loaded at the start."),
+    ] = True,
+    address: Address = "0.0.0.0",
+    http_port: HttpPort = 8000,
+    grpc_port: GrpcPort = 8001,
+    metrics_port: MetricsPort = 8002,
+    access_token: AccessToken = None,
+    unprotected: Unprotected = False,
+    log_level: LogLevel = "INFO",
+    log_format: LogFormat = "text",
+) -> None:
+    """Serve a model repository, models for Triton's Python backend included, until SIGINT or SIGTERM.
+
+    Further settings come from environment variables, such as PYTRITON_TRITON_CONFIG_CACHE_CONFIG.
+    """
+    from pytriton.cli.repository import serve_repository as serve_models
+    from pytriton.cli.serving import ServerOptions
+
+    serve_models(
+        ServerOptions(
+            address=address,
+            http_port=http_port,
+            grpc_port=grpc_port,
+            metrics_port=metrics_port,
+            access_token=access_token,
+            unprotected=unprotected,
+            log_level=log_level,
+            log_format=log_format,
+        ),
+        model_repository=repository,
+        python_models=python_models,
+        model_control_mode=model_control_mode,
+        load_model=load_model or None,
+        repository_poll_secs=repository_poll_secs,
+        # Triton itself would end without saying which model it was.
+        exit_on_error=None if exit_on_error else False,
+    )
+
+
+@app.command()
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="Where to; it is made if it is not there.")] = Path(),
+) -> None:
+    """Write a project: a model, its test, a Dockerfile. Nothing that is there is overwritten."""
+    from pytriton.cli.project import ProjectError, make_project
+
+    try:
+        files = make_project(folder)
+    except ProjectError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(f"{', '.join(files)}\n\nNext:")
+    for line in ([] if folder.resolve() == Path.cwd() else [f"cd {shlex.quote(str(folder))}"]) + [
+        "pytriton serve app.py",
+        "pytriton infer localhost:8000 shout text=hello  # in another terminal",
+    ]:
+        typer.echo(f"  {line}")
+
+
+def _environment(_steps: Steps, folder: Path) -> None:
+    # What the parts need takes a second to import, which is too long for `--help`.
+    from pytriton.cli.checks.environment import describe_environment
+
+    text = describe_environment()
+    (folder / "environment.txt").write_text(text, encoding="utf-8")
+    typer.echo(text)
+
+
+def _system(steps: Steps, folder: Path) -> None:
+    from pytriton.cli.checks.system import check_system
+
+    check_system(steps, folder)
+
+
+def _add_sub(steps: Steps, folder: Path) -> None:
+    from pytriton.cli.checks.examples import example_add_sub
+
+    example_add_sub(steps, folder)
+
+
+def _add_sub_script(steps: Steps, folder: Path) -> None:
+    from pytriton.cli.checks.examples import example_add_sub_script
+
+    example_add_sub_script(steps, folder)
+
+
+def _report(command: str, workspace: Path | None, zip_report: bool, *parts: Callable[[Steps, Path], None]) -> None:
+    """Run the parts one after the other, each whatever became of the ones before."""
+    typer.echo(f"{_BANNER}\n")
+    steps = Steps(typer.echo)
+    try:
+        with Report(command, workspace, zip_report=zip_report) as report:
+            for part in parts:
+                part(steps, report.folder)
+            (report.folder / "steps.txt").write_text(steps.text, encoding="utf-8")
+            if not zip_report and workspace is None and steps.failed:
+                typer.echo("\nRun it again with --workspace or --zip to see the logs.")
+        for path in report.kept:
+            typer.echo(f"\nLogs and files are in {path}.")
+    except ReportError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(1) from None
+    except KeyboardInterrupt:
+        typer.echo("\nInterrupted.", err=True)
+        raise typer.Exit(_INTERRUPTED) from None
+    if report.kept:
+        typer.echo(_BANNER)
+    if steps.failed:
+        raise typer.Exit(1)
+
+
+def _end(number: int, _frame: FrameType | None) -> None:
+    # As an exception, so that servers are stopped and folders removed on the way out.
+    raise SystemExit(128 + number)

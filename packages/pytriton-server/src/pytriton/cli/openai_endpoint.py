@@ -1,0 +1,270 @@
+"""The command `openai`, and `serve --openai`: endpoints of the OpenAI API before a server."""
+
+import contextlib
+import importlib.util
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+from urllib.parse import urlsplit
+
+import typer
+
+from pytriton.proxy_backend.system.threads import keep_on
+from pytriton.server.tritonserver.process import shim_command
+
+if TYPE_CHECKING:
+    from pytriton.triton import Triton
+
+__all__ = [
+    "API_KEY_VARIABLE",
+    "EndpointError",
+    "bind_endpoint",
+    "check_openai",
+    "describe_endpoints",
+    "endpoint_beside",
+    "openai",
+    "read_key",
+]
+
+API_KEY_VARIABLE = "PYTRITON_OPENAI_API_KEY"
+"""Where the API key is looked for."""
+
+logger = logging.getLogger(__name__)
+
+_NEEDED = ("fastapi", "uvicorn", "jinja2", "jsonschema")
+_INSTALL = 'pip install "pytriton-server[openai]"'
+_END_S = 10.0
+_BACKLOG = 2048
+_PAUSE_S = 1.0
+_GRPC_VARIABLE = "no_grpc_proxy"
+
+
+class EndpointError(Exception):
+    """The endpoints cannot be served; says why."""
+
+
+def openai(
+    url: Annotated[
+        str,
+        typer.Argument(
+            metavar="URL",
+            help="[SCHEME://]HOST[:PORT] of any tritonserver. Over gRPC a model learns at once that a caller has left.",
+        ),
+    ] = "grpc://localhost:8001",
+    model: Annotated[list[str] | None, typer.Option(help="A model that may be asked, in place of all; repeatable.")] = (
+        None
+    ),
+    address: Annotated[str, typer.Option(help="Where the endpoints listen.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Their port; 0 takes a free one.")] = 9000,
+    api_key_file: Annotated[
+        Path | None,
+        typer.Option(help=f"Holds the key that callers have to send, in place of the variable {API_KEY_VARIABLE}."),
+    ] = None,
+    access_token: Annotated[
+        str | None,
+        typer.Option(envvar="PYTRITON_ACCESS_TOKEN", help="The server's token. Others can see a command line."),
+    ] = None,
+    ca_file: Annotated[Path | None, typer.Option(help="Certificates of the authorities to trust.")] = None,
+    descriptor: Annotated[int | None, typer.Option(hidden=True, help="A socket that is bound, from serve.")] = None,
+) -> None:
+    """Answer callers of the OpenAI API with the models of a running server, until Ctrl+C or SIGTERM.
+
+    Models that take a text and give a text answer chats and completions; those that give a vector, embeddings. Needs
+    the extra openai.
+    """
+    check_openai("The command openai")
+    from pytriton.client.exceptions import PyTritonClientError
+    from pytriton.client.management import TlsSettings
+    from pytriton.exceptions import PyTritonError
+    from pytriton.openai import application
+    from pytriton.openai.serving import run
+
+    try:
+        key = read_key(api_key_file)
+        app = application(
+            url,
+            models=model,
+            api_key=key,
+            access_token=access_token,
+            tls=None if ca_file is None else TlsSettings(ca_file=ca_file),
+        )
+        listener = bind_endpoint(address, port) if descriptor is None else socket.socket(fileno=descriptor)
+    except (PyTritonClientError, PyTritonError, EndpointError) as error:
+        _fail(str(error))
+    with listener:
+        # Whoever connects from now on waits until the application has begun.
+        listener.listen(_BACKLOG)
+        typer.echo(f"OpenAI  {_shown(listener)}" + ("" if key is None else " (with an API key)"))
+        try:
+            run(app, listener)
+        except KeyboardInterrupt:
+            raise typer.Exit(128 + signal.SIGINT) from None
+
+
+def check_openai(who: str = "--openai") -> None:
+    """Check that the endpoints can be started.
+
+    Raises:
+        typer.BadParameter: What they need is not installed.
+    """
+    for name in _NEEDED:
+        if importlib.util.find_spec(name) is None:
+            raise typer.BadParameter(f"{who} needs {name}: {_INSTALL}")
+
+
+def bind_endpoint(address: str, port: int) -> socket.socket:
+    """Return a socket for the endpoints, which does not listen yet.
+
+    Args:
+        address: Where.
+        port: Its port; 0 takes a free one.
+
+    Raises:
+        EndpointError: The port is in use, or the address is not of this machine.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+    except OSError as error:
+        listener.close()
+        raise EndpointError(
+            f"the OpenAI endpoints cannot listen at {address}, port {port}: {error.strerror}. Choose another with "
+            "--openai PORT, or --port of the command openai; 0 takes a free one."
+        ) from None
+    return listener
+
+
+def describe_endpoints(triton: "Triton") -> Iterator[str]:
+    """Yield a line for each model of a server that runs or not: where it is asked, or why it is not.
+
+    Args:
+        triton: The server.
+
+    Raises:
+        EndpointError: A chat template cannot be used.
+    """
+    import json
+
+    from pytriton.openai.serving import UnfitModelError, endpoints_of
+    from pytriton.server.models.bound_model import render_config_json
+
+    for model in triton.describe().models:
+        try:
+            endpoints = endpoints_of(json.loads(render_config_json(model.config)))
+        except UnfitModelError as error:
+            yield f"OpenAI: {model.name} is not served: {error}"
+            continue
+        except ValueError as error:
+            raise EndpointError(f"model {model.name!r}: {error}") from None
+        yield f"OpenAI: {model.name} at {', '.join(endpoints)}"
+
+
+def _no_proxy(url: str) -> dict[str, str]:
+    """Return the variables by which no proxy comes between a process and the server at an address."""
+    host = urlsplit(url).hostname or ""
+    found = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    # Where gRPC finds its own, it does not look at the other one.
+    grpc = os.environ.get(_GRPC_VARIABLE) or found
+    return {
+        name: ",".join(filter(None, [value, host])) for name, value in (("no_proxy", found), (_GRPC_VARIABLE, grpc))
+    }
+
+
+@contextlib.contextmanager
+def endpoint_beside(triton: "Triton", listener: socket.socket, api_key_file: Path | None) -> Iterator[None]:
+    """Run the endpoints for a server of this process, in a process of its own, until the block ends.
+
+    A process of its own, because what they do for each part of each stream would take the interpreter's lock from the
+    callables. One that ends by itself is started again; the socket stays.
+
+    Args:
+        triton: The server, which runs.
+        listener: Where they listen.
+        api_key_file: Holds the key.
+    """
+    command = [sys.executable, "-m", "pytriton", "openai", str(triton.grpc_url or triton.http_url)]
+    command += ["--descriptor", str(listener.fileno())]
+    command += ["--api-key-file", str(api_key_file)] if api_key_file is not None else []
+    token = triton.get_access_token()
+    environment = {**os.environ, **_no_proxy(command[4]), **({"PYTRITON_ACCESS_TOKEN": token} if token else {})}
+    is_over = threading.Event()
+    process: list[subprocess.Popen[bytes]] = []
+    lock = threading.Lock()
+
+    def keep() -> None:
+        while not is_over.is_set():
+            # As where no process can be started just now.
+            keep_on(run_once, "The process of the OpenAI endpoints cannot be looked after")
+            is_over.wait(_PAUSE_S)
+
+    def run_once() -> None:
+        with lock:
+            if is_over.is_set():
+                return
+            # It ends with this process, however that ends.
+            shim = shim_command(signal.SIGTERM)
+            child = subprocess.Popen(
+                [*shim, *command],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                pass_fds=[listener.fileno()],
+                # Ctrl+C is for this process alone, which ends the other one.
+                start_new_session=True,
+            )
+            process[:] = [child]
+        code = child.wait()
+        if not is_over.is_set():
+            logger.error("The process of the OpenAI endpoints ended with exit code %s: it is started again.", code)
+
+    keeper = threading.Thread(target=keep, name="pytriton-openai")
+    keeper.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        with lock:
+            child = process[0] if process else None
+        if child is not None:
+            child.terminate()
+        keeper.join(_END_S)
+        if keeper.is_alive() and child is not None:
+            child.kill()
+            keeper.join()
+
+
+def _shown(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+
+
+def read_key(path: Path | None) -> str | None:
+    """Return the API key of a file, or of the environment; None where there is none.
+
+    Raises:
+        EndpointError: The file cannot be read, or the key is empty.
+    """
+    if path is None:
+        found = os.environ.get(API_KEY_VARIABLE)
+        if found is not None and not found.strip():
+            raise EndpointError(f"{API_KEY_VARIABLE} is empty: give it the key, or unset it to let everybody ask")
+        return None if found is None else found.strip()
+    try:
+        key = path.read_text(encoding="utf-8").strip()
+    except (OSError, ValueError) as error:
+        raise EndpointError(f"the API key cannot be read from {path}: {error}") from None
+    if not key:
+        raise EndpointError(f"the API key cannot be read from {path}: expected a line with the key, the file is empty")
+    return key
+
+
+def _fail(text: str) -> NoReturn:
+    typer.echo(f"Error: {text}", err=True)
+    raise typer.Exit(1)

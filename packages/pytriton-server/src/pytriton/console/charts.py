@@ -1,0 +1,111 @@
+"""The charts of the page, as options of ECharts."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+from pytriton.console.samples import Point
+
+__all__ = ["MOST_LINES", "batch_chart", "failures_chart", "latency_chart", "requests_chart"]
+
+MOST_LINES = 8
+"""How many models the chart of requests tells apart."""
+
+History: TypeAlias = Sequence[tuple[float, Point | None]]
+Options: TypeAlias = dict[str, Any]
+
+# Seen as well on white as on black.
+_COLORS = ["#2f7ed8", "#e07b39", "#3aa76d", "#b05fc4", "#c9a227", "#d64550", "#4bb3c1", "#8a8f98"]
+# The least that a chart shows: of a single point ECharts would make two days.
+_LEAST_MS = 60_000.0
+_TEXT, _LINES = "#8a8f98", "rgba(138,143,152,0.25)"
+
+
+def requests_chart(histories: Mapping[str, History]) -> Options:
+    """Return the requests of each model a second, one line for each."""
+    lines: dict[str, dict[float, float | None]] = {
+        name: {time_ms: None if point is None else round(point.requests_s, 2) for time_ms, point in points}
+        for name, points in histories.items()
+    }
+    times = sorted({time_ms for line in lines.values() for time_ms in line})
+    rows = [[round(time_ms), *(line.get(time_ms) for line in lines.values())] for time_ms in times]
+    return _options(list(lines), rows)
+
+
+def failures_chart(history: History) -> Options:
+    """Return the requests that failed a second, by kind."""
+    kinds = sorted({kind for _, point in history if point for kind, rate in point.failures_s.items() if rate})
+    rows = [
+        [round(time_ms), *(None if point is None else round(point.failures_s.get(kind, 0.0), 2) for kind in kinds)]
+        for time_ms, point in history
+    ]
+    return _options(kinds or ["failed"], rows if kinds else _nothing(history))
+
+
+def latency_chart(history: History) -> Options:
+    """Return where the time of requests goes, in milliseconds."""
+    of_callable = any(point is not None and point.of_callable for _, point in history)
+    what = ", callable" if of_callable else ""
+    parts: dict[str, Callable[[Point], float | None]] = {
+        "request": lambda point: point.latency_ms,
+        "queue": lambda point: point.queue_ms,
+        "compute": lambda point: point.compute_ms,
+        f"p50{what}": lambda point: point.p50_ms,
+        f"p99{what}": lambda point: point.p99_ms,
+    }
+    rows = [[round(time_ms), *_values(point, parts.values())] for time_ms, point in history]
+    return _options(list(parts), rows)
+
+
+def batch_chart(history: History) -> Options:
+    """Return how large batches are, and how many requests wait."""
+    parts: list[Callable[[Point], float | None]] = [lambda point: point.batch_rows, lambda point: point.pending]
+    rows = [[round(time_ms), *_values(point, parts)] for time_ms, point in history]
+    return _options(["rows of a batch", "requests in the queue"], rows)
+
+
+def _values(point: Point | None, parts: Any) -> list[float | None]:
+    found = [None if point is None else part(point) for part in parts]
+    return [None if value is None else round(value, 3) for value in found]
+
+
+def _nothing(history: History) -> list[list[float | None]]:
+    return [[round(time_ms), None if point is None else 0.0] for time_ms, point in history]
+
+
+def _options(names: Sequence[str], rows: Sequence[Sequence[float | None]]) -> Options:
+    # The names of the columns are ours: those of models could be anything.
+    columns = ["time", *(f"line{number}" for number in range(len(names)))]
+    # In the order of time.
+    span = {"min": min(rows[0][0] or 0.0, (rows[-1][0] or 0.0) - _LEAST_MS), "max": rows[-1][0]} if rows else {}
+    axis = {"axisLabel": {"color": _TEXT, "hideOverlap": True}, "splitLine": {"lineStyle": {"color": _LINES}}}
+    return {
+        "animation": False,
+        "color": _COLORS,
+        "textStyle": {"color": _TEXT},
+        "grid": {"left": 8, "right": 14, "top": 36, "bottom": 4, "containLabel": True},
+        "legend": {
+            "type": "scroll",
+            "top": 0,
+            "left": 0,
+            "icon": "roundRect",
+            "itemWidth": 12,
+            "itemHeight": 6,
+            "textStyle": {"color": _TEXT},
+        },
+        "tooltip": {"trigger": "axis", "confine": True, "renderMode": "richText"},
+        "xAxis": {**axis, "type": "time", "splitLine": {"show": False}, "splitNumber": 4, **span},
+        "yAxis": {**axis, "type": "value", "min": 0},
+        "dataset": {"dimensions": columns, "source": [list(row) for row in rows]},
+        "series": [
+            {
+                "type": "line",
+                "name": name[:60],
+                "encode": {"x": "time", "y": column},
+                # Without it a point between two gaps is not seen.
+                "showSymbol": True,
+                "symbolSize": 3,
+                "lineStyle": {"width": 2},
+            }
+            for name, column in zip(names, columns[1:], strict=True)
+        ],
+    }

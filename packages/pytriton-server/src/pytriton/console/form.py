@@ -1,0 +1,191 @@
+"""The form by which somebody tries a model. With `pages`, the only module that imports NiceGUI."""
+
+from collections.abc import Callable
+
+from nicegui import ui
+from nicegui.events import UploadEventArguments
+
+from pytriton.catalog.snippets import describe_calls, example_text
+from pytriton.catalog.tensors import parse_inputs
+from pytriton.client import ModelSpec, TensorSpec
+from pytriton.client.exceptions import PyTritonClientError
+from pytriton.console.guard import MAX_BODY_BYTES
+from pytriton.console.trials import Caller, Trial
+
+__all__ = ["Form"]
+
+_STREAM_REFRESH_S = 0.2
+_MOST_INPUTS = 100
+_TOOLS = ("curl", "Python", "JavaScript")
+
+
+class Form:
+    """The form by which somebody tries a model, and the same call for other tools.
+
+    Args:
+        server_url: The HTTP address of the server.
+        caller: Makes the calls.
+        spec: The model.
+        where: What the form is put into.
+        calls: What the other calls are put into.
+    """
+
+    def __init__(self, server_url: str, caller: Caller, spec: ModelSpec, where: ui.element, calls: ui.element) -> None:
+        self._server_url = server_url
+        self._caller = caller
+        self._spec = spec
+        self._fields: dict[str, _Field] = {}
+        self._batch: ui.switch | None = None
+        self._trial: Trial | None = None
+        with where:
+            ui.label("Try it").classes("c-h")
+            with ui.column().classes("c-form"):
+                for tensor in spec.inputs[:_MOST_INPUTS]:
+                    self._fields[tensor.name] = _Field(tensor, self._show_calls)
+                if spec.batching:
+                    self._batch = ui.switch("values are a batch: one more axis", on_change=self._show_calls)
+                with ui.row().classes("c-buttons"):
+                    self._call = ui.button("Call", on_click=self._begin).props("no-caps unelevated").classes("c-call")
+                    self._stop = ui.button("Stop", on_click=self._end).props("no-caps outline").classes("c-stop")
+                    self._status = ui.label("").classes("c-quiet c-status")
+                self._error = ui.label("").classes("c-alert c-error")
+                self._answer = ui.label("").classes("c-mono c-code c-scroll c-answer")
+        self._stop.set_visibility(False)
+        self._error.set_visibility(False)
+        self._answer.set_visibility(False)
+        with calls:
+            ui.label("The same from elsewhere").classes("c-h")
+            with ui.tabs().props("dense no-caps align=left") as tabs:
+                titles = [ui.tab(title).classes(f"c-tab-{title}") for title in _TOOLS]
+            self._texts: dict[str, ui.label] = {}
+            with ui.tab_panels(tabs, value=titles[0]).style("width: 100%; background: none"):
+                for title, tab in zip(_TOOLS, titles, strict=True):
+                    with ui.tab_panel(tab).style("padding: .6rem 0"):
+                        text = ui.label("").classes(f"c-mono c-code c-snippet c-{title}")
+                        self._texts[title] = text
+                        ui.button("Copy", on_click=lambda text=text: ui.clipboard.write(text.text)).props(
+                            "flat dense no-caps icon=content_copy"
+                        )
+        self._timer = ui.timer(_STREAM_REFRESH_S, self._show_trial, active=False)
+        self._show_calls()
+
+    def _inputs(self) -> dict[str, object]:
+        texts, values, files = {}, {}, {}
+        for name, field in self._fields.items():
+            if not field.is_given:
+                continue
+            if field.file is not None:
+                texts[name], files[name] = f"@{name}", field.file
+            elif field.is_text:
+                # As it stands: it may begin with anything.
+                values[name] = field.text
+            else:
+                texts[name] = field.text
+        return parse_inputs(self._spec, texts, values, is_batch=self._is_batch, files=files)
+
+    @property
+    def _is_batch(self) -> bool:
+        return self._batch is not None and bool(self._batch.value)
+
+    def _show_calls(self) -> None:
+        files = [name for name, field in self._fields.items() if field.file is not None and field.is_given]
+        try:
+            inputs = self._inputs()
+            calls = describe_calls(self._server_url, self._spec, inputs, is_batch=self._is_batch, files=files)
+        except PyTritonClientError as error:
+            calls = dict.fromkeys(self._texts, f"# {error}")
+        for title, label in self._texts.items():
+            label.set_text(calls[title])
+
+    def _begin(self) -> None:
+        self._end()
+        self._show_error("")
+        try:
+            inputs = self._inputs()
+        except PyTritonClientError as error:
+            self._show_error(str(error))
+            return
+        self._trial = self._caller.begin(self._spec, inputs, is_batch=self._is_batch)
+        self._stop.set_visibility(self._spec.decoupled)
+        self._status.set_text("...")
+        self._answer.set_text("")
+        self._timer.activate()
+
+    def _end(self) -> None:
+        if self._trial is not None and not self._trial.is_done:
+            self._trial.stop()
+
+    def _show_trial(self) -> None:
+        trial = self._trial
+        if trial is None:
+            return
+        is_done = trial.is_done  # first: what comes after it is asked for is shown the next time
+        answers = list(trial.answers)
+        self._answer.set_text("\n".join(answers))
+        self._answer.set_visibility(bool(answers))
+        several = f"{trial.count:,} answers, " if self._spec.decoupled else ""
+        self._status.set_text(f"{several}{trial.seconds * 1e3:,.1f} ms" if is_done else f"{several}...")
+        if is_done:
+            self._show_error(trial.error)
+            self._stop.set_visibility(False)
+            self._timer.deactivate()
+
+    def _show_error(self, text: str) -> None:
+        self._error.set_text(text)
+        self._error.set_visibility(bool(text))
+
+
+class _Field:
+    """One input of the form."""
+
+    def __init__(self, tensor: TensorSpec, on_change: Callable[[], None]) -> None:
+        self.is_text = tensor.datatype == "BYTES" and all(length in (1, -1) for length in tensor.shape)
+        """Whether what is written is one text."""
+        self.file: bytes | None = None
+        """What was handed in as a file."""
+        self._on_change = on_change
+        shape = ", ".join("any" if length < 0 else str(length) for length in tensor.shape)
+        with ui.element("div").classes("c-field"):
+            with ui.row().style("align-items: center; gap: .6rem"):
+                ui.label(tensor.name).style("font-weight: 600; overflow-wrap: anywhere")
+                ui.label(f"{tensor.datatype}[{shape}]").classes("c-quiet")
+                self._given = (
+                    ui.switch("send", value=True, on_change=on_change).props("dense") if tensor.optional else None
+                )
+            hint = "text" if self.is_text else "JSON" if tensor.datatype == "BYTES" else "numbers with commas, or JSON"
+            self._box = ui.textarea(placeholder=hint, value=example_text(tensor), on_change=on_change)
+            self._box.props("outlined dense autogrow debounce=200").style("width: 100%").classes("c-input")
+            upload = ui.upload(auto_upload=True, max_files=1, max_file_size=MAX_BODY_BYTES // 2, on_upload=self._take)
+            upload.style("display: none")
+            self._pick = ui.button(icon="attach_file", on_click=lambda: upload.run_method("pickFiles"))
+            what = "A file" if tensor.datatype == "BYTES" else "A .npy file"
+            self._pick.props("flat dense round").tooltip(what)
+            self._shown = ui.chip(removable=True).props("dense outline").on("remove", self._drop)
+            self._shown.set_visibility(False)
+        self._upload = upload
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it is sent."""
+        return self._given is None or bool(self._given.value)
+
+    @property
+    def text(self) -> str:
+        """What is written."""
+        return self._box.value or ""
+
+    async def _take(self, event: UploadEventArguments) -> None:
+        self.file = await event.file.read()
+        self._shown.set_text(f"{event.file.name[:60]} ({len(self.file):,} bytes)")
+        self._show()
+
+    def _drop(self) -> None:
+        self.file = None
+        self._upload.reset()
+        self._show()
+
+    def _show(self) -> None:
+        self._box.set_visibility(self.file is None)
+        self._shown.set_value(True)
+        self._shown.set_visibility(self.file is not None)
+        self._on_change()

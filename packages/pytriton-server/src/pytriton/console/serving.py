@@ -1,0 +1,139 @@
+"""Serves the console until a signal ends it."""
+
+import contextlib
+import logging
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from urllib.parse import urlsplit
+
+import uvicorn
+
+from pytriton.client.management import TlsSettings, TritonUrl, check_tls, make_ssl_context
+from pytriton.console.guard import LEAST_PASSWORD, Guard, is_loopback
+from pytriton.console.pages import Console, make_app
+from pytriton.console.trials import Caller
+from pytriton.console.watcher import LogFile, MetricsSource, Watcher
+from pytriton.exceptions import PyTritonBadParameterError
+from pytriton.server.control.connect import connect
+
+__all__ = ["ConsoleOptions", "serve_console"]
+
+_METRICS_PORT = 8002
+_END_S = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConsoleOptions:
+    """How a console is served.
+
+    Attributes:
+        url: Where the server listens; HTTP.
+        metrics_url: Its page of metrics; by default port 8002 of the same host.
+        grpc_url: Where streams are asked for in place of HTTP.
+        access_token: The token of the server.
+        ca_file: Authorities to trust, for addresses with TLS.
+        address: Where the console listens.
+        port: Its port; 0 takes a free one.
+        allowed_hosts: Names that it may be called by.
+        password: What has to be entered; needed where others reach the address.
+        log_file: The log of the server.
+    """
+
+    url: str
+    metrics_url: str | None = None
+    grpc_url: str | None = None
+    access_token: str | None = None
+    ca_file: Path | None = None
+    address: str = "127.0.0.1"
+    port: int = 8003
+    allowed_hosts: Sequence[str] = ()
+    password: str | None = None
+    log_file: Path | None = None
+
+
+def serve_console(options: ConsoleOptions, tell: Callable[[str], None]) -> None:
+    """Serve a console until SIGINT or SIGTERM.
+
+    Args:
+        options: How.
+        tell: Called with its address, once it listens.
+
+    Raises:
+        PyTritonClientError: An address of the server, or a certificate, cannot be used.
+        PyTritonBadParameterError: An option cannot be used.
+        OSError: The console cannot listen there.
+    """
+    password = _checked_password(options)
+    url = TritonUrl.from_url(options.url)
+    if url.protocol != "http":
+        raise PyTritonBadParameterError(f"url must be an http:// address of the server; got {options.url!r}.")
+    given_tls = None if options.ca_file is None else TlsSettings(ca_file=options.ca_file)
+    tls = check_tls(given_tls, url) if url.is_encrypted else None
+    control = connect(url, options.access_token, tls)
+    console = Console(
+        server_url=url.with_scheme,
+        watcher=Watcher(control, MetricsSource(_metrics_url(options, url), make_ssl_context(given_tls))),
+        control=control,
+        caller=Caller(url.with_scheme, options.grpc_url or url.with_scheme, options.access_token, given_tls),
+        log=None if options.log_file is None else LogFile(options.log_file),
+    )
+    with contextlib.closing(_listen(options.address, options.port)) as listener:
+        port = listener.getsockname()[1]
+        guard = Guard(make_app(console), options.allowed_hosts, password, cookie=f"pytriton_console_{port}")
+        config = uvicorn.Config(
+            guard,
+            log_level=logging.WARNING,
+            access_log=False,
+            server_header=False,
+            # Whoever stands before it may write those headers.
+            proxy_headers=False,
+            timeout_graceful_shutdown=_END_S,
+        )
+        shown = f"[{options.address}]" if ":" in options.address else options.address
+        tell(f"http://{shown}:{port}")
+        server = uvicorn.Server(config)
+
+        def end(_number: int, _frame: FrameType | None) -> None:
+            server.should_exit = True
+
+        # Those of uvicorn stand in their place while it runs; afterwards it raises once more what came.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, end)
+        server.run(sockets=[listener])
+
+
+def _checked_password(options: ConsoleOptions) -> str | None:
+    password = options.password
+    if password is None and not is_loopback(options.address):
+        raise PyTritonBadParameterError(
+            f"password must be set where others reach the console, which calls and loads models; the address is "
+            f"{options.address}. Set the variable PYTRITON_CONSOLE_PASSWORD, or give --password-file."
+        )
+    if password is not None and len(password) < LEAST_PASSWORD:
+        raise PyTritonBadParameterError(f"password must have {LEAST_PASSWORD} characters or more; got {len(password)}.")
+    return password
+
+
+def _metrics_url(options: ConsoleOptions, url: TritonUrl) -> str:
+    given = options.metrics_url
+    if given is None:
+        host = f"[{url.hostname}]" if ":" in url.hostname else url.hostname
+        return f"http://{host}:{_METRICS_PORT}/metrics"
+    full = given if "://" in given else f"http://{given}"
+    try:
+        parts = urlsplit(full)
+        is_one = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        is_one = False
+    if not is_one:
+        raise PyTritonBadParameterError(f"metrics_url must be an http:// or https:// address; got {given!r}.")
+    return full
+
+
+def _listen(address: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    return socket.create_server((address, port), family=family)

@@ -1,0 +1,103 @@
+"""Answers that are to be JSON: what a request asks for, and whether an answer is that."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import jsonschema
+import referencing
+from jsonschema.validators import extend
+
+from pytriton.openai._errors import OpenAIError, model_failed
+
+__all__ = ["SCHEMA", "AnswerCheck", "read_response_format"]
+
+SCHEMA = "json_schema"
+"""The optional input that takes the schema alone."""
+
+_MOST_SCHEMA_DEPTH = 64
+
+
+def _takes_all(*_: Any) -> None:
+    """Check nothing: a caller's pattern could keep the endpoints busy for ever."""
+
+
+_Validator: Any = extend(jsonschema.Draft202012Validator, {"pattern": _takes_all, "patternProperties": _takes_all})
+
+
+class AnswerCheck:
+    """Checks texts that are to be JSON.
+
+    Args:
+        schema: What they are to fit; None takes any object.
+    """
+
+    def __init__(self, schema: Mapping[str, Any] | None) -> None:
+        self.schema = schema
+        # Without a registry of its own it would ask the addresses of `$ref`.
+        self._validator = None if schema is None else _Validator(schema, registry=referencing.Registry())
+
+    def check(self, text: str, model: str) -> None:
+        """Check a whole text.
+
+        Raises:
+            OpenAIError: It is no JSON, or does not fit.
+        """
+        try:
+            value = json.loads(text)
+            if self._validator is None:
+                problem = None if isinstance(value, dict) else f"expected a JSON object; got {value!r:.100}"
+            else:
+                error = jsonschema.exceptions.best_match(self._validator.iter_errors(value))
+                problem = None if error is None else f"{error.json_path}: {error.message:.200}"
+        except (ValueError, RecursionError) as error:
+            problem = f"expected JSON ({error}); got {text!r:.100}"
+        except referencing.exceptions.Unresolvable as error:
+            problem = f"its schema refers to what is not in it ({error})"
+        if problem is not None:
+            raise model_failed(model, f"its answer does not fit the response_format: {problem}.")
+
+
+def read_response_format(given: Any) -> AnswerCheck | None:
+    """Return what answers are to be; None where any text will do.
+
+    Raises:
+        OpenAIError: It is no response format.
+    """
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return AnswerCheck(None)
+    told = given.get("json_schema") if kind == "json_schema" else None
+    schema = told.get("schema") if isinstance(told, Mapping) else None
+    if not isinstance(schema, Mapping):
+        raise _invalid(
+            'expected {"type": "text"}, {"type": "json_object"}, or {"type": "json_schema", "json_schema": '
+            f'{{"name": ..., "schema": {{...}}}}}}; got {given!r:.100}'
+        )
+    if _depth(schema) > _MOST_SCHEMA_DEPTH:
+        raise _invalid(f"expected a schema of at most {_MOST_SCHEMA_DEPTH} levels")
+    try:
+        _Validator.check_schema(schema)
+    except jsonschema.exceptions.SchemaError as error:
+        raise _invalid(f"json_schema.schema: {error.json_path}: {error.message:.200}") from None
+    return AnswerCheck(schema)
+
+
+def _depth(value: Any) -> int:
+    depth, level = 0, [value]
+    while level:
+        depth += 1
+        level = [
+            it
+            for each in level
+            for it in (each.values() if isinstance(each, Mapping) else each if isinstance(each, list) else ())
+        ]
+    return depth
+
+
+def _invalid(problem: str) -> OpenAIError:
+    return OpenAIError(400, f"response_format: {problem}.", param="response_format", code="invalid_value")

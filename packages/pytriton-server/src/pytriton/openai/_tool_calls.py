@@ -1,0 +1,246 @@
+"""The calls of tools that a model makes: as an output of its own, or within its text."""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pytriton.openai._errors import OpenAIError, model_failed
+
+__all__ = ["TOOL_PARSERS", "CallDeltas", "ToolText", "joined_calls", "longest_begin"]
+
+_MOST_CALLS = 128
+_SEPARATORS = " \t\r\n;,"
+_MISTRAL_NAME = re.compile(r"\s*([A-Za-z0-9_.-]+)\s*(?:\[ARGS\])?\s*(?=\{)")
+
+
+@dataclass(frozen=True)
+class _Form:
+    """How a family of models writes calls.
+
+    Attributes:
+        begin: What stands in front of them.
+        end: What stands behind each; None where they go on to the end of the text.
+        is_bare: Whether a text that begins with an object of JSON is a call, too.
+        read: Returns the calls of what is between.
+    """
+
+    begin: str
+    end: str | None
+    is_bare: bool
+    read: Callable[[str], list[Mapping[str, Any]]]
+
+
+def _read_objects(text: str) -> list[Mapping[str, Any]]:
+    """Return the calls of objects behind each other, or of an array of them.
+
+    Raises:
+        ValueError: There is something else.
+    """
+    calls: list[Mapping[str, Any]] = []
+    decoder, at = json.JSONDecoder(), 0
+    while at < len(text):
+        if text[at] in _SEPARATORS:
+            at += 1
+            continue
+        value, at = decoder.raw_decode(text, at)
+        for call in value if isinstance(value, list) else [value]:
+            if not isinstance(call, dict) or not isinstance(call.get("name"), str):
+                raise ValueError("expected an object with a name")
+            calls.append(call)
+    if not calls:
+        raise ValueError("expected a call")
+    return calls
+
+
+def _read_mistral(text: str) -> list[Mapping[str, Any]]:
+    """Return the calls of an array, or of names that each have their arguments behind them.
+
+    Raises:
+        ValueError: There is something else.
+    """
+    if text.lstrip().startswith("["):
+        return _read_objects(text)
+    calls: list[Mapping[str, Any]] = []
+    decoder = json.JSONDecoder()
+    for part in filter(str.strip, text.split("[TOOL_CALLS]")):
+        at = 0
+        while part[at:].strip():
+            name = _MISTRAL_NAME.match(part, at)
+            if name is None:
+                raise ValueError("expected the name of a tool and an object")
+            arguments, at = decoder.raw_decode(part, name.end())
+            calls.append({"name": name[1], "arguments": arguments})
+    return calls
+
+
+TOOL_PARSERS: Mapping[str, _Form] = {
+    "hermes": _Form("<tool_call>", "</tool_call>", False, _read_objects),
+    "llama3": _Form("<|python_tag|>", None, True, _read_objects),
+    "mistral": _Form("[TOOL_CALLS]", None, False, _read_mistral),
+}
+"""By the name of the family that wrote so first; Qwen writes as Hermes."""
+
+
+def longest_begin(text: str, ends: Sequence[str]) -> int:
+    """Return where the longest end of a text begins that one of some texts may begin with."""
+    longest = max(map(len, ends), default=1) - 1
+    places = range(max(0, len(text) - longest), len(text))
+    return next((at for at in places if any(end.startswith(text[at:]) for end in ends)), len(text))
+
+
+class ToolText:
+    """Takes the calls out of a text that comes in parts.
+
+    A call is told when all of it is there. What looks like one and is none stays text.
+
+    Args:
+        parser: One of `TOOL_PARSERS`.
+    """
+
+    def __init__(self, parser: str) -> None:
+        self._form = TOOL_PARSERS[parser]
+        self._held = ""
+        self._is_inside = False
+        self._has_text = False
+
+    def feed(self, text: str) -> tuple[str, list[Mapping[str, Any]]]:
+        """Take the next part and return what is certainly text, and the calls that are whole."""
+        self._held += text
+        told = ""
+        calls: list[Mapping[str, Any]] = []
+        while True:
+            if not self._is_inside:
+                told += self._before()
+            if not self._is_inside or self._form.end is None:
+                return told, calls
+            inside, end, rest = self._held.partition(self._form.end)
+            if not end:
+                return told, calls
+            self._is_inside, self._held = False, rest
+            more, found = self._read(inside, self._form.begin, end)
+            told += more
+            calls += found
+
+    def end(self) -> tuple[str, list[Mapping[str, Any]]]:
+        """Return what was held back, where no other part follows."""
+        held, self._held = self._held, ""
+        if not self._is_inside:
+            return held if held.strip() or self._has_text else "", []
+        return self._read(held, "" if self._is_at_bare(held) else self._form.begin, "")
+
+    def _before(self) -> str:
+        """Return the text in front of the next call, and see whether that has begun."""
+        form = self._form
+        if not self._has_text and self._is_at_bare(self._held):
+            self._is_inside = True
+            return ""
+        text, begin, rest = self._held.partition(form.begin)
+        if begin:
+            self._is_inside, self._held = True, rest
+            text = text.rstrip()
+        else:
+            # White space in front of a call is no text.
+            at = longest_begin(text, [form.begin])
+            at = len(text[:at].rstrip())
+            self._held, text = text[at:], text[:at]
+        self._has_text = self._has_text or bool(text)
+        return text
+
+    def _is_at_bare(self, text: str) -> bool:
+        return self._form.is_bare and text.lstrip()[:1] in ("{", "[")
+
+    def _read(self, inside: str, begin: str, end: str) -> tuple[str, list[Mapping[str, Any]]]:
+        try:
+            return "", self._form.read(inside)
+        except (ValueError, RecursionError):
+            self._has_text = True
+            return begin + inside + end, []
+
+
+@dataclass
+class CallDeltas:
+    """Makes the deltas of OpenAI's streams of the calls that a model tells.
+
+    Args:
+        model: The model, for errors.
+    """
+
+    model: str
+    _begun: set[int] = field(default_factory=set)
+    _last: int = -1
+
+    @property
+    def any(self) -> bool:
+        """Whether there was one."""
+        return bool(self._begun)
+
+    def read(self, text: str) -> list[dict[str, Any]]:
+        """Return the deltas for an output `tool_calls`: JSON of a call or a piece of one, or of a list of them.
+
+        Raises:
+            OpenAIError: It is something else.
+        """
+        if not text.strip():
+            return []
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise self._failed(f"no JSON ({error})", text) from None
+        return [self.make(call) for call in (value if isinstance(value, list) else [value])]
+
+    def make(self, call: Any) -> dict[str, Any]:
+        """Return the delta for a call, or for a piece of one.
+
+        Raises:
+            OpenAIError: It is none.
+        """
+        if not isinstance(call, dict):
+            raise self._failed("no call", call)
+        within = call.get("function")
+        function = within if isinstance(within, dict) else call
+        name = function.get("name")
+        arguments = function.get("arguments", function.get("parameters"))
+        if arguments is None:
+            arguments = "{}" if name is not None and "index" not in call else ""
+        elif not isinstance(arguments, str):
+            arguments = json.dumps(arguments, ensure_ascii=False)
+        index = call.get("index")
+        if index is None:
+            index = self._last + 1 if name is not None else self._last
+        if type(index) is not int or not 0 <= index < _MOST_CALLS:
+            raise self._failed(f"no call with an index from 0 to {_MOST_CALLS - 1}", call)
+        self._last = index
+        if index in self._begun:
+            return {"index": index, "function": {"arguments": arguments}}
+        if not isinstance(name, str):
+            raise self._failed("a call without the name of its function", call)
+        self._begun.add(index)
+        identity = call.get("id") or f"call_{uuid.uuid4().hex[:24]}"
+        return {
+            "index": index,
+            "id": str(identity),
+            "type": "function",
+            "function": {"name": name, "arguments": arguments},
+        }
+
+    def _failed(self, what: str, got: Any) -> OpenAIError:
+        expected = 'calls of tools, {"name": ..., "arguments": {...}} or as OpenAI writes them'
+        return model_failed(self.model, f"expected {expected}; got {what}: {got!r:.100}.")
+
+
+def joined_calls(deltas: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the calls that deltas are of, whole."""
+    calls: dict[int, dict[str, Any]] = {}
+    for delta in deltas:
+        if delta["index"] not in calls:
+            calls[delta["index"]] = {
+                "id": delta["id"], "type": delta["type"], "function": dict(delta["function"])
+            }  # fmt: skip
+        else:
+            calls[delta["index"]]["function"]["arguments"] += delta["function"]["arguments"]
+    return [calls[index] for index in sorted(calls)]

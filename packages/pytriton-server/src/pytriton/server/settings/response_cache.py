@@ -1,0 +1,18 @@
+"""How much memory the answers of bound models may take that are given again: what is said of Triton's local cache."""
+
+from collections.abc import Iterable
+
+__all__ = ["local_cache_bytes"]
+
+_SIZE = "local,size="
+
+
+def local_cache_bytes(cache_config: Iterable[str] | None) -> int:
+    """Return the bytes that `TritonConfig.cache_config` gives the cache `local`; 0 without one.
+
+    Args:
+        cache_config: Items `<cache>,<setting>=<value>`.
+    """
+    sizes = [item.removeprefix(_SIZE).strip() for item in cache_config or () if item.startswith(_SIZE)]
+    # What is no number is Triton's to refuse.
+    return int(sizes[-1]) if sizes and sizes[-1].isdecimal() else 0

@@ -1,0 +1,89 @@
+"""What `describe` returns: the models of a server, their tensors, where they are served, and whether they are."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from pytriton.decorators.serving import describe_tensors
+from pytriton.model_config.triton_model_config import TritonModelConfig
+from pytriton.server.models.bound_model import BoundModel
+from pytriton.server.models.process_workers import ProcessWorker
+
+__all__ = ["ModelDescription", "TritonDescription", "describe_model"]
+
+
+@dataclass(frozen=True)
+class ModelDescription:
+    """A model that is bound to a server. Its text is one line for people."""
+
+    name: str
+    version: int
+    config: TritonModelConfig
+    """Its configuration as Triton gets it, with its tensors."""
+    threads: int
+    """How many threads of this process serve it."""
+    processes: int
+    """How many processes of their own do."""
+    is_ready: bool | None
+    """Whether a worker of it can be asked; None while the server does not run."""
+
+    @property
+    def inputs(self) -> str:
+        """Its inputs in one line, such as `text: BYTES[1], times?: INT64[1]`."""
+        return describe_tensors(self.config.inputs or ())
+
+    @property
+    def outputs(self) -> str:
+        """Its outputs in one line."""
+        return describe_tensors(self.config.outputs or ())
+
+    @property
+    def facts(self) -> str:
+        """How it is served, such as `max_batch_size=16, 1 thread`."""
+        config = self.config
+        facts = [f"version {self.version}"] if self.version != 1 else []
+        facts += [f"max_batch_size={config.max_batch_size}"] if config.batching else []
+        facts += ["decoupled"] if config.decoupled else []
+        facts += [_counted(self.threads, "thread")] if self.threads else []
+        facts += [_counted(self.processes, "process", "es")] if self.processes else []
+        return ", ".join(facts)
+
+    def __str__(self) -> str:
+        state = [] if self.is_ready is None else ["ready" if self.is_ready else "not attached"]
+        return f"{self.name}({self.inputs}) -> {self.outputs}; {', '.join([*state, self.facts])}"
+
+
+@dataclass(frozen=True)
+class TritonDescription:
+    """A server with its models. Its text has a line for each model."""
+
+    models: tuple[ModelDescription, ...]
+    """The bound callables, each version of a name by itself."""
+    is_running: bool
+    start_s: float
+    """How long it took until the models were served, in seconds; 0 before that."""
+    folders: Mapping[str, Path] = field(default_factory=dict)
+    """The models that `bind_model` has added, by name."""
+    urls: Mapping[str, str] = field(default_factory=dict)
+    """Where it is asked, by `http`, `grpc`, `metrics`, `sagemaker` and `vertex_ai`; empty while it does not run."""
+    ports: tuple[int, ...] = ()
+    """Its ports; while it does not run, those that its settings name."""
+
+    def __str__(self) -> str:
+        return "\n".join([*map(str, self.models), *(f"{name}; of {path}" for name, path in self.folders.items())])
+
+
+def describe_model(model: BoundModel, *, is_running: bool) -> ModelDescription:
+    """Describe a model of a server that runs or does not."""
+    return ModelDescription(
+        model.name,
+        model.version,
+        model.triton_config,
+        threads=sum(not isinstance(each, ProcessWorker) for each in model.callables),
+        processes=sum(each.copies for each in model.callables if isinstance(each, ProcessWorker)),
+        is_ready=model.is_attached if is_running else None,
+    )
+
+
+def _counted(number: int, what: str, plural: str = "s") -> str:
+    return f"{number} {what}{plural if number != 1 else ''}"

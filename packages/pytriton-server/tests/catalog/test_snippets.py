@@ -1,0 +1,95 @@
+"""Calls of a model as people write them. tests/server/test_console.py makes them."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pytriton.catalog.snippets import describe_calls, example_text
+from pytriton.catalog.tensors import parse_inputs
+from pytriton.client import ModelSpec, TensorSpec
+
+URL = "http://localhost:8000"
+
+
+def calls(spec: ModelSpec, *, is_batch: bool = False, **inputs: Any) -> dict[str, str]:
+    return describe_calls(URL, spec, inputs, is_batch=is_batch)
+
+
+def body(curl: str) -> tuple[str, Any]:
+    words = shlex.split(curl)
+    return words[2], json.loads(words[-1])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape", "text"),
+    [
+        (np.float32, (-1,), "1.0"),
+        (np.int8, (3,), "1, 1, 1"),
+        (np.bool_, (1,), "true"),
+        (np.bytes_, (1,), "hello"),
+        (np.bytes_, (2,), '["hello", "hello"]'),
+        (np.float32, (224, 224), ""),
+        (np.int64, (), "1"),
+    ],
+)
+def test_examples_can_be_read(dtype: type[np.generic], shape: tuple[int, ...], text: str) -> None:
+    tensor = TensorSpec("x", shape, dtype)
+    assert example_text(tensor) == text
+    if text:
+        assert parse_inputs(ModelSpec("m", inputs=(tensor,)), {"x": text}, {}, is_batch=False)
+
+
+def test_values_by_name_where_the_server_knows_the_shape() -> None:
+    spec = ModelSpec("a b", batching=True, max_batch_size=4, inputs=(TensorSpec("x", (-1,), np.float32),))
+    url, sent = body(calls(spec, x=[1.0, 2.0])["curl"])
+    assert url == f"{URL}/v2/models/a%20b/generate"
+    assert sent == {"x": [1.0, 2.0]}
+    url, sent = body(calls(spec, x=[[1.0], [2.0]], is_batch=True)["curl"])
+    assert url.endswith("/infer")
+    assert sent["inputs"] == [{"name": "x", "datatype": "FP32", "shape": [2, 1], "data": [1.0, 2.0]}]
+
+
+def test_tensors_with_shapes_elsewhere() -> None:
+    spec = ModelSpec("m", batching=True, max_batch_size=4, inputs=(TensorSpec("x", (-1, 2), np.int32),))
+    _, sent = body(calls(spec, x=[[1, 2]])["curl"])
+    assert sent["inputs"] == [{"name": "x", "datatype": "INT32", "shape": [1, 1, 2], "data": [1, 2]}]
+
+
+def test_what_json_cannot_hold_is_told() -> None:
+    half = ModelSpec("m", inputs=(TensorSpec("x", (1,), np.float16),))
+    assert calls(half, x=[1.0])["curl"] == "# 'x' is FP16, which Triton does not have in JSON"
+    single = ModelSpec("m", inputs=(TensorSpec("x", (1,), np.float32),))
+    found = calls(single, x=[float("nan")])
+    assert found["JavaScript"] == "// JSON has finite numbers only: see Python"
+    assert "np.array([np.nan], dtype=np.float32)" in found["Python"]
+    found = describe_calls(URL, single, {"x": np.ones(1)}, is_batch=False, files=["x"])
+    assert found["curl"] == "# JSON holds no files: see Python"
+    assert 'x=np.load("FILE.npy")' in found["Python"]
+
+
+def test_names_and_texts_do_not_end_what_they_stand_in() -> None:
+    name = "a'; rm -rf / #\n</script>"
+    text = 'it\'s "quoted"\n`$(reboot)`'
+    spec = ModelSpec(name, inputs=(TensorSpec("x", (1,), np.bytes_), TensorSpec("1 y", (1,), np.bytes_, optional=True)))
+    found = calls(spec, x=[text])
+    url, sent = body(found["curl"])
+    assert url.startswith(f"{URL}/v2/models/a%27%3B%20rm")
+    assert sent == {"x": text}
+    compile(found["Python"], "snippet", "exec")
+    assert repr(name) in found["Python"]
+    assert "</script>" not in found["JavaScript"]
+    only = ModelSpec("m", inputs=(TensorSpec("1 y", (1,), np.bytes_), TensorSpec("z", (1,), np.bytes_, optional=True)))
+    assert "**{'1 y': np.array(['t'])}" in describe_calls(URL, only, {"1 y": ["t"]}, is_batch=False)["Python"]
+
+
+def test_streams() -> None:
+    spec = ModelSpec("m", decoupled=True, inputs=(TensorSpec("x", (1,), np.bytes_),))
+    found = calls(spec, x=["t"])
+    assert found["curl"].startswith(f"curl -sN {URL}/v2/models/m/generate_stream ")
+    assert "for result in client.infer_sample(x=np.array(['t'])):" in found["Python"]
+    assert "for await" in found["JavaScript"]
